@@ -1,0 +1,109 @@
+"""What was measured of a target on this machine, kept in the user's cache folder under the target's fingerprint.
+
+One small JSON file per model, build, machine and settings: the cost curve, the probe's report and the batch
+sizes that exact mode uses. The last is stored because it must not change from one run to the next.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import platformdirs
+
+from ngramspec import cost
+from ngramspec.cost import CostCurve
+from ngramspec.probe import ProbeReport
+from ngramspec.protocol import TargetProtocol
+
+EXACT_TOLERANCE = 1.25
+"""Exact mode takes the largest kernel class whose cheapest pass costs at most this many one-token passes."""
+
+
+def default_folder() -> Path:
+    """Where calibrations are kept unless the caller says otherwise."""
+    return Path(platformdirs.user_cache_dir("ngramspec", appauthor=False)) / "calibration"
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Measurements of one target; each is None until it was made.
+
+    Attributes:
+        path: the file they are kept in; None keeps them in memory only.
+        curve: seconds per pass by batch size.
+        probe: kernel classes of batch sizes.
+        exact_sizes: the kernel class that exact mode uses.
+    """
+
+    path: Path | None = None
+    curve: CostCurve | None = None
+    probe: ProbeReport | None = None
+    exact_sizes: tuple[int, ...] | None = None
+
+    @classmethod
+    def load(cls, target: TargetProtocol, folder: Path | None = None) -> Calibration:
+        """What is known about `target`; a missing, damaged or foreign file counts as nothing known."""
+        path = (folder or default_folder()) / f"{target.fingerprint}.json"
+        try:
+            data = json.loads(path.read_text("utf-8"))
+            return cls(
+                path,
+                CostCurve.from_json(data["curve"]) if data["curve"] else None,
+                ProbeReport.from_json(data["probe"]) if data["probe"] else None,
+                tuple(int(n) for n in data["exact_sizes"]) if data["exact_sizes"] else None,
+            )
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return cls(path)
+
+    def save(self) -> None:
+        """Write the file whole or not at all; a folder that cannot be written costs a new measurement, no more."""
+        if self.path is None:
+            return
+        data = {
+            "curve": self.curve.to_json() if self.curve else None,
+            "probe": self.probe.to_json() if self.probe else None,
+            "exact_sizes": self.exact_sizes,
+        }
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
+            try:
+                with os.fdopen(handle, "w", encoding="utf-8") as file:
+                    json.dump(data, file)
+                Path(name).replace(self.path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+        except OSError:
+            pass
+
+    def ensure_curve(self, target: TargetProtocol) -> CostCurve:
+        """The cost curve, measured on top of what the cache holds if nothing is known; the cache stays as it is."""
+        if self.curve is None:
+            self.curve = cost.measure(target)
+        return self.curve
+
+    def ensure_exact(self, target: TargetProtocol) -> tuple[int, ...]:
+        """The batch sizes of exact mode, probed and chosen by cost if nothing is known. Clears the cache then."""
+        if self.exact_sizes is None:
+            self.probe = self.probe or target.probe()
+            target.clear()
+            target.prefill([0])
+            self.exact_sizes = choose_class(self.probe, self.ensure_curve(target))
+            target.clear()
+            self.save()
+        return self.exact_sizes
+
+
+def choose_class(report: ProbeReport, curve: CostCurve) -> tuple[int, ...]:
+    """The kernel class for exact mode: the largest among those that cost next to nothing without a draft.
+
+    Without drafts every pass is padded to the cheapest size of the class, so that size's cost is the price of
+    exactness on text where nothing can be guessed. The class of size 1 costs nothing and is always a choice.
+    """
+    affordable = [c for c in report.classes if min(map(curve.ratio, c)) <= EXACT_TOLERANCE]
+    return max(affordable, key=lambda c: (len(c), -c[0]))

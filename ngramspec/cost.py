@@ -1,0 +1,158 @@
+"""`CostCurve`: seconds of one target pass by batch size, measured on this machine and refreshed as passes run.
+
+A pass over n tokens does not cost what a pass over one costs: CPUs multiply, GPUs change kernels, and the curve
+is not even monotonic. Everything that decides how much to draft reads it from here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from statistics import median
+
+import numpy as np
+
+from ngramspec.probe import SIZES
+from ngramspec.protocol import TargetProtocol
+
+MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
+"""Most telling sizes first, in case the time budget ends before the list does."""
+
+REFRESH = 0.05
+"""Weight of one real pass in the running averages: about the last twenty passes of a size count."""
+
+REBUILD_EVERY = 16
+"""Passes between two looks of the tables at the refreshed ratios; a look costs some 50 microseconds."""
+
+assert sorted(MEASURE_ORDER) == list(SIZES)
+
+
+class CostCurve:
+    """Seconds per pass at measured sizes; between them linear, past the last one linear with the mean slope.
+
+    Real passes refresh it in two parts. The *level* (seconds of a one-token pass now) follows every pass,
+    whatever its size, since a longer context or a throttled machine slows all sizes together; the *ratio*
+    T(n) / T(1) of a size follows passes of that size only.
+
+    Args:
+        seconds: batch size -> seconds; must hold size 1; all positive.
+
+    Raises:
+        ValueError: size 1 is missing or a value is not positive.
+    """
+
+    def __init__(self, seconds: Mapping[int, float]) -> None:
+        if 1 not in seconds or any(not s > 0 for s in seconds.values()):
+            raise ValueError("a cost curve needs positive seconds, those of batch size 1 among them")
+        self.level = float(seconds[1])
+        self._ratios = {n: s / self.level for n, s in sorted(seconds.items())}
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._table = [1.0]
+        self._plans: dict[Sequence[int], list[tuple[int, float]]] = {}
+        self._unseen = 0
+
+    def seconds(self, size: int) -> float:
+        """Expected seconds of a pass over `size` tokens."""
+        return self.level * self.ratio(size)
+
+    def ratio(self, size: int) -> float:
+        """T(size) / T(1)."""
+        table = self._table
+        while len(table) <= size:
+            table.append(self._interpolate(len(table)))
+        return table[size]
+
+    def _interpolate(self, size: int) -> float:
+        known = self._ratios
+        if size in known:
+            return known[size]
+        below = max(n for n in known if n < size)
+        above = min((n for n in known if n > size), default=None)
+        if above is not None:
+            share = (size - below) / (above - below)
+            return known[below] + (known[above] - known[below]) * share
+        # One point says nothing about a slope: take a batch to cost what its tokens cost.
+        slope = (known[below] - 1.0) / (below - 1) if below > 1 else 1.0
+        return known[below] + slope * (size - below)
+
+    def padded(self, sizes: Sequence[int]) -> list[tuple[int, float]]:
+        """The cheapest way to evaluate n tokens in one pass, for every n up to the largest of `sizes`.
+
+        Entry n is (size, T(size) / T(1)) of the cheapest of `sizes` that holds n tokens: the curve need not be
+        monotonic, and a padded batch may cost less than an exact one. `sizes` ascend.
+        """
+        plan = self._plans.get(sizes)
+        if plan is None:
+            plan = [(0, 0.0)] * (sizes[-1] + 1)
+            best, best_ratio = 0, float("inf")
+            allowed = set(sizes)
+            for n in range(sizes[-1], 0, -1):
+                if n in allowed and self.ratio(n) <= best_ratio:
+                    best, best_ratio = n, self.ratio(n)
+                plan[n] = (best, best_ratio)
+            self._plans[sizes] = plan
+        return plan
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Learn from a real pass over `size` tokens. O(1), amortised."""
+        ratio = self.ratio(size)
+        # A pass that the system interrupted says nothing about the machine's speed.
+        seconds = min(seconds, 3.0 * self.level * ratio)
+        self.level += REFRESH * (seconds / ratio - self.level)
+        if size > 1:
+            known = self._ratios.get(size, ratio)
+            self._ratios[size] = known + REFRESH * (seconds / self.level - known)
+            self._unseen += 1
+            if self._unseen >= REBUILD_EVERY:
+                self._rebuild()
+
+    def to_json(self) -> dict[str, float]:
+        """Batch size (as text) -> seconds."""
+        return {str(n): self.level * r for n, r in sorted(self._ratios.items())}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, float]) -> CostCurve:
+        """The inverse of `to_json`; raises ValueError, TypeError or AttributeError on anything else."""
+        return cls({int(n): float(s) for n, s in data.items()})
+
+
+def measure(
+    target: TargetProtocol,
+    budget: float = 2.0,
+    repeats: int = 3,
+    sizes: Sequence[int] = MEASURE_ORDER,
+) -> CostCurve:
+    """Time passes of each size on top of what the cache holds, and take everything back.
+
+    The median of up to `repeats` passes per size counts. The budget in seconds ends the measuring early (a
+    slow model then has fewer points, and real passes add the rest); one pass of size 1 is always timed, after
+    one that is not counted, since the first pass of a process pays for allocations.
+
+    Raises:
+        ValueError: the context has no room left for one token.
+    """
+    start, room = len(target.tokens), target.n_ctx - len(target.tokens)
+    if room < 1:
+        raise ValueError("no room left in the context to measure in")
+    times: dict[int, list[float]] = {}
+    deadline = time.perf_counter() + budget
+    # Different tokens: a mixture of experts pays for the experts that a batch touches.
+    filler = [int(t) for t in np.random.default_rng(0).integers(0, target.n_vocab, max(MEASURE_ORDER))]
+    _timed(target, filler[:1], start)
+    for size in (n for n in MEASURE_ORDER if n <= room):
+        for _ in range(repeats):
+            estimate = CostCurve({n: median(t) for n, t in times.items()}).seconds(size) if times else 0.0
+            if times and time.perf_counter() + estimate > deadline:
+                break
+            times.setdefault(size, []).append(_timed(target, filler[:size], start))
+    return CostCurve({n: median(t) for n, t in times.items()})
+
+
+def _timed(target: TargetProtocol, tokens: Sequence[int], start: int) -> float:
+    began = time.perf_counter()
+    target.evaluate(tokens)
+    seconds = time.perf_counter() - began
+    target.rollback(start)
+    return seconds

@@ -1,0 +1,82 @@
+"""What a drafter hands to the loop: a `Draft`, and the `Drafter` protocol that produces it.
+
+A draft is a chain of token ids that may follow the tokens emitted so far, with what the drafter knows about
+each of them. It knows nothing about models, logits or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+Choose = Callable[[int, Mapping[int, int]], int]
+"""How a drafter picks among the continuations of a context: (offset in the draft, counts) -> token id.
+
+Greedy decoding passes none and gets the most frequent continuation. Sampled decoding passes one that adds the
+target's own noise (coupled) or draws from the counts (rejection); see `ngramspec.verify`.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess at the next tokens; every tuple has one entry per drafted position.
+
+    Attributes:
+        tokens: token ids, in order.
+        q: the distribution each token was picked from (token id -> probability, sums to 1).
+        match: length in tokens of the context that each guess rests on (0: none, e.g. padding).
+        support: how often that context was seen in all (the sum of its counts).
+        acceptance: estimated probability that the target accepts the token, given that it accepted all
+            before it; empty when the drafter makes no estimate.
+        source: which drafter made it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    q: tuple[Mapping[int, float], ...] = ()
+    match: tuple[int, ...] = ()
+    support: tuple[int, ...] = ()
+    acceptance: tuple[float, ...] = ()
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def head(self, length: int) -> Draft:
+        """The first `length` positions; the draft itself when it is no longer than that."""
+        if length >= len(self.tokens):
+            return self
+        return Draft(
+            self.tokens[:length],
+            self.q[:length],
+            self.match[:length],
+            self.support[:length],
+            self.acceptance[:length],
+            self.source,
+        )
+
+
+NO_DRAFT = Draft()
+
+
+class Drafter(Protocol):
+    """Proposes tokens and learns from what was emitted. One instance serves many requests, in order."""
+
+    name: str
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
+
+    def propose(self, limit: int, choose: Choose | None = None, *, blind: bool = False) -> Draft:
+        """At most `limit` tokens that may follow everything seen so far; an empty draft is fine.
+
+        Args:
+            limit: most tokens to propose, at least 1.
+            choose: see `Choose`.
+            blind: estimate acceptance for `limit` positions from what is known before the first token is
+                drawn. Rejection sampling needs it: q is the law of a drafted token only if no look at that
+                token, or at one after it, decided whether the token stays in the draft.
+        """
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Tokens the target has emitted since, in order, drafted or not."""

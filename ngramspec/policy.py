@@ -1,0 +1,196 @@
+"""How many tokens to draft: `fixed`, `heuristic` and `cost`. Knows nothing about where drafts come from.
+
+The loop asks three times per pass: `limit()` before the drafter is asked, `plan(draft, curve)` for what to
+send, and `record(...)` with what came of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from ngramspec.cost import CostCurve
+from ngramspec.draft import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One target pass as a policy sees it.
+
+    Attributes:
+        emitted: tokens it yielded (accepted + 1).
+        drafted: draft tokens in its batch.
+        seconds: of the target pass.
+        draft_seconds: spent on asking the drafter.
+        plain_seconds: what a pass without a draft costs now; 0 when nobody measured.
+    """
+
+    emitted: int
+    drafted: int
+    seconds: float
+    draft_seconds: float
+    plain_seconds: float
+
+
+class Policy(Protocol):
+    """Decides on the length of each draft. One instance serves many requests."""
+
+    name: str
+
+    def limit(self) -> int:
+        """How many tokens to ask the drafter for; 0 spares the asking."""
+
+    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
+        """(draft tokens to send, batch size): the batch is at least one larger and padded where it is more.
+
+        Args:
+            draft: what the drafter proposed.
+            curve: cost of a pass by size; None when nobody measured.
+            sizes: batch sizes that may be used, ascending.
+        """
+
+    def record(self, done: Pass) -> None:
+        """Learn from a pass."""
+
+
+def smallest(needed: int, sizes: Sequence[int]) -> int:
+    """The smallest allowed batch size that holds `needed` tokens."""
+    return next(n for n in sizes if n >= needed)
+
+
+class FixedPolicy:
+    """Always as many as the drafter has, up to `draft_max`: what most peers do."""
+
+    name = "fixed"
+
+    def __init__(self, draft_max: int = 4) -> None:
+        self._draft_max = draft_max
+
+    def limit(self) -> int:
+        return self._draft_max
+
+    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
+        k = min(len(draft), self.limit(), sizes[-1] - 1)
+        return k, smallest(1 + k, sizes)
+
+    def record(self, done: Pass) -> None:
+        pass
+
+
+class HeuristicPolicy(FixedPolicy):
+    """Two more after a draft that was accepted whole, one fewer after any other, between 1 and `draft_max`.
+
+    The schedule of Hugging Face's assisted generation (`num_assistant_tokens_schedule="heuristic"`).
+    """
+
+    name = "heuristic"
+
+    def __init__(self, draft_max: int = 16) -> None:
+        super().__init__(draft_max)
+        self._length = min(4, draft_max)
+
+    def limit(self) -> int:
+        return self._length
+
+    def record(self, done: Pass) -> None:
+        if done.drafted == 0:
+            return
+        step = 2 if done.emitted == done.drafted + 1 else -1
+        self._length = max(1, min(self._draft_max, self._length + step))
+
+
+class CostPolicy:
+    """Draft the length that pays on this machine, and nothing when nothing does.
+
+    With p_i the estimated acceptance of position i, a draft of k tokens yields
+
+        E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
+
+    tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), where lambda is the
+    recent throughput in tokens per second: time is worth what it lately bought. T counts the cheapest allowed
+    batch that holds the draft, since a padded batch may cost less than an exact one.
+
+    Never slower, by construction: what drafting saved so far is booked (the seconds that a pass's tokens would
+    have taken one by one, less the seconds they took). When the account falls below -ALLOWANCE of all time
+    spent, and a credit of CREDIT plain passes, drafting stops until time has diluted the loss. Where drafts do
+    not pay, the drafter is asked only so often that asking takes less than OVERHEAD of the time.
+    """
+
+    name = "cost"
+
+    ALLOWANCE = 0.004
+    CREDIT = 1.0
+    OVERHEAD = 0.004
+    DECAY = 0.97
+    LONGEST_SKIP = 16
+
+    def __init__(self, draft_max: int = 15) -> None:
+        self._draft_max = draft_max
+        self._tokens = self._seconds = 0.0
+        self._saved = self._spent = 0.0
+        self._skip = 0
+
+    def limit(self) -> int:
+        return 0 if self._skip > 0 else self._draft_max
+
+    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
+        if curve is None or not draft.tokens:
+            return 0, smallest(1, sizes)
+        costs = curve.padded(sizes)
+        plain_cost = costs[1][1]
+        credit = self.ALLOWANCE * self._spent + self.CREDIT * plain_cost * curve.level
+        if self._saved < -credit:
+            return 0, costs[1][0]
+        # Time is never worth less than plain decoding makes of it.
+        worth = 1.0 / plain_cost
+        if self._seconds:
+            worth = max(worth, self._tokens / self._seconds * curve.level)
+        best, best_value = 0, 1.0 - worth * plain_cost
+        reach = expected = 1.0
+        for k, p in enumerate(draft.acceptance[: sizes[-1] - 1], 1):
+            reach *= p
+            expected += reach
+            value = expected - worth * costs[1 + k][1]
+            if value > best_value:
+                best, best_value = k, value
+        # `acceptance` may be longer than the draft: see `blind` in `Drafter.propose`.
+        best = min(best, len(draft))
+        return best, costs[1 + best][0]
+
+    def record(self, done: Pass) -> None:
+        seconds = done.seconds + done.draft_seconds
+        self._tokens = self._tokens * self.DECAY + done.emitted
+        self._seconds = self._seconds * self.DECAY + seconds
+        self._spent += seconds
+        if done.drafted:
+            self._saved += done.emitted * done.plain_seconds - seconds
+            self._skip = 0
+        elif done.draft_seconds:
+            self._saved -= done.draft_seconds
+            budget = self.OVERHEAD * done.seconds
+            self._skip = min(self.LONGEST_SKIP, int(done.draft_seconds / budget) if budget else 0)
+        else:
+            self._skip = max(0, self._skip - 1)
+
+
+POLICIES: dict[str, type[FixedPolicy] | type[HeuristicPolicy] | type[CostPolicy]] = {
+    "fixed": FixedPolicy,
+    "heuristic": HeuristicPolicy,
+    "cost": CostPolicy,
+}
+
+
+def make_policy(name: str, draft_max: int | None = None) -> Policy:
+    """A policy by name, with its own default for `draft_max` unless one is given.
+
+    Raises:
+        ValueError: an unknown name, or a `draft_max` below 1.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"unknown policy {name!r}; choose one of: {', '.join(POLICIES)}")
+    if draft_max is None:
+        return POLICIES[name]()
+    if draft_max < 1:
+        raise ValueError(f"draft_max is {draft_max}, but must be at least 1")
+    return POLICIES[name](draft_max)

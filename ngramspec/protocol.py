@@ -1,0 +1,54 @@
+"""`TargetProtocol`: what the loop, the probe and the cost measurement need of a target.
+
+`ngramspec.target.Target` is the real one; tests use a mock with a known distribution.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from ngramspec.probe import ProbeReport
+
+Logits = NDArray[np.float32]
+Progress = Callable[[int, int], None]
+"""Called with (tokens done, tokens in all)."""
+
+
+class TargetProtocol(Protocol):
+    """A language model with one sequence in its KV cache; see `ngramspec.target.Target` for the contracts.
+
+    Attributes:
+        tokens: what the cache holds.
+        n_ctx: most tokens it can hold.
+        n_vocab: size of the vocabulary.
+        max_batch: most tokens one `evaluate` takes.
+        can_rollback: whether rejected drafts can be taken out of the memory again.
+    """
+
+    tokens: list[int]
+    n_ctx: int
+    n_vocab: int
+    max_batch: int
+    can_rollback: bool
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits: ...
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits: ...
+
+    def rollback(self, length: int) -> None: ...
+
+    def clear(self) -> None: ...
+
+    def probe(self) -> ProbeReport: ...
+
+    def is_eog(self, token: int) -> bool: ...
+
+    def piece(self, token: int) -> bytes: ...

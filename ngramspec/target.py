@@ -1,0 +1,447 @@
+"""`Target`: a loaded GGUF model with one sequence in its KV cache.
+
+The contract in four calls:
+
+    logits = target.prefill(prompt)        # (n_vocab,) after the last token; reuses the longest common prefix
+    logits = target.evaluate(tokens)       # (len(tokens), n_vocab): ONE llama_decode, appended to the cache
+    target.rollback(length)                # the cache holds exactly its first `length` tokens again
+    report = target.probe()                # which batch sizes give bit-identical logits here
+
+This is the only file that imports `llama_cpp`, and it uses the low-level API: logits are requested for the
+positions that are read and for no others, so nothing grows with n_ctx x n_vocab. It knows nothing about
+drafts or acceptance.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+from llama_cpp import __version__ as binding_version
+from llama_cpp._ggml import libggml
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from ngramspec import machine, probe
+from ngramspec.errors import ModelError, TargetError
+from ngramspec.protocol import Logits, Progress
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+
+MAX_EVALUATE = 64
+"""Most tokens one `evaluate` takes: the logits buffer is reserved for this many positions."""
+
+# enum ggml_type and bytes per element (ggml.h; a quantised block holds 32 elements).
+_CACHE_TYPES: dict[CacheType, tuple[int, float]] = {
+    "f32": (0, 4.0),
+    "f16": (1, 2.0),
+    "bf16": (30, 2.0),
+    "q8_0": (8, 34 / 32),
+    "q5_1": (7, 24 / 32),
+    "q5_0": (6, 22 / 32),
+    "q4_1": (3, 20 / 32),
+    "q4_0": (2, 18 / 32),
+}
+_FLASH = {"auto": -1, "off": 0, "on": 1}
+_CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+_log_tail: deque[str] = deque(maxlen=40)
+
+
+@llama.llama_log_callback  # type: ignore[untyped-decorator]
+def _collect_log(_level: int, text: bytes, _data: Any) -> None:
+    _log_tail.append(text.decode("utf-8", "replace").strip())
+
+
+def _last_complaint() -> str:
+    """llama.cpp's own words for what went wrong, out of its log."""
+    lines = [line for line in _log_tail if any(w in line.lower() for w in ("error", "fail", "unable"))]
+    return lines[0] if lines else "no reason given"
+
+
+def _init_backend() -> None:
+    llama.llama_log_set(_collect_log, ctypes.c_void_p(0))
+    llama.llama_backend_init()
+
+
+class Target:
+    """A GGUF model, its context and the tokens in its KV cache.
+
+    Args:
+        path: a GGUF file (the first part of a split one).
+        n_ctx: context size in tokens; None takes the model's own, capped so that the KV cache fits in half of
+            the memory that is free (`notes` then says so).
+        n_gpu_layers: layers to offload; negative: all, to whatever GPU the build supports.
+        threads: CPU threads; None takes the physical cores.
+        flash_attn: "auto" leaves the choice to llama.cpp.
+        cache_type_k, cache_type_v: element type of the KV cache.
+        mmap: map the file instead of reading it.
+        exact: choose the settings under which most batch sizes give bit-identical logits: no flash attention
+            where the model runs on the CPU (see `probe`), and a micro-batch small enough for its attention
+            scores.
+
+    Raises:
+        ModelError: the file cannot be loaded, cannot generate text, or the context does not fit.
+    """
+
+    max_batch = MAX_EVALUATE
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_ctx: int | None = None,
+        n_gpu_layers: int = -1,
+        threads: int | None = None,
+        flash_attn: Literal["auto", "on", "off"] = "auto",
+        cache_type_k: CacheType = "f16",
+        cache_type_v: CacheType = "f16",
+        mmap: bool = True,
+        exact: bool = False,
+    ) -> None:
+        self._model: Any = None
+        self._ctx: Any = None
+        self.path = Path(path)
+        self.notes: list[str] = []
+        self.tokens: list[int] = []
+        self.threads = threads or machine.physical_cores()
+        _init_backend()
+        self._load(n_gpu_layers, mmap)
+        on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
+        if exact and flash_attn == "auto" and not on_gpu:
+            flash_attn = "off"
+        self.flash_attn = flash_attn
+        self.cache_types = (cache_type_k, cache_type_v)
+        self.exact = exact
+        self._open_context(self._context_size(n_ctx, on_gpu))
+        self._settings = f"ngl={n_gpu_layers} fa={flash_attn} kv={self.cache_types} ub={self.n_batch}"
+
+    # ------------------------------------------------------------------ loading
+
+    def _load(self, n_gpu_layers: int, mmap: bool) -> None:
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.load_mode = llama.LLAMA_LOAD_MODE_AUTO if mmap else llama.LLAMA_LOAD_MODE_NONE
+        _log_tail.clear()
+        self._model = llama.llama_model_load_from_file(str(self.path).encode(), params)
+        if not self._model:
+            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({_last_complaint()})")
+        if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
+            raise ModelError(f"{self.path}: this model has an encoder; only decoder models can be run")
+        if llama.llama_model_is_diffusion(self._model):
+            raise ModelError(f"{self.path}: a diffusion model does not decode token by token")
+        self._vocab = llama.llama_model_get_vocab(self._model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+        if self.n_vocab == 0:
+            raise ModelError(f"{self.path}: the file holds no vocabulary; ask for one with a tokenizer in it")
+        self.n_ctx_train: int = llama.llama_model_n_ctx_train(self._model)
+        self.size_bytes: int = llama.llama_model_size(self._model)
+        self.n_params: int = llama.llama_model_n_params(self._model)
+        self.architecture = self._meta("general.architecture") or "unknown"
+        self.name = self._meta("general.name") or self.path.stem
+        buffer = ctypes.create_string_buffer(256)
+        llama.llama_model_desc(self._model, buffer, 256)
+        self.description = buffer.value.decode("utf-8", "replace")
+        self.devices = machine.devices(libggml)
+        self._pieces: dict[int, bytes] = {}
+
+    def _meta(self, key: str) -> str | None:
+        buffer = ctypes.create_string_buffer(1024)
+        length = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, 1024)
+        return buffer.value.decode("utf-8", "replace") if length >= 0 else None
+
+    def _cache_bytes_per_token(self) -> float:
+        """Upper estimate of the KV cache's bytes per token, from the model's metadata."""
+        arch, layers = self.architecture, llama.llama_model_n_layer(self._model)
+        heads = max(1, llama.llama_model_n_head(self._model))
+        kv_heads = llama.llama_model_n_head_kv(self._model) or heads
+        head_dim = llama.llama_model_n_embd(self._model) // heads
+        k_dim = int(self._meta(f"{arch}.attention.key_length") or head_dim)
+        v_dim = int(self._meta(f"{arch}.attention.value_length") or head_dim)
+        k_size, v_size = (_CACHE_TYPES[t][1] for t in self.cache_types)
+        return float(layers * kv_heads * (k_dim * k_size + v_dim * v_size))
+
+    def _context_size(self, asked: int | None, on_gpu: bool) -> int:
+        if asked is not None:
+            if asked > self.n_ctx_train > 0:
+                self.notes.append(
+                    f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on"
+                )
+            return asked
+        free = machine.free_bytes(self.devices, on_gpu, 0 if on_gpu else self.size_bytes)
+        fits = int(free / 2 / max(1.0, self._cache_bytes_per_token())) // 256 * 256
+        trained = self.n_ctx_train or 4096
+        if fits >= trained:
+            return trained
+        size = max(512, fits)
+        self.notes.append(f"context capped at {size} of the model's {trained} tokens to fit in memory (-c sets it)")
+        return size
+
+    def _open_context(self, n_ctx: int) -> None:
+        params = llama.llama_context_default_params()
+        # Room for the dummy tokens of a padded batch, which never stay in the cache.
+        params.n_ctx = n_ctx + MAX_EVALUATE
+        # Without flash attention a micro-batch holds heads x n_ctx x n_ubatch scores.
+        self.n_batch = 128 if self.flash_attn == "off" else 512
+        params.n_batch = params.n_ubatch = self.n_batch
+        params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
+        params.n_threads = params.n_threads_batch = self.threads
+        params.flash_attn_type = _FLASH[self.flash_attn]
+        params.type_k, params.type_v = (_CACHE_TYPES[t][0] for t in self.cache_types)
+        recurrent = llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model)
+        # Where the architecture supports it, snapshots make a recurrent state roll back this far.
+        params.n_rs_seq = 16 if recurrent else 0
+        _log_tail.clear()
+        self._ctx = llama.llama_init_from_model(self._model, params)
+        if not self._ctx:
+            raise ModelError(
+                f"{self.path}: no context of {n_ctx} tokens could be made ({_last_complaint()});"
+                " try a smaller -c/--ctx-size"
+            )
+        self.n_ctx = n_ctx
+        self._memory = llama.llama_get_memory(self._ctx)
+        self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
+        self._batch_tokens = np.ctypeslib.as_array(self._batch.token, (self.n_batch,))
+        self._batch_pos = np.ctypeslib.as_array(self._batch.pos, (self.n_batch,))
+        self._batch_logits = np.ctypeslib.as_array(self._batch.logits, (self.n_batch,))
+        for i in range(self.n_batch):
+            self._batch.n_seq_id[i] = 1
+            self._batch.seq_id[i][0] = 0
+        self._positions = np.arange(params.n_ctx, dtype=np.int32)
+        self._aligned = 0
+        self.can_rollback = not recurrent or self._try_rollback()
+
+    def _try_rollback(self) -> bool:
+        """Whether a recurrent memory really takes back what a rejected draft put into it."""
+        try:
+            self._decode([0, 0], all_logits=True)
+            return bool(llama.llama_memory_seq_rm(self._memory, 0, 1, -1))
+        finally:
+            self.clear()
+
+    # ------------------------------------------------------------------ the four calls
+
+    def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
+        """Make the cache hold exactly `tokens` and return the logits after the last one, shape (n_vocab,).
+
+        Args:
+            tokens: 1 to n_ctx token ids.
+            aligned: reuse only what an aligned prefill computed, in whole chunks, so that the logits depend on
+                `tokens` alone and not on how the cache came to hold them (exact mode).
+            progress: called with (tokens done, tokens in all) after each chunk.
+
+        Raises:
+            ValueError: no tokens, or more than n_ctx.
+            TargetError: llama.cpp could not evaluate them.
+        """
+        total = len(tokens)
+        if not 0 < total <= self.n_ctx:
+            raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {total}")
+        keep = _common_prefix(self.tokens, tokens, total - 1)
+        if aligned:
+            keep = min(keep, self._aligned) // self.n_batch * self.n_batch
+        was_aligned = self._aligned
+        self.rollback(keep)
+        done = len(self.tokens)
+        while done < total:
+            end = min(total, done + self.n_batch)
+            self._decode(tokens[done:end], all_logits=False)
+            done = end
+            if progress is not None:
+                progress(done, total)
+        self._aligned = total // self.n_batch * self.n_batch if aligned else min(keep, was_aligned)
+        row: Logits = self._logits(1)[0]
+        return row
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        """Append `tokens` (1 to MAX_EVALUATE) to the cache in one `llama_decode`.
+
+        Returns:
+            Logits after each of them, shape (len(tokens), n_vocab): a view of llama.cpp's buffer, valid until
+            the next call that evaluates anything.
+
+        Raises:
+            ValueError: none, too many, or more than the context has room for.
+            TargetError: llama.cpp could not evaluate them; the cache is as before.
+        """
+        n = len(tokens)
+        if not 0 < n <= MAX_EVALUATE:
+            raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {n}")
+        self._decode(tokens, all_logits=True)
+        return self._logits(n)
+
+    def rollback(self, length: int) -> None:
+        """Keep the first `length` tokens of the cache.
+
+        A memory that refuses (recurrent states without a snapshot that far back) is cleared and filled again,
+        which is slow but right.
+
+        Raises:
+            ValueError: `length` is negative or more than the cache holds.
+        """
+        if not 0 <= length <= len(self.tokens):
+            raise ValueError(f"cannot roll back to {length}: the cache holds {len(self.tokens)} tokens")
+        self._aligned = min(self._aligned, length)
+        if length == len(self.tokens):
+            return
+        kept = self.tokens[:length]
+        if llama.llama_memory_seq_rm(self._memory, 0, length, -1):
+            del self.tokens[length:]
+            return
+        self.clear()
+        for start in range(0, length, self.n_batch):
+            self._decode(kept[start : start + self.n_batch], all_logits=False)
+
+    def probe(self, depths: Sequence[int] | None = None) -> probe.ProbeReport:
+        """Kernel classes of batch sizes at a short and a long context; see `ngramspec.probe`. Clears the cache."""
+        return probe.probe(self, depths)
+
+    def clear(self) -> None:
+        """Forget everything in the cache."""
+        llama.llama_memory_clear(self._memory, False)
+        self.tokens.clear()
+        self._aligned = 0
+
+    def _decode(self, tokens: Sequence[int], *, all_logits: bool) -> None:
+        start, n = len(self.tokens), len(tokens)
+        if start + n > self.n_ctx + MAX_EVALUATE:
+            raise ValueError(f"{start + n} tokens do not fit in a context of {self.n_ctx}")
+        batch = self._batch
+        batch.n_tokens = n
+        self._batch_tokens[:n] = tokens
+        self._batch_pos[:n] = self._positions[start : start + n]
+        self._batch_logits[:n] = all_logits
+        self._batch_logits[n - 1] = 1
+        decoded = False
+        try:
+            status = llama.llama_decode(self._ctx, batch)
+            if status != 0:
+                raise TargetError(f"llama_decode returned {status} for {n} tokens at position {start}")
+            self.tokens.extend(tokens)
+            decoded = True
+        finally:
+            # Also when Ctrl-C arrives between the two lines above: cache and list must tell the same story.
+            if not decoded:
+                del self.tokens[start:]
+                if not llama.llama_memory_seq_rm(self._memory, 0, start, -1):
+                    self.clear()
+
+    def _logits(self, n: int) -> Logits:
+        first = llama.llama_get_logits_ith(self._ctx, -n)
+        address = ctypes.cast(first, ctypes.c_void_p).value
+        if address is None:
+            raise TargetError("llama.cpp returned no logits")
+        buffer = (ctypes.c_float * (n * self.n_vocab)).from_address(address)
+        rows: Logits = np.frombuffer(memoryview(buffer), np.float32).reshape(n, self.n_vocab)
+        return rows
+
+    # ------------------------------------------------------------------ tokens and text
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+        """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
+        raw = text.encode("utf-8", "surrogatepass")
+        size = len(raw) + 8
+        ids = (llama.llama_token * size)()
+        n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, size, add_bos, special)
+        if n < 0:
+            ids = (llama.llama_token * -n)()
+            n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, -n, add_bos, special)
+        if n < 0:
+            raise TargetError("the text could not be tokenized")
+        return list(ids[:n])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; control tokens stand for none."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            size = 64
+            while True:
+                buffer = ctypes.create_string_buffer(size)
+                n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+                if n >= 0:
+                    break
+                size = -n
+            piece = self._pieces[token] = buffer.raw[:n]
+        return piece
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends a generation (end of text, of turn, of message)."""
+        return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own chat template (Jinja), or None."""
+        raw = llama.llama_model_chat_template(self._model, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
+
+        Raises:
+            ModelError: the template refuses these messages.
+        """
+        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
+        try:
+            formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
+            text: str = formatter(messages=list(messages)).prompt
+        except Exception as error:  # jinja2's and whatever the template itself raises
+            raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
+        return self.tokenize(text, special=True, add_bos=not (bos and text.startswith(bos)))
+
+    def _special_text(self, token: int) -> str:
+        text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
+        return text.decode("utf-8", "replace") if text else ""
+
+    # ------------------------------------------------------------------ identity and end
+
+    @property
+    def fingerprint(self) -> str:
+        """Key of everything a measured cost or a probe result depends on: file, build, machine, settings."""
+        digest = hashlib.blake2b(digest_size=12)
+        with self.path.open("rb") as file:
+            digest.update(file.read(1 << 16))
+            file.seek(max(0, self.path.stat().st_size - (1 << 16)))
+            digest.update(file.read(1 << 16))
+        digest.update(f"{self.path.stat().st_size} {build()} {machine.name()}".encode())
+        digest.update(f"{self.threads} {self._settings} {[d.name for d in self.devices]}".encode())
+        return digest.hexdigest()
+
+    def close(self) -> None:
+        """Free the context and the model; the target cannot be used afterwards."""
+        if self._ctx:
+            llama.llama_batch_free(self._batch)
+            llama.llama_free(self._ctx)
+            self._ctx = None
+        if self._model:
+            llama.llama_model_free(self._model)
+            self._model = None
+
+    def __enter__(self) -> Target:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def build() -> str:
+    """The build behind `llama_cpp`: its version and what llama.cpp says of its backends."""
+    info = llama.llama_print_system_info().decode("utf-8", "replace")
+    return f"llama-cpp-python {binding_version}; {' '.join(info.split())}"
+
+
+def _common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
+    n = min(len(a), len(b), limit)
+    if list(a[:n]) == list(b[:n]):
+        return n
+    return next(i for i in range(n) if a[i] != b[i])

@@ -1,0 +1,1 @@
+"""Benchmark prompts: one TOML file per category; see README.md beside this file."""

@@ -1,0 +1,96 @@
+"""A small Hugging Face hub on loopback: as much as listing and downloading files takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import unquote, urlsplit
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@dataclass
+class FakeHub:
+    """What the hub holds, and what it was asked.
+
+    Attributes:
+        repos: owner/repo -> file path -> content.
+        gated: repositories whose files need the token "let-me-in"; the list of files is public.
+        broken: answer every request with this status instead.
+        url: of the hub.
+        requests: (method, path) in order.
+    """
+
+    repos: dict[str, dict[str, bytes]]
+    gated: set[str] = field(default_factory=set)
+    broken: int | None = None
+    url: str = ""
+    requests: list[tuple[str, str]] = field(default_factory=list)
+
+    def answer(self, path: str, token: str | None) -> tuple[int, dict[str, str], bytes]:
+        """(status, headers, body) of a GET."""
+        if self.broken is not None:
+            return self.broken, {}, b""
+        parts = unquote(path).strip("/").split("/")
+        api = parts[:2] == ["api", "models"]
+        repo = "/".join(parts[2:4] if api else parts[:2])
+        if repo not in self.repos:
+            return 404, {"X-Error-Code": "RepoNotFound"}, b""
+        files = self.repos[repo]
+        if api:
+            siblings = [{"rfilename": name} for name in files]
+            body = {"id": repo, "sha": COMMIT, "siblings": siblings}
+            return 200, {"Content-Type": "application/json"}, json.dumps(body).encode()
+        if repo in self.gated and token != "Bearer let-me-in":
+            return 403, {"X-Error-Code": "GatedRepo"}, b""
+        name = "/".join(parts[4:])
+        if name not in files:
+            return 404, {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT}, b""
+        etag = hashlib.sha256(files[name]).hexdigest()
+        return 200, {"ETag": f'"{etag}"', "X-Repo-Commit": COMMIT}, files[name]
+
+
+@contextmanager
+def serve(hub: FakeHub) -> Iterator[FakeHub]:
+    """Run the hub in a thread; sets `hub.url`."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            self.reply(body=True)
+
+        def do_HEAD(self) -> None:
+            self.reply(body=False)
+
+        def reply(self, body: bool) -> None:
+            path = urlsplit(self.path).path
+            hub.requests.append((self.command, path))
+            status, headers, content = hub.answer(path, self.headers.get("Authorization"))
+            self.send_response(status)
+            for key, value in headers.items():
+                self.send_header(key, value)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            if body:
+                self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    hub.url = f"http://127.0.0.1:{server.server_address[1]}"
+    try:
+        yield hub
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

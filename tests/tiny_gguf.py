@@ -1,0 +1,50 @@
+"""Tiny GGUF files for tests, written by gguf-py: a second opinion on the format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+
+def write_gguf(
+    path: Path,
+    *,
+    architecture: str = "llama",
+    kind: str = "model",
+    tensors: Mapping[str, int] | None = None,
+    split: tuple[int, int] | None = None,
+    tokens: Sequence[str] = ("a", "bc", "漢"),
+    alignment: int | None = None,
+    big_endian: bool = False,
+) -> Path:
+    """Write a file with the given metadata; no weights that mean anything.
+
+    Args:
+        tensors: tensor name -> ggml type; two blocks of zeros each. None: one F32 tensor.
+        split: (split.no counted from 0, split.count).
+    """
+    order = gguf.GGUFEndian.BIG if big_endian else gguf.GGUFEndian.LITTLE
+    writer = gguf.GGUFWriter(path, architecture, endianess=order)
+    writer.add_string("general.type", kind)
+    writer.add_bool("tokenizer.ggml.add_bos_token", True)
+    writer.add_float32("llama.rope.freq_base", 10000.0)
+    writer.add_array("tokenizer.ggml.tokens", list(tokens))
+    writer.add_array("tokenizer.ggml.token_type", [1] * len(tokens))
+    writer.add_array("tokenizer.ggml.scores", [0.5] * len(tokens))
+    if alignment is not None:
+        writer.add_custom_alignment(alignment)
+    if split is not None:
+        writer.add_uint16("split.no", split[0])
+        writer.add_uint16("split.count", split[1])
+    for name, kind_of in ({"output.weight": 0} if tensors is None else tensors).items():
+        size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind_of)][1]
+        data = np.zeros((1, 2 * size), dtype=np.uint8)
+        writer.add_tensor(name, data, raw_dtype=gguf.GGMLQuantizationType(kind_of))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
