@@ -155,11 +155,8 @@ class _Reader:
         try:
             for _ in range(count):
                 position += 8 + length_at(data, position)[0]
-        except (
-            struct.error,
-            IndexError,
-            OverflowError,
-        ):  # a position beyond the file, or beyond any file
+        # A position beyond the file, or beyond any file.
+        except (struct.error, IndexError, OverflowError):
             raise _EndOfFileError from None
         self.skip(position - self.position)
 

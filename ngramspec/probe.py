@@ -41,6 +41,11 @@ class ProbeReport:
     classes: tuple[tuple[int, ...], ...]
     max_difference: float
 
+    @property
+    def sizes(self) -> list[int]:
+        """The probed sizes, ascending."""
+        return sorted(n for c in self.classes for n in c)
+
     def class_of(self, size: int) -> tuple[int, ...]:
         """The class that holds `size`."""
         return next(c for c in self.classes if size in c)

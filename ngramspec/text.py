@@ -1,4 +1,4 @@
-"""Tokens to text as a stream: UTF-8 split over tokens, and stop strings. Knows no drafts.
+"""Tokens to text as a stream: UTF-8 split over tokens, stop strings. Knows nothing of drafts.
 
 A token's bytes need not be whole characters, and a stop string need not begin or end where a token
 does. What comes out here is final: no broken character is released and taken back, no part of a
@@ -35,7 +35,9 @@ class TextStream:
     """
 
     def __init__(self, stop: Sequence[str] = ()) -> None:
-        """Args:
+        """Start an empty text.
+
+        Args:
             stop: strings that end the text, in any order; the text does not include them.
 
         Raises:
@@ -92,6 +94,6 @@ class TextStream:
         longest = len(self._stop[0]) if self._stop else 0
         for start in range(max(0, len(text) - longest + 1), len(text)):
             tail = text[start:]
-            if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stop):
+            if any(stop.startswith(tail) for stop in self._stop):
                 return start
         return len(text)

@@ -103,6 +103,7 @@ BROKEN = {
     "inside its own header, after 32 bytes": header(struct.pack("<Q", 2**63)),
     "inside its own header, after 49 bytes": header(string("k") + struct.pack("<IIQ", 9, 10, 2**61)),
     "inside its own header, after 57 bytes": header(string("k") + struct.pack("<IIQQ", 9, 8, 2, 2**64 - 8)),
+    "inside its own header, after 65 bytes": header(string("k") + struct.pack("<IIQQ", 9, 8, 1, 9) + b"8 bytes."),
     "inside its own header, after 60 bytes": header(string("k") + struct.pack("<IIQ", 9, 8, 2) + string("abc")),
 }
 

@@ -13,7 +13,7 @@ from tiny_gguf import write_gguf
 
 from ngramspec import source
 from ngramspec.errors import ModelError
-from ngramspec.hub import fetch
+from ngramspec.hub import _bar_class, fetch
 
 REPO = "owner/repo-GGUF"
 
@@ -85,6 +85,21 @@ def test_progress_counts_up_to_the_size_of_the_file(hub: FakeHub, env: dict[str,
     seen.clear()
     fetch(f"hf:{REPO}:Q8_0", env, lambda *step: seen.append(step))
     assert seen == []
+
+
+def test_progress_of_a_transfer_that_counts_network_and_disk_apart() -> None:
+    # How huggingface_hub reports Xet downloads: to one bar if its class has update_transfer.
+    seen: list[tuple[str, int, int | None]] = []
+    bar_class = _bar_class("m.gguf", lambda *step: seen.append(step))
+    assert callable(getattr(bar_class, "update_transfer", None))
+    with bar_class(total=10, desc="m.gguf", unit="B", position=1) as bar:
+        bar.update_transfer(9)
+        bar.set_transfer_postfix_str("3 MB/s", refresh=False)
+        bar.update(4)
+        bar.total = 12
+        bar.update(2.0)
+    bar.close()
+    assert seen == [("m.gguf", 4, 10), ("m.gguf", 6, 12)]
 
 
 def test_nothing_is_printed(env: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:

@@ -50,14 +50,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("models", type=Path, nargs="+", help="GGUF files")
     parser.add_argument("--data", type=Path, required=True, help="folder prepare.py wrote")
-    parser.add_argument("--length", type=int, nargs="+", default=[512, 1024])
+    parser.add_argument("--streams", nargs="+", default=["heldout_code", "heldout_chat"])
+    parser.add_argument("--length", type=int, nargs="+", default=[1024])
     parser.add_argument("--threads", type=int, default=2)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     sizes = token_bytes(Tokenizer.from_file(str(arguments.data / "tok.json")))
     for path in arguments.models:
         model = from_gguf(path).eval()
-        for name in ("heldout_code", "heldout_chat"):
+        for name in arguments.streams:
             stream = np.load(arguments.data / f"{name}.npy")
             for length in arguments.length:
                 per_token, per_byte, count = losses(model, stream, length, sizes)

@@ -1,0 +1,78 @@
+"""The `ngramspec` command: its subcommands, and the one place where errors become a line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+import ngramspec
+from ngramspec.errors import NGramSpecError
+
+from . import bench, chat, complete, info
+from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, raise_on_sigterm
+from .options import grouped
+
+app = typer.Typer(
+    name="ngramspec",
+    help="Faster local GGUF generation without a draft model and without changing the output.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("chat")(grouped(chat.chat))
+app.command("complete")(grouped(complete.complete))
+app.command("bench")(grouped(bench.bench))
+app.command("info")(grouped(info.info))
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"ngramspec {ngramspec.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(arguments: list[str]) -> int:
+    """Run the command line; returns the exit code."""
+    raise_on_sigterm()
+    try:
+        try:
+            code = app(args=arguments, prog_name="ngramspec", standalone_mode=False)
+            return code if isinstance(code, int) else 0
+        except NGramSpecError as error:
+            fail(str(error))
+        except MemoryError:
+            fail("out of memory; try a smaller -c/--ctx-size or a smaller model")
+        except OSError as error:
+            fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+        except Exception as error:
+            # Typer carries its own copy of click in some versions; its errors know how to word themselves.
+            if not hasattr(error, "format_message"):
+                raise
+            fail(f"{error.format_message()} (see ngramspec --help)", USAGE)
+    except typer.Exit as exit_:
+        return exit_.exit_code
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Terminated:
+        return TERMINATED
+    return FAILED
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,7 @@
+"""placeholder"""
+
+from .options import LoadOptions, Model
+
+
+def bench(load: LoadOptions, model: Model = None) -> None:
+    """x"""

@@ -1,0 +1,7 @@
+"""placeholder"""
+
+from .options import LoadOptions, Model
+
+
+def chat(load: LoadOptions, model: Model = None) -> None:
+    """x"""

@@ -1,0 +1,123 @@
+"""Where the command line talks to the user: stdout holds the answer, stderr everything else.
+
+Errors are one line on stderr and an exit code: 0 done, 1 failed, 2 bad usage, 130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
+
+FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
+
+stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+"""For notes, statistics and progress."""
+
+
+class Terminated(BaseException):
+    """SIGTERM arrived. Like KeyboardInterrupt, it passes through `except Exception`."""
+
+
+def note(text: str) -> None:
+    """A line for the user on stderr."""
+    stderr.print(text, style="dim", markup=False)
+
+
+def fail(message: str, code: int = FAILED) -> NoReturn:
+    """End the program with one line on stderr."""
+    stderr.print(f"ngramspec: {' '.join(message.split())}", style="red", markup=False)
+    raise typer.Exit(code)
+
+
+def usage_error(message: str) -> NoReturn:
+    """End the program: the command line itself is wrong."""
+    fail(message, USAGE)
+
+
+def raise_on_sigterm() -> None:
+    """Let SIGTERM unwind the stack, so that what was generated is still written."""
+
+    def terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminate)
+
+
+@contextmanager
+def _bar(*columns: str | ProgressColumn) -> Iterator[Progress]:
+    """A bar on stderr that is not drawn before it is started, nor where nobody watches, and goes away at the end."""
+    bar = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
+    try:
+        yield bar
+    finally:
+        bar.stop()
+
+
+@contextmanager
+def prefill_bar() -> Iterator[Callable[[int, int], None]]:
+    """A callback for the progress of a prefill; its bar goes away when the prompt is read."""
+    with _bar("reading", BarColumn(), MofNCompleteColumn()) as bar:
+        task = bar.add_task("")
+
+        def show(done: int, total: int) -> None:
+            bar.start()
+            bar.update(task, completed=done, total=total)
+            if done == total:
+                bar.stop()
+
+        yield show
+
+
+@contextmanager
+def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
+    """A callback for the progress of downloads, by file name."""
+    with _bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(name: str, done: int, total: int | None) -> None:
+            bar.start()
+            if name not in tasks:
+                tasks[name] = bar.add_task(name)
+            bar.update(tasks[name], completed=done, total=total)
+
+        yield show
+
+
+def write_stdout(text: str) -> None:
+    """Write and flush; text that the encoding of stdout cannot hold is replaced, not fatal."""
+    try:
+        sys.stdout.write(text)
+    except UnicodeEncodeError:
+        encoding = sys.stdout.encoding or "ascii"
+        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+@contextmanager
+def guarded_stdout() -> Iterator[None]:
+    """Turn what can go wrong with stdout into its exit: a closed pipe ends quietly, a full disk says so."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        _forget_stdout()
+        raise typer.Exit(0) from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _forget_stdout()
+        fail(f"cannot write the output: {error.strerror}")
+
+
+def _forget_stdout() -> None:
+    """Python flushes stdout once more at exit; give it somewhere to go."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)

@@ -1,0 +1,92 @@
+"""`ngramspec info`: the build, the model, what a batch costs here, and which batch sizes agree bit for bit."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from ngramspec import machine
+from ngramspec.calibration import Calibration
+from ngramspec.target import Target, build
+
+from .console import guarded_stdout, note
+from .options import LoadOptions, Model
+
+
+def info(
+    load: LoadOptions,
+    model: Model = None,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of showing what is cached.")] = False,
+) -> None:
+    """Show the build, the model, its cost curve and its bit-identical batch sizes."""
+    target = load.load(load.find(model))
+    calibration = Calibration.load(target)
+    if fresh:
+        calibration = Calibration(calibration.path)
+    console = Console(highlight=False)
+    with guarded_stdout():
+        console.print(_facts(target))
+        if not target.can_rollback:
+            return
+        if calibration.probe is None:
+            note("comparing batch sizes bit by bit; this takes a few seconds, once per model and machine")
+        sizes = calibration.ensure_exact(target)
+        report, curve = calibration.probe, calibration.ensure_curve(target)
+        calibration.save()
+        assert report is not None
+        table = Table(title="Cost of a target pass by batch size", title_justify="left")
+        for heading in ("tokens", "milliseconds", "T(n) / T(1)", "per token", "logits identical to sizes"):
+            table.add_column(heading, justify="right")
+        for size in report.sizes:
+            ratio = curve.ratio(size)
+            same = " ".join(str(n) for n in report.class_of(size))
+            table.add_row(str(size), f"{curve.seconds(size) * 1e3:.2f}", f"{ratio:.2f}", f"{ratio / size:.2f}", same)
+        console.print(table)
+        depths = " and ".join(str(d) for d in report.depths)
+        console.print(
+            f"Largest logit difference from single tokens: {report.max_difference:.3g} (contexts of {depths})"
+        )
+        console.print(f"Exact mode here uses batches of {' '.join(str(n) for n in sizes)}.")
+        console.print(_advice(target, len(report.classes)))
+
+
+def _facts(target: Target) -> Table:
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    devices = ", ".join(f"{d.name} ({d.description}, {d.total / 2**30:.1f} GiB)" for d in target.devices)
+    memory = "can roll back" if target.can_rollback else "cannot roll back (recurrent or hybrid): drafting is off"
+    rows = {
+        "model": f"{target.name}, {target.path}",
+        "architecture": f"{target.architecture}, {target.description}",
+        "size": f"{target.size_bytes / 2**20:.0f} MiB, {target.n_params / 1e6:.1f} M parameters",
+        "context": f"{target.n_ctx} tokens (the model's: {target.n_ctx_train})",
+        "vocabulary": f"{target.n_vocab} tokens",
+        "chat template": "the model's own" if target.chat_template else "none in the file; ChatML is used",
+        "memory": memory,
+        "settings": f"{target.threads} threads, flash attention {target.flash_attn},"
+        f" KV cache {'/'.join(target.cache_types)}",
+        "build": build(),
+        "devices": devices or "not reported by this build",
+        "machine": machine.name(),
+    }
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def _advice(target: Target, classes: int) -> str:
+    """What would make more batch sizes agree on this build."""
+    if classes == 1:
+        return "All sizes agree: drafts cannot change this model's text here, exact mode or not."
+    if any(d.is_gpu for d in target.devices):
+        return "On a GPU, --exact pads every pass to one class; on most cards a pass of two costs little more than one."
+    if not target.exact:
+        return "With --exact flash attention is off, under which more sizes agree: ngramspec info --exact shows it."
+    return (
+        "A CPU build without llamafile's kernels agrees at more sizes:"
+        ' CMAKE_ARGS="-DGGML_LLAMAFILE=off" pip install --force-reinstall --no-cache-dir llama-cpp-python'
+    )

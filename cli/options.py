@@ -1,0 +1,174 @@
+"""The options that commands share, named as llama.cpp users know them, and what they are turned into.
+
+A group of options is a dataclass; a command takes the whole group as one parameter, and `grouped` spreads its
+fields over the command's own signature for typer to see.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+import typer
+
+from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.drafting import DRAFTERS
+from ngramspec.policy import POLICIES
+from ngramspec.sampling import Sampling
+from ngramspec.source import ModelSource, resolve
+from ngramspec.target import CacheType, Target
+
+from .console import download_bar, note, usage_error
+
+Command = TypeVar("Command", bound=Callable[..., None])
+
+Model = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[MODEL]",
+        help="GGUF file or hf:owner/repo:file-or-quant; default: $NGRAMSPEC_MODEL, then the demo model.",
+        show_default=False,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a model is loaded."""
+
+    ctx_size: Annotated[
+        int | None,
+        typer.Option("-c", "--ctx-size", min=16, help="Context in tokens; default: the model's, if memory allows."),
+    ] = None
+    gpu_layers: Annotated[int, typer.Option("-ngl", "--gpu-layers", min=-1, help="Layers on the GPU; -1: all.")] = -1
+    threads: Annotated[
+        int | None, typer.Option("-t", "--threads", min=1, help="CPU threads; default: the physical cores.")
+    ] = None
+    flash_attn: Annotated[
+        Literal["auto", "on", "off"],
+        typer.Option(
+            "-fa", "--flash-attn", help="Flash attention; auto: llama.cpp decides, off with --exact on a CPU."
+        ),
+    ] = "auto"
+    cache_type_k: Annotated[CacheType, typer.Option("-ctk", "--cache-type-k", help="Type of the K cache.")] = "f16"
+    cache_type_v: Annotated[CacheType, typer.Option("-ctv", "--cache-type-v", help="Type of the V cache.")] = "f16"
+    no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Read the model instead of mapping it.")] = False
+    exact: Annotated[
+        bool, typer.Option("--exact", help="The same text bit for bit, whatever is drafted; bench shows the price.")
+    ] = False
+
+    def find(self, model: str | None) -> ModelSource:
+        """Find, fetch if need be, and check a model file; says so on stderr if it is only the demo model."""
+        with download_bar() as progress:
+            source = resolve(model, progress=progress)
+        if source.demo:
+            note("no model given: running the small demo model that comes with ngramspec")
+        return source
+
+    def load(self, source: ModelSource) -> Target:
+        """Load a model; what the user should know about it goes to stderr, a line each."""
+        target = Target(
+            source.path,
+            n_ctx=self.ctx_size,
+            n_gpu_layers=self.gpu_layers,
+            threads=self.threads,
+            flash_attn=self.flash_attn,
+            cache_type_k=self.cache_type_k,
+            cache_type_v=self.cache_type_v,
+            mmap=not self.no_mmap,
+            exact=self.exact,
+        )
+        for line in target.notes:
+            note(line)
+        return target
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOptions:
+    """How a token is chosen. Commands with another default temperature subclass this."""
+
+    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0: greedy.")] = 0.0
+    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: off.")] = 40
+    top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens with this mass; 1: off.")] = 0.95
+    min_p: Annotated[float, typer.Option("--min-p", help="Least probability relative to the best; 0: off.")] = 0.05
+    seed: Annotated[int, typer.Option("-s", "--seed", help="Seed; -1: a random one, shown afterwards.")] = -1
+    verify: Annotated[
+        Literal["coupled", "rejection"],
+        typer.Option(help="Above temperature 0: coupled keeps a seed's text, rejection its distribution only."),
+    ] = "coupled"
+
+    def sampling(self) -> Sampling:
+        """The sampling asked for; ends the program if a value is out of its range."""
+        seed = random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
+        try:
+            return Sampling(self.temp, self.top_k, self.top_p, self.min_p, seed)
+        except ValueError as error:
+            usage_error(str(error))
+
+
+@dataclass(frozen=True, slots=True)
+class DraftOptions:
+    """Whether, how and how much to draft."""
+
+    no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
+    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = "ngram"
+    policy: Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")] = "cost"
+    draft_max: Annotated[
+        int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")
+    ] = None
+
+    def decoder(self, target: Target) -> SpeculativeDecoder:
+        """A decoder on `target`; ends the program on an unknown name."""
+        if not target.can_rollback and not self.no_draft:
+            note("this model's memory cannot roll back (recurrent or hybrid), so drafting is off")
+        drafter = None if self.no_draft else self.drafter
+        try:
+            return SpeculativeDecoder(
+                target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
+            )
+        except ValueError as error:
+            usage_error(str(error))
+
+
+def check_predict(predict: int) -> int:
+    """Most tokens to generate, -1 turned into more than any context holds."""
+    if predict != -1 and predict < 1:
+        usage_error(f"-n/--predict is {predict}, but must be at least 1 (or -1: until the context is full)")
+    return predict if predict > 0 else 2**31
+
+
+def grouped(command: Command) -> Command:
+    """Let typer see the fields of a command's dataclass parameters as options of its own."""
+    groups: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    hints = get_type_hints(command, include_extras=True)
+    for parameter in inspect.signature(command).parameters.values():
+        hint = hints[parameter.name]
+        if not is_dataclass(hint):
+            parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
+            continue
+        assert isinstance(hint, type)
+        groups[parameter.name] = hint
+        inner = get_type_hints(hint, include_extras=True)
+        for field in fields(hint):
+            assert field.default is not MISSING
+            parameters.append(
+                inspect.Parameter(
+                    field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=inner[field.name]
+                )
+            )
+
+    def spread(**values: Any) -> None:
+        built = {
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)})  # type: ignore[arg-type]
+            for name, group in groups.items()
+        }
+        command(**values, **built)
+
+    spread.__name__, spread.__doc__ = command.__name__, command.__doc__
+    spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    spread.__annotations__ = {p.name: p.annotation for p in parameters}
+    return spread  # type: ignore[return-value]
