@@ -163,7 +163,7 @@ def grouped(command: Command) -> Command:
 
     def spread(**values: Any) -> None:
         built = {
-            name: group(**{f.name: values.pop(f.name) for f in fields(group)})  # type: ignore[arg-type]
+            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
             for name, group in groups.items()
         }
         command(**values, **built)
