@@ -15,7 +15,7 @@ from pathlib import Path
 import platformdirs
 
 from ngramspec import cost
-from ngramspec.cost import CostCurve
+from ngramspec.cost import MEASURE_ORDER, CostCurve
 from ngramspec.probe import ProbeReport
 from ngramspec.protocol import TargetProtocol
 
@@ -37,12 +37,15 @@ class Calibration:
         curve: seconds per pass by batch size.
         probe: kernel classes of batch sizes.
         exact_sizes: the kernel class that exact mode uses.
+        uses: how often the curve was taken up again by a new process.
     """
 
     path: Path | None = None
     curve: CostCurve | None = None
     probe: ProbeReport | None = None
     exact_sizes: tuple[int, ...] | None = None
+    uses: int = 0
+    _fresh: bool = False
 
     @classmethod
     def load(cls, target: TargetProtocol, folder: Path | None = None) -> Calibration:
@@ -55,6 +58,7 @@ class Calibration:
                 CostCurve.from_json(data["curve"]) if data["curve"] else None,
                 ProbeReport.from_json(data["probe"]) if data["probe"] else None,
                 tuple(int(n) for n in data["exact_sizes"]) if data["exact_sizes"] else None,
+                int(data["uses"]),
             )
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return cls(path)
@@ -67,6 +71,7 @@ class Calibration:
             "curve": self.curve.to_json() if self.curve else None,
             "probe": self.probe.to_json() if self.probe else None,
             "exact_sizes": self.exact_sizes,
+            "uses": self.uses,
         }
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -82,9 +87,21 @@ class Calibration:
             pass
 
     def ensure_curve(self, target: TargetProtocol) -> CostCurve:
-        """The cost curve, measured on top of what the cache holds if nothing is known; the cache stays as it is."""
+        """The cost curve; the cache stays as it is.
+
+        Measured on top of what the cache holds if nothing is known. A curve from an earlier process gets one
+        size in turn timed again: the machine may have been busy when it was measured.
+        """
         if self.curve is None:
             self.curve = cost.measure(target)
+        elif not self._fresh:
+            size = MEASURE_ORDER[self.uses % len(MEASURE_ORDER)]
+            if len(target.tokens) + size <= target.n_ctx:
+                cost.time_pass(target, 1)
+                single = min(cost.time_pass(target, 1) for _ in range(3))
+                self.curve.retime(size, single, cost.time_pass(target, size))
+                self.uses += 1
+        self._fresh = True
         return self.curve
 
     def ensure_exact(self, target: TargetProtocol) -> tuple[int, ...]:

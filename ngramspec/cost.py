@@ -6,9 +6,9 @@ is not even monotonic. Everything that decides how much to draft reads it from h
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
-from statistics import median
 
 import numpy as np
 
@@ -20,6 +20,9 @@ MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
 
 REFRESH = 0.05
 """Weight of one real pass in the running averages: about the last twenty passes of a size count."""
+
+WORST = 1.5
+"""No batch costs more than this many times its tokens one by one; a curve that says so was disturbed."""
 
 REBUILD_EVERY = 16
 """Passes between two looks of the tables at the refreshed ratios; a look costs some 50 microseconds."""
@@ -45,7 +48,7 @@ class CostCurve:
         if 1 not in seconds or any(not s > 0 for s in seconds.values()):
             raise ValueError("a cost curve needs positive seconds, those of batch size 1 among them")
         self.level = float(seconds[1])
-        self._ratios = {n: s / self.level for n, s in sorted(seconds.items())}
+        self._ratios = {n: min(s / self.level, WORST * n) for n, s in sorted(seconds.items())}
         self._rebuild()
 
     def _rebuild(self) -> None:
@@ -103,10 +106,21 @@ class CostCurve:
         self.level += REFRESH * (seconds / ratio - self.level)
         if size > 1:
             known = self._ratios.get(size, ratio)
-            self._ratios[size] = known + REFRESH * (seconds / self.level - known)
+            self._ratios[size] = min(known + REFRESH * (seconds / self.level - known), WORST * size)
             self._unseen += 1
             if self._unseen >= REBUILD_EVERY:
                 self._rebuild()
+
+    def retime(self, size: int, single: float, seconds: float) -> None:
+        """Take in a fresh measurement: `seconds` of a pass over `size` tokens, `single` of one over one.
+
+        A cached ratio that is too low is corrected by `observe` as soon as it is used. One that is too high
+        never is, since nothing of that size is then sent; so a fresh measurement may only lower it.
+        """
+        self.level = single
+        if size > 1:
+            self._ratios[size] = min(self.ratio(size), seconds / single)
+        self._rebuild()
 
     def to_json(self) -> dict[str, float]:
         """Batch size (as text) -> seconds."""
@@ -118,39 +132,36 @@ class CostCurve:
         return cls({int(n): float(s) for n, s in data.items()})
 
 
-def measure(
-    target: TargetProtocol,
-    budget: float = 2.0,
-    repeats: int = 3,
-    sizes: Sequence[int] = MEASURE_ORDER,
-) -> CostCurve:
+def measure(target: TargetProtocol, budget: float = 2.0, repeats: int = 5) -> CostCurve:
     """Time passes of each size on top of what the cache holds, and take everything back.
 
-    The median of up to `repeats` passes per size counts. The budget in seconds ends the measuring early (a
-    slow model then has fewer points, and real passes add the rest); one pass of size 1 is always timed, after
-    one that is not counted, since the first pass of a process pays for allocations.
+    The fastest of up to `repeats` passes per size counts: whatever else the machine does only adds time. The
+    budget in seconds ends the measuring early (a slow model then has fewer points, and real passes add the
+    rest); one pass of size 1 is always timed, after one that is not counted, since the first pass of a process
+    pays for allocations.
 
     Raises:
         ValueError: the context has no room left for one token.
     """
-    start, room = len(target.tokens), target.n_ctx - len(target.tokens)
-    if room < 1:
-        raise ValueError("no room left in the context to measure in")
-    times: dict[int, list[float]] = {}
     deadline = time.perf_counter() + budget
+    time_pass(target, 1)
+    best = {1: time_pass(target, 1)}
+    # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
+    for _ in range(repeats):
+        for size in MEASURE_ORDER:
+            expected = best.get(size, CostCurve(best).seconds(size))
+            if time.perf_counter() + expected < deadline and len(target.tokens) + size <= target.n_ctx:
+                best[size] = min(best.get(size, math.inf), time_pass(target, size))
+    return CostCurve(best)
+
+
+def time_pass(target: TargetProtocol, size: int) -> float:
+    """Seconds of one pass over `size` tokens, which are taken back afterwards."""
+    start = len(target.tokens)
+    if start + size > target.n_ctx:
+        raise ValueError(f"no room for {size} tokens in the context to measure in")
     # Different tokens: a mixture of experts pays for the experts that a batch touches.
-    filler = [int(t) for t in np.random.default_rng(0).integers(0, target.n_vocab, max(MEASURE_ORDER))]
-    _timed(target, filler[:1], start)
-    for size in (n for n in MEASURE_ORDER if n <= room):
-        for _ in range(repeats):
-            estimate = CostCurve({n: median(t) for n, t in times.items()}).seconds(size) if times else 0.0
-            if times and time.perf_counter() + estimate > deadline:
-                break
-            times.setdefault(size, []).append(_timed(target, filler[:size], start))
-    return CostCurve({n: median(t) for n, t in times.items()})
-
-
-def _timed(target: TargetProtocol, tokens: Sequence[int], start: int) -> float:
+    tokens = [int(t) for t in np.random.default_rng(size).integers(0, target.n_vocab, size)]
     began = time.perf_counter()
     target.evaluate(tokens)
     seconds = time.perf_counter() - began
