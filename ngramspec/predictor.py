@@ -8,11 +8,14 @@ chapter on speculative decoding: a table per order, FNV-1a keys, the longest kno
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from ngramspec.context_table import BoundedTable, Continuations, ExactTable
 from ngramspec.draft import Choose, Draft
+
+GoOn = Callable[[int, int, int], bool]
+"""Asked after each drafted token: (length of its context, its count, the context's total)."""
 
 FNV_BASIS = 14695981039346656037
 FNV_PRIME = 1099511628211
@@ -199,13 +202,13 @@ class NGramPredictor:
         for _ in range(len(self._history) - self.window):
             self._drop_oldest()
 
-    def predict(self, limit: int | None = None, choose: Choose | None = None) -> Draft:
+    def predict(self, limit: int | None = None, choose: Choose | None = None, go_on: GoOn | None = None) -> Draft:
         """Draft what most often followed the longest known context, token by token.
 
         Args:
             limit: most tokens to draft; `draft_count` if None.
             choose: picks a token from the counts of the context, instead of the most frequent one.
-                For rejection sampling it has to draw from them, or the token is no sample of `q`.
+            go_on: told about each token drafted; the draft ends with the one it answers False to.
 
         Returns:
             The draft; shorter than `limit`, or empty, if no table knows the context. `match` holds
@@ -236,6 +239,8 @@ class NGramPredictor:
             q.append(found.probabilities())
             match.append(length)
             support.append(found.total)
+            if go_on is not None and not go_on(length, found.counts[token], found.total):
+                break
             keys = roll(keys, token, orders)
         return Draft(tuple(tokens), tuple(q), tuple(match), tuple(support), source="ngram")
 

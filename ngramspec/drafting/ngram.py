@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
-from ngramspec.draft import NO_DRAFT, Choose, Draft
+from ngramspec.draft import Choose, Draft
 from ngramspec.drafting.acceptance import AcceptanceModel, Cell, cell
 from ngramspec.predictor import NGramPredictor
 
-FIRST_LOOK = 4
-"""Tokens to look up before deciding whether more are worth the microseconds."""
-
-HOPELESS = 0.1
-"""Probability of a whole first look below which a longer draft is not looked up."""
+HOPELESS = 0.05
+"""A draft ends when the probability that all of it is accepted has fallen below this: no curve pays for more."""
 
 
 class NGramDrafter:
@@ -38,34 +34,24 @@ class NGramDrafter:
         self._streak = 0
 
     def propose(self, limit: int, choose: Choose | None = None, *, blind: bool = False) -> Draft:
-        draft = self.predictor.predict(min(limit, FIRST_LOOK), choose)
-        if not draft.tokens:
-            self._pending = ((), [])
-            return NO_DRAFT
-        cells, acceptance = self._judge(draft)
-        if len(draft) == FIRST_LOOK < limit:
-            whole = 1.0
-            for p in acceptance:
-                whole *= p
-            if whole >= HOPELESS:
-                draft = self.predictor.predict(limit, choose)
-                cells, acceptance = self._judge(draft)
-        self._pending = (draft.tokens, cells)
-        if blind:
-            first = max(draft.q[0].values())
-            p = self._model.estimate(cell(draft.match[0], first, draft.support[0], self._streak))
-            acceptance = [p] * limit
-        return replace(draft, acceptance=tuple(acceptance))
+        cells: list[Cell] = []
+        acceptance: list[float] = []
+        reach = 1.0
 
-    def _judge(self, draft: Draft) -> tuple[list[Cell], list[float]]:
-        streak, estimate = self._streak, self._model.estimate
-        cells = [
-            cell(match, q[token], support, streak + i)
-            for i, (token, q, match, support) in enumerate(
-                zip(draft.tokens, draft.q, draft.match, draft.support, strict=True)
-            )
-        ]
-        return cells, [estimate(key) for key in cells]
+        def judge(match: int, count: int, support: int) -> bool:
+            nonlocal reach
+            cells.append(cell(match, count / support, support, self._streak + len(cells)))
+            acceptance.append(self._model.estimate(cells[-1]))
+            reach *= acceptance[-1]
+            return reach >= HOPELESS
+
+        draft = self.predictor.predict(limit, choose, judge)
+        self._pending = (draft.tokens, cells)
+        if blind and draft.tokens:
+            q, match, support = draft.q[0], draft.match[0], draft.support[0]
+            p = self._model.estimate(cell(match, max(q.values()), support, self._streak))
+            acceptance = [p] * limit
+        return Draft(draft.tokens, draft.q, draft.match, draft.support, tuple(acceptance), self.name)
 
     def accept(self, tokens: Sequence[int]) -> None:
         guesses, cells = self._pending
@@ -76,4 +62,5 @@ class NGramDrafter:
             self._streak = self._streak + 1 if right else 0
             if not right:
                 break
-        self.predictor.update_batch(tokens)
+        for token in tokens:
+            self.predictor.update(token)
