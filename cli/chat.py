@@ -1,7 +1,136 @@
-"""placeholder"""
+"""`ngramspec chat`: a conversation with the model, at a terminal or line by line through a pipe."""
 
-from .options import LoadOptions, Model
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ngramspec.conversation import Conversation
+from ngramspec.errors import NGramSpecError
+
+from . import chat_commands
+from .chat_input import StopKey, Terminal, piped_lines
+from .chat_session import Session
+from .chat_view import AnswerView, complain, tell
+from .console import FAILED, fail, note, usage_error
+from .options import DraftOptions, LoadOptions, Model, SamplingOptions, check_predict
 
 
-def chat(load: LoadOptions, model: Model = None) -> None:
-    """x"""
+@dataclass(frozen=True, slots=True)
+class ChatSampling(SamplingOptions):
+    """llama.cpp's temperature for chat."""
+
+    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0: greedy.")] = 0.8
+
+
+def chat(
+    load: LoadOptions,
+    sampling: ChatSampling,
+    draft: DraftOptions,
+    model: Model = None,
+    predict: Annotated[
+        int, typer.Option("-n", "--predict", help="Most tokens of an answer; -1: until the context is full.")
+    ] = -1,
+    system: Annotated[str | None, typer.Option("-sys", "--system", help="System message.", show_default=False)] = None,
+    file: Annotated[
+        str | None, typer.Option("-f", "--file", help="First user message, from a file.", show_default=False)
+    ] = None,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    show_drafts: Annotated[
+        bool, typer.Option("--show-drafts", help="Show accepted, refused and corrected draft tokens in colour.")
+    ] = False,
+) -> None:
+    """Chat with a model: ngramspec chat model.gguf (/help lists the commands)
+
+    Without a terminal on stdin, each of its lines is a turn, and stdout gets the answers alone.
+    """
+    limit = check_predict(predict)
+    chosen = sampling.sampling()
+    if any(not s for s in stop or ()):
+        usage_error("--stop needs some text")
+    first = None if file is None else _read(Path(file))
+    interactive = sys.stdin is not None and sys.stdin.isatty()
+    target = load.load(load.find(model))
+    session = Session(
+        target,
+        draft.decoder(target),
+        sampling,
+        chosen,
+        limit,
+        tuple(stop or ()),
+        AnswerView(target.piece),
+        StopKey(keep_session=interactive),
+        Conversation(system or None),
+    )
+    if show_drafts:
+        try:
+            chat_commands.set_drafts(session, True)
+        except NGramSpecError as error:
+            usage_error(f"--show-drafts: {error}")
+    if target.exact and target.can_rollback and session.decoder.calibration.exact_sizes is None:
+        note("comparing batch sizes bit by bit; this takes a few seconds, once per model and machine")
+        session.decoder.calibration.ensure_exact(target)
+    session.stop_key.install()
+    if interactive:
+        _talk(session, first)
+    elif not _answer_all(session, first):
+        raise typer.Exit(FAILED)
+
+
+def _read(path: Path) -> str:
+    """The first message; ends the program if there is none or it is not UTF-8."""
+    try:
+        text = path.read_bytes().decode("utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        fail(f"{path} is not UTF-8 text (byte {error.start}); convert it first")
+    if not text.strip():
+        fail(f"{path} is empty: there is nothing to answer")
+    return text
+
+
+def _talk(session: Session, first: str | None) -> None:
+    """At a terminal, until the user leaves."""
+    tell(f"{session.target.name}, context of {session.target.n_ctx} tokens. /help lists commands, Ctrl-D leaves.")
+    if first is not None:
+        session.ask(first)
+    for line in Terminal(chat_commands.NAMES):
+        if line.strip() and _handle(session, line) is None:
+            return
+
+
+def _answer_all(session: Session, first: str | None) -> bool:
+    """Every line of stdin, or the first message alone; whether all went well."""
+    if first is not None:
+        done = session.ask(first)
+        _leave_if_stopped(session)
+        return done
+    well = True
+    for line in piped_lines():
+        if line is None:
+            complain("a line of standard input is not UTF-8 text; it is left out")
+        done = False if line is None else _handle(session, line)
+        if done is None:
+            break
+        well = well and done
+        _leave_if_stopped(session)
+    return well
+
+
+def _leave_if_stopped(session: Session) -> None:
+    if session.stop_key.pressed:
+        raise KeyboardInterrupt
+
+
+def _handle(session: Session, line: str) -> bool | None:
+    """Carry out a command or answer a message: whether it went well, or None if the user leaves."""
+    parsed = chat_commands.parse(line)
+    if isinstance(parsed, str):
+        return session.ask(parsed)
+    name, argument = parsed
+    if name in ("quit", "exit") and not argument:
+        return None
+    return chat_commands.run(session, name, argument)

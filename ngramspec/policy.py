@@ -123,6 +123,7 @@ class CostPolicy:
     CREDIT = 1.0
     OVERHEAD = 0.004
     DECAY = 0.97
+    FADE = 0.995
     LONGEST_SKIP = 16
 
     def __init__(self, draft_max: int = 15) -> None:
@@ -162,7 +163,8 @@ class CostPolicy:
         seconds = done.seconds + done.draft_seconds
         self._tokens = self._tokens * self.DECAY + done.emitted
         self._seconds = self._seconds * self.DECAY + seconds
-        self._spent += seconds
+        self._spent = self._spent * self.FADE + seconds
+        self._saved *= self.FADE
         if done.drafted:
             self._saved += done.emitted * done.plain_seconds - seconds
             self._skip = 0

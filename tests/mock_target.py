@@ -1,8 +1,12 @@
 """A target with a known law: the logits are a pure function of the last two tokens.
 
-It has the interface of `ngramspec.target.Target` that the decoding loop uses, and sets traps: a
-batch too large, a full context and a rollback past the end raise, and logits that were returned
-turn to nan at the next call that computes any, since those of a real target are views of a buffer.
+It satisfies `ngramspec.protocol.TargetProtocol`, and sets traps: a batch too large, a full context
+and a rollback past the end raise, and logits that were returned turn to nan at the next call that
+computes any, since those of a real target are views of a buffer.
+
+With `kernels` it is as inexact as llama.cpp: the last bits of the logits then depend on the sizes
+of the batches that put the latest tokens into the cache. With `seconds` and a `Clock` its passes
+take a known time.
 """
 
 from __future__ import annotations
@@ -12,10 +16,28 @@ from collections.abc import Callable, Collection, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec import probe
 from ngramspec.draft import NO_DRAFT
+from ngramspec.probe import ProbeReport
 from ngramspec.verify import Verifier
 
 Progress = Callable[[int, int], None]
+Kernels = Callable[[int, int], int]
+"""(size of the batch, tokens in the cache before it) -> number of the kernel that computes it."""
+
+PREFILL_KERNEL = 1 << 20
+
+
+class Clock:
+    """Stands in for `time.perf_counter`: each look takes `tick` seconds, and passes what they take."""
+
+    def __init__(self, tick: float = 1e-6) -> None:
+        self.now = 0.0
+        self.tick = tick
+
+    def perf_counter(self) -> float:
+        self.now += self.tick
+        return self.now
 
 
 class MockTarget:
@@ -28,12 +50,17 @@ class MockTarget:
         n_vocab: size of the vocabulary.
         n_ctx: most tokens the cache may hold.
         slack: how many more one `evaluate` may add, for the padding of a batch; they must be rolled
-            back before the next call.
-        n_batch: most tokens one `evaluate` may take.
+            back before the next call. None: `max_batch`.
+        n_batch: tokens in a chunk of the prefill.
+        max_batch: most tokens one `evaluate` may take, where that is less than n_batch.
         peak: scale of the normally distributed logits; 1 is close to uniform, 8 close to certain,
             so that the text soon repeats itself.
         eog: end-of-generation tokens.
         fail_rollback: a target whose cache cannot be cut (a recurrent model).
+        kernels: which kernel computes a batch; None: one for all.
+        noise: scale of the noise that tells kernels apart.
+        seconds: what a pass over n tokens takes on `clock`.
+        clock: see `seconds`.
         seed: another seed is another model.
     """
 
@@ -42,21 +69,29 @@ class MockTarget:
         n_vocab: int = 16,
         *,
         n_ctx: int = 4096,
-        slack: int = 0,
+        slack: int | None = None,
         n_batch: int = 512,
+        max_batch: int = 64,
         peak: float = 3.0,
         eog: Collection[int] = (),
         fail_rollback: bool = False,
+        kernels: Kernels | None = None,
+        noise: float = 1e-3,
+        seconds: Callable[[int], float] | None = None,
+        clock: Clock | None = None,
         seed: int = 0,
     ) -> None:
         self.n_vocab = n_vocab
         self.n_ctx = n_ctx
         self.n_batch = n_batch
+        self.max_batch = min(max_batch, n_batch)
         self.can_rollback = not fail_rollback
         self.tokens: list[int] = []
         self.batches: list[int] = []
         """Sizes of the `evaluate` calls so far."""
-        self._slack = slack
+        self.rollbacks = 0
+        """Calls of `rollback` that took something back."""
+        self._slack = self.max_batch if slack is None else slack
         self._given = np.empty((0, n_vocab), np.float32)
         self.prefilled: list[int] = []
         """How many tokens each `prefill` had to compute, the reused prefix excluded."""
@@ -64,6 +99,17 @@ class MockTarget:
         self._eog = frozenset(eog)
         self._seed = seed
         self._rows: dict[tuple[int, int], NDArray[np.float32]] = {}
+        self._kernels = kernels
+        self._noise = noise
+        self._seconds = seconds
+        self._clock = clock
+        self._marks: list[int] = []  # the kernel that computed each cached token
+        self._aligned = 0
+
+    @property
+    def fingerprint(self) -> str:
+        """Key of what was measured of this model."""
+        return f"mock-{self.n_vocab}-{self._peak}-{self._seed}"
 
     @property
     def passes(self) -> int:
@@ -84,7 +130,8 @@ class MockTarget:
     ) -> NDArray[np.float32]:
         """Make the cache hold `tokens`, reusing the prefix it has; logits after the last one.
 
-        `aligned` reuses whole chunks of n_batch tokens only; `progress` gets (tokens done, all).
+        `aligned` reuses whole chunks of n_batch tokens only, and with kernels only those that an
+        aligned prefill computed; `progress` gets (tokens done, all).
         """
         if not tokens:
             raise ValueError("an empty prompt")
@@ -94,36 +141,54 @@ class MockTarget:
                 break
             shared += 1
         if aligned:
-            shared = shared // self.n_batch * self.n_batch
+            # Without kernels it makes no difference how a token came into the cache.
+            computed = self._aligned if self._kernels else shared
+            shared = min(shared, computed) // self.n_batch * self.n_batch
         if shared < len(self.tokens) and not self.can_rollback:
             shared = 0
-        del self.tokens[shared:]
+        self._cut(shared)
+        was_aligned = self._aligned
         self.prefilled.append(len(tokens) - shared)
         for start in range(shared, len(tokens), self.n_batch):
-            self._append(tokens[start : start + self.n_batch], self.n_ctx)
+            chunk = tokens[start : start + self.n_batch]
+            self._append(chunk, self.n_ctx, PREFILL_KERNEL + len(chunk))
             if progress is not None:
                 progress(len(self.tokens), len(tokens))
-        logits: NDArray[np.float32] = self._give([self.row(self.tokens)])[0]
+        self._aligned = len(tokens) // self.n_batch * self.n_batch if aligned else was_aligned
+        logits: NDArray[np.float32] = self._give([self._inexact(len(self.tokens))])[0]
         return logits
 
     def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
         """Append tokens in one pass; row i, of shape (n_vocab,): logits after tokens[i]."""
-        if not 0 < len(tokens) <= self.n_batch:
-            raise ValueError(f"a batch of {len(tokens)} tokens, n_batch is {self.n_batch}")
+        if not 0 < len(tokens) <= self.max_batch:
+            raise ValueError(f"a batch of {len(tokens)} tokens, n_batch is {self.n_batch}, max_batch {self.max_batch}")
         start = len(self.tokens)
         if start >= self.n_ctx:
             raise ValueError(f"the context of {self.n_ctx} tokens is full")
-        self._append(tokens, self.n_ctx + self._slack)
+        kernel = self._kernels(len(tokens), start) if self._kernels else 0
+        self._append(tokens, self.n_ctx + self._slack, kernel)
         self.batches.append(len(tokens))
-        return self._give([self.row(self.tokens[: start + i + 1]) for i in range(len(tokens))])
+        if self._seconds is not None and self._clock is not None:
+            self._clock.now += self._seconds(len(tokens))
+        return self._give([self._inexact(start + i + 1) for i in range(len(tokens))])
 
     def rollback(self, length: int) -> None:
-        """Cut the cache to its first `length` tokens."""
-        if not self.can_rollback:
-            raise RuntimeError("this model's cache cannot be rolled back")
+        """Cut the cache to its first `length` tokens; always fine where that is all of them."""
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"rollback to {length} tokens, the cache holds {len(self.tokens)}")
-        del self.tokens[length:]
+        if length < len(self.tokens):
+            if not self.can_rollback:
+                raise RuntimeError("this model's cache cannot be rolled back")
+            self.rollbacks += 1
+            self._cut(length)
+
+    def clear(self) -> None:
+        """Empty the cache."""
+        self._cut(0)
+
+    def probe(self) -> ProbeReport:
+        """Kernel classes, as `Target.probe` finds them."""
+        return probe.probe(self)
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends the generation."""
@@ -141,11 +206,28 @@ class MockTarget:
         self._check(tokens)
         return tokens
 
-    def _append(self, tokens: Sequence[int], most: int) -> None:
+    def _append(self, tokens: Sequence[int], most: int, kernel: int) -> None:
         self._check(tokens)
         if len(self.tokens) + len(tokens) > most:
             raise ValueError(f"{len(self.tokens)} + {len(tokens)} tokens do not fit into {most}")
         self.tokens.extend(tokens)
+        self._marks.extend([kernel] * len(tokens))
+
+    def _cut(self, length: int) -> None:
+        del self.tokens[length:]
+        del self._marks[length:]
+        self._aligned = min(self._aligned, length)
+
+    def _inexact(self, length: int) -> NDArray[np.float32]:
+        """The logits after the first `length` tokens of the cache, with their kernels' noise."""
+        logits = self.row(self.tokens[:length])
+        if self._kernels is not None:
+            # The last three: what the cache holds of a token carries its kernel's rounding along.
+            rng = np.random.default_rng(
+                (self._seed, *self._marks[max(0, length - 3) : length], self.tokens[length - 1])
+            )
+            logits += (self._noise * rng.standard_normal(self.n_vocab)).astype(np.float32)
+        return logits
 
     def _give(self, rows: list[NDArray[np.float32]]) -> NDArray[np.float32]:
         self._given.fill(np.nan)

@@ -22,7 +22,7 @@ class NGramDrafter:
     name = "ngram"
 
     def __init__(self, predictor: NGramPredictor | None = None) -> None:
-        self.predictor = predictor or NGramPredictor()
+        self.predictor = NGramPredictor() if predictor is None else predictor
         self._model = AcceptanceModel()
         self._pending: tuple[tuple[int, ...], list[Cell]] = ((), [])
         self._streak = 0

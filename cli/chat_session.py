@@ -1,0 +1,133 @@
+"""A chat's session: one target, one decoder, one conversation; what a user turn does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from ngramspec.conversation import Conversation, Prompt, answer_room
+from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.errors import NGramSpecError
+from ngramspec.sampling import Sampling
+from ngramspec.stats import Stats, Step
+from ngramspec.target import Target
+
+from .chat_input import StopKey
+from .chat_view import AnswerView, complain, tell
+from .console import guarded_stdout, prefill_bar
+from .options import SamplingOptions
+from .summary import summary
+
+_CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
+
+
+class _Stopped(Exception):
+    """Ctrl-C during a prefill."""
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything that lasts longer than a turn.
+
+    Attributes:
+        limit: most tokens of an answer.
+        seed_note: what the status line says about a seed that the user did not choose.
+        totals: counters over all answers, those before a /reset included.
+        answers: how many there were.
+    """
+
+    target: Target
+    decoder: SpeculativeDecoder
+    options: SamplingOptions
+    sampling: Sampling
+    limit: int
+    stop: Sequence[str]
+    view: AnswerView
+    stop_key: StopKey
+    conversation: Conversation = field(default_factory=Conversation)
+    totals: Stats = field(default_factory=Stats)
+    answers: int = 0
+
+    def reset(self) -> None:
+        """Forget the turns; a random seed is drawn anew, else the same question would get the same answer."""
+        self.conversation = Conversation(self.conversation.system)
+        self.sampling = self.options.sampling()
+
+    def ask(self, question: str) -> bool:
+        """Answer a user turn. An error is one line, takes the turn back, and gives False."""
+        stats = Stats()
+        try:
+            prompt = self._prompt(question)
+            with self.stop_key, guarded_stdout():
+                try:
+                    text, ending = self._answer(prompt, stats)
+                finally:
+                    self.view.end()
+        except NGramSpecError as error:
+            complain(f"{error} (the turn was taken back)")
+            return False
+        finally:
+            self.totals.merge(stats)
+        if ending == "stopped" and not text:
+            tell("stopped before the answer began; the turn was taken back")
+            return True
+        self.conversation.add(question, text, prompt)
+        self.answers += 1
+        tell(self._status(stats, ending))
+        return True
+
+    def _prompt(self, question: str) -> Prompt:
+        most = self.target.n_ctx - answer_room(self.target.n_ctx, self.limit)
+        prompt = self.conversation.prompt(question, self.target.chat_prompt, most)
+        dropped = prompt.first - self.conversation.first
+        if dropped:
+            turns = "oldest turn no longer fits" if dropped == 1 else f"{dropped} oldest turns no longer fit"
+            tell(f"the {turns} in the context; the model answers without")
+        return prompt
+
+    def _answer(self, prompt: Prompt, stats: Stats) -> tuple[str, str]:
+        """(text, why it ended); stopped by Ctrl-C, it is what was written so far."""
+        pieces: list[str] = []
+        with prefill_bar() as bar:
+
+            def progress(done: int, total: int) -> None:
+                if self.stop_key.pressed:
+                    raise _Stopped
+                bar(done, total)
+
+            steps = self.decoder.generate(
+                prompt.tokens,
+                max_tokens=self.limit,
+                sampling=self.sampling,
+                verify=None if self.sampling.greedy else self.options.verify,
+                stop=self.stop,
+                progress=progress,
+            )
+            try:
+                # Closing rolls the cache back to what was emitted.
+                with closing(steps):  # type: ignore[type-var]
+                    for step in steps:
+                        self._take(step, stats, pieces)
+                        if step.stop is not None:
+                            return "".join(pieces), step.stop
+                        if self.stop_key.pressed:
+                            break
+            except _Stopped:
+                pass
+        return "".join(pieces), "stopped"
+
+    def _take(self, step: Step, stats: Stats, pieces: list[str]) -> None:
+        stats.add(step)
+        pieces.append(step.text)
+        self.view.show(step)
+
+    def _status(self, stats: Stats, ending: str) -> str:
+        line = summary(stats)
+        if ending == "stopped":
+            line = f"stopped; {line}"
+        elif ending in _CUT:
+            line += f"; {_CUT[ending]}"
+        if not self.sampling.greedy and self.options.seed == -1:
+            line += f"; seed {self.sampling.seed}"
+        return line

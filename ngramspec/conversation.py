@@ -1,0 +1,198 @@
+"""`Conversation`: the turns of a chat, the prompt they make within a context, and the file they are kept in.
+
+Knows nothing about terminals, and of models only that something turns messages into token ids.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ngramspec.errors import NGramSpecError, PromptError
+
+Message = dict[str, str]
+"""{"role": "system" | "user" | "assistant", "content": text}"""
+
+
+class ConversationError(NGramSpecError):
+    """A conversation cannot be saved or loaded."""
+
+
+class Turn(NamedTuple):
+    """A question and its answer."""
+
+    user: str
+    assistant: str
+
+
+class Prompt(NamedTuple):
+    """Token ids, and the oldest turn that is still in them (an index into the conversation's turns)."""
+
+    tokens: list[int]
+    first: int
+
+
+@dataclass(slots=True)
+class Conversation:
+    """Answered turns behind an optional system message.
+
+    Attributes:
+        system: the system message, or None.
+        turns: all turns, oldest first.
+        first: the oldest turn that the last prompt had room for. Those before it are kept to be saved, but
+            never return to the prompt: each return would cost a prefill from there on.
+    """
+
+    system: str | None = None
+    turns: list[Turn] = field(default_factory=list)
+    first: int = 0
+
+    def messages(self, first: int = 0) -> list[Message]:
+        """The system message and the turns from `first` on, as a chat template takes them."""
+        found = [] if self.system is None else [{"role": "system", "content": self.system}]
+        for turn in self.turns[first:]:
+            found.append({"role": "user", "content": turn.user})
+            found.append({"role": "assistant", "content": turn.assistant})
+        return found
+
+    def prompt(self, question: str, encode: Callable[[list[Message]], list[int]], most: int) -> Prompt:
+        """The prompt that asks `question` next, without the oldest turns where all would be too long.
+
+        Drops as few turns as possible, never the system message, never the question. The conversation stays as
+        it is until `add`. O(log turns) calls of `encode`.
+
+        Args:
+            question: the new user message.
+            encode: messages to token ids; a prompt with fewer turns must not be longer.
+            most: most token ids in the prompt.
+
+        Raises:
+            PromptError: the question does not fit even with all turns dropped.
+        """
+
+        def encoded(first: int) -> list[int]:
+            return encode([*self.messages(first), {"role": "user", "content": question}])
+
+        first, tokens = self.first, encoded(self.first)
+        if len(tokens) > most:
+            turns = range(len(self.turns))
+            first = bisect_left(turns, True, lo=first, key=lambda i: len(encoded(i)) <= most)
+            tokens = encoded(first)
+        if len(tokens) > most:
+            what = "the message and the system message make" if self.system else "the message makes"
+            raise PromptError(
+                f"{what} a prompt of {len(tokens)} tokens, but the context has room for {most} beside an answer;"
+                " shorten it or raise -c/--ctx-size"
+            )
+        return Prompt(tokens, first)
+
+    def add(self, question: str, answer: str, prompt: Prompt) -> None:
+        """Append a turn that was answered from `prompt`."""
+        self.first = prompt.first
+        self.turns.append(Turn(question, answer))
+
+
+def answer_room(n_ctx: int, max_tokens: int) -> int:
+    """Tokens of the context that a prompt leaves free: a quarter of it, or `max_tokens` if that is less."""
+    return max(1, min(max_tokens, n_ctx // 4))
+
+
+def save(conversation: Conversation, path: Path, *, model: str, sampling: Mapping[str, Any]) -> None:
+    """Write a conversation as JSON: {"messages": [...], "model": ..., "sampling": {...}}, whole or not at all.
+
+    Overwrites a file that `load` accepts, and no other.
+
+    Args:
+        conversation: every turn is written, those too that no prompt has room for any more.
+        path: the file.
+        model, sampling: what the answers were made with, for the record.
+
+    Raises:
+        ConversationError: the path holds something else, or cannot be written.
+    """
+    data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
+    try:
+        if path.exists() and not _is_saved(path):
+            raise ConversationError(f"{path} exists and is not a saved conversation; choose another name")
+        path = path.resolve()  # a link stays a link
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".ngramspec-")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(data, file, ensure_ascii=False, indent=1)
+                file.write("\n")
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except (OSError, ValueError) as error:  # ValueError: a name with a null character
+        raise ConversationError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from error
+
+
+def _is_saved(path: Path) -> bool:
+    try:
+        load(path)
+    except ConversationError:
+        return False
+    return True
+
+
+class Saved(NamedTuple):
+    """A conversation from a file, and the name of the model that it was had with ("" if not recorded)."""
+
+    conversation: Conversation
+    model: str
+
+
+def load(path: Path) -> Saved:
+    """Read what `save` wrote.
+
+    Raises:
+        ConversationError: the file cannot be read, or its messages are not an optional system message followed
+            by turns of user and assistant.
+    """
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ConversationError(f"cannot read {path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ConversationError(f"{path} is not a saved conversation: it holds no JSON") from error
+    if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
+        raise ConversationError(f'{path} is not a saved conversation: it has no list "messages"')
+    pairs = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
+    system = pairs.pop(0)[1] if pairs and pairs[0][0] == "system" else None
+    skipped = system is not None
+    for i, (role, _) in enumerate(pairs):
+        expected = ("user", "assistant")[i % 2]
+        if role != expected:
+            raise ConversationError(
+                f"{path}: message {i + 1 + skipped} is from {role!r}, but must be from {expected!r}"
+            )
+    if len(pairs) % 2:
+        raise ConversationError(f"{path}: the last message has no answer")
+    turns = [Turn(pairs[i][1], pairs[i + 1][1]) for i in range(0, len(pairs), 2)]
+    model = data.get("model")
+    return Saved(Conversation(system, turns), model if isinstance(model, str) else "")
+
+
+def _message(path: Path, number: int, message: object) -> tuple[str, str]:
+    """(role, content) of a message in a file."""
+    if isinstance(message, dict):
+        role, content = message.get("role"), message.get("content")
+        # JSON can spell half a surrogate pair, which no text can hold.
+        if isinstance(role, str) and isinstance(content, str) and _is_text(content):
+            return role, content
+    raise ConversationError(f'{path}: message {number} needs a "role" and a "content" that are text')
+
+
+def _is_text(content: str) -> bool:
+    try:
+        content.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
