@@ -195,15 +195,24 @@ class Benchmark:
         """How many runs `measure` makes."""
         return len(self.cases) * self.repeat * len(self._decoders)
 
+    @property
+    def complete(self) -> bool:
+        """Whether `measure` came to its end."""
+        return len(self.runs) == self.total
+
+    @property
+    def comparable(self) -> bool:
+        """Whether plain and drafted outputs are meant to be equal: not with rejection sampling."""
+        return self.verify != "rejection"
+
     def warm_up(self) -> None:
-        """Run every decoder once, uncounted, and have what it measures of the machine measured now."""
-        prompt = self.cases[0].tokens
-        for kind in ("drafted", "plain", "default"):
-            if kind in self._decoders:
-                self._generate(self._decoders[kind], prompt, min(self.max_tokens, WARM_UP_TOKENS))
-        if self.drafted.drafter is not None:
-            # A text that ended with its first token has not needed the curve; the next one will.
-            self.drafted.calibration.ensure_curve(self.drafted.target)
+        """Run every decoder once, uncounted, after measuring what a drafted run of this length would measure."""
+        prompt, drafted = self.cases[0].tokens, self.drafted
+        if drafted.drafter is not None:
+            drafted.target.prefill(prompt, aligned=drafted.exact)
+            drafted.calibration.ensure_curve(drafted.target, self.max_tokens)
+        for decoder in self._decoders.values():
+            self._generate(decoder, prompt, min(self.max_tokens, WARM_UP_TOKENS))
 
     def measure(self) -> Iterator[Run]:
         """Make the runs, one per `next`; stopping early leaves those made."""
@@ -216,7 +225,8 @@ class Benchmark:
                     run = self._run(case, kind, repeat)
                     self.runs.append(run)
                     yield run
-            self._compare(case)
+            if self.comparable:
+                self._compare(case)
 
     def _prefill(self, case: Case) -> None:
         """Read the prompt into every target, so that all runs find the same tokens in the KV cache."""

@@ -50,23 +50,33 @@ class Calibration:
     @classmethod
     def load(cls, target: TargetProtocol, folder: Path | None = None) -> Calibration:
         """What is known about `target`; a missing, damaged or foreign file counts as nothing known."""
-        path = (folder or default_folder()) / f"{target.fingerprint}.json"
+        known = cls((folder or default_folder()) / f"{target.fingerprint}.json")
+        known._read()
+        return known
+
+    def _read(self) -> None:
+        """Take what the file knows and this does not; the file's word on exact mode always counts."""
+        if self.path is None:
+            return
         try:
-            data = json.loads(path.read_text("utf-8"))
-            return cls(
-                path,
-                CostCurve.from_json(data["curve"]) if data["curve"] else None,
-                ProbeReport.from_json(data["probe"]) if data["probe"] else None,
-                tuple(int(n) for n in data["exact_sizes"]) if data["exact_sizes"] else None,
-                int(data["uses"]),
-            )
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return cls(path)
+            data = json.loads(self.path.read_text("utf-8"))
+            curve = CostCurve.from_json(data["curve"]) if data["curve"] else None
+            probe = ProbeReport.from_json(data["probe"]) if data["probe"] else None
+            exact_sizes = tuple(data["exact_sizes"]) if data["exact_sizes"] else None
+            uses = int(data["uses"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return
+        self.curve = self.curve or curve
+        self.uses = max(self.uses, uses)
+        if probe is not None and exact_sizes in probe.classes:
+            self.probe, self.exact_sizes = probe, exact_sizes
 
     def save(self) -> None:
         """Write the file whole or not at all; a folder that cannot be written costs a new measurement, no more."""
         if self.path is None:
             return
+        # Another process may have settled on the sizes of exact mode in the meantime.
+        self._read()
         data = {
             "curve": self.curve.to_json() if self.curve else None,
             "probe": self.probe.to_json() if self.probe else None,
@@ -86,26 +96,35 @@ class Calibration:
         except OSError:
             pass
 
-    def ensure_curve(self, target: TargetProtocol) -> CostCurve:
+    def ensure_curve(self, target: TargetProtocol, tokens: int = 0) -> CostCurve:
         """The cost curve; the cache stays as it is.
 
-        Measured on top of what the cache holds if nothing is known. A curve from an earlier process gets one
-        size in turn timed again: the machine may have been busy when it was measured.
+        Measured on top of what the cache holds if nothing is known, in a time that befits the `tokens` about to
+        be generated (see `cost.measure`). A curve from an earlier process gets one size in turn timed again:
+        the machine may have been busy when it was measured, or the model too slow for all sizes.
         """
         if self.curve is None:
-            self.curve = cost.measure(target)
+            self.curve = cost.measure(target, tokens)
         elif not self._fresh:
-            size = MEASURE_ORDER[self.uses % len(MEASURE_ORDER)]
-            if len(target.tokens) + size <= target.n_ctx:
-                cost.time_pass(target, 1)
-                single = min(cost.time_pass(target, 1) for _ in range(3))
-                self.curve.retime(size, single, cost.time_pass(target, size))
-                self.uses += 1
+            self._retime(target, self.curve, tokens)
         self._fresh = True
         return self.curve
 
+    def _retime(self, target: TargetProtocol, curve: CostCurve, tokens: int) -> None:
+        size = MEASURE_ORDER[self.uses % len(MEASURE_ORDER)]
+        repeats = 3 if curve.level < 0.05 else 1
+        expected = (repeats + 1) * curve.level + curve.seconds(size)
+        if expected > max(0.5, 0.05 * tokens * curve.level) or len(target.tokens) + size > target.n_ctx:
+            return
+        cost.time_pass(target, 1)
+        single = min(cost.time_pass(target, 1) for _ in range(repeats))
+        curve.retime(size, single, cost.time_pass(target, size))
+        self.uses += 1
+
     def ensure_exact(self, target: TargetProtocol) -> tuple[int, ...]:
         """The batch sizes of exact mode, probed and chosen by cost if nothing is known. Clears the cache then."""
+        if self.exact_sizes is None:
+            self._read()
         if self.exact_sizes is None:
             self.probe = self.probe or target.probe()
             target.clear()

@@ -21,6 +21,9 @@ MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
 REFRESH = 0.05
 """Weight of one real pass in the running averages: about the last twenty passes of a size count."""
 
+PADDING_GAIN = 0.97
+"""A batch is padded to a larger size only if that costs less than this part of the fitting one."""
+
 WORST = 1.5
 """No batch costs more than this many times its tokens one by one; a curve that says so was disturbed."""
 
@@ -45,7 +48,7 @@ class CostCurve:
     """
 
     def __init__(self, seconds: Mapping[int, float]) -> None:
-        if 1 not in seconds or any(not s > 0 for s in seconds.values()):
+        if 1 not in seconds or not all(0 < s < math.inf for s in seconds.values()):
             raise ValueError("a cost curve needs positive seconds, those of batch size 1 among them")
         self.level = float(seconds[1])
         self._ratios = {n: min(s / self.level, WORST * n) for n, s in sorted(seconds.items())}
@@ -77,24 +80,27 @@ class CostCurve:
             share = (size - below) / (above - below)
             return known[below] + (known[above] - known[below]) * share
         # One point says nothing about a slope: take a batch to cost what its tokens cost.
-        slope = (known[below] - 1.0) / (below - 1) if below > 1 else 1.0
+        slope = max(0.0, (known[below] - 1.0) / (below - 1)) if below > 1 else 1.0
         return known[below] + slope * (size - below)
 
     def padded(self, sizes: Sequence[int]) -> list[tuple[int, float]]:
         """The cheapest way to evaluate n tokens in one pass, for every n up to the largest of `sizes`.
 
         Entry n is (size, T(size) / T(1)) of the cheapest of `sizes` that holds n tokens: the curve need not be
-        monotonic, and a padded batch may cost less than an exact one. `sizes` ascend.
+        monotonic, and a padded batch may cost less than the next fitting one. Only to a measured size, and for
+        a saving that is no noise, is more padded than must be. `sizes` ascend.
         """
         plan = self._plans.get(sizes)
         if plan is None:
             plan = [(0, 0.0)] * (sizes[-1] + 1)
-            best, best_ratio = 0, float("inf")
             allowed = set(sizes)
+            fitting = cheapest = (sizes[-1], math.inf)
             for n in range(sizes[-1], 0, -1):
-                if n in allowed and self.ratio(n) <= best_ratio:
-                    best, best_ratio = n, self.ratio(n)
-                plan[n] = (best, best_ratio)
+                if n in allowed:
+                    fitting = (n, self.ratio(n))
+                    if n in self._ratios and fitting[1] <= cheapest[1]:
+                        cheapest = fitting
+                plan[n] = cheapest if cheapest[1] < PADDING_GAIN * fitting[1] else fitting
             self._plans[sizes] = plan
         return plan
 
@@ -132,20 +138,29 @@ class CostCurve:
         return cls({int(n): float(s) for n, s in data.items()})
 
 
-def measure(target: TargetProtocol, budget: float = 2.0, repeats: int = 5) -> CostCurve:
+def measure(target: TargetProtocol, tokens: int, budget: float = 2.0, repeats: int = 5) -> CostCurve:
     """Time passes of each size on top of what the cache holds, and take everything back.
 
     The fastest of up to `repeats` passes per size counts: whatever else the machine does only adds time. The
-    budget in seconds ends the measuring early (a slow model then has fewer points, and real passes add the
-    rest); one pass of size 1 is always timed, after one that is not counted, since the first pass of a process
-    pays for allocations.
+    first pass of a process pays for allocations and does not count, unless the model is so slow that this is
+    no matter.
+
+    Args:
+        target: with room for at least one token.
+        tokens: how many are about to be generated.
+        budget: seconds it may take, or 5 % of the generation where that is more; a slow model then has fewer
+            points.
+        repeats: most passes per size.
 
     Raises:
         ValueError: the context has no room left for one token.
     """
-    deadline = time.perf_counter() + budget
-    time_pass(target, 1)
-    best = {1: time_pass(target, 1)}
+    began = time.perf_counter()
+    single = time_pass(target, 1)
+    if single < budget / 10:
+        single = time_pass(target, 1)
+    best = {1: single}
+    deadline = began + max(budget, 0.05 * tokens * single)
     # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
     for _ in range(repeats):
         for size in MEASURE_ORDER:

@@ -16,7 +16,8 @@ from pathlib import Path
 import numpy as np
 
 from ngramspec.calibration import Calibration
-from ngramspec.draft import NO_DRAFT, Drafter
+from ngramspec.cost import CostCurve
+from ngramspec.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.drafting import make_drafter
 from ngramspec.errors import PromptError
 from ngramspec.policy import Pass, Policy, make_policy, smallest
@@ -41,7 +42,7 @@ class SpeculativeDecoder:
         calibration_folder: where measurements are kept; None for the user's cache folder.
 
     Raises:
-        ValueError: an unknown drafter or policy name, or a `draft_max` below 1.
+        ValueError: an unknown drafter or policy name, a `draft_max` below 1, or one beside a policy object.
     """
 
     def __init__(
@@ -54,6 +55,8 @@ class SpeculativeDecoder:
         exact: bool = False,
         calibration_folder: Path | None = None,
     ) -> None:
+        if draft_max is not None and not isinstance(policy, str):
+            raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
         self.target = target
         self.drafter = make_drafter(drafter) if isinstance(drafter, str) else drafter
         self.policy = make_policy(policy, draft_max) if isinstance(policy, str) else policy
@@ -61,6 +64,7 @@ class SpeculativeDecoder:
         self.calibration = Calibration.load(target, calibration_folder)
         if not target.can_rollback:
             self.drafter = None
+        self._generations = 0
 
     def generate(
         self,
@@ -86,6 +90,7 @@ class SpeculativeDecoder:
             PromptError: the prompt is empty, or fills the context.
             ValueError: `max_tokens` below 1, an empty stop string, or an unknown `verify`.
             TargetError: llama.cpp failed; the cache still holds what was emitted.
+            RuntimeError: another generation began on this decoder before this one ended.
         """
         # Checked here, not at the first `next`: a wrong call must fail where it is made.
         if max_tokens < 1:
@@ -104,6 +109,8 @@ class SpeculativeDecoder:
 
     def _run(self, prompt: list[int], verifier: Verifier, text: _Text, progress: Progress | None) -> Iterator[Step]:
         target, drafter, policy = self.target, self.drafter, self.policy
+        self._generations += 1
+        generation = self._generations
         sizes: Sequence[int] = range(1, target.max_batch + 1)
         if self.exact and target.can_rollback:
             sizes = self.calibration.ensure_exact(target)
@@ -124,28 +131,27 @@ class SpeculativeDecoder:
             )
             plain, curve = smallest(1, sizes), None
             if drafter is not None and text.stop is None:
-                curve = self.calibration.ensure_curve(target)
+                curve = self.calibration.ensure_curve(target, text.left)
                 drafter.begin(prompt)
                 drafter.accept((last,))
 
             while text.stop is None:
                 # 2. Ask for a draft, and keep as much of it as pays and fits.
                 began = time.perf_counter()
-                draft, k, size = NO_DRAFT, 0, plain
                 limit = min(policy.limit(), text.left - 1, sizes[-1] - 1) if drafter else 0
-                if drafter is not None and limit > 0:
-                    choose = verifier.choose(settled + 1)
-                    draft = drafter.propose(limit, choose, blind=verifier.name == "rejection")
-                    k, size = policy.plan(draft, curve, sizes)
-                    draft = draft.head(k)
+                draft, size = NO_DRAFT, plain
+                if limit > 0:
+                    draft, size = self._ask(limit, verifier, settled + 1, curve, sizes)
                 asked = time.perf_counter()
+                if generation != self._generations or len(target.tokens) != settled:
+                    raise RuntimeError("another generation began on this target before this one ended")
 
                 # 3. One pass over the last token, the draft, and what pads it to its size.
-                rows = target.evaluate([last, *draft.tokens, *[last] * (size - 1 - k)])
+                rows = target.evaluate([last, *draft.tokens, *[last] * (size - 1 - len(draft))])
                 evaluated = time.perf_counter()
 
                 # 4. The accepted prefix and one token of the target's, up to the text's end.
-                verdict = verifier.verify(rows[: k + 1], draft, settled + 1)
+                verdict = verifier.verify(rows[: len(draft) + 1], draft, settled + 1)
                 pieces = text.take(verdict.tokens)
                 tokens = verdict.tokens[: len(pieces)]
                 target.rollback(settled + len(tokens))
@@ -158,7 +164,7 @@ class SpeculativeDecoder:
                 plain_seconds = curve.seconds(plain) if curve else 0.0
                 if drafter is not None:
                     drafter.accept(tokens)
-                    policy.record(Pass(len(tokens), k, seconds, draft_seconds, plain_seconds))
+                    policy.record(Pass(len(tokens), len(draft), seconds, draft_seconds, plain_seconds))
                 if curve is not None:
                     curve.observe(size, seconds)
                 yield Step(
@@ -175,9 +181,18 @@ class SpeculativeDecoder:
                     stop_string=text.stop_string,
                 )
         finally:
-            if len(target.tokens) > settled:
+            if generation == self._generations and len(target.tokens) > settled:
                 target.rollback(settled)
             self.calibration.save()
+
+    def _ask(
+        self, limit: int, verifier: Verifier, position: int, curve: CostCurve | None, sizes: Sequence[int]
+    ) -> tuple[Draft, int]:
+        """The part of the drafter's proposal that the policy wants to send, and the size of the batch for it."""
+        assert self.drafter is not None
+        draft = self.drafter.propose(limit, verifier.choose(position), blind=verifier.name == "rejection")
+        length, size = self.policy.plan(draft, curve, sizes)
+        return (draft.head(length) if length else NO_DRAFT), size
 
 
 class _Text:

@@ -124,7 +124,7 @@ class CostPolicy:
     OVERHEAD = 0.004
     DECAY = 0.97
     FADE = 0.995
-    LONGEST_SKIP = 16
+    LONGEST_SKIP = 64
 
     def __init__(self, draft_max: int = 15) -> None:
         self._draft_max = draft_max
@@ -169,7 +169,6 @@ class CostPolicy:
             self._saved += done.emitted * done.plain_seconds - seconds
             self._skip = 0
         elif done.draft_seconds:
-            self._saved -= done.draft_seconds
             budget = self.OVERHEAD * done.seconds
             self._skip = min(self.LONGEST_SKIP, int(done.draft_seconds / budget) if budget else 0)
         else:

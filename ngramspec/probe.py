@@ -56,11 +56,14 @@ class ProbeReport:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ProbeReport:
         """The inverse of `to_json`; raises KeyError, TypeError or ValueError on anything else."""
-        return cls(
+        report = cls(
             tuple(int(d) for d in data["depths"]),
             tuple(tuple(int(n) for n in c) for c in data["classes"]),
             float(data["max_difference"]),
         )
+        if report.sizes != list(SIZES):
+            raise ValueError(f"a probe of the sizes {report.sizes}, not {list(SIZES)}")
+        return report
 
 
 def probe(target: TargetProtocol, depths: Sequence[int] | None = None) -> ProbeReport:
