@@ -1,0 +1,77 @@
+"""ngramspec against llama-cpp-python's own prompt lookup on the packaged prompts, and against its plain decoding.
+
+Four runs per prompt, in turn: `Llama` plain, `Llama` with `LlamaPromptLookupDecoding` (its defaults; `logits_all`,
+without which it fails past 512 tokens), ngramspec plain, ngramspec. Greedy. Time counts from the first token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+from llama_cpp import Llama
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+
+from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.prompts_io import load_prompts
+from ngramspec.target import Target
+
+
+def rival(llama: Llama, prompt: list[int], tokens: int) -> float:
+    """Tokens per second of `Llama.generate`, greedy."""
+    stream = llama.generate(prompt, temp=0.0, repeat_penalty=1.0)
+    next(stream)
+    began = time.perf_counter()
+    count = sum(1 for _ in zip(range(tokens), stream, strict=False))
+    return count / (time.perf_counter() - began)
+
+
+def ours(decoder: SpeculativeDecoder, prompt: list[int], tokens: int) -> float:
+    """Tokens per second of ngramspec, greedy; ends of generation are rare on these models and end the run."""
+    steps = decoder.generate(prompt, max_tokens=tokens + 1)
+    next(steps)
+    began = time.perf_counter()
+    count = sum(len(step.tokens) for step in steps)
+    return count / (time.perf_counter() - began) if count else float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("-n", type=int, default=128)
+    parser.add_argument("-c", type=int, default=2048)
+    parser.add_argument("-t", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=2, help="prompts per category")
+    options = parser.parse_args()
+    settings = {"n_ctx": options.c, "n_threads": options.t, "n_threads_batch": options.t, "verbose": False}
+    plain_llama = Llama(str(options.model), **settings)
+    lookup = Llama(str(options.model), draft_model=LlamaPromptLookupDecoding(), logits_all=True, **settings)
+    target = Target(options.model, n_ctx=options.c, threads=options.t)
+    plain, drafted = SpeculativeDecoder(target, drafter=None), SpeculativeDecoder(target)
+    runs: dict[str, Callable[[list[int]], float]] = {
+        "Llama plain": lambda p: rival(plain_llama, p, options.n),
+        "Llama prompt lookup": lambda p: rival(lookup, p, options.n),
+        "ngramspec plain": lambda p: ours(plain, p, options.n),
+        "ngramspec": lambda p: ours(drafted, p, options.n),
+    }
+    seen: dict[str, int] = defaultdict(int)
+    speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    ours(drafted, target.tokenize("warm"), 8)
+    for prompt in load_prompts(None):
+        ids = target.tokenize(prompt.text) if prompt.text else target.chat_prompt(prompt.messages or ())
+        if seen[prompt.category] == options.limit or len(ids) + options.n + 16 > options.c:
+            continue
+        seen[prompt.category] += 1
+        for name, run in runs.items():
+            speeds[prompt.category][name].append(run(ids))
+    print(f"{'median tokens/s':20s}" + "".join(f"{name:>22s}" for name in runs))
+    for category, by_name in speeds.items():
+        print(f"{category:20s}" + "".join(f"{median(by_name[name]):22.1f}" for name in runs))
+
+
+if __name__ == "__main__":
+    main()
