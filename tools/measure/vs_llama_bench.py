@@ -61,9 +61,8 @@ def main() -> None:
     base = median(speeds["llama-bench"])
     for name, values in speeds.items():
         paired = median(v / b for v, b in zip(values, speeds["llama-bench"], strict=True))
-        print(
-            f"{name:14s} {median(values):8.1f} tokens/s, {median(values) / base:.3f} of llama-bench (paired {paired:.3f})"
-        )
+        share = median(values) / base
+        print(f"{name:14s} {median(values):8.1f} tokens/s, {share:.3f} of llama-bench (paired {paired:.3f})")
 
 
 if __name__ == "__main__":
