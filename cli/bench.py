@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -12,7 +11,7 @@ from datetime import UTC, datetime
 from errno import EACCES
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any
+from typing import IO, Annotated, Any, NoReturn
 
 import typer
 
@@ -59,9 +58,11 @@ def bench(
 ) -> None:
     """Measure plain against drafted decoding, interleaved, on the same prompts.
 
-    A ratio of 1.20x means that drafting emits 1.2 times as many tokens per second. With --exact both sides run in
-    exact mode, and its price against ordinary plain decoding is measured too. --no-draft compares plain decoding
-    with itself: how far the machine's own noise moves the ratios.
+    A ratio of 1.20x means that drafting emits 1.2 times as many tokens per second. "theory" is what Leviathan et
+    al.'s formula expects from the measured acceptance and cost of a pass, drafts being free.
+
+    With --exact both sides run in exact mode, and its price against ordinary plain decoding is measured too.
+    --no-draft compares plain decoding with itself: how far the machine's own noise moves the ratios.
     """
     chosen = sampling.sampling()
     verify = None if chosen.greedy else sampling.verify
@@ -80,32 +81,20 @@ def bench(
             default = SpeculativeDecoder(ordinary, drafter=None)
         benchmark = Benchmark(decoder, cases, predict, repeat, chosen, verify, default)
         note(
-            f"{benchmark.total} runs of up to {predict} tokens: {len(cases)} prompts, {repeat} repeats each"
-            + (f"; {len(skipped)} prompts skipped" if skipped else "")
+            f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
+            + (f", skipped: {len(skipped)}" if skipped else "")
         )
         code, error = _measure(benchmark)
-        complete = len(benchmark.runs) == benchmark.total
         summaries = summarise(benchmark.runs, decoder.calibration.curve)
-        comparable = verify != "rejection"
-        if as_json != "-":
-            probe = decoder.calibration.probe
-            with guarded_stdout():
-                show(
-                    benchmark,
-                    summaries,
-                    _heading(target, benchmark, chosen),
-                    skipped,
-                    largest_difference=probe.max_difference if probe else None,
-                    comparable=comparable,
-                    complete=complete,
-                )
-        if as_json is not None:
-            document = _document(target, benchmark, summaries, skipped, chosen)
-            document["complete"] = complete
-            document["verdict"] = verdict(summaries, comparable=comparable)
-            document["selection"] = {"prompts": str(prompts) if prompts else None, "categories": category or []}
-            document["selection"]["limit"] = limit
-            output.write(document)
+        try:
+            if as_json != "-":
+                _show(target, benchmark, summaries, skipped, chosen)
+        finally:
+            # Even where the reader of the table has gone, as head does.
+            if as_json is not None:
+                selection = {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit}
+                document = _document(target, benchmark, summaries, skipped, chosen)
+                output.write({"selection": selection, **document})
     if error is not None:
         fail(error)
     if code:
@@ -137,6 +126,19 @@ def _measure(benchmark: Benchmark) -> tuple[int, str | None]:
     return 0, None
 
 
+def _show(
+    target: Target,
+    benchmark: Benchmark,
+    summaries: Sequence[Summary],
+    skipped: Sequence[Skipped],
+    sampling: Sampling,
+) -> None:
+    probe = benchmark.drafted.calibration.probe
+    heading = _heading(target, benchmark, sampling)
+    with guarded_stdout():
+        show(benchmark, summaries, heading, skipped, largest_difference=probe.max_difference if probe else None)
+
+
 def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[str]:
     decoder = benchmark.drafted
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}, seed {sampling.seed}"
@@ -145,11 +147,11 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
         f"{target.name}: {target.architecture}, {target.description}, {target.size_bytes / 2**20:.0f} MiB",
         f"{machine.name()}; {target.threads} threads, context {target.n_ctx}",
         f"{how}; drafter {drafter}, policy {decoder.policy.name}; up to {benchmark.max_tokens} tokens per run,"
-        f" {benchmark.repeat} repeats in alternating order, one drafted decoder for all prompts",
+        f" {benchmark.repeat} of each kind per prompt in alternating order, one drafted decoder for all prompts",
     ]
     if decoder.exact:
         sizes = " ".join(str(n) for n in decoder.calibration.exact_sizes or ())
-        lines.append(f"exact mode, in batches of {sizes or '1'}; exact price: plain exact / plain without --exact")
+        lines.append(f"exact mode, in batches of {sizes or '1'}")
     return lines
 
 
@@ -164,6 +166,8 @@ def _document(
     decoder, calibration = benchmark.drafted, benchmark.drafted.calibration
     return {
         "ngramspec": ngramspec.__version__,
+        "complete": benchmark.complete,
+        "verdict": verdict(summaries, comparable=benchmark.comparable),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.name(),
         "devices": [asdict(device) for device in target.devices],
@@ -230,7 +234,7 @@ class _JsonOutput:
     def __init__(self, name: str | None) -> None:
         self._name = name
         self._temporary: Path | None = None
-        self._file = None
+        self._file: IO[str] | None = None
         if name is None or name == "-":
             return
         path = Path(name)
@@ -274,5 +278,5 @@ class _JsonOutput:
         if self._temporary is not None:
             self._temporary.unlink(missing_ok=True)
 
-    def _fail(self, error: OSError) -> None:
+    def _fail(self, error: OSError) -> NoReturn:
         fail(f"cannot write {self._name}: {error.strerror or error}")

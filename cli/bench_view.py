@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from rich.table import Table
@@ -19,7 +20,7 @@ from .console import stderr, write_stdout
 WIDTH = 200
 """Columns for a reader that is no terminal: a table in a file or a pipe must not be cut at 80."""
 
-POSITIONS = 8
+POSITIONS = 6
 """Draft positions shown; --json has all."""
 
 LISTED = 10
@@ -51,8 +52,6 @@ def show(
     skipped: Sequence[Skipped],
     *,
     largest_difference: float | None,
-    comparable: bool,
-    complete: bool,
 ) -> None:
     """Print the report to stdout.
 
@@ -62,24 +61,31 @@ def show(
         heading: lines above the tables.
         skipped: prompts that were not run.
         largest_difference: of a logit between batch sizes, by the probe; None if not probed.
-        comparable: whether plain and drafted outputs are meant to be equal.
-        complete: whether all runs were made.
     """
+    comparable = benchmark.comparable
     drafting = benchmark.drafted.drafter is not None
     parts: list[RenderableType] = [*heading]
-    if not complete:
+    if not benchmark.complete:
         parts.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")
     if summaries:
-        parts.append(_speeds(summaries, comparable))
-        if drafting and any(s.stats.drafted for s in summaries):
-            parts.append(_positions(summaries))
+        parts += [
+            "",
+            "Tokens per second of decoding, medians over prompts and repeats:",
+            _speeds(summaries, comparable),
+        ]
+        if drafting:
+            parts += ["", "Passes and drafts, and acceptance by position in the draft, of those tested:"]
+            parts.append(_drafts(summaries))
+        if any(s.exact_price for s in summaries):
+            parts += ["", "The price of exact mode, plain tokens per second:", _prices(summaries)]
+        parts.append("")
     parts += _prefill(benchmark)
     parts += _skipped(skipped)
     if comparable:
         parts += _differences(benchmark.differences, largest_difference)
     if not drafting:
         parts.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")
-    parts.append(verdict(summaries, comparable=comparable) if summaries else "nothing measured")
+    parts.append(verdict(summaries, comparable=comparable))
     console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
     with console.capture() as capture:
         for part in parts:
@@ -88,44 +94,42 @@ def show(
 
 
 def _speeds(summaries: Sequence[Summary], comparable: bool) -> Table:
-    table = Table(title="Tokens per second of decoding, medians over prompts and repeats", title_justify="left")
-    table.add_column("category")
-    headings = ["prompts", "plain", "drafted", "ratio", "least to most", "theory", "tokens per pass", "accepted"]
-    headings += ["no draft"]
-    if comparable:
-        headings.append("identical")
-    priced = any(s.exact_price for s in summaries)
-    if priced:
-        headings += ["exact price", "least to most"]
-    for heading in headings:
-        table.add_column(heading, justify="right")
+    headings = ["prompts", "plain", "drafted", "ratio", "from-to", "theory", *(["identical"] if comparable else [])]
+    rows = []
     for s in summaries:
-        if s is summaries[-1]:
-            table.add_section()
-        cells = [s.category, str(s.prompts), _number(s.plain, ".1f"), _number(s.drafted, ".1f"), *_spread(s.ratio)]
-        cells += [_number(s.predicted, ".2f", "x"), f"{s.stats.tokens_per_pass:.2f}"]
-        cells += [_number(s.stats.acceptance_rate, ".0%"), _number(s.without_draft, ".0%")]
+        cells = [str(s.prompts), _speed(s.plain), _speed(s.drafted), *_spread(s.ratio)]
+        cells.append(_number(s.predicted, ".2f", "x"))
         if comparable:
             cells.append(f"{s.identical} of {s.prompts}")
-        if priced:
-            cells += _spread(s.exact_price)
-        table.add_row(*cells)
-    return table
+        rows.append([s.category, *cells])
+    return _table(headings, rows)
 
 
-def _positions(summaries: Sequence[Summary]) -> Table:
-    table = Table(title="Acceptance by draft position, of those tested", title_justify="left")
-    table.add_column("category")
-    table.add_column("alpha", justify="right")
+def _drafts(summaries: Sequence[Summary]) -> Table:
     shown = min(POSITIONS, len(summaries[-1].acceptance_by_position))
-    for position in range(1, shown + 1):
-        table.add_column(str(position), justify="right")
+    headings = ["tokens per pass", "accepted", "no draft", *(str(i) for i in range(1, shown + 1))]
+    rows = []
     for s in summaries:
-        if s is summaries[-1]:
-            table.add_section()
-        rates = s.acceptance_by_position[:shown]
-        rates += [None] * (shown - len(rates))
-        table.add_row(s.category, _number(s.alpha, ".2f"), *(_number(rate, ".2f") for rate in rates))
+        rates = [*s.acceptance_by_position, *[None] * shown][:shown]
+        cells = [f"{s.stats.tokens_per_pass:.2f}", _number(s.stats.acceptance_rate, ".0%")]
+        cells += [_number(s.without_draft, ".0%"), *(_number(rate, ".2f") for rate in rates)]
+        rows.append([s.category, *cells])
+    return _table(headings, rows)
+
+
+def _prices(summaries: Sequence[Summary]) -> Table:
+    rows = [[s.category, _speed(s.default), _speed(s.plain), *_spread(s.exact_price)] for s in summaries]
+    return _table(["without", "exact", "ratio", "from-to"], rows)
+
+
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A row per category, narrow enough for 80 columns; the last row, that of all, is set apart."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("category", no_wrap=True)
+    for heading in headings:
+        table.add_column(heading, justify="right")
+    for row in rows:
+        table.add_row(*row, style="bold" if row is rows[-1] else None)
     return table
 
 
@@ -162,7 +166,11 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
+def _speed(value: float | None) -> str:
+    return _number(value, ".1f" if value is not None and value < 1000 else ".0f")
+
+
 def _spread(spread: Spread | None) -> tuple[str, str]:
     if spread is None:
         return "-", "-"
-    return f"{spread.median:.2f}x", f"{spread.low:.2f} to {spread.high:.2f}"
+    return f"{spread.median:.2f}x", f"{spread.low:.2f}-{spread.high:.2f}"

@@ -105,9 +105,9 @@ def _talk(session: Session, first: str | None) -> None:
 def _answer_all(session: Session, first: str | None) -> bool:
     """Every line of stdin, or the first message alone; whether all went well."""
     if first is not None:
-        done = session.ask(first)
+        well = session.ask(first)
         _leave_if_stopped(session)
-        return done
+        return well
     well = True
     for line in piped_lines():
         if line is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType, TracebackType
 
@@ -56,6 +57,25 @@ class StopKey:
         self.pressed = True
 
 
+@contextmanager
+def no_echo() -> Iterator[None]:
+    """Keep what is typed during an answer (a Ctrl-C, say) off the screen; the next prompt gets it."""
+    try:
+        import termios
+
+        before = termios.tcgetattr(sys.stdin)
+    except (ImportError, termios.error, ValueError, OSError):  # Windows; no terminal
+        yield
+        return
+    quiet = [*before]
+    quiet[3] &= ~termios.ECHO
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
+    try:
+        yield
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+
+
 class _CleanHistory(FileHistory):
     """The history file; pasted bytes that are no UTF-8 must not break it."""
 
@@ -74,6 +94,7 @@ class Terminal:
             # The other styles keep lines below the prompt free for a menu.
             complete_style=CompleteStyle.READLINE_LIKE,
             key_bindings=_bindings(),
+            enable_suspend=True,
             # stdout may be a file while stdin and stderr are the terminal.
             output=create_output(always_prefer_tty=True),
         )

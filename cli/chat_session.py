@@ -13,7 +13,7 @@ from ngramspec.sampling import Sampling
 from ngramspec.stats import Stats, Step
 from ngramspec.target import Target
 
-from .chat_input import StopKey
+from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView, complain, tell
 from .console import guarded_stdout, prefill_bar
 from .options import SamplingOptions
@@ -22,7 +22,7 @@ from .summary import summary
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
 
 
-class _Stopped(Exception):
+class _Stopped(Exception):  # noqa: N818 - nothing went wrong
     """Ctrl-C during a prefill."""
 
 
@@ -59,7 +59,7 @@ class Session:
         stats = Stats()
         try:
             prompt = self._prompt(question)
-            with self.stop_key, guarded_stdout():
+            with self.stop_key, no_echo(), guarded_stdout():
                 try:
                     text, ending = self._answer(prompt, stats)
                 finally:

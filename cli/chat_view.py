@@ -30,7 +30,8 @@ def printable(text: str) -> str:
 
 def tell(text: str) -> None:
     """A line for the user on stderr, whatever characters a file or a model put into it."""
-    stderr.print(printable(text), style="dim", markup=False)
+    # A terminal gets lines broken between words; a log gets them whole.
+    stderr.print(printable(text), style="dim", markup=False, soft_wrap=not stderr.is_terminal)
 
 
 def complain(message: str) -> None:

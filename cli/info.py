@@ -83,7 +83,7 @@ def _advice(target: Target, classes: int) -> str:
     if classes == 1:
         return "All sizes agree: drafts cannot change this model's text here, exact mode or not."
     if any(d.is_gpu for d in target.devices):
-        return "On a GPU, --exact pads every pass to one class; on most cards a pass of two costs little more than one."
+        return "On a GPU --exact pads every pass to one class of sizes; the table shows what they cost here."
     if not target.exact:
         return "With --exact flash attention is off, under which more sizes agree: ngramspec info --exact shows it."
     return (

@@ -126,11 +126,14 @@ class DraftOptions:
             note("this model's memory cannot roll back (recurrent or hybrid), so drafting is off")
         drafter = None if self.no_draft else self.drafter
         try:
-            return SpeculativeDecoder(
+            decoder = SpeculativeDecoder(
                 target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
             )
         except ValueError as error:
             usage_error(str(error))
+        if decoder.exact and decoder.calibration.exact_sizes is None and target.can_rollback:
+            note("comparing batch sizes bit by bit for --exact; this happens once per model and machine")
+        return decoder
 
 
 def check_predict(predict: int) -> int:

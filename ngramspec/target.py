@@ -114,7 +114,8 @@ class Target:
         self.tokens: list[int] = []
         self.threads = threads or machine.physical_cores()
         _init_backend()
-        self._load(n_gpu_layers, mmap)
+        self._mapped = mmap
+        self._load(n_gpu_layers)
         on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
         if exact and flash_attn == "auto" and not on_gpu:
             flash_attn = "off"
@@ -126,10 +127,10 @@ class Target:
 
     # ------------------------------------------------------------------ loading
 
-    def _load(self, n_gpu_layers: int, mmap: bool) -> None:
+    def _load(self, n_gpu_layers: int) -> None:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
-        params.load_mode = llama.LLAMA_LOAD_MODE_AUTO if mmap else llama.LLAMA_LOAD_MODE_NONE
+        params.load_mode = llama.LLAMA_LOAD_MODE_AUTO if self._mapped else llama.LLAMA_LOAD_MODE_NONE
         _log_tail.clear()
         self._model = llama.llama_model_load_from_file(str(self.path).encode(), params)
         if not self._model:
@@ -176,7 +177,9 @@ class Target:
                     f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on"
                 )
             return asked
-        free = machine.free_bytes(self.devices, on_gpu, 0 if on_gpu else self.size_bytes)
+        # Mapped weights still count as free memory, and will not stay so.
+        mapped = self.size_bytes if self._mapped and not on_gpu else 0
+        free = machine.free_bytes(self.devices, on_gpu, mapped)
         fits = int(free / 2 / max(1.0, self._cache_bytes_per_token())) // 256 * 256
         trained = self.n_ctx_train or 4096
         if fits >= trained:
