@@ -94,7 +94,7 @@ def bench(
             if as_json is not None:
                 selection = {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit}
                 document = _document(target, benchmark, summaries, skipped, chosen)
-                output.write({"selection": selection, **document})
+                output.write({"selection": selection, "load": asdict(load), **document})
     if error is not None:
         fail(error)
     if code:

@@ -9,7 +9,7 @@ from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ngramspec.benchmark import Benchmark, Difference, Skipped
@@ -33,7 +33,7 @@ def bench_bar(total: int) -> Iterator[Callable[[str], None]]:
 
     It is drawn between runs only: a thread that redraws it would take its time out of the runs.
     """
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=stderr, transient=True, auto_refresh=False, disable=not stderr.is_terminal) as bar:
         task = bar.add_task("warming up", total=total)
         bar.refresh()
@@ -82,11 +82,11 @@ def show(
     parts += _prefill(benchmark)
     parts += _skipped(skipped)
     if comparable:
-        parts += _differences(benchmark.differences, largest_difference)
+        parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.exact)
     if not drafting:
         parts.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")
     parts.append(verdict(summaries, comparable=comparable))
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else WIDTH)
+    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
     with console.capture() as capture:
         for part in parts:
             console.print(part, markup=False, soft_wrap=isinstance(part, str))
@@ -148,7 +148,7 @@ def _skipped(skipped: Sequence[Skipped]) -> list[str]:
     return lines
 
 
-def _differences(differences: Sequence[Difference], largest: float | None) -> list[str]:
+def _differences(differences: Sequence[Difference], largest: float | None, exact: bool) -> list[str]:
     lines = []
     for d in differences[:LISTED]:
         line = f"{d.category}/{d.prompt} differs after {d.position} equal tokens"
@@ -157,8 +157,14 @@ def _differences(differences: Sequence[Difference], largest: float | None) -> li
         lines.append(line)
     if len(differences) > LISTED:
         lines.append(f"{len(differences)} prompts differ in all")
-    if differences and largest is not None:
-        lines.append(f"(batch sizes alone change a logit by up to {largest:.3g} here; a larger gap would be a defect)")
+    if differences and exact:
+        lines.append("exact mode was to rule this out: please report it as a defect")
+    elif differences and largest is not None:
+        doubled = 2 * largest
+        lines.append(
+            f"(batch sizes alone change a logit by up to {largest:.3g} here, so two by up to {doubled:.3g};"
+            " --exact rules that out)"
+        )
     return lines
 
 
@@ -167,7 +173,7 @@ def _number(value: float | None, form: str, unit: str = "") -> str:
 
 
 def _speed(value: float | None) -> str:
-    return _number(value, ".1f" if value is not None and value < 1000 else ".0f")
+    return _number(value, ".1f" if value is not None and value < 100 else ".0f")
 
 
 def _spread(spread: Spread | None) -> tuple[str, str]:

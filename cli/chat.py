@@ -16,7 +16,7 @@ from . import chat_commands
 from .chat_input import StopKey, Terminal, piped_lines
 from .chat_session import Session
 from .chat_view import AnswerView, complain, tell
-from .console import FAILED, fail, note, usage_error
+from .console import FAILED, fail, usage_error
 from .options import DraftOptions, LoadOptions, Model, SamplingOptions, check_predict
 
 
@@ -72,7 +72,6 @@ def chat(
         except NGramSpecError as error:
             usage_error(f"--show-drafts: {error}")
     if target.exact and target.can_rollback and session.decoder.calibration.exact_sizes is None:
-        note("comparing batch sizes bit by bit; this takes a few seconds, once per model and machine")
         session.decoder.calibration.ensure_exact(target)
     session.stop_key.install()
     if interactive:

@@ -106,7 +106,7 @@ class Session:
             )
             try:
                 # Closing rolls the cache back to what was emitted.
-                with closing(steps):  # type: ignore[type-var]
+                with closing(steps):
                     for step in steps:
                         self._take(step, stats, pieces)
                         if step.stop is not None:

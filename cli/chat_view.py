@@ -30,13 +30,17 @@ def printable(text: str) -> str:
 
 def tell(text: str) -> None:
     """A line for the user on stderr, whatever characters a file or a model put into it."""
-    # A terminal gets lines broken between words; a log gets them whole.
-    stderr.print(printable(text), style="dim", markup=False, soft_wrap=not stderr.is_terminal)
+    _print(text, "dim")
 
 
 def complain(message: str) -> None:
     """An error on stderr that does not end the session."""
-    stderr.print(f"ngramspec: {printable(' '.join(message.split()))}", style="red", markup=False)
+    _print(f"ngramspec: {' '.join(message.split())}", "red")
+
+
+def _print(text: str, style: str) -> None:
+    # A terminal gets lines broken between words; a log gets them whole.
+    stderr.print(printable(text), style=style, markup=False, soft_wrap=not stderr.is_terminal)
 
 
 def marked(step: Step, piece: Callable[[int], bytes]) -> Text:
@@ -46,10 +50,10 @@ def marked(step: Step, piece: Callable[[int], bytes]) -> Text:
     a line break as a symbol.
     """
     text = Text(tab_size=4)
-    corrected = bool(step.refused) and len(step.tokens) > step.accepted
+    # A text that ended inside its draft has no token at index `accepted`: the rest was not refused, only unread.
     for i, released in enumerate(step.pieces):
         style = ACCEPTED if i < step.accepted else ""
-        if i == step.accepted and corrected:
+        if i == step.accepted and step.refused:
             refused = b"".join(map(piece, step.refused)).decode(errors="replace")
             text.append(printable(refused.replace("\n", "⏎").replace("\t", " ")), REFUSED)
             style = CORRECTION

@@ -115,8 +115,8 @@ class Difference:
         position: how many tokens were equal before.
         plain, drafted: the token ids there; None where that output had ended.
         margin: how far apart the target puts the logits of the two tokens when it reads the common text afresh;
-            greedy decoding only. A margin below the largest difference between batch sizes
-            (`ProbeReport.max_difference`) is rounding; above it, it is a defect.
+            greedy decoding only. Rounding that depends on the batch size moves each logit by up to
+            `ProbeReport.max_difference`, so it explains margins of up to about twice that.
     """
 
     category: str
@@ -230,9 +230,8 @@ class Benchmark:
 
     def _prefill(self, case: Case) -> None:
         """Read the prompt into every target, so that all runs find the same tokens in the KV cache."""
-        for kind in ("drafted", "default"):
-            decoder = self._decoders.get(kind)
-            if decoder is None:
+        for kind, decoder in self._decoders.items():
+            if kind == "plain":  # the same target as drafted
                 continue
             decoder.target.clear()
             began = time.perf_counter()

@@ -39,7 +39,8 @@ class Summary:
         category: its name, or `OVERALL`.
         prompts: prompts with at least one finished round.
         rounds: finished rounds.
-        plain, drafted: median over rounds of tokens per second of decoding, without the prefill.
+        plain, drafted, default: median over rounds of tokens per second of decoding, without the prefill; None
+            where none of these runs emitted anything after its first token, or there was none.
         ratio: drafted / plain tokens per second, each round by itself.
         exact_price: plain decoding in exact mode / without it, each round by itself; None if not measured.
         stats: counters of the drafted runs.
@@ -53,6 +54,7 @@ class Summary:
     rounds: int
     plain: float | None
     drafted: float | None
+    default: float | None
     ratio: Spread | None
     exact_price: Spread | None
     stats: Stats
@@ -110,6 +112,7 @@ def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) ->
         rounds=len(rounds),
         plain=_median_speed(rounds, "plain"),
         drafted=_median_speed(rounds, "drafted"),
+        default=_median_speed(rounds, "default"),
         ratio=_ratios(rounds, "drafted", "plain"),
         exact_price=_ratios(rounds, "plain", "default"),
         stats=stats,
@@ -120,7 +123,7 @@ def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) ->
 
 
 def _median_speed(rounds: Sequence[Round], kind: Kind) -> float | None:
-    speeds = [speed for done in rounds if (speed := done[kind].tokens_per_second) is not None]
+    speeds = [speed for done in rounds if kind in done and (speed := done[kind].tokens_per_second) is not None]
     return median(speeds) if speeds else None
 
 

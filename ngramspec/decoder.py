@@ -10,7 +10,7 @@ token but the last, whatever was drafted, accepted or refused; a consumer that s
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -75,7 +75,7 @@ class SpeculativeDecoder:
         verify: str | None = None,
         stop: Sequence[str] = (),
         progress: Progress | None = None,
-    ) -> Iterator[Step]:
+    ) -> Generator[Step]:
         """Continue `prompt`, one `Step` per target pass (the first step is the prefill's token).
 
         Args:
@@ -107,7 +107,7 @@ class SpeculativeDecoder:
         text = _Text(self.target, stop, min(max_tokens, room), out_of)
         return self._run(list(prompt), Verifier(sampling or Sampling(), verify), text, progress)
 
-    def _run(self, prompt: list[int], verifier: Verifier, text: _Text, progress: Progress | None) -> Iterator[Step]:
+    def _run(self, prompt: list[int], verifier: Verifier, text: _Text, progress: Progress | None) -> Generator[Step]:
         target, drafter, policy = self.target, self.drafter, self.policy
         self._generations += 1
         generation = self._generations
@@ -129,12 +129,13 @@ class SpeculativeDecoder:
                 stop=text.stop,
                 stop_string=text.stop_string,
             )
-            plain, curve = smallest(1, sizes), None
+            curve = self.calibration.curve if self.exact else None
             if drafter is not None and text.stop is None:
                 curve = self.calibration.ensure_curve(target, text.left)
                 drafter.begin(prompt)
                 drafter.accept((last,))
 
+            plain = curve.padded(sizes)[1][0] if curve else smallest(1, sizes)
             while text.stop is None:
                 # 2. Ask for a draft, and keep as much of it as pays and fits.
                 began = time.perf_counter()

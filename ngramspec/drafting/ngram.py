@@ -11,6 +11,9 @@ from ngramspec.predictor import NGramPredictor
 HOPELESS = 0.05
 """A draft ends when the probability that all of it is accepted has fallen below this: no curve pays for more."""
 
+FEW = 4
+"""Below this many tokens, one by one is faster than a batch."""
+
 
 class NGramDrafter:
     """Drafts with an `NGramPredictor` and learns from every proposal, sent to the target or not.
@@ -23,6 +26,7 @@ class NGramDrafter:
 
     def __init__(self, predictor: NGramPredictor | None = None) -> None:
         self.predictor = NGramPredictor() if predictor is None else predictor
+        self._unread: list[int] = []
         self._model = AcceptanceModel()
         self._pending: tuple[tuple[int, ...], list[Cell]] = ((), [])
         self._streak = 0
@@ -30,10 +34,18 @@ class NGramDrafter:
     def begin(self, prompt: Sequence[int]) -> None:
         self.predictor.reset()
         self.predictor.update_batch(prompt)
+        self._unread.clear()
         self._pending = ((), [])
         self._streak = 0
 
     def propose(self, limit: int, choose: Choose | None = None, *, blind: bool = False) -> Draft:
+        # Read in lumps: a policy that is not asking for drafts should not pay for each token.
+        if len(self._unread) < FEW:
+            for token in self._unread:
+                self.predictor.update(token)
+        else:
+            self.predictor.update_batch(self._unread)
+        self._unread.clear()
         cells: list[Cell] = []
         acceptance: list[float] = []
         reach = 1.0
@@ -62,5 +74,4 @@ class NGramDrafter:
             self._streak = self._streak + 1 if right else 0
             if not right:
                 break
-        for token in tokens:
-            self.predictor.update(token)
+        self._unread += tokens

@@ -1,0 +1,187 @@
+"""Conversation: what stays in the prompt when the context is short, and the file it is kept in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ngramspec.conversation import (
+    Conversation,
+    ConversationError,
+    Message,
+    Prompt,
+    Turn,
+    answer_room,
+    load,
+    save,
+)
+from ngramspec.errors import PromptError
+
+TURNS = [Turn("aaaa", "bbbb"), Turn("cc", "dddddd"), Turn("e", "f")]
+
+
+def encode(messages: list[Message]) -> list[int]:
+    """A chat template that costs one token a message, and one a character."""
+    return [code for m in messages for code in (0, *map(ord, m["content"]))]
+
+
+def contents(prompt: Prompt) -> str:
+    return "".join(map(chr, prompt.tokens)).replace("\0", " ").strip()
+
+
+def saved(path: Path, conversation: Conversation) -> None:
+    save(conversation, path, model="m", sampling={"seed": 3})
+
+
+def test_messages_begin_with_the_system_message() -> None:
+    roles = [m["role"] for m in Conversation("s", TURNS[:1]).messages()]
+    assert roles == ["system", "user", "assistant"]
+    assert [m["role"] for m in Conversation(None, TURNS[:1]).messages()] == ["user", "assistant"]
+
+
+@pytest.mark.parametrize(
+    ("most", "kept"),
+    [
+        (100, "s aaaa bbbb cc dddddd e f qq"),
+        (29, "s aaaa bbbb cc dddddd e f qq"),
+        (28, "s cc dddddd e f qq"),
+        (19, "s cc dddddd e f qq"),
+        (18, "s e f qq"),
+        (8, "s qq"),
+        (5, "s qq"),
+    ],
+)
+def test_the_oldest_turns_are_dropped_as_few_as_possible(most: int, kept: str) -> None:
+    assert contents(Conversation("s", TURNS).prompt("qq", encode, most)) == kept
+
+
+def test_a_question_too_long_alone_is_an_error_and_changes_nothing() -> None:
+    conversation = Conversation("s", list(TURNS))
+    with pytest.raises(PromptError, match=r"system message make a prompt of 5 tokens, .* room for 4 "):
+        conversation.prompt("qq", encode, 4)
+    with pytest.raises(PromptError, match="the message makes a prompt of 3 tokens"):
+        Conversation().prompt("qq", encode, 2)
+    assert conversation == Conversation("s", TURNS)
+
+
+def test_a_dropped_turn_does_not_return_but_is_kept() -> None:
+    conversation = Conversation("s", list(TURNS))
+    prompt = conversation.prompt("qq", encode, 18)
+    assert conversation.first == 0
+    conversation.add("qq", "r", prompt)
+    assert conversation.first == 2
+    assert contents(conversation.prompt("u", encode, 100)) == "s e f qq r u"
+    assert conversation.turns == [*TURNS, Turn("qq", "r")]
+
+
+@given(st.lists(st.tuples(st.text(max_size=9), st.text(max_size=9)), max_size=6), st.integers(1, 80))
+def test_a_prompt_fits_and_one_more_turn_would_not(turns: list[tuple[str, str]], most: int) -> None:
+    conversation = Conversation(None, [Turn(*turn) for turn in turns])
+    try:
+        prompt = conversation.prompt("q", encode, most)
+    except PromptError:
+        assert most < 2
+        return
+    assert len(prompt.tokens) <= most
+    question = {"role": "user", "content": "q"}
+    assert prompt.tokens == encode([*conversation.messages(prompt.first), question])
+    if prompt.first > 0:
+        assert len(encode([*conversation.messages(prompt.first - 1), question])) > most
+
+
+def test_room_for_an_answer() -> None:
+    assert answer_room(2048, 2**31) == 512
+    assert answer_room(2048, 100) == 100
+    assert answer_room(3, 100) == 1
+
+
+@pytest.mark.parametrize("system", [None, "s\n\x1b ünï"])
+def test_what_is_saved_is_loaded(tmp_path: Path, system: str | None) -> None:
+    path = tmp_path / "chat.json"
+    conversation = Conversation(system, list(TURNS), first=2)
+    saved(path, conversation)
+    found, model = load(path)
+    assert (found.system, found.turns, found.first, model) == (system, TURNS, 0, "m")
+    data = json.loads(path.read_text("utf-8"))
+    assert data["sampling"] == {"seed": 3}
+    assert data["messages"] == conversation.messages()
+    assert [p.name for p in tmp_path.iterdir()] == ["chat.json"]
+
+
+def test_saving_overwrites_its_own_format_only(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    saved(path, Conversation())
+    saved(path, Conversation(None, TURNS[:1]))
+    assert load(path).conversation.turns == TURNS[:1]
+    path.write_text('{"name": "package"}')
+    with pytest.raises(ConversationError, match="is not a saved conversation; choose another name"):
+        saved(path, Conversation())
+    assert path.read_text() == '{"name": "package"}'
+    with pytest.raises(ConversationError, match="is not a saved conversation"):
+        saved(tmp_path, Conversation())
+
+
+def test_saving_through_a_link_keeps_the_link(tmp_path: Path) -> None:
+    link = tmp_path / "link.json"
+    saved(tmp_path / "chat.json", Conversation())
+    link.symlink_to("chat.json")
+    saved(link, Conversation(None, TURNS[:1]))
+    assert link.is_symlink()
+    assert load(tmp_path / "chat.json").conversation.turns == TURNS[:1]
+
+
+@pytest.mark.parametrize("name", ["none/chat.json", "x" * 300, "a\0b"])
+def test_a_place_that_cannot_be_written(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConversationError, match="cannot write"):
+        saved(tmp_path / name, Conversation())
+    assert not list(tmp_path.iterdir())
+
+
+def message(role: object, content: object) -> dict[str, object]:
+    return {"role": role, "content": content}
+
+
+BAD = {
+    "holds no JSON": b"hello",
+    "JSON": b"[" * 100_000,
+    "is not a saved conversation: it holds": b'"\xff"',
+    'has no list "messages"': b"[]",
+    'no list "messages"$': b'{"messages": 1}',
+    "message 2 needs": {"messages": [message("user", "a"), message("assistant", None)]},
+    "message 1 needs": {"messages": ["user"]},
+    'message 1 needs a "role"': {"messages": [message(["user"], "a")]},
+    "message 1 .* text": {"messages": [message("user", "\ud800"), message("assistant", "")]},
+    "message 1 is from 'assistant', but must be from 'user'": {"messages": [message("assistant", "a")]},
+    "message 3 is from 'user', but must be from 'assistant'": {
+        "messages": [message("system", "s"), message("user", "a"), message("user", "b")]
+    },
+    "message 3 is from 'system'": {
+        "messages": [message("user", "a"), message("assistant", "b"), message("system", "s")]
+    },
+    "last message has no answer": {"messages": [message("user", "a")]},
+}
+
+
+@pytest.mark.parametrize("complaint", BAD)
+def test_a_file_that_is_no_conversation(tmp_path: Path, complaint: str) -> None:
+    path, bad = tmp_path / "bad.json", BAD[complaint]
+    path.write_bytes(bad if isinstance(bad, bytes) else json.dumps(bad).encode())
+    with pytest.raises(ConversationError, match=complaint) as caught:
+        load(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConversationError, match=r"cannot read .*: No such file"):
+        load(tmp_path / "none.json")
+
+
+def test_what_was_recorded_beside_the_messages_is_optional(tmp_path: Path) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text('{"messages": [], "model": 7}')
+    assert load(path) == (Conversation(), "")
