@@ -16,12 +16,13 @@ import typer
 
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS
+from ngramspec.kv_cache import CacheType
 from ngramspec.policy import POLICIES
 from ngramspec.sampling import Sampling
 from ngramspec.source import ModelSource, resolve
-from ngramspec.target import CacheType, Target
+from ngramspec.target import Target
 
-from .console import download_bar, note, usage_error
+from .console import download_bar, note, signals_deferred, usage_error
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -41,11 +42,19 @@ class LoadOptions:
 
     ctx_size: Annotated[
         int | None,
-        typer.Option("-c", "--ctx-size", min=16, help="Context in tokens; default: the model's, if memory allows."),
+        typer.Option(
+            "-c",
+            "--ctx-size",
+            min=16,
+            max=2**24,
+            help="Context in tokens; default: the model's, if memory allows.",
+        ),
     ] = None
-    gpu_layers: Annotated[int, typer.Option("-ngl", "--gpu-layers", min=-1, help="Layers on the GPU; -1: all.")] = -1
+    gpu_layers: Annotated[
+        int, typer.Option("-ngl", "--gpu-layers", min=-1, max=9999, help="Layers on the GPU; -1: all.")
+    ] = -1
     threads: Annotated[
-        int | None, typer.Option("-t", "--threads", min=1, help="CPU threads; default: the physical cores.")
+        int | None, typer.Option("-t", "--threads", min=1, max=512, help="CPU threads; default: the physical cores.")
     ] = None
     flash_attn: Annotated[
         Literal["auto", "on", "off"],
@@ -70,17 +79,20 @@ class LoadOptions:
 
     def load(self, source: ModelSource) -> Target:
         """Load a model; what the user should know about it goes to stderr, a line each."""
-        target = Target(
-            source.path,
-            n_ctx=self.ctx_size,
-            n_gpu_layers=self.gpu_layers,
-            threads=self.threads,
-            flash_attn=self.flash_attn,
-            cache_type_k=self.cache_type_k,
-            cache_type_v=self.cache_type_v,
-            mmap=not self.no_mmap,
-            exact=self.exact,
-        )
+        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+            usage_error(f"-ctv {self.cache_type_v} needs flash attention; leave out -fa off")
+        with signals_deferred():
+            target = Target(
+                source.path,
+                n_ctx=self.ctx_size,
+                n_gpu_layers=self.gpu_layers,
+                threads=self.threads,
+                flash_attn=self.flash_attn,
+                cache_type_k=self.cache_type_k,
+                cache_type_v=self.cache_type_v,
+                mmap=not self.no_mmap,
+                exact=self.exact,
+            )
         for line in target.notes:
             note(line)
         return target
@@ -165,10 +177,7 @@ def grouped(command: Command) -> Command:
             )
 
     def spread(**values: Any) -> None:
-        built = {
-            name: group(**{f.name: values.pop(f.name) for f in fields(group)})
-            for name, group in groups.items()
-        }
+        built = {name: group(**{f.name: values.pop(f.name) for f in fields(group)}) for name, group in groups.items()}
         command(**values, **built)
 
     spread.__name__, spread.__doc__ = command.__name__, command.__doc__

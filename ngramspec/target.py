@@ -30,41 +30,32 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from ngramspec import machine, probe
 from ngramspec.errors import ModelError, TargetError
+from ngramspec.kv_cache import CACHE_TYPES, CacheShape, CacheType, fitting_context
 from ngramspec.protocol import Logits, Progress
-
-CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
 MAX_EVALUATE = 64
 """Most tokens one `evaluate` takes: the logits buffer is reserved for this many positions."""
 
-# enum ggml_type and bytes per element (ggml.h; a quantised block holds 32 elements).
-_CACHE_TYPES: dict[CacheType, tuple[int, float]] = {
-    "f32": (0, 4.0),
-    "f16": (1, 2.0),
-    "bf16": (30, 2.0),
-    "q8_0": (8, 34 / 32),
-    "q5_1": (7, 24 / 32),
-    "q5_0": (6, 22 / 32),
-    "q4_1": (3, 20 / 32),
-    "q4_0": (2, 18 / 32),
-}
+MAX_CONTEXT = 2**31 - 1 - MAX_EVALUATE
+
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-_log_tail: deque[str] = deque(maxlen=40)
+_LOG_ERROR = 4  # ggml.h, enum ggml_log_level
+_log_tail: deque[tuple[int, str]] = deque(maxlen=60)
 
 
 @llama.llama_log_callback  # type: ignore[untyped-decorator]
-def _collect_log(_level: int, text: bytes, _data: Any) -> None:
-    _log_tail.append(text.decode("utf-8", "replace").strip())
+def _collect_log(level: int, text: bytes, _data: Any) -> None:
+    _log_tail.append((level, text.decode("utf-8", "replace").strip()))
 
 
 def _last_complaint() -> str:
-    """llama.cpp's own words for what went wrong, out of its log."""
-    lines = [line for line in _log_tail if any(w in line.lower() for w in ("error", "fail", "unable"))]
-    return lines[0] if lines else "no reason given"
+    """llama.cpp's own words for what went wrong, out of its log: the first error, as later ones only follow."""
+    errors = [text for level, text in _log_tail if level == _LOG_ERROR and text]
+    return errors[0] if errors else "no reason given"
 
 
 def _init_backend() -> None:
@@ -89,10 +80,13 @@ class Target:
             scores.
 
     Raises:
+        ValueError: an argument is out of its range.
         ModelError: the file cannot be loaded, cannot generate text, or the context does not fit.
     """
 
     max_batch = MAX_EVALUATE
+    _model: Any = None
+    _ctx: Any = None
 
     def __init__(
         self,
@@ -107,22 +101,32 @@ class Target:
         mmap: bool = True,
         exact: bool = False,
     ) -> None:
-        self._model: Any = None
-        self._ctx: Any = None
+        if n_ctx is not None and not 1 <= n_ctx <= MAX_CONTEXT:
+            raise ValueError(f"n_ctx is {n_ctx}, but must be 1 to {MAX_CONTEXT}")
+        if threads is not None and threads < 1:
+            raise ValueError(f"threads is {threads}, but must be at least 1")
+        for name, value, allowed in (
+            ("flash_attn", flash_attn, _FLASH),
+            ("cache_type_k", cache_type_k, CACHE_TYPES),
+            ("cache_type_v", cache_type_v, CACHE_TYPES),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}")
         self.path = Path(path)
         self.notes: list[str] = []
         self.tokens: list[int] = []
-        self.threads = threads or machine.physical_cores()
-        _init_backend()
-        self._mapped = mmap
-        self._load(n_gpu_layers)
-        on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
-        if exact and flash_attn == "auto" and not on_gpu:
-            flash_attn = "off"
-        self.flash_attn = flash_attn
+        self.threads = machine.physical_cores() if threads is None else threads
         self.cache_types = (cache_type_k, cache_type_v)
         self.exact = exact
-        self._open_context(self._context_size(n_ctx, on_gpu))
+        self._mapped = mmap
+        _init_backend()
+        self._load(n_gpu_layers)
+        self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
+        # llama.cpp has a quantised V cache with flash attention only.
+        if exact and flash_attn == "auto" and not self.on_gpu and cache_type_v in ("f32", "f16", "bf16"):
+            flash_attn = "off"
+        self.flash_attn = flash_attn
+        self._open_context(self._context_size(n_ctx))
         self._settings = f"ngl={n_gpu_layers} fa={flash_attn} kv={self.cache_types} ub={self.n_batch}"
 
     # ------------------------------------------------------------------ loading
@@ -132,7 +136,7 @@ class Target:
         params.n_gpu_layers = n_gpu_layers
         params.load_mode = llama.LLAMA_LOAD_MODE_AUTO if self._mapped else llama.LLAMA_LOAD_MODE_NONE
         _log_tail.clear()
-        self._model = llama.llama_model_load_from_file(str(self.path).encode(), params)
+        self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
             raise ModelError(f"{self.path}: llama.cpp cannot load this model ({_last_complaint()})")
         if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
@@ -159,33 +163,27 @@ class Target:
         length = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, 1024)
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
-    def _cache_bytes_per_token(self) -> float:
-        """Upper estimate of the KV cache's bytes per token, from the model's metadata."""
-        arch, layers = self.architecture, llama.llama_model_n_layer(self._model)
-        heads = max(1, llama.llama_model_n_head(self._model))
-        kv_heads = llama.llama_model_n_head_kv(self._model) or heads
-        head_dim = llama.llama_model_n_embd(self._model) // heads
-        k_dim = int(self._meta(f"{arch}.attention.key_length") or head_dim)
-        v_dim = int(self._meta(f"{arch}.attention.value_length") or head_dim)
-        k_size, v_size = (_CACHE_TYPES[t][1] for t in self.cache_types)
-        return float(layers * kv_heads * (k_dim * k_size + v_dim * v_size))
-
-    def _context_size(self, asked: int | None, on_gpu: bool) -> int:
+    def _context_size(self, asked: int | None) -> int:
         if asked is not None:
             if asked > self.n_ctx_train > 0:
                 self.notes.append(
                     f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on"
                 )
             return asked
+        heads = max(1, llama.llama_model_n_head(self._model))
+        head_width = llama.llama_model_n_embd(self._model) // heads
+        shape = CacheShape(
+            llama.llama_model_n_layer(self._model),
+            llama.llama_model_n_head_kv(self._model) or heads,
+            int(self._meta(f"{self.architecture}.attention.key_length") or head_width),
+            int(self._meta(f"{self.architecture}.attention.value_length") or head_width),
+        )
         # Mapped weights still count as free memory, and will not stay so.
-        mapped = self.size_bytes if self._mapped and not on_gpu else 0
-        free = machine.free_bytes(self.devices, on_gpu, mapped)
-        fits = int(free / 2 / max(1.0, self._cache_bytes_per_token())) // 256 * 256
-        trained = self.n_ctx_train or 4096
-        if fits >= trained:
-            return trained
-        size = max(512, fits)
-        self.notes.append(f"context capped at {size} of the model's {trained} tokens to fit in memory (-c sets it)")
+        mapped = self.size_bytes if self._mapped and not self.on_gpu else 0
+        free = machine.free_bytes(self.devices, self.on_gpu, mapped)
+        size, note = fitting_context(self.n_ctx_train, shape.bytes_per_token(*self.cache_types), free)
+        if note:
+            self.notes.append(note)
         return size
 
     def _open_context(self, n_ctx: int) -> None:
@@ -198,7 +196,7 @@ class Target:
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = _FLASH[self.flash_attn]
-        params.type_k, params.type_v = (_CACHE_TYPES[t][0] for t in self.cache_types)
+        params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
         recurrent = llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model)
         # Where the architecture supports it, snapshots make a recurrent state roll back this far.
         params.n_rs_seq = 16 if recurrent else 0
@@ -290,6 +288,7 @@ class Target:
         Raises:
             ValueError: `length` is negative or more than the cache holds.
         """
+        self._check_open()
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"cannot roll back to {length}: the cache holds {len(self.tokens)} tokens")
         self._aligned = min(self._aligned, length)
@@ -309,11 +308,13 @@ class Target:
 
     def clear(self) -> None:
         """Forget everything in the cache."""
+        self._check_open()
         llama.llama_memory_clear(self._memory, False)
         self.tokens.clear()
         self._aligned = 0
 
     def _decode(self, tokens: Sequence[int], *, all_logits: bool) -> None:
+        self._check_open()
         start, n = len(self.tokens), len(tokens)
         if start + n > self.n_ctx + MAX_EVALUATE:
             raise ValueError(f"{start + n} tokens do not fit in a context of {self.n_ctx}")
@@ -343,6 +344,8 @@ class Target:
         if address is None:
             raise TargetError("llama.cpp returned no logits")
         buffer = (ctypes.c_float * (n * self.n_vocab)).from_address(address)
+        # The rows keep the buffer alive, and so the context behind it.
+        buffer.owner = self  # type: ignore[attr-defined]
         rows: Logits = np.frombuffer(memoryview(buffer), np.float32).reshape(n, self.n_vocab)
         return rows
 
@@ -350,6 +353,7 @@ class Target:
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
         """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
+        self._check_open()
         raw = text.encode("utf-8", "surrogatepass")
         size = len(raw) + 8
         ids = (llama.llama_token * size)()
@@ -365,6 +369,9 @@ class Target:
         """The bytes a token stands for; control tokens stand for none."""
         piece = self._pieces.get(token)
         if piece is None:
+            self._check_open()
+            if not 0 <= token < self.n_vocab:
+                raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab}")
             size = 64
             while True:
                 buffer = ctypes.create_string_buffer(size)
@@ -377,6 +384,7 @@ class Target:
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, of turn, of message)."""
+        self._check_open()
         return bool(llama.llama_vocab_is_eog(self._vocab, token))
 
     @property
@@ -417,8 +425,12 @@ class Target:
         digest.update(f"{self.threads} {self._settings} {[d.name for d in self.devices]}".encode())
         return digest.hexdigest()
 
+    def _check_open(self) -> None:
+        if not self._ctx:
+            raise ValueError("the target is closed")
+
     def close(self) -> None:
-        """Free the context and the model; the target cannot be used afterwards."""
+        """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
         if self._ctx:
             llama.llama_batch_free(self._batch)
             llama.llama_free(self._ctx)
