@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -95,6 +96,14 @@ class Calibration:
                 raise
         except OSError:
             pass
+
+    def forget(self) -> None:
+        """Drop what is known, in the file too; what exact mode then settles on may be another class of sizes."""
+        self.curve = self.probe = self.exact_sizes = None
+        self.uses = 0
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.unlink(missing_ok=True)
 
     def ensure_curve(self, target: TargetProtocol, tokens: int = 0) -> CostCurve:
         """The cost curve; the cache stays as it is.

@@ -27,6 +27,9 @@ PADDING_GAIN = 0.97
 WORST = 1.5
 """No batch costs more than this many times its tokens one by one; a curve that says so was disturbed."""
 
+RARE = 0.3
+"""Weight of a one-token pass that comes after many larger ones."""
+
 REBUILD_EVERY = 16
 """Passes between two looks of the tables at the refreshed ratios; a look costs some 50 microseconds."""
 
@@ -51,6 +54,7 @@ class CostCurve:
         if 1 not in seconds or not all(0 < s < math.inf for s in seconds.values()):
             raise ValueError("a cost curve needs positive seconds, those of batch size 1 among them")
         self.level = float(seconds[1])
+        self._since_single = 0
         self._ratios = {n: min(s / self.level, WORST * n) for n, s in sorted(seconds.items())}
         self._rebuild()
 
@@ -109,7 +113,11 @@ class CostCurve:
         ratio = self.ratio(size)
         # A pass that the system interrupted says nothing about the machine's speed.
         seconds = min(seconds, 3.0 * self.level * ratio)
-        self.level += REFRESH * (seconds / ratio - self.level)
+        # What a larger batch says of the level depends on its ratio being right; a single token's word counts
+        # more, and the more the rarer it is.
+        weight = min(RARE, REFRESH * (1 + self._since_single)) if size == 1 else REFRESH / 8
+        self._since_single = 0 if size == 1 else self._since_single + 1
+        self.level += weight * (seconds / ratio - self.level)
         if size > 1:
             known = self._ratios.get(size, ratio)
             self._ratios[size] = min(known + REFRESH * (seconds / self.level - known), WORST * size)

@@ -112,9 +112,11 @@ class CostPolicy:
     batch that holds the draft, since a padded batch may cost less than an exact one.
 
     Never slower, by construction: what drafting saved so far is booked (the seconds that a pass's tokens would
-    have taken one by one, less the seconds they took). When the account falls below -ALLOWANCE of all time
-    spent, and a credit of CREDIT plain passes, drafting stops until time has diluted the loss. Where drafts do
-    not pay, the drafter is asked only so often that asking takes less than OVERHEAD of the time.
+    have taken one by one, less the seconds they took; the past fades). When the account falls below -ALLOWANCE
+    of the time spent, and a credit of CREDIT plain passes, drafting stops until time has diluted the loss. Where
+    drafts do not pay, the drafter is asked only so often that asking takes less than OVERHEAD of the time. And
+    after PLAIN_EVERY drafted passes in a row comes one without a draft: were none ever timed, nothing would tell
+    that the curve is wrong about them.
     """
 
     name = "cost"
@@ -125,15 +127,17 @@ class CostPolicy:
     DECAY = 0.97
     FADE = 0.995
     LONGEST_SKIP = 64
+    PLAIN_EVERY = 48
 
     def __init__(self, draft_max: int = 15) -> None:
         self._draft_max = draft_max
         self._tokens = self._seconds = 0.0
         self._saved = self._spent = 0.0
+        self._in_a_row = 0
         self._skip = 0
 
     def limit(self) -> int:
-        return 0 if self._skip > 0 else self._draft_max
+        return 0 if self._skip > 0 or self._in_a_row >= self.PLAIN_EVERY else self._draft_max
 
     def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
         if curve is None or not draft.tokens:
@@ -165,6 +169,7 @@ class CostPolicy:
         self._seconds = self._seconds * self.DECAY + seconds
         self._spent = self._spent * self.FADE + seconds
         self._saved *= self.FADE
+        self._in_a_row = self._in_a_row + 1 if done.drafted else 0
         if done.drafted:
             self._saved += done.emitted * done.plain_seconds - seconds
             self._skip = 0

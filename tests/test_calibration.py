@@ -59,7 +59,7 @@ def test_what_was_measured_is_found_again(clock: Clock, tmp_path: Path) -> None:
 def test_models_do_not_share_measurements(clock: Clock, tmp_path: Path) -> None:
     measured(target_on(clock), tmp_path)
     other = Calibration.load(target_on(clock, seed=1), tmp_path)
-    assert other.curve is other.probe is other.exact_sizes is None
+    assert (other.curve, other.probe, other.exact_sizes) == (None, None, None)
 
 
 def test_nothing_is_measured_twice_in_a_process(clock: Clock, tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_foreign_files_count_as_nothing_known(text: str, clock: Clock, tmp_path:
     target = target_on(clock)
     (tmp_path / f"{target.fingerprint}.json").write_text(text, "utf-8")
     calibration = Calibration.load(target, tmp_path)
-    assert calibration.curve is calibration.probe is calibration.exact_sizes is None
+    assert (calibration.curve, calibration.probe, calibration.exact_sizes) == (None, None, None)
     measured(target, tmp_path)
     assert Calibration.load(target, tmp_path).exact_sizes == (2, 3, 4, 5, 6, 8)
 
@@ -213,7 +213,7 @@ def test_no_path_keeps_it_in_memory(clock: Clock, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_default_folder_is_the_users_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_default_folder_is_the_users_cache() -> None:
     assert default_folder().parts[-2:] == ("ngramspec", "calibration")
 
 
@@ -281,7 +281,9 @@ def test_two_processes_never_read_half_a_file(tmp_path: Path) -> None:
         (((1,), (16,), (2, 3)), {1: 1.0, 2: 3.0, 3: 3.0, 16: 0.5}, (1,)),
     ],
 )
-def test_choosing_a_class(classes: tuple[tuple[int, ...], ...], costs: dict[int, float], chosen: tuple[int, ...]) -> None:
+def test_choosing_a_class(
+    classes: tuple[tuple[int, ...], ...], costs: dict[int, float], chosen: tuple[int, ...]
+) -> None:
     assert choose_class(ProbeReport((96,), classes, 0.1), CostCurve(costs)) == chosen
 
 
@@ -290,3 +292,15 @@ def test_the_price_of_exactness_is_bounded() -> None:
     for ratio in (1.01, EXACT_TOLERANCE - 0.01, EXACT_TOLERANCE + 0.01, 3.0):
         sizes = choose_class(report, CostCurve({1: 1.0, 2: ratio, 3: 2 * ratio}))
         assert sizes == ((2, 3) if ratio <= EXACT_TOLERANCE else (1,))
+
+
+def test_what_is_forgotten_is_measured_anew(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    fresh = measured(target, tmp_path)
+    fresh.forget()
+    assert (fresh.curve, fresh.probe, fresh.exact_sizes) == (None, None, None)
+    assert list(tmp_path.iterdir()) == []
+    assert Calibration.load(target, tmp_path).curve is None
+    assert fresh.ensure_exact(target) == (2, 3, 4, 5, 6, 8)
+    assert Calibration.load(target, tmp_path).exact_sizes == (2, 3, 4, 5, 6, 8)
+    Calibration().forget()  # one that is kept in memory only
