@@ -11,13 +11,12 @@ import ngramspec
 from ngramspec.errors import NGramSpecError
 
 from . import bench, chat, complete, info
-from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, raise_on_sigterm
+from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, prepare_streams, raise_on_sigterm
 from .options import grouped
 
 app = typer.Typer(
     name="ngramspec",
     help="Faster local GGUF generation without a draft model and without changing the output.",
-    no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -33,13 +32,16 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(invoke_without_command=True)
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(USAGE)
 
 
 def main() -> None:
@@ -52,6 +54,7 @@ def run(arguments: list[str]) -> int:
     raise_on_sigterm()
     try:
         try:
+            prepare_streams()
             code = app(args=arguments, prog_name="ngramspec", standalone_mode=False)
             return code if isinstance(code, int) else 0
         except NGramSpecError as error:
@@ -59,12 +62,15 @@ def run(arguments: list[str]) -> int:
         except MemoryError:
             fail("out of memory; try a smaller -c/--ctx-size or a smaller model")
         except OSError as error:
-            fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
+            reason = error.strerror or str(error)
+            fail(f"{error.filename}: {reason}" if error.filename else reason)
         except Exception as error:
             # Typer carries its own copy of click in some versions; its errors know how to word themselves.
             if not hasattr(error, "format_message"):
                 raise
-            fail(f"{error.format_message()} (see ngramspec --help)", USAGE)
+            context = getattr(error, "ctx", None)
+            command = context.command_path if context else "ngramspec"
+            fail(f"{error.format_message()} (see {command} --help)", USAGE)
     except typer.Exit as exit_:
         return exit_.exit_code
     except (KeyboardInterrupt, typer.Abort):

@@ -36,12 +36,12 @@ def complete(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="[MODEL]", help="GGUF file or hf:owner/repo:file-or-quant; may be left out.", show_default=False
+            metavar="MODEL", help="GGUF file or hf:owner/repo:file-or-quant; may be left out.", show_default=False
         ),
     ] = None,
     file: Annotated[
         str | None,
-        typer.Argument(metavar="[FILE|-]", help="Text to continue; -, or nothing: stdin.", show_default=False),
+        typer.Argument(metavar="FILE|-", help="Text to continue; -, or nothing: stdin.", show_default=False),
     ] = None,
     text_file: Annotated[
         str | None, typer.Option("-f", "--file", help="Text to continue, as an option.", show_default=False)
@@ -61,9 +61,9 @@ def complete(
     if any(not s for s in stop or ()):
         usage_error("--stop needs some text")
     model, source = _arguments(model, file, text_file)
-    found = load.find(model)
+    # The text first: a mistake there should not cost a download.
     text = _read(source)
-    target = load.load(found)
+    target = load.load(load.find(model))
     decoder = draft.decoder(target)
     prompt = _prompt(target, text, limit, truncate)
 
@@ -108,7 +108,10 @@ def _arguments(model: str | None, file: str | None, text_file: str | None) -> tu
         model, file = None, model
     if file is not None and text_file is not None:
         usage_error(f"two texts are named: {file} and, with -f/--file, {text_file}; give one")
-    return model, file or text_file or "-"
+    source = text_file if file is None else file
+    if source == "":
+        usage_error("the name of the text file is empty")
+    return model, "-" if source is None else source
 
 
 def _names_model(argument: str, *, text_given: bool) -> bool:
@@ -146,7 +149,10 @@ def _prompt(target: Target, text: str, limit: int, truncate: bool) -> list[int]:
         )
     keep = target.n_ctx - min(limit, target.n_ctx // 2)
     note(f"the text has {len(prompt)} tokens; its last {keep} are used")
-    return prompt[-keep:]
+    # What the model wants at the start of every text is not the text's.
+    bos = target.tokenize("")[:1]
+    bos = bos if bos == prompt[:1] else []
+    return bos + prompt[len(bos) - keep :]
 
 
 def _result(text: str, prompt_tokens: int, stats: Stats, seconds: float, ending: str, seed: int) -> dict[str, Any]:

@@ -5,11 +5,12 @@ Errors are one line on stderr and an exit code: 0 done, 1 failed, 2 bad usage, 1
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import NoReturn
 
@@ -19,7 +20,7 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
-stderr = Console(stderr=True, highlight=False, soft_wrap=True)
+stderr = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 """For notes, statistics and progress."""
 
 
@@ -28,13 +29,15 @@ class Terminated(BaseException):
 
 
 def note(text: str) -> None:
-    """A line for the user on stderr."""
-    stderr.print(text, style="dim", markup=False)
+    """A line for the user on stderr; one that cannot be written there ends nothing."""
+    with suppress(OSError):
+        stderr.print(text, style="dim", markup=False)
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
     """End the program with one line on stderr."""
-    stderr.print(f"ngramspec: {' '.join(message.split())}", style="red", markup=False)
+    with suppress(OSError):
+        stderr.print(f"ngramspec: {' '.join(message.split())}", style="red", markup=False)
     raise typer.Exit(code)
 
 
@@ -50,6 +53,31 @@ def raise_on_sigterm() -> None:
         raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
+
+
+@contextmanager
+def signals_deferred() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the end of the block; a second one ends the program at once.
+
+    llama.cpp calls back into Python while it loads. An exception raised in there is printed and lost.
+    """
+    came: list[int] = []
+
+    def wait(number: int, _frame: FrameType | None) -> None:
+        if came:
+            os._exit(128 + number)
+        came.append(number)
+
+    # An ignored signal (nohup, a job in the background) stays ignored.
+    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(n))]
+    handlers = {n: signal.signal(n, wait) for n in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
 
 
 @contextmanager
@@ -92,13 +120,21 @@ def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
         yield show
 
 
+def prepare_streams() -> None:
+    """Make stdout hold any text, as it is; ends the program if there is no stdout."""
+    # A stream that the shell closed leaves its number to the next file that is opened.
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if stream is None:
+            os.open(os.devnull, os.O_RDWR)
+    if sys.stdout is None:
+        fail("cannot write the output: stdout is closed")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace", newline="\n")
+
+
 def write_stdout(text: str) -> None:
-    """Write and flush; text that the encoding of stdout cannot hold is replaced, not fatal."""
-    try:
-        sys.stdout.write(text)
-    except UnicodeEncodeError:
-        encoding = sys.stdout.encoding or "ascii"
-        sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    """Write and flush."""
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 

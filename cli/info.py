@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -25,10 +26,12 @@ def info(
     target = load.load(load.find(model))
     calibration = Calibration.load(target)
     if fresh:
-        calibration = Calibration(calibration.path)
-    console = Console(highlight=False)
+        calibration.forget()
+    # A table in a file or a pipe must not be cut at 80 columns.
+    width = None if sys.stdout.isatty() else 200
+    console = Console(highlight=False, markup=False, emoji=False, width=width)
     with guarded_stdout():
-        console.print(_facts(target))
+        _show(console, _facts(target))
         if not target.can_rollback:
             return
         if calibration.probe is None:
@@ -53,13 +56,10 @@ def info(
         console.print(_advice(target, len(report.classes)))
 
 
-def _facts(target: Target) -> Table:
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
+def _facts(target: Target) -> dict[str, str]:
     devices = ", ".join(f"{d.name} ({d.description}, {d.total / 2**30:.1f} GiB)" for d in target.devices)
     memory = "can roll back" if target.can_rollback else "cannot roll back (recurrent or hybrid): drafting is off"
-    rows = {
+    return {
         "model": f"{target.name}, {target.path}",
         "architecture": f"{target.architecture}, {target.description}",
         "size": f"{target.size_bytes / 2**20:.0f} MiB, {target.n_params / 1e6:.1f} M parameters",
@@ -73,9 +73,19 @@ def _facts(target: Target) -> Table:
         "devices": devices or "not reported by this build",
         "machine": machine.name(),
     }
-    for name, value in rows.items():
+
+
+def _show(console: Console, facts: dict[str, str]) -> None:
+    if not console.is_terminal:
+        for name, value in facts.items():
+            console.print(f"{name:<15}{value}", soft_wrap=True)
+        return
+    table = Table(show_header=False, box=None)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, value in facts.items():
         table.add_row(name, value)
-    return table
+    console.print(table)
 
 
 def _advice(target: Target, classes: int) -> str:

@@ -15,9 +15,9 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import typer
 
 from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.drafting import DRAFTERS
+from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.kv_cache import CacheType
-from ngramspec.policy import POLICIES
+from ngramspec.policy import POLICIES, make_policy
 from ngramspec.sampling import Sampling
 from ngramspec.source import ModelSource, resolve
 from ngramspec.target import Target
@@ -29,7 +29,7 @@ Command = TypeVar("Command", bound=Callable[..., None])
 Model = Annotated[
     str | None,
     typer.Argument(
-        metavar="[MODEL]",
+        metavar="MODEL",
         help="GGUF file or hf:owner/repo:file-or-quant; default: $NGRAMSPEC_MODEL, then the demo model.",
         show_default=False,
     ),
@@ -69,6 +69,10 @@ class LoadOptions:
         bool, typer.Option("--exact", help="The same text bit for bit, whatever is drafted; bench shows the price.")
     ] = False
 
+    def __post_init__(self) -> None:
+        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+            usage_error(f"-ctv {self.cache_type_v} needs flash attention; leave out -fa off")
+
     def find(self, model: str | None) -> ModelSource:
         """Find, fetch if need be, and check a model file; says so on stderr if it is only the demo model."""
         with download_bar() as progress:
@@ -79,8 +83,6 @@ class LoadOptions:
 
     def load(self, source: ModelSource) -> Target:
         """Load a model; what the user should know about it goes to stderr, a line each."""
-        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
-            usage_error(f"-ctv {self.cache_type_v} needs flash attention; leave out -fa off")
         with signals_deferred():
             target = Target(
                 source.path,
@@ -132,17 +134,22 @@ class DraftOptions:
         int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")
     ] = None
 
+    def __post_init__(self) -> None:
+        # Before a model is fetched and loaded for nothing.
+        try:
+            make_drafter(self.drafter)
+            make_policy(self.policy, self.draft_max)
+        except ValueError as error:
+            usage_error(str(error))
+
     def decoder(self, target: Target) -> SpeculativeDecoder:
-        """A decoder on `target`; ends the program on an unknown name."""
+        """A decoder on `target`; what the user should know about it goes to stderr."""
         if not target.can_rollback and not self.no_draft:
             note("this model's memory cannot roll back (recurrent or hybrid), so drafting is off")
         drafter = None if self.no_draft else self.drafter
-        try:
-            decoder = SpeculativeDecoder(
-                target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
-            )
-        except ValueError as error:
-            usage_error(str(error))
+        decoder = SpeculativeDecoder(
+            target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
+        )
         if decoder.exact and decoder.calibration.exact_sizes is None and target.can_rollback:
             note("comparing batch sizes bit by bit for --exact; this happens once per model and machine")
         return decoder

@@ -164,8 +164,8 @@ class SpeculativeDecoder:
                 seconds = evaluated - asked
                 plain_seconds = curve.seconds(plain) if curve else 0.0
                 if drafter is not None:
-                    drafter.accept(tokens)
-                    policy.record(Pass(len(tokens), len(draft), seconds, draft_seconds, plain_seconds))
+                    guessed = drafter.accept(tokens)
+                    policy.record(Pass(len(tokens), len(draft), guessed, seconds, draft_seconds, plain_seconds))
                 if curve is not None:
                     curve.observe(size, seconds)
                 yield Step(

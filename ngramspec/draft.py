@@ -78,5 +78,9 @@ class Drafter(Protocol):
                 token, or at one after it, decided whether the token stays in the draft.
         """
 
-    def accept(self, tokens: Sequence[int]) -> None:
-        """Tokens the target has emitted since, in order, drafted or not."""
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Tokens the target has emitted since, in order, drafted or not.
+
+        Returns:
+            how many tokens of the last proposal were right, whether they were sent to the target or not.
+        """

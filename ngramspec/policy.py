@@ -21,6 +21,7 @@ class Pass:
     Attributes:
         emitted: tokens it yielded (accepted + 1).
         drafted: draft tokens in its batch.
+        guessed: tokens of the drafter's proposal that were right, sent or not.
         seconds: of the target pass.
         draft_seconds: spent on asking the drafter.
         plain_seconds: what a pass without a draft costs now; 0 when nobody measured.
@@ -28,6 +29,7 @@ class Pass:
 
     emitted: int
     drafted: int
+    guessed: int
     seconds: float
     draft_seconds: float
     plain_seconds: float
@@ -133,7 +135,7 @@ class CostPolicy:
         self._draft_max = draft_max
         self._tokens = self._seconds = 0.0
         self._saved = self._spent = 0.0
-        self._in_a_row = 0
+        self._in_a_row = self._in_vain = 0
         self._skip = 0
 
     def limit(self) -> int:
@@ -174,8 +176,11 @@ class CostPolicy:
             self._saved += done.emitted * done.plain_seconds - seconds
             self._skip = 0
         elif done.draft_seconds:
+            # Asking in vain is spaced out step by step; a right guess, though it did not pay yet, ends that.
+            self._in_vain = 0 if done.guessed else self._in_vain + 1
             budget = self.OVERHEAD * done.seconds
-            self._skip = min(self.LONGEST_SKIP, int(done.draft_seconds / budget) if budget else 0)
+            longest = int(done.draft_seconds / budget) if budget else 0
+            self._skip = min(self.LONGEST_SKIP, longest, self._in_vain)
         else:
             self._skip = max(0, self._skip - 1)
 

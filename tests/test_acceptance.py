@@ -40,7 +40,7 @@ def test_estimate_follows_a_change() -> None:
     assert model.estimate(KEY) < 0.2
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.integers(0, 20), st.floats(0.01, 1), st.integers(1, 10**6), st.integers(0, 10**6), st.lists(st.booleans()))
 def test_estimate_is_a_probability(match: int, share: float, support: int, streak: int, outcomes: list[bool]) -> None:
     model = AcceptanceModel()
@@ -172,7 +172,7 @@ def test_tokens_beyond_the_guesses_are_counted_too() -> None:
     assert drafter.propose(4).tokens == reference.propose(4).tokens
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 10**6), limit=st.integers(1, 15))
 def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int) -> None:
     # Rejection sampling: whatever is drawn, the estimates that decide on the length are the same.

@@ -65,13 +65,16 @@ class NGramDrafter:
             acceptance = [p] * limit
         return Draft(draft.tokens, draft.q, draft.match, draft.support, tuple(acceptance), self.name)
 
-    def accept(self, tokens: Sequence[int]) -> None:
+    def accept(self, tokens: Sequence[int]) -> int:
         guesses, cells = self._pending
         self._pending = ((), [])
+        hits = 0
         for guess, key, token in zip(guesses, cells, tokens, strict=False):
             right = guess == token
             self._model.learn(key, right)
             self._streak = self._streak + 1 if right else 0
             if not right:
                 break
+            hits += 1
         self._unread += tokens
+        return hits
