@@ -122,12 +122,12 @@ class Calibration:
     def _retime(self, target: TargetProtocol, curve: CostCurve, tokens: int) -> None:
         size = MEASURE_ORDER[self.uses % len(MEASURE_ORDER)]
         repeats = 3 if curve.level < 0.05 else 1
-        expected = (repeats + 1) * curve.level + curve.seconds(size)
+        expected = (repeats + 1) * curve.level + repeats * curve.seconds(size)
         if expected > max(0.5, 0.05 * tokens * curve.level) or len(target.tokens) + size > target.n_ctx:
             return
         cost.time_pass(target, 1)
         single = min(cost.time_pass(target, 1) for _ in range(repeats))
-        curve.retime(size, single, cost.time_pass(target, size))
+        curve.retime(size, single, min(cost.time_pass(target, size) for _ in range(repeats)))
         self.uses += 1
 
     def ensure_exact(self, target: TargetProtocol) -> tuple[int, ...]:

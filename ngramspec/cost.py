@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -39,21 +40,30 @@ assert sorted(MEASURE_ORDER) == list(SIZES)
 class CostCurve:
     """Seconds per pass at measured sizes; between them linear, past the last one linear with the mean slope.
 
-    Real passes refresh it in two parts. The *level* (seconds of a one-token pass now) follows every pass,
-    whatever its size, since a longer context or a throttled machine slows all sizes together; the *ratio*
-    T(n) / T(1) of a size follows passes of that size only.
+    A pass of another size than the one before costs `switch` seconds more: llama.cpp then builds its graph
+    anew (a GPU captures it anew), while a run of passes of one size reuses it. On small models that is as much
+    as half a pass.
+
+    Real passes refresh it in two parts. The *level* (seconds of a one-token pass now) follows every pass, since
+    a longer context or a throttled machine slows all sizes together; the *ratio* T(n) / T(1) of a size follows
+    passes of that size only.
 
     Args:
-        seconds: batch size -> seconds; must hold size 1; all positive.
+        seconds: batch size -> seconds in a run of that size; must hold size 1; all positive.
+        switch: seconds that a change of size adds, at least 0.
 
     Raises:
-        ValueError: size 1 is missing or a value is not positive.
+        ValueError: size 1 is missing, or a value is out of its range.
     """
 
-    def __init__(self, seconds: Mapping[int, float]) -> None:
+    def __init__(self, seconds: Mapping[int, float], switch: float = 0.0) -> None:
         if 1 not in seconds or not all(0 < s < math.inf for s in seconds.values()):
             raise ValueError("a cost curve needs positive seconds, those of batch size 1 among them")
+        if not 0 <= switch < math.inf:
+            raise ValueError(f"switch is {switch}, but must be at least 0")
         self.level = float(seconds[1])
+        self.switch = switch
+        self._last = 1
         self._since_single = 0
         self._ratios = {n: min(s / self.level, WORST * n) for n, s in sorted(seconds.items())}
         self._rebuild()
@@ -108,22 +118,45 @@ class CostCurve:
             self._plans[sizes] = plan
         return plan
 
+    def switching(self, size: int, plain: int) -> float:
+        """What a batch of `size` costs now beyond T(size), in units of T(1).
+
+        A change of size is paid for, and so is the way back to passes of `plain` tokens, by whatever leaves
+        them; coming back is then free.
+        """
+        if size in (self._last, plain):
+            return 0.0
+        return self.switch * (2 if self._last == plain else 1) / self.level
+
+    @property
+    def last(self) -> int:
+        """Size of the last pass observed."""
+        return self._last
+
     def observe(self, size: int, seconds: float) -> None:
         """Learn from a real pass over `size` tokens. O(1), amortised."""
-        ratio = self.ratio(size)
+        ratio = 1.0 if size == 1 else self.ratio(size)
+        switch = 0.0 if size == self._last else self.switch
+        self._last = size
         # A pass that the system interrupted says nothing about the machine's speed.
-        seconds = min(seconds, 3.0 * self.level * ratio)
-        # What a larger batch says of the level depends on its ratio being right; a single token's word counts
-        # more, and the more the rarer it is.
-        weight = min(RARE, REFRESH * (1 + self._since_single)) if size == 1 else REFRESH / 8
-        self._since_single = 0 if size == 1 else self._since_single + 1
-        self.level += weight * (seconds / ratio - self.level)
-        if size > 1:
-            known = self._ratios.get(size, ratio)
-            self._ratios[size] = min(known + REFRESH * (seconds / self.level - known), WORST * size)
-            self._unseen += 1
-            if self._unseen >= REBUILD_EVERY:
-                self._rebuild()
+        seconds = min(seconds, 3.0 * (self.level * ratio + switch))
+        if size == 1:
+            # A single token's word on the level counts more than a larger batch's, which depends on that size's
+            # ratio being right; and the more the rarer it is.
+            scale = 1.0 + min(RARE, REFRESH * (1 + self._since_single)) * (seconds / (self.level + switch) - 1.0)
+            self.level *= scale
+            if switch:
+                self.switch *= scale
+            self._since_single = 0
+            return
+        seconds = max(seconds - switch, 0.1 * seconds)
+        self._since_single += 1
+        self.level += REFRESH / 8 * (seconds / ratio - self.level)
+        known = self._ratios.get(size, ratio)
+        self._ratios[size] = min(known + REFRESH * (seconds / self.level - known), WORST * size)
+        self._unseen += 1
+        if self._unseen >= REBUILD_EVERY:
+            self._rebuild()
 
     def retime(self, size: int, single: float, seconds: float) -> None:
         """Take in a fresh measurement: `seconds` of a pass over `size` tokens, `single` of one over one.
@@ -136,46 +169,51 @@ class CostCurve:
             self._ratios[size] = min(self.ratio(size), seconds / single)
         self._rebuild()
 
-    def to_json(self) -> dict[str, float]:
-        """Batch size (as text) -> seconds."""
-        return {str(n): self.level * r for n, r in sorted(self._ratios.items())}
+    def to_json(self) -> dict[str, Any]:
+        """Seconds by batch size (as text), and of a change of size."""
+        seconds = {str(n): self.level * r for n, r in sorted(self._ratios.items())}
+        return {"seconds": seconds, "switch": self.switch}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, float]) -> CostCurve:
-        """The inverse of `to_json`; raises ValueError, TypeError or AttributeError on anything else."""
-        return cls({int(n): float(s) for n, s in data.items()})
+    def from_json(cls, data: Mapping[str, Any]) -> CostCurve:
+        """The inverse of `to_json`; raises ValueError, TypeError, KeyError or AttributeError on anything else."""
+        return cls({int(n): float(s) for n, s in data["seconds"].items()}, float(data["switch"]))
 
 
-def measure(target: TargetProtocol, tokens: int, budget: float = 2.0, repeats: int = 5) -> CostCurve:
+def measure(target: TargetProtocol, tokens: int, budget: float = 2.0, rounds: int = 4) -> CostCurve:
     """Time passes of each size on top of what the cache holds, and take everything back.
 
-    The fastest of up to `repeats` passes per size counts: whatever else the machine does only adds time. The
-    first pass of a process pays for allocations and does not count, unless the model is so slow that this is
-    no matter.
+    Each size is timed in a run of its own, of which the first pass tells what the change of size costs. The
+    fastest of all rounds counts: whatever else the machine does only adds time.
 
     Args:
         target: with room for at least one token.
         tokens: how many are about to be generated.
         budget: seconds it may take, or 5 % of the generation where that is more; a slow model then has fewer
             points.
-        repeats: most passes per size.
+        rounds: most runs per size.
 
     Raises:
         ValueError: the context has no room left for one token.
     """
     began = time.perf_counter()
     single = time_pass(target, 1)
-    if single < budget / 10:
-        single = time_pass(target, 1)
-    best = {1: single}
-    deadline = began + max(budget, 0.05 * tokens * single)
+    # The first pass of a process pays for allocations; on a slow model that is no matter, and neither is a switch.
+    fast = single < budget / 10
+    best = {1: time_pass(target, 1) if fast else single}
+    switched = math.inf
+    deadline = began + max(budget, 0.05 * tokens * best[1])
     # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
-    for _ in range(repeats):
+    for number in range(rounds):
         for size in MEASURE_ORDER:
-            expected = best.get(size, CostCurve(best).seconds(size))
-            if time.perf_counter() + expected < deadline and len(target.tokens) + size <= target.n_ctx:
-                best[size] = min(best.get(size, math.inf), time_pass(target, size))
-    return CostCurve(best)
+            expected = best.get(size, CostCurve(best).seconds(size)) * (3 if fast else 1)
+            if time.perf_counter() + expected > deadline or len(target.tokens) + size > target.n_ctx:
+                continue
+            times = [time_pass(target, size) for _ in range(3 if fast else 1)]
+            best[size] = min(best.get(size, math.inf), *times)
+            if size == 1 and number > 0:
+                switched = min(switched, times[0])
+    return CostCurve(best, max(0.0, switched - best[1]) if switched < math.inf else 0.0)
 
 
 def time_pass(target: TargetProtocol, size: int) -> float:

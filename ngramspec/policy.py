@@ -7,15 +7,13 @@ send, and `record(...)` with what came of it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ngramspec.cost import CostCurve
 from ngramspec.draft import Draft
 
 
-@dataclass(frozen=True, slots=True)
-class Pass:
+class Pass(NamedTuple):
     """One target pass as a policy sees it.
 
     Attributes:
@@ -111,13 +109,15 @@ class CostPolicy:
 
     tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), where lambda is the
     recent throughput in tokens per second: time is worth what it lately bought. T counts the cheapest allowed
-    batch that holds the draft, since a padded batch may cost less than an exact one.
+    batch that holds the draft, since a padded batch may cost less than an exact one, and what a change of batch
+    size costs (see `CostCurve`).
 
     Never slower, by construction: what drafting saved so far is booked (the seconds that a pass's tokens would
     have taken one by one, less the seconds they took; the past fades). When the account falls below -ALLOWANCE
     of the time spent, and a credit of CREDIT plain passes, drafting stops until time has diluted the loss. Where
-    drafts do not pay, the drafter is asked only so often that asking takes less than OVERHEAD of the time. And
-    after PLAIN_EVERY drafted passes in a row comes one without a draft: were none ever timed, nothing would tell
+    drafts do not pay, the drafter is asked only so often that asking in vain takes less than OVERHEAD of the
+    time, and a credit of ASKING_CREDIT plain passes; a right guess, though it did not pay yet, is not in vain. And
+    after PLAIN_EVERY drafted passes in a row come two without a draft: were none ever timed, nothing would tell
     that the curve is wrong about them.
     """
 
@@ -128,18 +128,19 @@ class CostPolicy:
     OVERHEAD = 0.004
     DECAY = 0.97
     FADE = 0.995
-    LONGEST_SKIP = 64
+    ASKING_CREDIT = 0.25
     PLAIN_EVERY = 48
 
     def __init__(self, draft_max: int = 15) -> None:
         self._draft_max = draft_max
         self._tokens = self._seconds = 0.0
-        self._saved = self._spent = 0.0
-        self._in_a_row = self._in_vain = 0
-        self._skip = 0
+        self._saved = self._spent = self._asked = 0.0
+        self._plain_seconds = 0.0
+        self._in_a_row = self._plain_due = 0
 
     def limit(self) -> int:
-        return 0 if self._skip > 0 or self._in_a_row >= self.PLAIN_EVERY else self._draft_max
+        in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
+        return 0 if in_debt or self._plain_due else self._draft_max
 
     def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
         if curve is None or not draft.tokens:
@@ -153,17 +154,24 @@ class CostPolicy:
         worth = 1.0 / plain_cost
         if self._seconds:
             worth = max(worth, self._tokens / self._seconds * curve.level)
-        best, best_value = 0, 1.0 - worth * plain_cost
+        plain, last = costs[1][0], curve.last
+        best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
         reach = expected = 1.0
         for k, p in enumerate(draft.acceptance[: sizes[-1] - 1], 1):
             reach *= p
             expected += reach
-            value = expected - worth * costs[1 + k][1]
+            size, cost = costs[1 + k]
+            cost += curve.switching(size, plain)
+            # Padding to the size of the last pass spares the change of size.
+            if last > k + 1 and last != plain and curve.ratio(last) < cost:
+                size, cost = last, curve.ratio(last)
+            value = expected - worth * cost
             if value > best_value:
-                best, best_value = k, value
+                best, best_size, best_value = k, size, value
         # `acceptance` may be longer than the draft: see `blind` in `Drafter.propose`.
-        best = min(best, len(draft))
-        return best, costs[1 + best][0]
+        if best > len(draft):
+            best, best_size = len(draft), costs[1 + len(draft)][0]
+        return best, best_size
 
     def record(self, done: Pass) -> None:
         seconds = done.seconds + done.draft_seconds
@@ -171,18 +179,21 @@ class CostPolicy:
         self._seconds = self._seconds * self.DECAY + seconds
         self._spent = self._spent * self.FADE + seconds
         self._saved *= self.FADE
-        self._in_a_row = self._in_a_row + 1 if done.drafted else 0
+        self._asked *= self.FADE
+        self._plain_seconds = done.plain_seconds
         if done.drafted:
             self._saved += done.emitted * done.plain_seconds - seconds
-            self._skip = 0
-        elif done.draft_seconds:
-            # Asking in vain is spaced out step by step; a right guess, though it did not pay yet, ends that.
-            self._in_vain = 0 if done.guessed else self._in_vain + 1
-            budget = self.OVERHEAD * done.seconds
-            longest = int(done.draft_seconds / budget) if budget else 0
-            self._skip = min(self.LONGEST_SKIP, longest, self._in_vain)
-        else:
-            self._skip = max(0, self._skip - 1)
+            self._in_a_row += 1
+            if self._in_a_row % self.PLAIN_EVERY == 0:
+                self._plain_due = 2
+            return
+        if self._in_a_row:
+            # The first pass of another size builds its graph anew, for which the drafts before it are to blame.
+            self._saved -= max(0.0, done.seconds - done.plain_seconds)
+        self._in_a_row = 0
+        self._plain_due = max(0, self._plain_due - 1)
+        if not done.guessed:
+            self._asked += done.draft_seconds
 
 
 POLICIES: dict[str, type[FixedPolicy] | type[HeuristicPolicy] | type[CostPolicy]] = {

@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given, settings
@@ -79,7 +79,7 @@ def test_padding_is_never_dearer_than_fitting(curve: CostCurve, sizes: tuple[int
         assert ratio <= curve.ratio(fitting)
         if size != fitting:
             assert ratio < curve.ratio(fitting)
-        known = [curve.ratio(s) for s in sizes if s >= n and str(s) in curve.to_json()]
+        known = [curve.ratio(s) for s in sizes if s >= n and str(s) in curve.to_json()["seconds"]]
         assert ratio <= 1.05 * min([curve.ratio(fitting), *known])
         assert ratio >= cheapest
 
@@ -182,11 +182,16 @@ def test_json_round_trip(curve: CostCurve) -> None:
     assert [again.ratio(n) for n in ALL] == pytest.approx([curve.ratio(n) for n in ALL])
 
 
+BAD_SECONDS: list[Any] = [{}, {"2": 1}, {"one": 1.0}, {"1": "x"}, {"1": None}, {"1": -1}, {"1": [1]}, [], "1", 3, None]
+
+
 @pytest.mark.parametrize(
-    "bad", [{}, {"2": 1}, {"one": 1.0}, {"1": "x"}, {"1": None}, {"1": -1}, {"1": [1]}, [], "1", 3, None]
+    "bad",
+    [{"seconds": seconds, "switch": 0.0} for seconds in BAD_SECONDS]
+    + [{"seconds": {"1": 1.0}}, {"seconds": {"1": 1.0}, "switch": -1}, {"1": 1.0}, [], None],
 )
 def test_foreign_json_is_refused(bad: Any) -> None:
-    with pytest.raises((ValueError, TypeError, AttributeError)):
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
         CostCurve.from_json(bad)
 
 
@@ -255,3 +260,46 @@ def test_a_single_pass_is_timed_and_taken_back(clock: Clock) -> None:
     target.prefill([1, 2])
     assert time_pass(target, 4) == pytest.approx(ragged(4), rel=0.02)
     assert (target.batches, target.tokens) == ([4], [1, 2])
+
+
+def test_a_change_of_size_is_charged_there_and_back() -> None:
+    curve = CostCurve({1: 1.0, 4: 2.0, 8: 3.0}, switch=0.25)
+    assert curve.switching(1, plain=1) == 0.0
+    assert curve.switching(4, plain=1) == pytest.approx(0.5)
+    curve.observe(4, 2.25)
+    assert curve.ratio(4) == pytest.approx(2.0)  # the change of size is not the size's fault
+    assert curve.switching(4, plain=1) == 0.0
+    assert curve.switching(8, plain=1) == pytest.approx(0.25)
+    assert curve.switching(1, plain=1) == 0.0  # paid for on the way there
+
+
+def test_a_change_of_size_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, last = [0.0], [0]
+
+    class Target:
+        tokens: ClassVar[list[int]] = []
+        n_ctx, n_vocab = 100, 50
+
+        def evaluate(self, tokens: list[int]) -> None:
+            clock[0] += 1e-3 * (1 + 0.5 * (len(tokens) - 1)) + (3e-4 if len(tokens) != last[0] else 0.0)
+            last[0] = len(tokens)
+
+        def rollback(self, length: int) -> None:
+            assert length == 0
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    curve = measure(Target(), 100)  # type: ignore[arg-type]
+    assert curve.switch == pytest.approx(3e-4, rel=1e-3)
+    assert curve.level == pytest.approx(1e-3, rel=1e-3)
+    assert curve.ratio(5) == pytest.approx(3.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("true", [1e-4, 6e-4])
+def test_level_and_switch_are_told_apart(true: float) -> None:
+    curve = CostCurve({1: 1e-3, 4: 2e-3}, switch=3e-4)
+    for i in range(2000):
+        curve.observe(1, 1.5e-3 + (true if i % 3 == 0 else 0.0))
+        if i % 3 == 2:
+            curve.observe(4, 3e-3 + true)
+    assert curve.level == pytest.approx(1.5e-3, rel=0.05)
+    assert curve.switch == pytest.approx(true, rel=0.35)

@@ -58,7 +58,7 @@ def test_simple_policies_send_what_there_is(name: str) -> None:
 def test_fixed_stays() -> None:
     policy = make_policy("fixed", 6)
     for emitted in (1, 7, 1, 1):
-        policy.record(Pass(emitted, 6, 1.0, 0.0, 1.0))
+        policy.record(Pass(emitted, 6, emitted - 1, 1.0, 0.0, 1.0))
         assert policy.limit() == 6
 
 
@@ -68,7 +68,7 @@ def test_heuristic_goes_two_up_and_one_down() -> None:
     for _ in range(200):
         drafted = rng.randrange(length + 1)
         emitted = rng.choice([1, drafted + 1])
-        policy.record(Pass(emitted, drafted, 1.0, 0.0, 1.0))
+        policy.record(Pass(emitted, drafted, emitted - 1, 1.0, 0.0, 1.0))
         if drafted:
             length = max(1, min(8, length + 2 if emitted == drafted + 1 else length - 1))
         assert policy.limit() == length
@@ -126,7 +126,7 @@ def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slo
 
     policy = CostPolicy()
     for _ in range(300):  # passes of 10 tokens that reach the throughput
-        policy.record(Pass(10, 9, 10 * 0.01 / throughput, 0.0, 0.01))
+        policy.record(Pass(10, 9, 9, 10 * 0.01 / throughput, 0.0, 0.01))
     k, _ = policy.plan(draft([p] * 15), curve_of(cost), ALL)
     rate = throughput / 0.01
     at_k = value([p] * 15, k, cost, ALL, rate)
@@ -199,7 +199,7 @@ class Machine:
                 self.since = passes
             emitted = 1 + min(k, right)
             spent = self.cost(size)
-            self.policy.record(Pass(emitted, k, spent, asking, self.cost(1)))
+            self.policy.record(Pass(emitted, k, emitted - 1, spent, asking, self.cost(1)))
             self.seconds += spent + asking
             self.tokens += emitted
             self.drafted += k
@@ -268,10 +268,10 @@ def test_a_loss_stops_drafting_and_time_heals_it() -> None:
     good = draft([0.95] * 15)
     assert policy.plan(good, curve, ALL)[0] > 0
     for _ in range(10):
-        policy.record(Pass(1, 15, typical(16), 0.0, typical(1)))
+        policy.record(Pass(1, 15, 0, typical(16), 0.0, typical(1)))
     assert policy.plan(good, curve, ALL)[0] == 0
     for _ in range(20_000):
-        policy.record(Pass(1, 0, typical(1), 0.0, typical(1)))
+        policy.record(Pass(1, 0, 0, typical(1), 0.0, typical(1)))
     assert policy.plan(good, curve, ALL)[0] > 0
 
 
@@ -311,7 +311,7 @@ def test_a_wrong_curve_is_found_out(true: float, believed: float, p: float) -> N
             asking = 20e-6
             k, size = policy.plan(draft([p] * 15), curve, ALL)
         emitted = 1 + min(k, next(hits))
-        policy.record(Pass(emitted, k, cost(size), asking, curve.seconds(1)))
+        policy.record(Pass(emitted, k, emitted - 1, cost(size), asking, curve.seconds(1)))
         curve.observe(size, cost(size))
         tokens += emitted
         seconds += cost(size) + asking
@@ -321,12 +321,12 @@ def test_a_wrong_curve_is_found_out(true: float, believed: float, p: float) -> N
 
 def test_a_pass_of_no_time_breaks_nothing() -> None:
     policy, curve = CostPolicy(), curve_of(typical)
-    for done in (Pass(1, 0, 0.0, 0.0, 0.0), Pass(1, 0, 0.0, 1e-6, 0.0), Pass(3, 2, 0.0, 0.0, 0.0)):
+    for done in (Pass(1, 0, 0, 0.0, 0.0, 0.0), Pass(1, 0, 0, 0.0, 1e-6, 0.0), Pass(3, 2, 2, 0.0, 0.0, 0.0)):
         policy.record(done)
     for _ in range(200):
         if policy.limit():
             break
-        policy.record(Pass(1, 0, 1e-3, 0.0, 1e-3))
+        policy.record(Pass(1, 0, 0, 1e-3, 0.0, 1e-3))
     assert policy.limit() > 0
     k, size = policy.plan(draft([0.9] * 15), curve, ALL)
     assert size >= 1 + k

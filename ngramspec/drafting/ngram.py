@@ -66,7 +66,10 @@ class NGramDrafter:
         return Draft(draft.tokens, draft.q, draft.match, draft.support, tuple(acceptance), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
+        self._unread += tokens
         guesses, cells = self._pending
+        if not guesses:
+            return 0
         self._pending = ((), [])
         hits = 0
         for guess, key, token in zip(guesses, cells, tokens, strict=False):
@@ -76,5 +79,4 @@ class NGramDrafter:
             if not right:
                 break
             hits += 1
-        self._unread += tokens
         return hits
