@@ -115,8 +115,10 @@ class SpeculativeDecoder:
         if self.exact and target.can_rollback:
             sizes = self.calibration.ensure_exact(target)
 
-        # 1. Prefill; its logits give the first token.
+        # 1. Prefill, for the drafter too; the target's logits give the first token.
         began = time.perf_counter()
+        if drafter is not None:
+            drafter.begin(prompt)
         rows = target.prefill(prompt, aligned=self.exact, progress=progress)[np.newaxis]
         settled = len(prompt)
         try:
@@ -132,7 +134,6 @@ class SpeculativeDecoder:
             curve = self.calibration.curve if self.exact else None
             if drafter is not None and text.stop is None:
                 curve = self.calibration.ensure_curve(target, text.left)
-                drafter.begin(prompt)
                 drafter.accept((last,))
 
             plain = curve.padded(sizes)[1][0] if curve else smallest(1, sizes)
