@@ -15,8 +15,8 @@ from ngramspec.errors import NGramSpecError
 from . import chat_commands
 from .chat_input import StopKey, Terminal, piped_lines
 from .chat_session import Session
-from .chat_view import AnswerView, complain, tell
-from .console import FAILED, fail, usage_error
+from .chat_view import AnswerView
+from .console import FAILED, complain, fail, note, usage_error
 from .options import DraftOptions, LoadOptions, Model, SamplingOptions, check_predict
 
 
@@ -93,7 +93,7 @@ def _read(path: Path) -> str:
 
 def _talk(session: Session, first: str | None) -> None:
     """At a terminal, until the user leaves."""
-    tell(f"{session.target.name}, context of {session.target.n_ctx} tokens. /help lists commands, Ctrl-D leaves.")
+    note(f"{session.target.name}, context of {session.target.n_ctx} tokens. /help lists commands, Ctrl-D leaves.")
     if first is not None:
         session.ask(first)
     for line in Terminal(chat_commands.NAMES):

@@ -12,8 +12,8 @@ from ngramspec.conversation import load, save
 from ngramspec.errors import NGramSpecError
 
 from .chat_session import Session
-from .chat_view import complain, tell, totals
-from .console import stderr
+from .chat_view import totals
+from .console import complain, note, stderr
 
 COMMANDS = {
     "/help": "show this",
@@ -64,7 +64,7 @@ def run(session: Session, name: str, argument: str) -> bool:
 def _help(_session: Session, _argument: str) -> None:
     for name, what in COMMANDS.items():
         stderr.print(Text(f"  {name:<15} {what}"))
-    tell(
+    note(
         "Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer."
         " To send a text that looks like a command, put a space or a second / in front."
     )
@@ -72,20 +72,20 @@ def _help(_session: Session, _argument: str) -> None:
 
 def _reset(session: Session, _argument: str) -> None:
     session.reset()
-    tell("the conversation starts afresh")
+    note("the conversation starts afresh")
 
 
 def _system(session: Session, text: str) -> None:
     conversation = session.conversation
     if not text:
-        tell(conversation.system if conversation.system is not None else "there is no system message")
+        note(conversation.system if conversation.system is not None else "there is no system message")
     elif text == "-":
         conversation.system = None
-        tell("from the next turn on there is no system message")
+        note("from the next turn on there is no system message")
     else:
         conversation.system = text
         kept = "; /reset forgets the turns so far" if conversation.turns else ""
-        tell(f"the system message applies from the next turn on{kept}")
+        note(f"the system message applies from the next turn on{kept}")
 
 
 def _stats(session: Session, _argument: str) -> None:
@@ -113,7 +113,7 @@ def set_drafts(session: Session, on: bool) -> None:
         raise NGramSpecError("drafts can be shown on a terminal only")
     view.drafts = on
     if not on:
-        tell("drafts are not shown")
+        note("drafts are not shown")
         return
     stderr.print(
         Text.assemble(
@@ -129,14 +129,14 @@ def set_drafts(session: Session, on: bool) -> None:
 def _save(session: Session, argument: str) -> None:
     path = Path(argument).expanduser()
     save(session.conversation, path, model=session.target.name, sampling=asdict(session.sampling))
-    tell(f"saved {_turns(session)} to {path}")
+    note(f"saved {_turns(session)} to {path}")
 
 
 def _load(session: Session, argument: str) -> None:
     path = Path(argument).expanduser()
     session.conversation, model = load(path)
     by = f", had with {model}" if model not in ("", session.target.name) else ""
-    tell(f"loaded {_turns(session)} from {path}{by}; this session's sampling applies")
+    note(f"loaded {_turns(session)} from {path}{by}; this session's sampling applies")
 
 
 def _turns(session: Session) -> str:

@@ -14,8 +14,8 @@ from ngramspec.stats import Stats, Step
 from ngramspec.target import Target
 
 from .chat_input import StopKey, no_echo
-from .chat_view import AnswerView, complain, tell
-from .console import guarded_stdout, prefill_bar
+from .chat_view import AnswerView
+from .console import complain, guarded_stdout, note, prefill_bar
 from .options import SamplingOptions
 from .summary import summary
 
@@ -70,11 +70,11 @@ class Session:
         finally:
             self.totals.merge(stats)
         if ending == "stopped" and not text:
-            tell("stopped before the answer began; the turn was taken back")
+            note("stopped before the answer began; the turn was taken back")
             return True
         self.conversation.add(question, text, prompt)
         self.answers += 1
-        tell(self._status(stats, ending))
+        note(self._status(stats, ending))
         return True
 
     def _prompt(self, question: str) -> Prompt:
@@ -83,7 +83,7 @@ class Session:
         dropped = prompt.first - self.conversation.first
         if dropped:
             turns = "oldest turn no longer fits" if dropped == 1 else f"{dropped} oldest turns no longer fit"
-            tell(f"the {turns} in the context; the model answers without")
+            note(f"the {turns} in the context; the model answers without")
         return prompt
 
     def _answer(self, prompt: Prompt, stats: Stats) -> tuple[str, str]:

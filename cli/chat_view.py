@@ -11,36 +11,9 @@ from rich.text import Text
 
 from ngramspec.stats import Stats, Step
 
-from .console import stderr, write_stdout
+from .console import printable, write_stdout
 
 ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
-
-_SYMBOLS = {
-    **{c: 0x2400 + c for c in range(0x20) if chr(c) not in "\n\t"},
-    ord("\r"): None,
-    0x7F: 0x2421,
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
-}
-
-
-def printable(text: str) -> str:
-    """Text that cannot command a terminal: a control character becomes its symbol (ESC: ␛), except \\n and \\t."""
-    return text.translate(_SYMBOLS)
-
-
-def tell(text: str) -> None:
-    """A line for the user on stderr, whatever characters a file or a model put into it."""
-    _print(text, "dim")
-
-
-def complain(message: str) -> None:
-    """An error on stderr that does not end the session."""
-    _print(f"ngramspec: {' '.join(message.split())}", "red")
-
-
-def _print(text: str, style: str) -> None:
-    # A terminal gets lines broken between words; a log gets them whole.
-    stderr.print(printable(text), style=style, markup=False, soft_wrap=not stderr.is_terminal)
 
 
 def marked(step: Step, piece: Callable[[int], bytes]) -> Text:

@@ -20,24 +20,45 @@ from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progres
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
-stderr = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
+stderr = Console(stderr=True, highlight=False, emoji=False)
 """For notes, statistics and progress."""
+
+_SYMBOLS = {
+    **{c: 0x2400 + c for c in range(0x20) if chr(c) not in "\n\t"},
+    ord("\r"): None,
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
 
 
 class Terminated(BaseException):
     """SIGTERM arrived. Like KeyboardInterrupt, it passes through `except Exception`."""
 
 
+def printable(text: str) -> str:
+    """Text that cannot command a terminal: a control character becomes its symbol (ESC: ␛), except \\n and \\t."""
+    return text.translate(_SYMBOLS)
+
+
 def note(text: str) -> None:
-    """A line for the user on stderr; one that cannot be written there ends nothing."""
+    """A line for the user on stderr, whatever characters a file or a model put into it."""
+    _print(text, "dim")
+
+
+def complain(message: str) -> None:
+    """An error, in one line on stderr."""
+    _print(f"ngramspec: {' '.join(message.split())}", "red")
+
+
+def _print(text: str, style: str) -> None:
+    # A terminal gets lines broken between words; a log gets them whole. A stderr that cannot be written ends nothing.
     with suppress(OSError):
-        stderr.print(text, style="dim", markup=False)
+        stderr.print(printable(text), style=style, markup=False, soft_wrap=not stderr.is_terminal)
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
     """End the program with one line on stderr."""
-    with suppress(OSError):
-        stderr.print(f"ngramspec: {' '.join(message.split())}", style="red", markup=False)
+    complain(message)
     raise typer.Exit(code)
 
 
@@ -97,10 +118,11 @@ def prefill_bar() -> Iterator[Callable[[int, int], None]]:
         task = bar.add_task("")
 
         def show(done: int, total: int) -> None:
-            bar.start()
-            bar.update(task, completed=done, total=total)
             if done == total:
                 bar.stop()
+                return
+            bar.start()
+            bar.update(task, completed=done, total=total)
 
         yield show
 

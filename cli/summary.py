@@ -15,6 +15,6 @@ def summary(stats: Stats) -> str:
         parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted} drafted accepted")
     elif stats.passes:
         parts.append("nothing drafted")
-    if stats.estimated_gain is not None:
+    if stats.drafted and stats.estimated_gain is not None:
         parts.append(f"about {stats.estimated_gain:.2f}x plain decoding")
     return ", ".join(parts)

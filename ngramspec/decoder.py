@@ -109,8 +109,7 @@ class SpeculativeDecoder:
 
     def _run(self, prompt: list[int], verifier: Verifier, text: _Text, progress: Progress | None) -> Generator[Step]:
         target, drafter, policy = self.target, self.drafter, self.policy
-        self._generations += 1
-        generation = self._generations
+        generation = self._generations = self._generations + 1
         sizes: Sequence[int] = range(1, target.max_batch + 1)
         if self.exact and target.can_rollback:
             sizes = self.calibration.ensure_exact(target)

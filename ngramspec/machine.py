@@ -31,6 +31,12 @@ def physical_cores() -> int:
     return max(1, min(physical, allowed))
 
 
+def total_bytes(devices: Sequence[Device], on_gpu: bool) -> int:
+    """All the memory of the kind that holds the KV cache."""
+    gpus = sum(d.total for d in devices if d.is_gpu)
+    return gpus if on_gpu and gpus else int(psutil.virtual_memory().total)
+
+
 def free_bytes(devices: Sequence[Device], on_gpu: bool, reserve: int) -> int:
     """Free memory where the KV cache will live, less `reserve` bytes that something else will fill."""
     gpus = [d.free for d in devices if d.is_gpu and d.total > 0]

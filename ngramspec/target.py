@@ -157,6 +157,8 @@ class Target:
         self.description = buffer.value.decode("utf-8", "replace")
         self.devices = machine.devices(libggml)
         self._pieces: dict[int, bytes] = {}
+        is_recurrent = llama.llama_model_is_recurrent, llama.llama_model_is_hybrid
+        self._recurrent = any(ask(self._model) for ask in is_recurrent)
 
     def _meta(self, key: str) -> str | None:
         buffer = ctypes.create_string_buffer(1024)
@@ -164,27 +166,31 @@ class Target:
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
     def _context_size(self, asked: int | None) -> int:
-        if asked is not None:
-            if asked > self.n_ctx_train > 0:
-                self.notes.append(
-                    f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on"
-                )
-            return asked
         heads = max(1, llama.llama_model_n_head(self._model))
         head_width = llama.llama_model_n_embd(self._model) // heads
-        shape = CacheShape(
+        per_token = CacheShape(
             llama.llama_model_n_layer(self._model),
             llama.llama_model_n_head_kv(self._model) or heads,
             int(self._meta(f"{self.architecture}.attention.key_length") or head_width),
             int(self._meta(f"{self.architecture}.attention.value_length") or head_width),
-        )
-        # Mapped weights still count as free memory, and will not stay so.
-        mapped = self.size_bytes if self._mapped and not self.on_gpu else 0
-        free = machine.free_bytes(self.devices, self.on_gpu, mapped)
-        size, note = fitting_context(self.n_ctx_train, shape.bytes_per_token(*self.cache_types), free)
-        if note:
-            self.notes.append(note)
-        return size
+        ).bytes_per_token(*self.cache_types)
+        if asked is None:
+            # Mapped weights still count as free memory, and will not stay so.
+            mapped = self.size_bytes if self._mapped and not self.on_gpu else 0
+            free = machine.free_bytes(self.devices, self.on_gpu, mapped)
+            size, note = fitting_context(self.n_ctx_train, per_token, free)
+            self.notes += [note] if note else []
+            return size
+        total = machine.total_bytes(self.devices, self.on_gpu)
+        # The estimate is exact for plain attention only. Without this check the system ends the process.
+        if asked * per_token > total and not self._recurrent and llama.llama_model_n_swa(self._model) == 0:
+            raise ModelError(
+                f"a context of {asked} tokens takes {asked * per_token / 2**30:.1f} GiB of KV cache, but there are"
+                f" {total / 2**30:.1f} GiB in all; try a smaller -c/--ctx-size"
+            )
+        if asked > self.n_ctx_train > 0:
+            self.notes.append(f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on")
+        return asked
 
     def _open_context(self, n_ctx: int) -> None:
         params = llama.llama_context_default_params()
@@ -197,9 +203,8 @@ class Target:
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = _FLASH[self.flash_attn]
         params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
-        recurrent = llama.llama_model_is_recurrent(self._model) or llama.llama_model_is_hybrid(self._model)
         # Where the architecture supports it, snapshots make a recurrent state roll back this far.
-        params.n_rs_seq = 16 if recurrent else 0
+        params.n_rs_seq = 16 if self._recurrent else 0
         _log_tail.clear()
         self._ctx = llama.llama_init_from_model(self._model, params)
         if not self._ctx:
@@ -218,7 +223,7 @@ class Target:
             self._batch.seq_id[i][0] = 0
         self._positions = np.arange(params.n_ctx, dtype=np.int32)
         self._aligned = 0
-        self.can_rollback = not recurrent or self._try_rollback()
+        self.can_rollback = not self._recurrent or self._try_rollback()
 
     def _try_rollback(self) -> bool:
         """Whether a recurrent memory really takes back what a rejected draft put into it."""

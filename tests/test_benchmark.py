@@ -143,8 +143,9 @@ def test_drafting_work_counts(clock: Clock) -> None:
     drafted = [run for run in bench(target, drafter=Slow()).measure() if run.kind == "drafted"]
     assert drafted
     for run in drafted:
-        # The last token is never drafted for: there is nothing left to gain.
-        assert run.seconds == pytest.approx(run.stats.passes * 4.0 + 7.0, abs=3.01)
+        # The drafter reads the prompt while the target does. The last token is never drafted for: nothing to gain.
+        assert run.prefill_seconds >= 7.0
+        assert run.seconds == pytest.approx(run.stats.passes * 4.0, abs=3.01)
 
 
 def test_with_free_batches_the_gain_is_the_tokens_per_pass(clock: Clock) -> None:

@@ -13,7 +13,8 @@ from ngramspec_cli.chat import ChatSampling
 from ngramspec_cli.chat_commands import parse
 from ngramspec_cli.chat_input import StopKey, clean
 from ngramspec_cli.chat_session import Session
-from ngramspec_cli.chat_view import AnswerView, marked, printable, totals
+from ngramspec_cli.chat_view import AnswerView, marked, totals
+from ngramspec_cli.console import printable
 from rich.console import Console
 
 from ngramspec.conversation import Turn
