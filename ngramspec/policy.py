@@ -163,7 +163,7 @@ class CostPolicy:
             size, cost = costs[1 + k]
             cost += curve.switching(size, plain)
             # Padding to the size of the last pass spares the change of size.
-            if last > k + 1 and last != plain and curve.ratio(last) < cost:
+            if last > k + 1 and last != plain and last in sizes and curve.ratio(last) < cost:
                 size, cost = last, curve.ratio(last)
             value = expected - worth * cost
             if value > best_value:
