@@ -89,7 +89,7 @@ def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
         rows["passes"] = f"{stats.passes}, {share:.0%} of them without a draft"
     if stats.acceptance_rate is not None:
         rows["drafts"] = f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance_rate:.0%})"
-    if stats.estimated_gain is not None:
+    if stats.drafted and stats.estimated_gain is not None:
         rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding, by this machine's measured costs"
     for name, value in rows.items():
         table.add_row(name, Text(printable(value)))
