@@ -52,6 +52,11 @@ class CostCurve:
         seconds: batch size -> seconds in a run of that size; must hold size 1; all positive.
         switch: seconds that a change of size adds, at least 0.
 
+    Attributes:
+        level: seconds of a one-token pass now.
+        switch: as above, refreshed.
+        last: size of the last pass observed.
+
     Raises:
         ValueError: size 1 is missing, or a value is out of its range.
     """
@@ -63,7 +68,7 @@ class CostCurve:
             raise ValueError(f"switch is {switch}, but must be at least 0")
         self.level = float(seconds[1])
         self.switch = switch
-        self._last = 1
+        self.last = 1
         self._since_single = 0
         self._ratios = {n: min(s / self.level, WORST * n) for n, s in sorted(seconds.items())}
         self._rebuild()
@@ -124,20 +129,15 @@ class CostCurve:
         A change of size is paid for, and so is the way back to passes of `plain` tokens, by whatever leaves
         them; coming back is then free.
         """
-        if size in (self._last, plain):
+        if size in (self.last, plain):
             return 0.0
-        return self.switch * (2 if self._last == plain else 1) / self.level
-
-    @property
-    def last(self) -> int:
-        """Size of the last pass observed."""
-        return self._last
+        return self.switch * (2 if self.last == plain else 1) / self.level
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn from a real pass over `size` tokens. O(1), amortised."""
         ratio = 1.0 if size == 1 else self.ratio(size)
-        switch = 0.0 if size == self._last else self.switch
-        self._last = size
+        switch = 0.0 if size == self.last else self.switch
+        self.last = size
         # A pass that the system interrupted says nothing about the machine's speed.
         seconds = min(seconds, 3.0 * (self.level * ratio + switch))
         if size == 1:
