@@ -147,12 +147,13 @@ def _largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
     some: NDArray[np.intp] | None = None
     columns = values.size // _ROWS
     if columns > 4 * count:
-        # `count` columns of a table of the values have their maximum at or above `floor`, so at
-        # least `count` values do: what lies below is out, and little is left to partition. The
-        # remainder that fills no column need not help to find the floor.
-        maxima = values[: columns * _ROWS].reshape(_ROWS, columns).max(axis=0)
+        # The `count` largest lie in columns of a table of the values whose maximum is among the `count` largest
+        # maxima, or in the remainder that fills no column: one pass over the values, and little left to partition.
+        filled = columns * _ROWS
+        maxima = values[:filled].reshape(_ROWS, columns).max(axis=0)
         floor = np.partition(maxima, columns - count)[columns - count]
-        some = np.flatnonzero(values >= floor)
+        rows = np.arange(0, filled, columns)[:, np.newaxis]
+        some = np.concatenate(((rows + np.flatnonzero(maxima >= floor)).ravel(), np.arange(filled, values.size)))
         values = values[some]
     edge = np.partition(values, values.size - count)[values.size - count]
     above = np.flatnonzero(values > edge)
