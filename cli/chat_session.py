@@ -100,7 +100,7 @@ class Session:
                 prompt.tokens,
                 max_tokens=self.limit,
                 sampling=self.sampling,
-                verify=None if self.sampling.greedy else self.options.verify,
+                verify=self.options.verify,
                 stop=self.stop,
                 progress=progress,
             )

@@ -79,7 +79,7 @@ def complete(
                     prompt,
                     max_tokens=limit,
                     sampling=chosen,
-                    verify=None if chosen.greedy else sampling.verify,
+                    verify=sampling.verify,
                     stop=stop or (),
                     progress=progress,
                 ):

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cli_runner import COMMAND, DEMO, PATIENCE, Done, environment, run, run_signalled, shell
+from cli_runner import COMMAND, DEMO, PATIENCE, Done, run, run_signalled, shell
 from ngramspec_cli import app
 from tiny_gguf import write_gguf
 
@@ -22,11 +22,6 @@ TEXT = b"def add(a, b):\n    return a + b\n"
 # Random tokens, so that hardly any ends the text.
 ENDLESS = ["--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "1"]
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
-
-
-@pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return environment(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture

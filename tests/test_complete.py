@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_runner import DEMO, environment, run, shell
+from cli_runner import DEMO, run, shell
 from fake_hub import FakeHub, serve
 
 from ngramspec.calibration import default_folder
@@ -24,11 +24,6 @@ SMALL = ["complete", "-t", "1", "-c", "512"]
 EXACT = [*SMALL, "--exact"]
 TOKENS = 40
 SUMMARY = re.compile(r"^\d+ tokens, .*; (length|eog|stop|context)(; seed \d+)?$", re.MULTILINE)
-
-
-@pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return environment(tmp_path_factory.mktemp("home"))
 
 
 @pytest.fixture

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import pytest
-from cli_runner import DEMO, environment, run
+from cli_runner import DEMO, run
 from tiny_models import write_model
 
 from ngramspec.probe import SIZES
@@ -14,11 +13,6 @@ from ngramspec.target import Target
 
 INFO = ["info", "-t", "1", "-c", "512"]
 PROBING = "comparing batch sizes"
-
-
-@pytest.fixture(scope="module")
-def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return environment(tmp_path_factory.mktemp("home"))
 
 
 def facts(out: str) -> dict[str, str]:
