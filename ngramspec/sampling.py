@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ngramspec.errors import NGramSpecError
 
 _LARGEST_SEED = 2**64 - 1
-_ROWS = 64  # tokens per column in the pre-filter of _largest
+_ROWS = 32  # tokens per column in the pre-filter of _largest
 
 
 class BadLogits(NGramSpecError, ValueError):  # noqa: N818 - reads better where it is raised
@@ -96,11 +96,14 @@ class Sampling:
         Greedy sampling gives all probability to the largest logit. Raises BadLogits as
         `top_token` does. O(n_vocab), plus a sort of the tokens that may be in the top_p.
         """
-        best = top_token(logits)
         if self.greedy:
-            return Distribution(np.array([best], np.int32), np.ones(1), np.zeros(1))
+            return Distribution(np.array([top_token(logits)], np.int32), np.ones(1), np.zeros(1))
         ids = _largest(logits, self.top_k or logits.size)
-        gap = logits[ids].astype(np.float64) - float(logits[best])  # <= 0, exactly 0 at the best
+        values = logits[ids].astype(np.float64)
+        largest = float(values.max())
+        if not math.isfinite(largest):
+            top_token(logits)  # tells what is wrong
+        gap = values - largest  # <= 0, exactly 0 at the best
         # top_p and min_p both keep a prefix of the order by logit, so min_p may go first and leave
         # few tokens to sort, once the mass that top_p is a share of is known. The tokens below
         # (1 - top_p) * mass / n hold less than 1 - top_p together: they need no sorting either.
@@ -141,22 +144,29 @@ def top_token(logits: NDArray[np.float32]) -> int:
 
 
 def _largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
-    """Ascending indices of the `count` largest values, the lowest indices among equals. O(n)."""
+    """Ascending indices of the `count` largest values, the lowest indices among equals. O(n).
+
+    A nan counts as larger than anything else; where nan fills the `count`, all indices come back.
+    """
     if count >= values.size:
         return np.arange(values.size)
     some: NDArray[np.intp] | None = None
     columns = values.size // _ROWS
     if columns > 4 * count:
-        # The `count` largest lie in columns of a table of the values whose maximum is among the `count` largest
-        # maxima, or in the remainder that fills no column: one pass over the values, and little left to partition.
+        # The `count` largest column maxima of a table of the values are `count` of the values, so none of the
+        # `count` largest is below the last of those: one pass over the values, and little left to partition.
         filled = columns * _ROWS
-        maxima = values[:filled].reshape(_ROWS, columns).max(axis=0)
+        table = values[:filled].reshape(_ROWS, columns)
+        maxima = table.max(axis=0)
         floor = np.partition(maxima, columns - count)[columns - count]
-        rows = np.arange(0, filled, columns)[:, np.newaxis]
-        some = np.concatenate(((rows + np.flatnonzero(maxima >= floor)).ravel(), np.arange(filled, values.size)))
+        high = np.flatnonzero(~(maxima < floor))
+        row, column = np.divmod(np.flatnonzero(~(table.take(high, axis=1) < floor)), high.size)
+        some = row * columns + high[column]
+        if filled < values.size:
+            some = np.concatenate((some, np.arange(filled, values.size)))
         values = values[some]
     edge = np.partition(values, values.size - count)[values.size - count]
-    above = np.flatnonzero(values > edge)
-    ties = np.flatnonzero(values == edge)[: count - above.size]
-    kept = np.sort(np.concatenate((above, ties)))
+    above = np.flatnonzero(~(values <= edge))
+    ties = np.flatnonzero(values == edge)
+    kept = np.sort(np.concatenate((above, ties[: count - above.size])))
     return kept if some is None else some[kept]

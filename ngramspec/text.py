@@ -58,6 +58,8 @@ class TextStream:
         if self.stopped is not None:
             return ""
         text = self._held + self._decoder.decode(piece)
+        if not self._stop:
+            return text
         open_at = self._open_suffix(text)
         stop_at = self._find(text)
         # An unfinished stop string that begins before a finished one still wins if it completes:

@@ -213,6 +213,11 @@ def test_bad_logits(size: int, temperature: float) -> None:
             s.distribution(logits)
     with pytest.raises(BadLogits, match=f"all {size} logits are -inf"):
         s.distribution(np.full(size, -np.inf, np.float32))
+    for broken in (min(5, size), max(1, size // 2), size):  # more of them than top_k keeps, too
+        logits = np.zeros(size, np.float32)
+        logits[-broken:] = np.nan
+        with pytest.raises(BadLogits, match=r"the logit of token \d+ is nan"):
+            s.distribution(logits)
     assert issubclass(BadLogits, ValueError)
     assert issubclass(BadLogits, NGramSpecError)
 

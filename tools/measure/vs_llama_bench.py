@@ -1,44 +1,71 @@
 """Tokens per second of ngramspec, plain and drafted, against llama.cpp's llama-bench on the same model.
 
-All three decode from an empty context (one token of prompt), in turn, and the medians are compared. The text is
-sampled at a high temperature, so that drafts find nothing to guess: the drafted loop is shown at its worst.
+Build llama-bench from the source that the installed llama-cpp-python was built from, with the same flags. Both run
+the same threads, flash attention as llama.cpp chooses, an F16 KV cache, and go on from a context of the same depth;
+what llama-bench reports of itself is checked. All columns are measured in turn, round by round, and every speed is
+divided by llama-bench's of its own round: the machine's speed drifts more between rounds than the columns differ.
+
+    llama-bench      its tg test: passes over one random token each; nobody reads the logits
+    + huge pages     the same, with the weights in huge pages by way of glibc (Linux), as ngramspec.huge_pages has
+                     them: what is left of our lead, or our loss, on equal pages
+    plain greedy     --no-draft from a prompt of random tokens: the argmax of the logits, text, events
+    plain sampled    --no-draft at a high temperature: top-k and a draw from it instead of the argmax
+    drafted sampled  the same texts with drafting: nothing in them can be guessed ("accepted" says what was)
+
+Plain sampled over plain greedy is what sampling costs, which llama-bench does not do; drafted sampled over plain
+sampled is what drafting costs where it is of no use.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import time
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.machine import physical_cores
 from ngramspec.sampling import Sampling
+from ngramspec.stats import Stats
 from ngramspec.target import Target
 
-
-def llama_bench(program: Path, model: Path, tokens: int, threads: int) -> float:
-    """Tokens per second of one llama-bench tg run."""
-    command = [program, "-m", model, "-p", "0", "-n", str(tokens), "-r", "1", "-t", str(threads), "-o", "json"]
-    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    return float(json.loads(output)[0]["avg_ts"])
+DEPTH = 16
+COLUMNS = ("llama-bench", "+ huge pages", "plain greedy", "plain sampled", "drafted sampled")
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
 
 
-def ours(decoder: SpeculativeDecoder, tokens: int, sampling: Sampling) -> float:
+def llama_bench(program: Path, model: Path, tokens: int, threads: int, environment: dict[str, str]) -> float:
+    """Tokens per second of one llama-bench tg run at our depth; SystemExit if it runs other settings than ours."""
+    command = [str(program), "-m", str(model), "-p", "0", "-n", str(tokens), "-d", str(DEPTH), "-r", "1"]
+    command += ["-t", str(threads), "-o", "json"]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=os.environ | environment)
+    result = json.loads(done.stdout)[0]
+    ours = {"n_threads": threads, "n_depth": DEPTH, "type_k": "f16", "type_v": "f16"}
+    theirs = {name: result[name] for name in ours}
+    if theirs != ours:
+        raise SystemExit(f"llama-bench ran {theirs}, not {ours}")
+    return float(result["avg_ts"])
+
+
+def ours(decoder: SpeculativeDecoder, tokens: int, sampling: Sampling, prompt: list[int]) -> tuple[float, Stats]:
     """Tokens per second from the first token on, wall clock, everything included."""
     decoder.target.clear()
-    steps = decoder.generate([1], max_tokens=tokens + 1, sampling=sampling)
+    steps = decoder.generate(prompt, max_tokens=tokens + 1, sampling=sampling)
     next(steps)
-    began, count = time.perf_counter(), 0
+    stats = Stats()
+    began = time.perf_counter()
     for step in steps:
-        count += len(step.tokens)
-    return count / (time.perf_counter() - began)
+        stats.add(step)
+    return stats.tokens / (time.perf_counter() - began), stats
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--llama-bench", type=Path, required=True)
     parser.add_argument("-n", type=int, default=128)
@@ -46,23 +73,31 @@ def main() -> None:
     parser.add_argument("-t", "--threads", type=int, default=physical_cores())
     options = parser.parse_args()
     target = Target(options.model, n_ctx=2048, threads=options.threads)
-    plain, drafted = SpeculativeDecoder(target, drafter=None), SpeculativeDecoder(target)
-    ours(drafted, 32, Sampling())
-    speeds: dict[str, list[float]] = {
-        name: [] for name in ("llama-bench", "plain greedy", "plain novel", "drafted novel")
-    }
+    decoders = {"plain": SpeculativeDecoder(target, drafter=None), "drafted": SpeculativeDecoder(target)}
+    ours(decoders["drafted"], 32, Sampling(), [1])  # measures the cost curve
+    speeds: dict[str, list[float]] = {name: [] for name in COLUMNS}
+    totals = {name: Stats() for name in COLUMNS}
     for i in range(options.repeat):
-        novel = Sampling(temperature=1.5, top_k=40, top_p=1.0, min_p=0.0, seed=i)
-        speeds["llama-bench"].append(llama_bench(options.llama_bench, options.model, options.n, options.threads))
-        speeds["plain greedy"].append(ours(plain, options.n, Sampling()))
-        speeds["plain novel"].append(ours(plain, options.n, novel))
-        speeds["drafted novel"].append(ours(drafted, options.n, novel))
+        prompt = [int(t) for t in np.random.default_rng(i).integers(0, target.n_vocab, DEPTH)]
+        samplings = {"greedy": Sampling(), "sampled": Sampling(1.5, top_k=40, top_p=1.0, min_p=0.0, seed=i)}
+        for name in COLUMNS:
+            loop, _, kind = name.partition(" ")
+            if loop in decoders:
+                speed, stats = ours(decoders[loop], options.n, samplings[kind], prompt)
+                totals[name].merge(stats)
+            else:
+                environment = HUGE_PAGES if loop == "+" else {}
+                speed = llama_bench(options.llama_bench, options.model, options.n, options.threads, environment)
+            speeds[name].append(speed)
         print({name: round(values[-1], 1) for name, values in speeds.items()}, flush=True)
-    base = median(speeds["llama-bench"])
+    print(f"{'':16s} tokens/s  of llama-bench  of it + huge pages  drafted  accepted  tokens")
     for name, values in speeds.items():
-        paired = median(v / b for v, b in zip(values, speeds["llama-bench"], strict=True))
-        share = median(values) / base
-        print(f"{name:14s} {median(values):8.1f} tokens/s, {share:.3f} of llama-bench (paired {paired:.3f})")
+        shares = [median(v / b for v, b in zip(values, speeds[base], strict=True)) for base in COLUMNS[:2]]
+        s = totals[name]
+        print(
+            f"{name:16s} {median(values):8.1f} {shares[0]:15.3f} {shares[1]:19.3f}"
+            f" {s.drafted:8d} {s.accepted:9d} {s.tokens:7d}"
+        )
 
 
 if __name__ == "__main__":
