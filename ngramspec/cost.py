@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -56,10 +57,15 @@ class CostCurve:
         level: seconds of a one-token pass now.
         switch: as above, refreshed.
         last: size of the last pass observed.
+        worst: most that a batch may cost, as a multiple of its tokens one by one.
+        measured: whether it came from a clock, and so may be wrong.
 
     Raises:
         ValueError: size 1 is missing, or a value is out of its range.
     """
+
+    worst = WORST
+    measured = True
 
     def __init__(self, seconds: Mapping[int, float], switch: float = 0.0) -> None:
         if 1 not in seconds or not all(0 < s < math.inf for s in seconds.values()):
@@ -70,12 +76,13 @@ class CostCurve:
         self.switch = switch
         self.last = 1
         self._since_single = 0
-        self._ratios = {n: min(s / self.level, WORST * n) for n, s in sorted(seconds.items())}
+        self._ratios = {n: min(s / self.level, self.worst * n) for n, s in sorted(seconds.items())}
         self._rebuild()
 
     def _rebuild(self) -> None:
         self._table = [1.0]
         self._plans: dict[Sequence[int], list[tuple[int, float]]] = {}
+        self._slopes: dict[Sequence[int], array[float]] = {}
         self._unseen = 0
 
     def seconds(self, size: int) -> float:
@@ -123,6 +130,25 @@ class CostCurve:
             self._plans[sizes] = plan
         return plan
 
+    def slopes(self, sizes: Sequence[int]) -> Sequence[float]:
+        """Entry k: the least that one more token costs a draft of k tokens, in units of T(1).
+
+        That is the lowest of (T(1 + m) - T(1 + k)) / (m - k) over all longer drafts m, batches padded as they
+        best are; infinite for the longest. O(largest size), from the lower convex hull, read from its end.
+        """
+        slopes = self._slopes.get(sizes)
+        if slopes is None:
+            costs = [cost for _, cost in self.padded(sizes)[1:]]
+            slopes = self._slopes[sizes] = array("d", [math.inf]) * (len(costs) + 1)
+            hull: list[int] = []
+            for k in range(len(costs) - 1, -1, -1):
+                while len(hull) > 1 and _slope(costs, k, hull[-1]) >= _slope(costs, k, hull[-2]):
+                    hull.pop()
+                if hull:
+                    slopes[k] = _slope(costs, k, hull[-1])
+                hull.append(k)
+        return slopes
+
     def switching(self, size: int, plain: int) -> float:
         """What a batch of `size` costs now beyond T(size), in units of T(1).
 
@@ -153,7 +179,7 @@ class CostCurve:
         self._since_single += 1
         self.level += REFRESH / 8 * (seconds / ratio - self.level)
         known = self._ratios.get(size, ratio)
-        self._ratios[size] = min(known + REFRESH * (seconds / self.level - known), WORST * size)
+        self._ratios[size] = min(known + REFRESH * (seconds / self.level - known), self.worst * size)
         self._unseen += 1
         if self._unseen >= REBUILD_EVERY:
             self._rebuild()
@@ -178,6 +204,10 @@ class CostCurve:
     def from_json(cls, data: Mapping[str, Any]) -> CostCurve:
         """The inverse of `to_json`; raises ValueError, TypeError, KeyError or AttributeError on anything else."""
         return cls({int(n): float(s) for n, s in data["seconds"].items()}, float(data["switch"]))
+
+
+def _slope(costs: Sequence[float], k: int, m: int) -> float:
+    return (costs[m] - costs[k]) / (m - k)
 
 
 def measure(target: TargetProtocol, tokens: int, budget: float = 2.0, rounds: int = 4) -> CostCurve:

@@ -10,22 +10,23 @@ token but the last, whatever was drafted, accepted or refused; a consumer that s
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 
 import numpy as np
 
 from ngramspec.calibration import Calibration
 from ngramspec.cost import CostCurve
-from ngramspec.draft import NO_DRAFT, Draft, Drafter
-from ngramspec.drafting import make_drafter
+from ngramspec.draft import NO_DRAFT, Drafter
+from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.errors import PromptError
-from ngramspec.policy import Pass, Policy, make_policy, smallest
+from ngramspec.policy import Policy, make_policy
 from ngramspec.protocol import Progress, TargetProtocol
 from ngramspec.sampling import Sampling
+from ngramspec.speculation import Speculation
 from ngramspec.stats import Step, StopReason
 from ngramspec.text import TextStream
-from ngramspec.verify import Verifier
+from ngramspec.verify import Verification, Verifier
 
 
 class SpeculativeDecoder:
@@ -40,6 +41,11 @@ class SpeculativeDecoder:
             sampling and seed alone, bit for bit (see `ngramspec.probe`). Load the target with `exact=True`
             too: it then picks the settings under which this costs least.
         calibration_folder: where measurements are kept; None for the user's cache folder.
+        curve: cost of a pass by batch size, if it is known: nothing is then measured, and nothing kept on disk.
+        clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
+
+    Attributes:
+        speculation: the drafting side of the loop, drafter and policy included.
 
     Raises:
         ValueError: an unknown drafter or policy name, a `draft_max` below 1, or one beside a policy object.
@@ -49,22 +55,40 @@ class SpeculativeDecoder:
         self,
         target: TargetProtocol,
         *,
-        drafter: str | Drafter | None = "ngram",
+        drafter: str | Drafter | None = DEFAULT,
         policy: str | Policy = "cost",
         draft_max: int | None = None,
         exact: bool = False,
         calibration_folder: Path | None = None,
+        curve: CostCurve | None = None,
+        clock: Callable[[], float] | None = None,
     ) -> None:
         if draft_max is not None and not isinstance(policy, str):
             raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
         self.target = target
-        self.drafter = make_drafter(drafter) if isinstance(drafter, str) else drafter
-        self.policy = make_policy(policy, draft_max) if isinstance(policy, str) else policy
+        drafter = make_drafter(drafter) if isinstance(drafter, str) else drafter
+        self.speculation = Speculation(
+            drafter if target.can_rollback else None,
+            make_policy(policy, draft_max) if isinstance(policy, str) else policy,
+        )
         self.exact = exact
-        self.calibration = Calibration.load(target, calibration_folder)
-        if not target.can_rollback:
-            self.drafter = None
+        self.calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)
+        self._clock = clock or time.perf_counter
         self._generations = 0
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """What guesses the tokens; None for plain decoding."""
+        return self.speculation.drafter
+
+    @drafter.setter
+    def drafter(self, drafter: Drafter | None) -> None:
+        self.speculation.drafter = drafter
+
+    @property
+    def policy(self) -> Policy:
+        """What decides how many tokens to draft."""
+        return self.speculation.policy
 
     def generate(
         self,
@@ -72,7 +96,7 @@ class SpeculativeDecoder:
         *,
         max_tokens: int,
         sampling: Sampling | None = None,
-        verify: str | None = None,
+        verify: str | Verification | None = None,
         stop: Sequence[str] = (),
         progress: Progress | None = None,
     ) -> Generator[Step]:
@@ -82,13 +106,15 @@ class SpeculativeDecoder:
             prompt: token ids, fewer than the context holds.
             max_tokens: most tokens to emit, at least 1; the context's end may come first.
             sampling: how tokens are chosen; None is greedy.
-            verify: "coupled" (default) or "rejection" at a temperature above 0.
+            verify: "coupled" (default) or "rejection" at a temperature above 0; or whatever else decides on the
+                tokens, which then knows its own sampling.
             stop: strings that end the text, which then stops right before them.
             progress: of the prefill.
 
         Raises:
             PromptError: the prompt is empty, or fills the context.
-            ValueError: `max_tokens` below 1, an empty stop string, or an unknown `verify`.
+            ValueError: `max_tokens` below 1, an empty stop string, an unknown `verify`, or `sampling` beside one
+                that is not named.
             TargetError: llama.cpp failed; the cache still holds what was emitted.
             RuntimeError: another generation began on this decoder before this one ended.
         """
@@ -105,19 +131,24 @@ class SpeculativeDecoder:
             )
         out_of: StopReason = "length" if max_tokens <= room else "context"
         text = _Text(self.target, stop, min(max_tokens, room), out_of)
-        return self._run(list(prompt), Verifier(sampling or Sampling(), verify), text, progress)
+        if verify is None or isinstance(verify, str):
+            verify = Verifier(sampling or Sampling(), verify)
+        elif sampling is not None:
+            raise ValueError("sampling goes with a method's name; a verifier that is passed in has its own")
+        return self._run(list(prompt), verify, text, progress)
 
-    def _run(self, prompt: list[int], verifier: Verifier, text: _Text, progress: Progress | None) -> Generator[Step]:
-        target, drafter, policy = self.target, self.drafter, self.policy
+    def _run(
+        self, prompt: list[int], verifier: Verification, text: _Text, progress: Progress | None
+    ) -> Generator[Step]:
+        target, speculation, clock = self.target, self.speculation, self._clock
         generation = self._generations = self._generations + 1
         sizes: Sequence[int] = range(1, target.max_batch + 1)
         if self.exact and target.can_rollback:
             sizes = self.calibration.ensure_exact(target)
 
         # 1. Prefill, for the drafter too; the target's logits give the first token.
-        began = time.perf_counter()
-        if drafter is not None:
-            drafter.begin(prompt)
+        began = clock()
+        speculation.begin(prompt)
         rows = target.prefill(prompt, aligned=self.exact, progress=progress)[np.newaxis]
         settled = len(prompt)
         try:
@@ -126,30 +157,29 @@ class SpeculativeDecoder:
             yield Step(
                 (last,),
                 pieces,
-                seconds=time.perf_counter() - began,
+                seconds=clock() - began,
                 stop=text.stop,
                 stop_string=text.stop_string,
             )
             curve = self.calibration.curve if self.exact else None
-            if drafter is not None and text.stop is None:
+            if speculation.drafter is not None and text.stop is None:
                 curve = self.calibration.ensure_curve(target, text.left)
-                drafter.accept((last,))
+                speculation.first(last)
+            speculation.prepare(curve, sizes)
 
-            plain = curve.padded(sizes)[1][0] if curve else smallest(1, sizes)
             while text.stop is None:
-                # 2. Ask for a draft, and keep as much of it as pays and fits.
-                began = time.perf_counter()
-                limit = min(policy.limit(), text.left - 1, sizes[-1] - 1) if drafter else 0
-                draft, size = NO_DRAFT, plain
-                if limit > 0:
-                    draft, size = self._ask(limit, verifier, settled + 1, curve, sizes)
-                asked = time.perf_counter()
+                # 2. Ask for a draft, as much of it as pays and fits.
+                began = clock()
+                draft, size = speculation.plan(
+                    text.left, verifier.choose(settled + 1), blind=verifier.name == "rejection"
+                )
+                asked = clock()
                 if generation != self._generations or len(target.tokens) != settled:
                     raise RuntimeError("another generation began on this target before this one ended")
 
                 # 3. One pass over the last token, the draft, and what pads it to its size.
                 rows = target.evaluate([last, *draft.tokens, *[last] * (size - 1 - len(draft))])
-                evaluated = time.perf_counter()
+                seconds = clock() - asked
 
                 # 4. The accepted prefix and one token of the target's, up to the text's end.
                 verdict = verifier.verify(rows[: len(draft) + 1], draft, settled + 1)
@@ -160,14 +190,7 @@ class SpeculativeDecoder:
                 last = tokens[-1]
 
                 # 5. Learn.
-                draft_seconds = asked - began if limit > 0 else 0.0
-                seconds = evaluated - asked
-                plain_seconds = curve.seconds(plain) if curve else 0.0
-                if drafter is not None:
-                    guessed = drafter.accept(tokens)
-                    policy.record(Pass(len(tokens), len(draft), guessed, seconds, draft_seconds, plain_seconds))
-                if curve is not None:
-                    curve.observe(size, seconds)
+                done = speculation.learn(tokens, draft, size, seconds, asked - began)
                 yield Step(
                     tokens,
                     pieces,
@@ -175,8 +198,8 @@ class SpeculativeDecoder:
                     accepted=min(verdict.accepted, len(tokens)),
                     batch=size,
                     seconds=seconds,
-                    draft_seconds=draft_seconds,
-                    plain_seconds=plain_seconds,
+                    draft_seconds=done.draft_seconds,
+                    plain_seconds=done.plain_seconds,
                     source=draft.source,
                     stop=text.stop,
                     stop_string=text.stop_string,
@@ -185,15 +208,6 @@ class SpeculativeDecoder:
             if generation == self._generations and len(target.tokens) > settled:
                 target.rollback(settled)
             self.calibration.save()
-
-    def _ask(
-        self, limit: int, verifier: Verifier, position: int, curve: CostCurve | None, sizes: Sequence[int]
-    ) -> tuple[Draft, int]:
-        """The part of the drafter's proposal that the policy wants to send, and the size of the batch for it."""
-        assert self.drafter is not None
-        draft = self.drafter.propose(limit, verifier.choose(position), blind=verifier.name == "rejection")
-        length, size = self.policy.plan(draft, curve, sizes)
-        return (draft.head(length) if length else NO_DRAFT), size
 
 
 class _Text:

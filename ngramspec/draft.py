@@ -8,25 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-Choose = Callable[[int, Mapping[int, int]], int]
-"""How a drafter picks among the continuations of a context: (offset in the draft, counts) -> token id.
+Choose = Callable[[int, Mapping[int, float]], int]
+"""How a drafter picks among the continuations of a context: (offset in the draft, weights) -> token id.
 
-Greedy decoding passes none and gets the most frequent continuation. Sampled decoding passes one that adds the
-target's own noise (coupled) or draws from the counts (rejection); see `ngramspec.verify`.
+The weights are counts or probabilities, all positive. Greedy decoding passes no `Choose` and gets the likeliest
+continuation. Sampled decoding passes one that adds the target's own noise (coupled) or draws from the weights
+(rejection); see `ngramspec.verify`.
 """
+
+
+class Outlook(NamedTuple):
+    """What time is worth: a drafter may end a draft where one more token cannot pay.
+
+    Attributes:
+        worth: tokens that the time of a one-token pass lately bought.
+        slopes: entry k is the least that a token more costs a draft of k tokens, in one-token passes: the lowest
+            slope of the cost curve from there on. At least as many entries as a draft can have, and one.
+    """
+
+    worth: float
+    slopes: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guess at the next tokens; every tuple has one entry per drafted position.
+    """A guess at the next tokens; every tuple has one entry per drafted position, or is empty.
 
     Attributes:
         tokens: token ids, in order.
-        q: the distribution each token was picked from (token id -> probability, sums to 1).
-        match: length in tokens of the context that each guess rests on (0: none, e.g. padding).
-        support: how often that context was seen in all (the sum of its counts).
+        q: the distribution each token was picked from (token id -> probability, sums to 1); empty when
+            the drafter was given no `Choose`, and then it need not say.
+        match: length in tokens of the context that each guess rests on.
+        support: how often that context was seen in all (the sum of its counts); empty when nobody counts.
         acceptance: estimated probability that the target accepts the token, given that it accepted all
             before it; empty when the drafter makes no estimate.
         source: which drafter made it.
@@ -67,7 +82,9 @@ class Drafter(Protocol):
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
 
-    def propose(self, limit: int, choose: Choose | None = None, *, blind: bool = False) -> Draft:
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
         """At most `limit` tokens that may follow everything seen so far; an empty draft is fine.
 
         Args:
@@ -76,6 +93,7 @@ class Drafter(Protocol):
             blind: estimate acceptance for `limit` positions from what is known before the first token is
                 drawn. Rejection sampling needs it: q is the law of a drafted token only if no look at that
                 token, or at one after it, decided whether the token stays in the draft.
+            outlook: what time is worth; None is to propose whatever has a chance.
         """
 
     def accept(self, tokens: Sequence[int]) -> int:

@@ -21,3 +21,11 @@ class TargetError(NGramSpecError):
 
 class PromptError(NGramSpecError):
     """The prompt cannot be continued: it is empty, or does not fit in the context."""
+
+
+class CurveError(NGramSpecError):
+    """A cost curve that was asked for does not exist, or says what no machine can do."""
+
+
+class TranscriptError(NGramSpecError):
+    """Recorded conversations cannot be read."""

@@ -71,6 +71,11 @@ def check_model_file(path: Path) -> GGUFHeader:
     return header
 
 
+def check_vocabulary_file(path: Path) -> GGUFHeader:
+    """Check that `path` is a whole GGUF file, with or without weights; raises ModelError as above."""
+    return _read(path)
+
+
 def _read(path: Path) -> GGUFHeader:
     """The header of a file that is there, is GGUF and is not truncated."""
     try:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from ngramspec.cost import CostCurve
-from ngramspec.draft import Draft
+from ngramspec.draft import Draft, Outlook
 
 
 class Pass(NamedTuple):
@@ -41,6 +41,9 @@ class Policy(Protocol):
     def limit(self) -> int:
         """How many tokens to ask the drafter for; 0 spares the asking."""
 
+    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
+        """What the drafter should know of costs before it drafts; None where costs do not matter."""
+
     def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
         """(draft tokens to send, batch size): the batch is at least one larger and padded where it is more.
 
@@ -69,6 +72,9 @@ class FixedPolicy:
 
     def limit(self) -> int:
         return self._draft_max
+
+    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
+        return None
 
     def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
         k = min(len(draft), self.limit(), sizes[-1] - 1)
@@ -118,7 +124,7 @@ class CostPolicy:
     drafts do not pay, the drafter is asked only so often that asking in vain takes less than OVERHEAD of the
     time, and a credit of ASKING_CREDIT plain passes; a right guess, though it did not pay yet, is not in vain. And
     after PLAIN_EVERY drafted passes in a row come two without a draft: were none ever timed, nothing would tell
-    that the curve is wrong about them.
+    that a measured curve is wrong about them.
     """
 
     name = "cost"
@@ -126,34 +132,41 @@ class CostPolicy:
     ALLOWANCE = 0.004
     CREDIT = 1.0
     OVERHEAD = 0.004
-    DECAY = 0.97
+    DECAY = 0.93
     FADE = 0.995
     ASKING_CREDIT = 0.25
     PLAIN_EVERY = 48
 
-    def __init__(self, draft_max: int = 15) -> None:
+    def __init__(self, draft_max: int = 63) -> None:
         self._draft_max = draft_max
         self._tokens = self._seconds = 0.0
         self._saved = self._spent = self._asked = 0.0
         self._plain_seconds = 0.0
         self._in_a_row = self._plain_due = 0
+        self._measured = False
 
     def limit(self) -> int:
         in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
         return 0 if in_debt or self._plain_due else self._draft_max
 
+    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
+        return None if curve is None else Outlook(self._worth(curve, sizes), curve.slopes(sizes))
+
+    def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
+        """Tokens that the time of a one-token pass lately bought; never less than plain decoding buys."""
+        worth = 1.0 / curve.padded(sizes)[1][1]
+        return max(worth, self._tokens / self._seconds * curve.level) if self._seconds else worth
+
     def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
         if curve is None or not draft.tokens:
             return 0, smallest(1, sizes)
+        self._measured = curve.measured
         costs = curve.padded(sizes)
         plain_cost = costs[1][1]
         credit = self.ALLOWANCE * self._spent + self.CREDIT * plain_cost * curve.level
         if self._saved < -credit:
             return 0, costs[1][0]
-        # Time is never worth less than plain decoding makes of it.
-        worth = 1.0 / plain_cost
-        if self._seconds:
-            worth = max(worth, self._tokens / self._seconds * curve.level)
+        worth = self._worth(curve, sizes)
         plain, last = costs[1][0], curve.last
         best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
         reach = expected = 1.0
@@ -184,7 +197,7 @@ class CostPolicy:
         if done.drafted:
             self._saved += done.emitted * done.plain_seconds - seconds
             self._in_a_row += 1
-            if self._in_a_row % self.PLAIN_EVERY == 0:
+            if self._measured and self._in_a_row % self.PLAIN_EVERY == 0:
                 self._plain_due = 2
             return
         if self._in_a_row:

@@ -54,7 +54,7 @@ def resolve(
         return _named(name, env, progress)
     name = env.get(MODEL_VARIABLE)
     if not name:
-        return _demo()
+        return demo_model()
     try:
         return _named(name, env, progress)
     except ModelError as error:
@@ -81,7 +81,12 @@ def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> Mode
     return ModelSource(path, label, demo=False)
 
 
-def _demo() -> ModelSource:
+def demo_model() -> ModelSource:
+    """The model inside the package.
+
+    Raises:
+        ModelError: the installation lacks it.
+    """
     path = Path(str(importlib.resources.files("ngramspec.demo") / "demo.gguf"))
     if not path.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")

@@ -19,8 +19,9 @@ import hashlib
 import os
 from collections import deque
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
@@ -28,7 +29,7 @@ from llama_cpp import __version__ as binding_version
 from llama_cpp._ggml import libggml
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from ngramspec import machine, probe
+from ngramspec import amx, huge_pages, machine, probe
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.kv_cache import CACHE_TYPES, CacheShape, CacheType, fitting_context
 from ngramspec.protocol import Logits, Progress
@@ -63,7 +64,137 @@ def _init_backend() -> None:
     llama.llama_backend_init()
 
 
-class Target:
+class Vocabulary:
+    """The tokenizer of a GGUF file: text to tokens and back. The file may lack the weights.
+
+    Args:
+        path: a GGUF file.
+
+    Raises:
+        ModelError: the file cannot be loaded, or holds no vocabulary.
+    """
+
+    _model: Any = None
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        _init_backend()
+        params = llama.llama_model_default_params()
+        params.vocab_only = True
+        self._open_model(params)
+
+    def _open_model(self, params: Any) -> None:
+        _log_tail.clear()
+        self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not self._model:
+            # Python prints and drops an exception in a callback; what llama.cpp reads as its answer may be "stop".
+            if any("cancelled model load" in text for _, text in _log_tail):
+                raise KeyboardInterrupt
+            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({_last_complaint()})")
+        self._vocab = llama.llama_model_get_vocab(self._model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+        if self.n_vocab == 0:
+            raise ModelError(f"{self.path}: the file holds no vocabulary; ask for one with a tokenizer in it")
+        self._pieces: dict[int, bytes] = {}
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+        """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
+        self._check_open()
+        raw = text.encode("utf-8", "surrogatepass")
+        size = len(raw) + 8
+        ids = (llama.llama_token * size)()
+        n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, size, add_bos, special)
+        if n < 0:
+            ids = (llama.llama_token * -n)()
+            n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, -n, add_bos, special)
+        if n < 0:
+            raise TargetError("the text could not be tokenized")
+        return list(ids[:n])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; control tokens stand for none."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            self._check_open()
+            if not 0 <= token < self.n_vocab:
+                raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab}")
+            size = 64
+            while True:
+                buffer = ctypes.create_string_buffer(size)
+                n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+                if n >= 0:
+                    break
+                size = -n
+            piece = self._pieces[token] = buffer.raw[:n]
+        return piece
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends a generation (end of text, of turn, of message)."""
+        self._check_open()
+        return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own chat template (Jinja), or None."""
+        raw = llama.llama_model_chat_template(self._model, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
+
+        Raises:
+            ModelError: the template refuses these messages.
+        """
+        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
+        try:
+            formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
+            text: str = formatter(messages=list(messages)).prompt
+        except Exception as error:  # jinja2's and whatever the template itself raises
+            raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
+        return self.tokenize(text, special=True, add_bos=not (bos and text.startswith(bos)))
+
+    def _special_text(self, token: int) -> str:
+        text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
+        return text.decode("utf-8", "replace") if text else ""
+
+    @property
+    def end_of_turn(self) -> int | None:
+        """The token that ends an answer; None if the vocabulary has none."""
+        token = llama.llama_vocab_eot(self._vocab)
+        token = token if token >= 0 else llama.llama_vocab_eos(self._vocab)
+        return int(token) if token >= 0 else None
+
+    @cached_property
+    def vocabulary_hash(self) -> bytes:
+        """16 bytes that name the vocabulary: equal where every token id stands for the same text."""
+        self._check_open()
+        text, vocab = llama.llama_vocab_get_text, self._vocab
+        texts = b"\0".join([text(vocab, token) for token in range(self.n_vocab)])
+        return hashlib.blake2b(texts, digest_size=16).digest()
+
+    # ------------------------------------------------------------------ end
+
+    def _check_open(self) -> None:
+        if not self._model:
+            raise ValueError(f"the {type(self).__name__.lower()} is closed")
+
+    def close(self) -> None:
+        """Free what llama.cpp holds; the object, and logits it returned, cannot be used afterwards."""
+        if self._model:
+            llama.llama_model_free(self._model)
+            self._model = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Target(Vocabulary):
     """A GGUF model, its context and the tokens in its KV cache.
 
     Args:
@@ -78,6 +209,9 @@ class Target:
         exact: choose the settings under which most batch sizes give bit-identical logits: no flash attention
             where the model runs on the CPU (see `probe`), and a micro-batch small enough for its attention
             scores.
+        extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
+            `amx_broken` is true). True takes all of ggml's extra memory types for weights, unchecked and before a
+            GPU's host memory; False takes none. Both are for the check itself.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -85,7 +219,6 @@ class Target:
     """
 
     max_batch = MAX_EVALUATE
-    _model: Any = None
     _ctx: Any = None
 
     def __init__(
@@ -100,6 +233,7 @@ class Target:
         cache_type_v: CacheType = "f16",
         mmap: bool = True,
         exact: bool = False,
+        extra_buffers: bool | None = None,
     ) -> None:
         if n_ctx is not None and not 1 <= n_ctx <= MAX_CONTEXT:
             raise ValueError(f"n_ctx is {n_ctx}, but must be 1 to {MAX_CONTEXT}")
@@ -120,7 +254,7 @@ class Target:
         self.exact = exact
         self._mapped = mmap
         _init_backend()
-        self._load(n_gpu_layers)
+        self._load(n_gpu_layers, extra_buffers)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
         # llama.cpp has a quantised V cache with flash attention only.
         if exact and flash_attn == "auto" and not self.on_gpu and cache_type_v in ("f32", "f16", "bf16"):
@@ -128,25 +262,36 @@ class Target:
         self.flash_attn = flash_attn
         self._open_context(self._context_size(n_ctx))
         self._settings = f"ngl={n_gpu_layers} fa={flash_attn} kv={self.cache_types} ub={self.n_batch}"
+        # A build whose kernels get mended keeps its name, and its passes then cost half.
+        self._settings += " amx=off" if self.amx_broken else ""
 
     # ------------------------------------------------------------------ loading
 
-    def _load(self, n_gpu_layers: int) -> None:
+    def _load(self, n_gpu_layers: int, extra_buffers: bool | None) -> None:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
         params.load_mode = llama.LLAMA_LOAD_MODE_AUTO if self._mapped else llama.LLAMA_LOAD_MODE_NONE
-        _log_tail.clear()
-        self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not self._model:
-            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({_last_complaint()})")
+        params.no_host = extra_buffers is True
+        params.use_extra_bufts = extra_buffers is not False
+        self.amx_broken = extra_buffers is None and _has_broken_amx(n_gpu_layers)
+        if self.amx_broken:
+            self.notes.append(amx.NOTE)
+            params.use_extra_bufts = amx.hide(libggml)
+        before = huge_pages.anonymous()
+
+        @llama.llama_progress_callback  # type: ignore[untyped-decorator]
+        def loading(done: float, _data: Any) -> bool:
+            # The first call comes when all buffers are mapped and none is filled.
+            if done == 0:
+                huge_pages.advise(before)
+            return True
+
+        params.progress_callback = loading
+        self._open_model(params)
         if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
             raise ModelError(f"{self.path}: this model has an encoder; only decoder models can be run")
         if llama.llama_model_is_diffusion(self._model):
             raise ModelError(f"{self.path}: a diffusion model does not decode token by token")
-        self._vocab = llama.llama_model_get_vocab(self._model)
-        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
-        if self.n_vocab == 0:
-            raise ModelError(f"{self.path}: the file holds no vocabulary; ask for one with a tokenizer in it")
         self.n_ctx_train: int = llama.llama_model_n_ctx_train(self._model)
         self.size_bytes: int = llama.llama_model_size(self._model)
         self.n_params: int = llama.llama_model_n_params(self._model)
@@ -156,7 +301,6 @@ class Target:
         llama.llama_model_desc(self._model, buffer, 256)
         self.description = buffer.value.decode("utf-8", "replace")
         self.devices = machine.devices(libggml)
-        self._pieces: dict[int, bytes] = {}
         is_recurrent = llama.llama_model_is_recurrent, llama.llama_model_is_hybrid
         self._recurrent = any(ask(self._model) for ask in is_recurrent)
 
@@ -345,76 +489,14 @@ class Target:
 
     def _logits(self, n: int) -> Logits:
         first = llama.llama_get_logits_ith(self._ctx, -n)
-        address = ctypes.cast(first, ctypes.c_void_p).value
-        if address is None:
+        if not first:
             raise TargetError("llama.cpp returned no logits")
-        buffer = (ctypes.c_float * (n * self.n_vocab)).from_address(address)
+        size = n * self.n_vocab * ctypes.sizeof(ctypes.c_float)
+        buffer: Any = (ctypes.c_char * size).from_address(ctypes.addressof(first.contents))
         # The rows keep the buffer alive, and so the context behind it.
-        buffer.owner = self  # type: ignore[attr-defined]
-        rows: Logits = np.frombuffer(memoryview(buffer), np.float32).reshape(n, self.n_vocab)
+        buffer.owner = self
+        rows: Logits = np.ndarray((n, self.n_vocab), np.float32, buffer)
         return rows
-
-    # ------------------------------------------------------------------ tokens and text
-
-    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
-        self._check_open()
-        raw = text.encode("utf-8", "surrogatepass")
-        size = len(raw) + 8
-        ids = (llama.llama_token * size)()
-        n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, size, add_bos, special)
-        if n < 0:
-            ids = (llama.llama_token * -n)()
-            n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, -n, add_bos, special)
-        if n < 0:
-            raise TargetError("the text could not be tokenized")
-        return list(ids[:n])
-
-    def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; control tokens stand for none."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            self._check_open()
-            if not 0 <= token < self.n_vocab:
-                raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab}")
-            size = 64
-            while True:
-                buffer = ctypes.create_string_buffer(size)
-                n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-                if n >= 0:
-                    break
-                size = -n
-            piece = self._pieces[token] = buffer.raw[:n]
-        return piece
-
-    def is_eog(self, token: int) -> bool:
-        """Whether the token ends a generation (end of text, of turn, of message)."""
-        self._check_open()
-        return bool(llama.llama_vocab_is_eog(self._vocab, token))
-
-    @property
-    def chat_template(self) -> str | None:
-        """The model's own chat template (Jinja), or None."""
-        raw = llama.llama_model_chat_template(self._model, None)
-        return raw.decode("utf-8", "replace") if raw else None
-
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
-
-        Raises:
-            ModelError: the template refuses these messages.
-        """
-        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
-        try:
-            formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
-            text: str = formatter(messages=list(messages)).prompt
-        except Exception as error:  # jinja2's and whatever the template itself raises
-            raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
-        return self.tokenize(text, special=True, add_bos=not (bos and text.startswith(bos)))
-
-    def _special_text(self, token: int) -> str:
-        text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
-        return text.decode("utf-8", "replace") if text else ""
 
     # ------------------------------------------------------------------ identity and end
 
@@ -430,34 +512,27 @@ class Target:
         digest.update(f"{self.threads} {self._settings} {[d.name for d in self.devices]}".encode())
         return digest.hexdigest()
 
-    def _check_open(self) -> None:
-        if not self._ctx:
-            raise ValueError("the target is closed")
-
     def close(self) -> None:
         """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
         if self._ctx:
             llama.llama_batch_free(self._batch)
             llama.llama_free(self._ctx)
             self._ctx = None
-        if self._model:
-            llama.llama_model_free(self._model)
-            self._model = None
-
-    def __enter__(self) -> Target:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
+        super().close()
 
 
 def build() -> str:
     """The build behind `llama_cpp`: its version and what llama.cpp says of its backends."""
     info = llama.llama_print_system_info().decode("utf-8", "replace")
     return f"llama-cpp-python {binding_version}; {' '.join(info.split())}"
+
+
+def _has_broken_amx(n_gpu_layers: int) -> bool:
+    """Whether weights would be placed for AMX kernels that do not work."""
+    if "AMX_INT8 = 1" not in build():
+        return False
+    all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in machine.devices(libggml))
+    return not all_on_gpu and not amx.works(Path(libggml._name))
 
 
 def _common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:

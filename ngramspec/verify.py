@@ -19,6 +19,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -80,14 +81,14 @@ def verify_coupled(rows: Rows, draft: Sequence[int], sampling: Sampling, positio
 def coupled_choice(sampling: Sampling, position: int) -> Choose:
     """The drafter's side of `verify_coupled` for a draft that starts at `position`.
 
-    It takes argmax(log count + G), with the G of `verify_coupled`. Counts are at least 1.
+    It takes argmax(log weight + G), with the G of `verify_coupled`.
     """
 
-    def choose(offset: int, counts: Mapping[int, int]) -> int:
-        if len(counts) == 1:
-            return next(iter(counts))
+    def choose(offset: int, weights: Mapping[int, float]) -> int:
+        if len(weights) == 1:
+            return next(iter(weights))
         at, seed = position + offset, sampling.seed
-        return max(counts, key=lambda x: math.log(counts[x]) + noise.gumbel_one(seed, at, x))
+        return max(weights, key=lambda x: math.log(weights[x]) + noise.gumbel_one(seed, at, x))
 
     return choose
 
@@ -142,19 +143,29 @@ def verify_rejection(
 def rejection_choice(sampling: Sampling, position: int) -> Choose:
     """The drafter's side of `verify_rejection` for a draft that starts at `position`.
 
-    It draws from the counts, so q of the drafted token must be the counts, normalised.
+    It draws from the weights, so q of the drafted token must be the weights, normalised.
     """
 
-    def choose(offset: int, counts: Mapping[int, int]) -> int:
-        edges = list(accumulate(counts.values()))
+    def choose(offset: int, weights: Mapping[int, float]) -> int:
+        edges = list(accumulate(weights.values()))
         u = noise.uniform(sampling.seed, position, _DRAW + offset)
-        return list(counts)[bisect(edges, u * edges[-1])]
+        return list(weights)[bisect(edges, u * edges[-1])]
 
     return choose
 
 
+class Verification(Protocol):
+    """What the decoding loop needs of whatever decides on the tokens; see `Verifier`."""
+
+    name: str
+
+    def choose(self, position: int) -> Choose | None: ...
+
+    def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict: ...
+
+
 class Verifier:
-    """One way of verifying, with its settings: what the decoding loop holds.
+    """One way of verifying logits, with its settings.
 
     Attributes:
         name: "greedy", "coupled" or "rejection".

@@ -23,7 +23,7 @@ from mock_target import Clock, MockTarget, plain_generate
 from numpy.typing import NDArray
 
 from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.draft import NO_DRAFT, Choose, Draft
+from ngramspec.draft import NO_DRAFT, Choose, Draft, Outlook
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.policy import FixedPolicy
 from ngramspec.sampling import BadLogits, Sampling
@@ -78,7 +78,7 @@ def drive(
         assert len(step.tokens) - step.accepted == (0 if step.stop and step.accepted == len(step.tokens) else 1)
         assert (step.batch == 0) == (len(steps) == 1)
         assert step.batch >= 1 + len(step.drafted) or len(steps) == 1
-        assert step.source == ("ngram" if step.drafted else "")
+        assert step.source == (decoder.drafter.name if decoder.drafter and step.drafted else "")
         assert (step.stop_string is not None) == (step.stop == "stop")
     assert steps[-1].stop is not None
     assert len(emitted) <= max_tokens
@@ -181,7 +181,9 @@ class Oracle:
         self.begun.append(list(prompt))
         self.seen = []
 
-    def propose(self, limit: int, choose: Choose | None = None, *, blind: bool = False) -> Draft:
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
         self.limits.append(limit)
         at = len(self.seen)
         tokens = [
@@ -191,8 +193,9 @@ class Oracle:
         n = len(tokens)
         return Draft(tuple(tokens), tuple({t: 1.0} for t in tokens), (3,) * n, (9,) * n, (0.9,) * n, self.name)
 
-    def accept(self, tokens: Sequence[int]) -> None:
+    def accept(self, tokens: Sequence[int]) -> int:
         self.seen += tokens
+        return 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -222,8 +225,10 @@ def test_drafts_that_are_wrong_change_nothing(policy: str, tmp_path: Path) -> No
 
 def test_a_drafter_that_ignores_the_limit_is_cut(tmp_path: Path) -> None:
     class Chatty(Oracle):
-        def propose(self, limit: int, choose: Choose | None = None, *, blind: bool = False) -> Draft:
-            return super().propose(60, choose, blind=blind)
+        def propose(
+            self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        ) -> Draft:
+            return super().propose(60, choose, blind=blind, outlook=outlook)
 
     for policy in POLICIES:
         mock, prompt, text = looping(n_ctx=100)
@@ -309,7 +314,7 @@ def everything_still_works(decoder: SpeculativeDecoder, prompt: Sequence[int], t
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_consumer_may_leave_at_any_step(policy: str, tmp_path: Path) -> None:
     mock, prompt, text = looping()
-    decoder = SpeculativeDecoder(mock, policy=policy, calibration_folder=tmp_path)
+    decoder = SpeculativeDecoder(mock, policy=policy, draft_max=10, calibration_folder=tmp_path)
     for leave in (1, 2, 3, 4):
         steps = decoder.generate(prompt, max_tokens=60)
         emitted = [t for _ in range(leave) for t in next(steps).tokens]
@@ -362,7 +367,7 @@ def test_a_target_that_fails_once(policy: str, how: str, tmp_path: Path) -> None
     error = {"before": TargetError, "after": KeyboardInterrupt, "logits": BadLogits}[how]
     for wait in (1, 2, 5):
         mock = Faulty(12, peak=6.0, seconds=cheap, clock=CLOCK)
-        decoder = SpeculativeDecoder(mock, policy=policy, calibration_folder=tmp_path)
+        decoder = SpeculativeDecoder(mock, policy=policy, draft_max=10, calibration_folder=tmp_path)
         drive(decoder, prompt, max_tokens=5)  # measures
         mock.how, mock.at = how, mock.calls + wait
         emitted: list[int] = []
@@ -684,7 +689,7 @@ def test_plain_decoding_measures_nothing(tmp_path: Path) -> None:
 def test_real_passes_refresh_the_curve(tmp_path: Path) -> None:
     speed = [1.0]
     mock, prompt, _ = looping(seconds=lambda n: speed[0] * cheap(n))
-    decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
+    decoder = SpeculativeDecoder(mock, draft_max=4, calibration_folder=tmp_path)
     drive(decoder, prompt, max_tokens=20)
     speed[0] = 3.0  # throttled
     for _ in range(25):

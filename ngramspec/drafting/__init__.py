@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from ngramspec.draft import Drafter
+from ngramspec.drafting.mixture import MixtureDrafter
 from ngramspec.drafting.ngram import NGramDrafter
 
-DRAFTERS = {"ngram": NGramDrafter}
+if TYPE_CHECKING:
+    from ngramspec.memory import Memory
+
+DRAFTERS: dict[str, Callable[..., Drafter]] = {"mixture": MixtureDrafter, "ngram": NGramDrafter}
+
+REMEMBERING = frozenset({"mixture"})
+"""The drafters that take a `memory`."""
+
+DEFAULT = "mixture"
 
 
-def make_drafter(name: str) -> Drafter:
-    """A drafter by name; raises ValueError for an unknown one."""
+def make_drafter(name: str, *, memory: Memory | bool | None = None) -> Drafter:
+    """A drafter by name.
+
+    Args:
+        name: one of DRAFTERS.
+        memory: where it looks beside the context; True: what was answered since it was made, and no more.
+
+    Raises:
+        ValueError: an unknown name, or a drafter that cannot remember.
+    """
     if name not in DRAFTERS:
         raise ValueError(f"unknown drafter {name!r}; choose one of: {', '.join(DRAFTERS)}")
-    return DRAFTERS[name]()
+    if not memory:
+        return DRAFTERS[name]()
+    if name not in REMEMBERING:
+        able = ", ".join(sorted(REMEMBERING)) or "none so far"
+        raise ValueError(f"the drafter {name!r} cannot remember earlier answers (those that can: {able})")
+    return DRAFTERS[name](memory=memory)

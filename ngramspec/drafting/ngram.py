@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ngramspec.draft import Choose, Draft
+from ngramspec.draft import Choose, Draft, Outlook
 from ngramspec.drafting.acceptance import AcceptanceModel, Cell, cell
 from ngramspec.predictor import NGramPredictor
 
@@ -38,7 +38,9 @@ class NGramDrafter:
         self._pending = ((), [])
         self._streak = 0
 
-    def propose(self, limit: int, choose: Choose | None = None, *, blind: bool = False) -> Draft:
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
         # Read in lumps: a policy that is not asking for drafts should not pay for each token.
         if len(self._unread) < FEW:
             for token in self._unread:
@@ -55,7 +57,7 @@ class NGramDrafter:
             cells.append(cell(match, count / support, support, self._streak + len(cells)))
             acceptance.append(self._model.estimate(cells[-1]))
             reach *= acceptance[-1]
-            return reach >= HOPELESS
+            return reach >= HOPELESS and (outlook is None or reach >= outlook.worth * outlook.slopes[len(cells)])
 
         draft = self.predictor.predict(limit, choose, judge)
         self._pending = (draft.tokens, cells)

@@ -1,0 +1,14 @@
+cpdef unsigned long long mix(unsigned long long state, unsigned long long value) noexcept
+
+cdef class History:
+    cdef public int[::1] tokens
+    cdef public int[::1] links
+    cdef public int[::1] heads
+    cdef public Py_ssize_t size
+    cdef Py_ssize_t room
+    cdef public int how
+    cpdef clear(self)
+    cpdef add(self, int token)
+    cpdef Py_ssize_t chain(self, unsigned long long state, Py_ssize_t order) noexcept
+    cdef _enter(self, Py_ssize_t n)
+    cpdef Py_ssize_t near(self, Py_ssize_t end, Py_ssize_t place)

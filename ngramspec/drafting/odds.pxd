@@ -1,0 +1,15 @@
+cdef class Odds:
+    cdef public int[::1] states
+    cdef public int[::1] views
+    cdef public int[::1] facts
+    cdef public double[::1] p
+    cdef double[::1] _inputs
+    cdef double[::1] _rate
+    cdef double[::1] _seen
+    cdef double[::1] _odds
+    cdef double[::1] _first
+    cdef double[::1] _second
+    cdef double[::1] _bias
+    cdef double[::1] _slope
+    cpdef double judge(self, Py_ssize_t cell) noexcept
+    cpdef void learn(self, Py_ssize_t cell, bint right) noexcept
