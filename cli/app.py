@@ -10,7 +10,7 @@ import typer
 import ngramspec
 from ngramspec.errors import NGramSpecError
 
-from . import bench, chat, complete, info
+from . import bench, chat, complete, info, memory, replay
 from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, prepare_streams, raise_on_sigterm
 from .options import grouped
 
@@ -23,7 +23,9 @@ app = typer.Typer(
 app.command("chat")(grouped(chat.chat))
 app.command("complete")(grouped(complete.complete))
 app.command("bench")(grouped(bench.bench))
+app.command("replay")(grouped(replay.replay))
 app.command("info")(grouped(info.info))
+app.add_typer(memory.app)
 
 
 def _show_version(asked: bool) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from errno import EACCES
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 
@@ -21,12 +16,14 @@ from ngramspec.benchmark import Benchmark, Run, Skipped, prepare
 from ngramspec.benchmark_report import Summary, summarise, verdict
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.errors import NGramSpecError
+from ngramspec.memory.names import DEFAULT
 from ngramspec.prompts_io import Prompt, load_prompts
 from ngramspec.sampling import Sampling
 from ngramspec.target import Target, build
 
 from .bench_view import bench_bar, show
-from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, fail, guarded_stdout, note, usage_error, write_stdout
+from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, fail, guarded_stdout, note, usage_error
+from .json_output import JsonOutput
 from .options import DraftOptions, LoadOptions, Model, SamplingOptions
 
 
@@ -67,10 +64,13 @@ def bench(
     chosen = sampling.sampling()
     verify = None if chosen.greedy else sampling.verify
     selected = _select(load_prompts(prompts), category or [], limit)
-    with _JsonOutput(as_json) as output:
+    with JsonOutput(as_json) as output:
         found = load.find(model)
         target = load.load(found)
-        decoder = draft.decoder(target)
+        memory = draft.open_memory(target, keep=False)
+        if memory is not None and memory.stored:
+            note(f"drafting from a memory of {memory.stored} tokens too; --no-memory leaves it out")
+        decoder = draft.decoder(target, memory)
         cases, skipped = prepare(target, selected, predict)
         if not cases:
             first = skipped[0]
@@ -94,7 +94,8 @@ def bench(
             if as_json is not None:
                 selection = {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit}
                 document = _document(target, benchmark, summaries, skipped, chosen)
-                output.write({"selection": selection, "load": asdict(load), **document})
+                remembered = {"name": draft.memory or DEFAULT, "tokens": memory.stored} if memory else None
+                output.write({"selection": selection, "load": asdict(load), "memory": remembered, **document})
     if error is not None:
         fail(error)
     if code:
@@ -223,60 +224,3 @@ def _run(run: Run) -> dict[str, Any]:
         "batches": {str(size): passes for size, passes in sorted(run.batches.items())},
         "stop": run.stop,
     }
-
-
-class _JsonOutput:
-    """Where --json goes: a file that is known to be writable from the start and appears whole at the end.
-
-    Devices and pipes are written as they are: replacing them would be a surprise.
-    """
-
-    def __init__(self, name: str | None) -> None:
-        self._name = name
-        self._temporary: Path | None = None
-        self._file: IO[str] | None = None
-        if name is None or name == "-":
-            return
-        path = Path(name)
-        try:
-            if path.exists() and not path.is_file():
-                self._file = path.open("w", encoding="ascii")
-                return
-            self._final = path.resolve()
-            if self._final.exists() and not os.access(self._final, os.W_OK):
-                raise PermissionError(EACCES, os.strerror(EACCES))
-            temporary = self._final.with_name(f".ngramspec-{os.getpid()}.tmp")
-            self._file = temporary.open("x", encoding="ascii")
-            self._temporary = temporary
-        except OSError as error:
-            self._fail(error)
-
-    def __enter__(self) -> _JsonOutput:
-        return self
-
-    def write(self, document: dict[str, Any]) -> None:
-        text = json.dumps(document, indent=2) + "\n"
-        if self._file is None:
-            with guarded_stdout():
-                write_stdout(text)
-            return
-        try:
-            self._file.write(text)
-            self._file.close()
-            if self._temporary is not None:
-                self._temporary.replace(self._final)
-                self._temporary = None
-        except OSError as error:
-            self._fail(error)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        with suppress(OSError):
-            if self._file is not None:
-                self._file.close()
-        if self._temporary is not None:
-            self._temporary.unlink(missing_ok=True)
-
-    def _fail(self, error: OSError) -> NoReturn:
-        fail(f"cannot write {self._name}: {error.strerror or error}")

@@ -55,9 +55,10 @@ def chat(
     first = None if file is None else _read(Path(file))
     interactive = sys.stdin is not None and sys.stdin.isatty()
     target = load.load(load.find(model))
+    memory = draft.open_memory(target, keep=True)
     session = Session(
         target,
-        draft.decoder(target),
+        draft.decoder(target, memory),
         sampling,
         chosen,
         limit,
@@ -65,6 +66,7 @@ def chat(
         AnswerView(target.piece),
         StopKey(keep_session=interactive),
         Conversation(system or None),
+        memory,
     )
     if show_drafts:
         try:

@@ -62,9 +62,12 @@ def no_echo() -> Iterator[None]:
     """Keep what is typed during an answer (a Ctrl-C, say) off the screen; the next prompt gets it."""
     try:
         import termios
-
+    except ImportError:  # Windows
+        yield
+        return
+    try:
         before = termios.tcgetattr(sys.stdin)
-    except (ImportError, termios.error, ValueError, OSError):  # Windows; no terminal
+    except (termios.error, ValueError, OSError, TypeError):  # no terminal; no stdin at all
         yield
         return
     quiet = [*before]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ngramspec.conversation import Conversation, Prompt, answer_room
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.errors import NGramSpecError
+from ngramspec.memory import Memory
 from ngramspec.sampling import Sampling
 from ngramspec.stats import Stats, Step
 from ngramspec.target import Target
@@ -17,6 +18,7 @@ from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
 from .console import complain, guarded_stdout, note, prefill_bar
 from .options import SamplingOptions
+from .recall import keep
 from .summary import summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
@@ -33,6 +35,7 @@ class Session:
     Attributes:
         limit: most tokens of an answer.
         seed_note: what the status line says about a seed that the user did not choose.
+        memory: what is drafted from beside the context, and told of every answer.
         totals: counters over all answers, those before a /reset included.
         answers: how many there were.
     """
@@ -46,22 +49,29 @@ class Session:
     view: AnswerView
     stop_key: StopKey
     conversation: Conversation = field(default_factory=Conversation)
+    memory: Memory | None = None
     totals: Stats = field(default_factory=Stats)
     answers: int = 0
+    _unheard: list[list[int]] = field(default_factory=list)
 
     def reset(self) -> None:
         """Forget the turns; a random seed is drawn anew, else the same question would get the same answer."""
         self.conversation = Conversation(self.conversation.system)
+        # They were in the context until now; there is no need to remember what stands there.
+        if self.memory is not None:
+            for answer in self._unheard:
+                self.memory.hear(answer)
+        self._unheard.clear()
         self.sampling = self.options.sampling()
 
     def ask(self, question: str) -> bool:
         """Answer a user turn. An error is one line, takes the turn back, and gives False."""
-        stats = Stats()
+        stats, answer = Stats(), list[int]()
         try:
             prompt = self._prompt(question)
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
-                    text, ending = self._answer(prompt, stats)
+                    text, ending = self._answer(prompt, stats, answer)
                 finally:
                     self.view.end()
         except NGramSpecError as error:
@@ -74,6 +84,8 @@ class Session:
             return True
         self.conversation.add(question, text, prompt)
         self.answers += 1
+        keep(self.memory, answer)
+        self._unheard.append(answer)
         note(self._status(stats, ending))
         return True
 
@@ -86,8 +98,8 @@ class Session:
             note(f"the {turns} in the context; the model answers without")
         return prompt
 
-    def _answer(self, prompt: Prompt, stats: Stats) -> tuple[str, str]:
-        """(text, why it ended); stopped by Ctrl-C, it is what was written so far."""
+    def _answer(self, prompt: Prompt, stats: Stats, tokens: list[int]) -> tuple[str, str]:
+        """(text, why it ended) and, added to `tokens`, its tokens; stopped by Ctrl-C, what was written so far."""
         pieces: list[str] = []
         with prefill_bar() as bar:
 
@@ -109,6 +121,7 @@ class Session:
                 with closing(steps):
                     for step in steps:
                         self._take(step, stats, pieces)
+                        tokens += [token for token in step.tokens if not self.target.is_eog(token)]
                         if step.stop is not None:
                             return "".join(pieces), step.stop
                         if self.stop_key.pressed:

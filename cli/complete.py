@@ -26,6 +26,7 @@ from .console import (
     write_stdout,
 )
 from .options import DraftOptions, LoadOptions, SamplingOptions, check_predict
+from .recall import keep
 from .summary import summary
 
 
@@ -64,10 +65,12 @@ def complete(
     # The text first: a mistake there should not cost a download.
     text = _read(source)
     target = load.load(load.find(model))
-    decoder = draft.decoder(target)
+    memory = draft.open_memory(target, keep=True)
+    decoder = draft.decoder(target, memory)
     prompt = _prompt(target, text, limit, truncate)
 
     stats, pieces, code = Stats(), [], 0
+    answer: list[int] = []
     ending: str = "interrupted"
     began = time.perf_counter()
     with guarded_stdout():
@@ -85,6 +88,7 @@ def complete(
                 ):
                     stats.add(step)
                     pieces.append(step.text)
+                    answer += [token for token in step.tokens if not target.is_eog(token)]
                     ending = step.stop or ending
                     if not as_json:
                         write_stdout(step.text)
@@ -97,6 +101,7 @@ def complete(
             written = (text if echo else "") + "".join(pieces)
             result = _result(written, len(prompt), stats, seconds, ending, chosen.seed)
             write_stdout(json.dumps(result, ensure_ascii=False) + "\n")
+    keep(memory, answer)
     note(f"{summary(stats)}; {ending}" + ("" if chosen.greedy else f"; seed {chosen.seed}"))
     if code:
         raise typer.Exit(code)

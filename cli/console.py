@@ -142,6 +142,19 @@ def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
         yield show
 
 
+@contextmanager
+def index_bar() -> Iterator[Callable[[int, int], None]]:
+    """A callback for the progress of reading files, in bytes."""
+    with _bar("indexing", BarColumn(), DownloadColumn()) as bar:
+        task = bar.add_task("")
+
+        def show(done: int, total: int) -> None:
+            bar.start()
+            bar.update(task, completed=done, total=total)
+
+        yield show
+
+
 def prepare_streams() -> None:
     """Make stdout hold any text, as it is; ends the program if there is no stdout."""
     # A stream that the shell closed leaves its number to the next file that is opened.

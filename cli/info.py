@@ -69,7 +69,7 @@ def _facts(target: Target) -> dict[str, str]:
         "memory": memory,
         "settings": f"{target.threads} threads, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(target.cache_types)}",
-        "build": build(),
+        "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
         "devices": devices or "not reported by this build",
         "machine": machine.name(),
     }

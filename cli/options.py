@@ -15,14 +15,18 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import typer
 
 from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.drafting import DRAFTERS, make_drafter
+from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.kv_cache import CacheType
+from ngramspec.memory import Memory
+from ngramspec.memory.names import DEFAULT as DEFAULT_MEMORY
+from ngramspec.memory.names import memory_folder
 from ngramspec.policy import POLICIES, make_policy
 from ngramspec.sampling import Sampling
 from ngramspec.source import ModelSource, resolve
 from ngramspec.target import Target
 
 from .console import download_bar, note, signals_deferred, usage_error
+from .recall import open_memory
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -128,11 +132,23 @@ class DraftOptions:
     """Whether, how and how much to draft."""
 
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
-    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = "ngram"
+    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT
     policy: Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")] = "cost"
     draft_max: Annotated[
         int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")
     ] = None
+    memory: Annotated[
+        str | None,
+        typer.Option(
+            "--memory",
+            metavar="NAME",
+            help=f"Draft from this memory too (ngramspec memory --help); default: {DEFAULT_MEMORY!r}, if it exists.",
+            show_default=False,
+        ),
+    ] = None
+    no_memory: Annotated[
+        bool, typer.Option("--no-memory", help="Draft from the context alone, and remember nothing.")
+    ] = False
 
     def __post_init__(self) -> None:
         # Before a model is fetched and loaded for nothing.
@@ -141,12 +157,27 @@ class DraftOptions:
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
             usage_error(str(error))
+        if self.memory is None:
+            return
+        memory_folder(self.memory)
+        if self.no_memory:
+            usage_error("--memory and --no-memory exclude each other")
+        if self.no_draft:
+            usage_error("--memory is for drafts; leave out --no-draft")
+        if self.drafter not in REMEMBERING:
+            usage_error(f"the drafter {self.drafter!r} looks at no memory; leave out --memory or --drafter")
 
-    def decoder(self, target: Target) -> SpeculativeDecoder:
+    def open_memory(self, target: Target, *, keep: bool) -> Memory | None:
+        """The memory to draft from, or None without one; `keep`: see `recall.open_memory`."""
+        if self.no_memory or self.no_draft or self.drafter not in REMEMBERING or not target.can_rollback:
+            return None
+        return open_memory(self.memory, target, keep=keep)
+
+    def decoder(self, target: Target, memory: Memory | None) -> SpeculativeDecoder:
         """A decoder on `target`; what the user should know about it goes to stderr."""
         if not target.can_rollback and not self.no_draft:
             note("this model's memory cannot roll back (recurrent or hybrid), so drafting is off")
-        drafter = None if self.no_draft else self.drafter
+        drafter = None if self.no_draft else make_drafter(self.drafter, memory=memory)
         decoder = SpeculativeDecoder(
             target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
         )

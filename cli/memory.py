@@ -1,0 +1,245 @@
+"""`ngramspec memory`: what of the user's own text is drafted from, and what becomes of it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from ngramspec import machine
+from ngramspec.memory import MemoryFileError, Store
+from ngramspec.memory.documents import total
+from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files
+from ngramspec.memory.names import DEFAULT, memory_folder, memory_names
+from ngramspec.memory.store import Contents
+from ngramspec.model_file import check_vocabulary_file, has_gguf_magic
+from ngramspec.settings import read_settings, settings_path, write_remember
+from ngramspec.source import resolve
+from ngramspec.target import Vocabulary
+
+from .console import (
+    FAILED,
+    USAGE,
+    Terminated,
+    complain,
+    download_bar,
+    fail,
+    guarded_stdout,
+    index_bar,
+    note,
+    printable,
+    signals_deferred,
+    usage_error,
+    write_stdout,
+)
+
+app = typer.Typer(
+    name="memory",
+    help="Texts of yours to draft from: files and folders you add, and answers, if you switch that on.",
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    invoke_without_command=True,
+)
+
+Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Which memory.")]
+
+
+@app.callback()
+def _options(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        print(context.get_help(), file=sys.stderr)
+        raise typer.Exit(USAGE)
+
+
+@app.command("add")
+def add(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, and folders with all below them.")],
+    memory: Name = DEFAULT,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODEL",
+            help="Whose tokenizer; the file needs no weights. Default: $NGRAMSPEC_MODEL, then the demo model.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Add files and folders: ngramspec memory add --model model.gguf ~/src/project
+
+    Of a folder everything below it that is text and that no .gitignore names. Adding again takes in what has
+    changed and drops what is gone.
+    """
+    folder, chosen = memory_folder(memory), _paths(paths)
+    vocabulary = _vocabulary(model)
+    store = Store(folder, vocabulary.vocabulary_hash, vocabulary.n_vocab, vocabulary.path.name)
+    before = store.path()
+    try:
+        with index_bar() as progress:
+            added = add_files(store, vocabulary, chosen, threads=machine.physical_cores(), progress=progress)
+    except (KeyboardInterrupt, Terminated):
+        if store.path() == before:
+            note("interrupted; the memory is as it was")
+        raise
+    note(f"memory {memory!r} for {vocabulary.path.name}: {_in_words(added)}")
+
+
+@app.command("list")
+def list_(memory: Name = DEFAULT) -> None:
+    """List the files of a memory with their tokens."""
+    with guarded_stdout(), _complaints() as complaints:
+        for store in _stores(memory):
+            with complaints():
+                contents = store.read()
+                documents = contents.documents()
+                write_stdout(f"tokenizer of {_model(contents)}\n")
+                for document in documents:
+                    if document.kind == "file":
+                        write_stdout(f"{document.tokens:>12,}  {printable(document.name)}\n")
+                answers = [d for d in documents if d.kind == "answer"]
+                if answers:
+                    write_stdout(f"{total(answers):>12,}  in {_count(len(answers), 'answer')} that were remembered\n")
+
+
+@app.command("remove")
+def remove(
+    paths: Annotated[
+        list[str] | None, typer.Argument(metavar="PATH...", help="Files, and folders with all below them.")
+    ] = None,
+    answers: Annotated[bool, typer.Option("--answers", help="Remove the answers that were remembered.")] = False,
+    memory: Name = DEFAULT,
+) -> None:
+    """Remove files, folders or answers from a memory, whether the files still exist or not."""
+    if not paths and not answers:
+        usage_error("name what to remove: files, folders, or --answers")
+    chosen, stores = _paths(paths or ()), _stores(memory)
+    for path in chosen:
+        count = sum(remove_files(store, path) for store in stores)
+        if not count:
+            fail(f"memory {memory!r} has no file {path}, nor any below it (ngramspec memory list shows what it has)")
+        note(f"{path}: {_count(count, 'file')} removed")
+    if answers:
+        for store in stores:
+            store.update(lambda texts: [t for t in texts if t.document.kind != "answer"])
+        note("the answers are removed")
+
+
+@app.command("clear")
+def clear(memory: Name = DEFAULT) -> None:
+    """Delete a memory with all that is in it, damaged or not."""
+    stores = Store.all_in(memory_folder(memory))
+    for store in stores:
+        store.clear()
+    note(f"memory {memory!r} is {'deleted' if stores else 'empty already'}")
+
+
+@app.command("stats")
+def stats(memory: Name = DEFAULT) -> None:
+    """Show what a memory holds and takes, and whether answers are remembered."""
+    with guarded_stdout(), _complaints() as complaints:
+        with complaints():
+            state = "on" if read_settings().remember else "off"
+            write_stdout(f"remembering answers: {state} ({settings_path()})\n")
+        names = memory_names()
+        write_stdout(f"memories: {', '.join(names) or 'none'}\n")
+        for store in _stores(memory) if memory in names or memory != DEFAULT else ():
+            with complaints():
+                write_stdout(_statistics(store.read()))
+
+
+@app.command("remember")
+def remember(
+    state: Annotated[Literal["on", "off"], typer.Argument(help="Whether later answers are kept for later sessions.")],
+) -> None:
+    """Switch the remembering of answers on or off. It is off unless you switch it on."""
+    write_remember(state == "on")
+    if state == "on":
+        note("answers of chat and complete are kept from now on, on this machine (ngramspec memory remember off)")
+    else:
+        note("answers are no longer kept; those there are stay (ngramspec memory remove --answers removes them)")
+
+
+def _paths(names: Sequence[str]) -> list[Path]:
+    # An empty name (an unset variable of a script) would be the current folder.
+    if not all(names):
+        usage_error("the name of a file or folder is empty")
+    return [Path(name) for name in names]
+
+
+def _vocabulary(model: str | None) -> Vocabulary:
+    """The vocabulary of a model as `resolve` finds it, or of a file without weights."""
+    path = Path(os.path.expanduser(model)) if model else None
+    if path is not None and has_gguf_magic(path):
+        check_vocabulary_file(path)
+    else:
+        with download_bar() as progress:
+            source = resolve(model, progress=progress)
+        path = source.path
+        if source.demo:
+            note("no --model given: the memory is for the demo model that comes with ngramspec")
+    with signals_deferred():
+        return Vocabulary(path)
+
+
+def _stores(memory: str) -> list[Store]:
+    stores = Store.all_in(memory_folder(memory))
+    if not stores:
+        fail(f"memory {memory!r} is empty (ngramspec memory add PATH adds files)")
+    return stores
+
+
+def _in_words(added: Added) -> str:
+    parts = [f"{_count(added.new, 'file')} added"]
+    parts += [f"{n} {what}" for n, what in ((added.changed, "replaced"), (added.gone, "gone")) if n]
+    if added.unchanged:
+        parts.append(f"{added.unchanged} unchanged")
+    return f"{', '.join(parts)}; {_count(added.tokens, 'token')} read{list_skipped(added.skipped)}"
+
+
+def _statistics(contents: Contents) -> str:
+    assert contents.path
+    documents = contents.documents()
+    files = [d for d in documents if d.kind == "file"]
+    answers = [d for d in documents if d.kind == "answer"]
+    size = contents.path.stat().st_size
+    return (
+        f"tokenizer of {_model(contents)}: {_count(len(files), 'file')} with {_count(total(files), 'token')},"
+        f" {_count(len(answers), 'answer')} with {_count(total(answers), 'token')}\n"
+        f"  {size / 2**20:.1f} MiB, {size / max(1, total(documents)):.1f} bytes a token: {contents.path}\n"
+    )
+
+
+def _model(contents: Contents) -> str:
+    return printable(contents.table.model).replace("\n", " ")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+@contextmanager
+def _complaints() -> Iterator[Complaints]:
+    """Errors of single files are told, the rest goes on, and the exit code says so at the end."""
+    complaints = Complaints()
+    yield complaints
+    if complaints.any:
+        raise typer.Exit(FAILED)
+
+
+class Complaints:
+    """Counts the errors that it told."""
+
+    any = False
+
+    @contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Tell an error of the block."""
+        try:
+            yield
+        except MemoryFileError as error:
+            complain(str(error))
+            self.any = True

@@ -1,0 +1,266 @@
+"""`ngramspec replay`: what drafting would have gained on recorded conversations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import ngramspec
+from ngramspec.curves import CURVES, GivenCurve, find_curves
+from ngramspec.draft import Drafter
+from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
+from ngramspec.errors import NGramSpecError
+from ngramspec.policy import POLICIES, make_policy
+from ngramspec.replay import Recording, Replay
+from ngramspec.replay_report import TIMED, Comparison, Figures
+from ngramspec.replay_timed import DISTURBED, TimedReplay
+from ngramspec.target import Target, Vocabulary
+from ngramspec.transcripts import MAX_RESPONSE, MAX_TOTAL
+
+from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, fail, guarded_stdout, note, usage_error
+from .json_output import JsonOutput
+from .options import LoadOptions
+from .replay_input import MEASURED, measured_curve, named_curves, open_vocabulary, read_transcripts, record
+from .replay_view import replay_bar, show
+
+SHOWN = (2, 3, 4, 6, 8, 12, 16, 32, 64)
+"""Sizes of a batch whose cost is printed."""
+
+ABOUT = {
+    MEASURED: "passes of the model, measured here before the replay",
+    TIMED: "passes of the model, measured here during the replay, medians over the conversations",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingOptions:
+    """What drafts in a replay."""
+
+    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT
+    policy: Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")] = "cost"
+    draft_max: Annotated[
+        int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")
+    ] = None
+    memory: Annotated[
+        Literal["on", "off"], typer.Option(help="Remember the answers of earlier conversations of the run.")
+    ] = "off"
+
+    def __post_init__(self) -> None:
+        try:
+            self.make()
+            make_policy(self.policy, self.draft_max)
+        except ValueError as error:
+            usage_error(str(error))
+
+    def make(self) -> Drafter:
+        """A drafter that has seen nothing yet."""
+        return make_drafter(self.drafter, memory=self.memory == "on")
+
+    def replay(self, curve: GivenCurve) -> Replay:
+        """A replay by a curve, with a drafter of its own."""
+        return Replay(self.make(), self.policy, self.draft_max, curve=curve)
+
+
+@dataclass(frozen=True, slots=True)
+class CostOptions:
+    """What a pass costs in a replay: by given curves, or on a model."""
+
+    curve: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="What a batch costs by its size; may be repeated. A file with JSON, {size: cost, ...} or"
+            f" {{name: {{...}}, ...}}, or one of: {', '.join(CURVES)}.",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Measure the costs of this model.", show_default=False)
+    ] = None
+    timed: Annotated[
+        bool, typer.Option("--timed", help="Run each pass on the model for its time; the record says what is accepted.")
+    ] = False
+    ctx_size: Annotated[
+        int | None, typer.Option("-c", "--ctx-size", min=16, max=2**24, help="Context of --model in tokens.")
+    ] = None
+    gpu_layers: Annotated[
+        int, typer.Option("-ngl", "--gpu-layers", min=-1, max=9999, help="Layers of --model on the GPU; -1: all.")
+    ] = -1
+    threads: Annotated[
+        int | None, typer.Option("-t", "--threads", min=1, max=512, help="CPU threads; default: the physical cores.")
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.model is not None:
+            return
+        if self.timed:
+            usage_error("--timed runs the passes on a model: name it with --model")
+        if (self.ctx_size, self.gpu_layers, self.threads) != (None, -1, None):
+            usage_error("-c, -ngl and -t load a model: name it with --model")
+
+    def load(self) -> Target | None:
+        """The model, if one is asked for."""
+        if self.model is None:
+            return None
+        load = LoadOptions(ctx_size=self.ctx_size, gpu_layers=self.gpu_layers, threads=self.threads)
+        target = load.load(load.find(self.model))
+        if self.timed and not target.can_rollback:
+            fail(f"{target.path}: its memory cannot roll back (recurrent or hybrid), so nothing can be drafted on it")
+        return target
+
+    def curves(self, target: Target | None) -> dict[str, GivenCurve]:
+        """The given ones, and that of the model unless its passes are timed themselves."""
+        curves = named_curves(self.curve or [])
+        if target is not None and not self.timed:
+            curves[MEASURED] = measured_curve(target)
+        if not curves and not self.timed:
+            note("no --curve or --model: a batch is taken to cost what one token costs (flat), more than can be had")
+            curves = find_curves("flat")
+        return curves
+
+
+def replay(
+    drafting: DraftingOptions,
+    cost: CostOptions,
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Recorded conversations, JSONL or plain text pairs; -: from stdin."),
+    ],
+    vocab: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE.gguf",
+            help="Whose tokens; weights need not be in it. Default: the model's, or the demo model's.",
+            show_default=False,
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Most conversations per category, drawn at random once; default: all.")
+    ] = None,
+    no_oracle: Annotated[bool, typer.Option("--no-oracle", help="Leave the copy-oracle out.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Refuse broken entries instead of skipping them.")] = False,
+    as_json: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            metavar="FILE|-",
+            help="Write all figures as JSON; -: to stdout, and no table.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Replay recorded conversations: what would drafting have gained?
+
+    The answers are taken to be a model's own greedy output, so it takes no model, only a vocabulary. A pass over n
+    tokens costs what a curve says, and the policy drafts by that curve. "oracle" is the most that any drafter could
+    gain that copies one span of the context per pass.
+    """
+    if cost.timed and vocab is not None:
+        usage_error("--timed needs the model's own tokens: leave --vocab out")
+    named_curves(cost.curve or [])
+    with ExitStack() as stack:
+        output = stack.enter_context(JsonOutput(as_json))
+        transcripts = read_transcripts(files, strict=strict)
+        target = cost.load()
+        if target is not None:
+            stack.enter_context(target)
+        vocabulary: Vocabulary = target if target and not vocab else stack.enter_context(open_vocabulary(vocab))
+        recordings = record(transcripts, vocabulary, limit)
+        timed = None
+        if target is not None and cost.timed:
+            timed = TimedReplay(target, drafting.make(), drafting.policy, drafting.draft_max)
+            recordings = _fitting(timed, recordings, target.n_ctx)
+        curves = cost.curves(target)
+        replays = {name: drafting.replay(curve) for name, curve in curves.items()}
+        comparison = Comparison(recordings, drafting.drafter, replays, curves, oracle=not no_oracle, timed=timed)
+        code, error = _run(comparison, len(recordings), quiet=timed is not None)
+        document = {
+            "ngramspec": ngramspec.__version__,
+            "files": files,
+            "vocabulary": str(vocabulary.path),
+            "model": None if target is None else str(target.path),
+            "settings": {**asdict(drafting), "limit": limit},
+            "skipped": {"broken": len(transcripts.broken), "empty": transcripts.empty},
+            **comparison.document(),
+        }
+        try:
+            if as_json != "-":
+                with guarded_stdout():
+                    _show(document, comparison.curves, len(recordings))
+        finally:
+            # Even where the reader of the table has gone, as head does.
+            if as_json is not None:
+                output.write(document)
+    if error is not None:
+        fail(error)
+    if code:
+        raise typer.Exit(code)
+
+
+def _fitting(timed: TimedReplay, recordings: Sequence[Recording], n_ctx: int) -> list[Recording]:
+    fitting = [recording for recording in recordings if timed.fits(recording)]
+    if not fitting:
+        fail(f"no conversation fits in a context of {n_ctx} tokens; raise -c/--ctx-size")
+    if len(fitting) < len(recordings):
+        note(f"skipped: {len(recordings) - len(fitting)} too long for a context of {n_ctx} tokens (see -c/--ctx-size)")
+    return fitting
+
+
+def _run(comparison: Comparison, total: int, *, quiet: bool) -> tuple[int, str | None]:
+    """Replay them all; (exit code, error message), and what was replayed before stays."""
+    try:
+        with replay_bar(total, quiet=quiet) as done:
+            for recording in comparison.run():
+                done(recording.category)
+    except KeyboardInterrupt:
+        return INTERRUPTED, None
+    except Terminated:
+        return TERMINATED, None
+    except NGramSpecError as error:
+        return FAILED, str(error)
+    return 0, None
+
+
+def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> None:
+    settings = document["settings"]
+    heading = [
+        f"{document['transcripts']} conversations, {document['decode_tokens']} tokens to decode,"
+        f" {document['prompt_tokens']} tokens of prompts; tokens of {document['vocabulary']}",
+        f"drafter {settings['drafter']}, policy {settings['policy']}, memory {settings['memory']}; one drafter for all"
+        " conversations, in order",
+        f"a response's first token is the prefill's; responses are cut at {MAX_RESPONSE} tokens, prompts at the front"
+        f" so that both have {MAX_TOTAL}",
+    ]
+    if not document["complete"]:
+        heading.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
+    sections = {}
+    for name, curve in curves.items():
+        rows = document["results"][f"{settings['drafter']}@{name}"]
+        costs = " ".join(f"{size}:{curve.ratio(size):.2f}" for size in SHOWN)
+        about = CURVES[name][1] if name in CURVES else ABOUT.get(name, "from a file")
+        sections[name] = f"{about}\nT(n)/T(1): {costs}", rows
+    oracle = {
+        category: {name: row[name]["oracle_copy1"] for name in row}
+        for category, row in (document["oracle"] or {}).items()
+    }
+    show(heading, sections, oracle, _footing(document))
+
+
+def _footing(document: Figures) -> list[str]:
+    if "timed" not in document:
+        return []
+    timed = document["timed"]
+    off = timed["modelled_over_measured"] - 1
+    return [
+        "the model ran every pass for its time; what was accepted is the record's word, not the model's",
+        f"measured: {timed['measured']:.3f}x, the time of plain passes over that of drafted ones, for the same tokens"
+        f" at the same contexts ({timed['measured_with_drafting']:.3f}x with the time of drafting);"
+        f" {timed['disturbed_passes']} passes took over {DISTURBED:g} times the median of their size and count as such",
+        f"modelled: {timed['modelled']:.3f}x on the curve measured meanwhile,"
+        f" {abs(off):.1%} {'above' if off > 0 else 'below'}",
+    ]

@@ -1,0 +1,159 @@
+"""Which files of a folder hold text that the user wrote: all but what .gitignore names, and what is no text.
+
+Knows nothing about tokens.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pathspec import GitIgnoreSpec
+
+MAX_BYTES = 8 << 20
+"""Files larger than this are skipped: they are data, logs, dumps."""
+
+BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8", "unreadable", "not a regular file"
+HUGE = f"larger than {MAX_BYTES >> 20} MiB"
+
+_VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})
+
+
+@dataclass(frozen=True, slots=True)
+class TextFile:
+    """A file that may hold text, as it was when it was found.
+
+    Attributes:
+        path: absolute.
+        size: bytes.
+        mtime: time of modification in nanoseconds.
+    """
+
+    path: Path
+    size: int
+    mtime: int
+
+
+@dataclass(slots=True)
+class Found:
+    """What there is below a path.
+
+    Attributes:
+        files: that may hold text, in the order of their names.
+        skipped: files (and folders that cannot be read) that were left out, with the reason.
+    """
+
+    files: list[TextFile] = field(default_factory=list)
+    skipped: dict[Path, str] = field(default_factory=dict)
+
+
+_Rules = tuple[tuple[Path, GitIgnoreSpec], ...]
+"""The .gitignore files that apply, outermost first, each with the folder it stands in."""
+
+
+def find_files(path: Path) -> Found:
+    """The files below `path`, or `path` itself, which .gitignore cannot forbid.
+
+    Neither links nor the folders of version control are followed. An ignored folder is ignored with all that is
+    in it, as git does it; empty files count as none.
+
+    Raises:
+        OSError: `path` does not exist or cannot be read.
+    """
+    found = Found()
+    if path.is_dir():
+        os.scandir(path).close()
+        _walk(path, _rules_above(path), found)
+    else:
+        _take(path, path.stat(), found)
+    return found
+
+
+def read_text(file: TextFile) -> str | None:
+    """The text of a file, or None if it is no UTF-8 text after all (binary: it has a zero byte).
+
+    Raises:
+        OSError: the file cannot be read.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    raw = file.path.read_bytes()
+    return None if b"\0" in raw else raw.decode("utf-8-sig")
+
+
+def _walk(folder: Path, rules: _Rules, found: Found) -> None:
+    # A stack of its own: trees may be deeper than Python's.
+    stack = [(folder, rules)]
+    while stack:
+        folder, rules = stack.pop()
+        rules = (*rules, *_rules_in(folder))
+        try:
+            with os.scandir(folder) as entries:
+                ordered = sorted(entries, key=lambda e: e.name)
+        except OSError:
+            found.skipped[folder] = UNREADABLE
+            continue
+        inner = []
+        for entry in ordered:
+            path = Path(entry.path)
+            try:
+                if entry.is_dir(follow_symlinks=False):
+                    if entry.name not in _VERSION_CONTROL and not _ignored(path, rules, folder=True):
+                        inner.append((path, rules))
+                elif entry.is_file(follow_symlinks=False) and not _ignored(path, rules, folder=False):
+                    _take(path, entry.stat(follow_symlinks=False), found)
+            except OSError:
+                found.skipped[path] = UNREADABLE
+        stack += reversed(inner)
+
+
+def _take(path: Path, stat: os.stat_result, found: Found) -> None:
+    if not os.path.isfile(path):
+        found.skipped[path] = SPECIAL
+    elif stat.st_size > MAX_BYTES:
+        found.skipped[path] = HUGE
+    elif stat.st_size:
+        found.files.append(TextFile(path, stat.st_size, stat.st_mtime_ns))
+
+
+def _rules_above(folder: Path) -> _Rules:
+    """The rules of the folders around `folder`, up to the root of its repository, if it is in one."""
+    around = [folder, *folder.parents]
+    root = next((i for i, f in enumerate(around) if (f / ".git").exists()), 0)
+    exclude = around[root] / ".git" / "info" / "exclude"
+    rules: list[tuple[Path, GitIgnoreSpec]] = [*_read_rules(around[root], exclude)]
+    for outer in reversed(around[1 : root + 1]):
+        rules += _rules_in(outer)
+    return tuple(rules)
+
+
+def _rules_in(folder: Path) -> _Rules:
+    return _read_rules(folder, folder / ".gitignore")
+
+
+def _read_rules(folder: Path, file: Path) -> _Rules:
+    try:
+        lines = file.read_bytes().decode("utf-8", "surrogateescape").splitlines() if file.is_file() else []
+    except OSError:
+        return ()
+    lines = [line for line in lines if _is_pattern(line)]
+    return ((folder, GitIgnoreSpec.from_lines(lines)),) if lines else ()
+
+
+def _is_pattern(line: str) -> bool:
+    """Whether a line means anything; like git, one that does not is passed over."""
+    try:
+        return bool(line.strip()) and not line.startswith("#") and len(GitIgnoreSpec.from_lines([line])) == 1
+    except (ValueError, re.error):
+        return False
+
+
+def _ignored(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: bool) -> bool:
+    """Whether the innermost rule that speaks of `path` forbids it."""
+    for base, spec in reversed(rules):
+        said = spec.check_file(path.relative_to(base).as_posix() + "/" * folder).include
+        if said is not None:
+            return said
+    return False

@@ -1,0 +1,201 @@
+"""Adding files to a memory: what is new or changed is tokenized, what is gone is dropped, all in one rewrite."""
+
+from __future__ import annotations
+
+import os
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event
+from typing import Protocol
+
+import numpy as np
+
+from ngramspec.memory.documents import Document, Text, total
+from ngramspec.memory.files import BINARY, NOT_UTF8, UNREADABLE, Found, TextFile, find_files, read_text
+from ngramspec.memory.snapshot import MemoryFileError
+from ngramspec.memory.store import Store
+
+PIECE = 1 << 16
+"""Characters that are tokenized at once: some tokenizers take more than linear time, or stack, over a long text."""
+
+Progress = Callable[[int, int], None]
+"""Called with (bytes done, bytes in all)."""
+
+
+class Tokenizer(Protocol):
+    """What indexing needs of `ngramspec.target.Vocabulary`."""
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Added:
+    """What came of adding.
+
+    Attributes:
+        new, changed, unchanged, gone: files, by what they were to the memory.
+        tokens: of the new and the changed ones.
+        skipped: files left out, by reason.
+    """
+
+    new: int
+    changed: int
+    unchanged: int
+    gone: int
+    tokens: int
+    skipped: Mapping[str, int]
+
+
+def add_files(
+    store: Store, tokenizer: Tokenizer, paths: Sequence[Path], *, threads: int = 1, progress: Progress | None = None
+) -> Added:
+    """Add files and folders to a memory.
+
+    A file whose size and time of modification are those it had is left as it is; a changed one is replaced; one
+    that is in the memory and no longer in the folder, or no longer text, is dropped. Nothing is written before all
+    is read, so that whatever happens in between leaves the memory as it was.
+
+    Args:
+        store: where they go.
+        tokenizer: the one that `store` is for.
+        paths: files and folders.
+        threads: how many files are tokenized at a time.
+        progress: told about what is read.
+
+    Raises:
+        MemoryFileError: a path does not exist or holds no text, or the store cannot be used or written.
+    """
+    known = {d.name: d for d in store.read().documents() if d.kind == "file"}
+    roots = [path.resolve() for path in paths]
+    found: dict[str, TextFile] = {}
+    skipped: dict[str, str] = {}
+    for root in roots:
+        below = _find(root)
+        found.update((str(f.path), f) for f in below.files)
+        skipped.update((str(path), why) for path, why in below.skipped.items())
+    fresh = [f for name, f in found.items() if not _same(known.get(name), f)]
+    texts: dict[str, Text] = {}
+    for file, text in _tokenized(fresh, tokenizer, threads, progress):
+        if isinstance(text, str):
+            skipped[str(file.path)] = text
+        else:
+            texts[text.document.name] = text
+    for root in roots:
+        if not any(_below(name, root) for name in found.keys() - skipped.keys()):
+            reasons = Counter(why for name, why in skipped.items() if _below(name, root))
+            raise MemoryFileError(f"{root}: there is no text to add{list_skipped(reasons)}")
+    dropped = {name for name in known if _is_gone(name, found, skipped, roots)}
+    if texts or dropped:
+        # The newest come last, where chains begin.
+        store.update(lambda old: [t for t in old if not _replaced(t.document, texts, dropped)] + [*texts.values()])
+    changed = sum(name in known for name in texts)
+    return Added(
+        new=len(texts) - changed,
+        changed=changed,
+        unchanged=len(found) - len(fresh),
+        gone=len(dropped),
+        tokens=total(t.document for t in texts.values()),
+        skipped=Counter(skipped.values()),
+    )
+
+
+def remove_files(store: Store, path: Path) -> int:
+    """Drop the file `path`, or all files below it, whether they still exist or not; returns how many.
+
+    Raises:
+        MemoryFileError: the store cannot be used or written.
+    """
+    root = Path(os.path.abspath(path))
+    names = {d.name for d in store.read().documents() if d.kind == "file"}
+    gone = {name for name in names if _below(name, root) or _below(name, path.resolve())}
+    if gone:
+        store.update(lambda old: [t for t in old if not _replaced(t.document, {}, gone)])
+    return len(gone)
+
+
+def _find(root: Path) -> Found:
+    try:
+        return find_files(root)
+    except FileNotFoundError:
+        raise MemoryFileError(f"{root}: there is no such file or folder") from None
+    except OSError as error:
+        raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
+
+
+def _same(document: Document | None, file: TextFile) -> bool:
+    return document is not None and (document.size, document.mtime) == (file.size, file.mtime)
+
+
+def _below(name: str, root: Path) -> bool:
+    return Path(name).is_relative_to(root)
+
+
+def _replaced(document: Document, texts: Mapping[str, Text], dropped: set[str]) -> bool:
+    return document.kind == "file" and (document.name in texts or document.name in dropped)
+
+
+def _is_gone(name: str, found: Mapping[str, TextFile], skipped: Mapping[str, str], roots: Sequence[Path]) -> bool:
+    """Whether a file of the memory was looked for and is no text any more, or is not there."""
+    if name in skipped:
+        return skipped[name] != UNREADABLE
+    if name in found or not any(_below(name, root) for root in roots):
+        return False
+    return not os.path.isfile(name) and skipped.keys().isdisjoint(map(str, Path(name).parents))
+
+
+def list_skipped(skipped: Mapping[str, int]) -> str:
+    """In words, in brackets; nothing if there are none."""
+    return f" (skipped: {', '.join(f'{n} {why}' for why, n in sorted(skipped.items()))})" if skipped else ""
+
+
+def _tokenized(
+    files: Sequence[TextFile], tokenizer: Tokenizer, threads: int, progress: Progress | None
+) -> Iterator[tuple[TextFile, Text | str]]:
+    """Each file with its text, or with the reason why it has none."""
+    stop = Event()
+    total, done = sum(f.size for f in files), 0
+    pool = ThreadPoolExecutor(threads)
+    try:
+        futures: list[Future[Text | str]] = [pool.submit(_tokenize, f, tokenizer, stop) for f in files]
+        for file, future in zip(files, futures, strict=True):
+            yield file, future.result()
+            done += file.size
+            if progress is not None:
+                progress(done, total)
+    finally:
+        stop.set()
+        pool.shutdown(cancel_futures=True)
+
+
+def _tokenize(file: TextFile, tokenizer: Tokenizer, stop: Event) -> Text | str:
+    try:
+        text = read_text(file)
+    except OSError:
+        return UNREADABLE
+    except UnicodeDecodeError:
+        return NOT_UTF8
+    if text is None:
+        return BINARY
+    tokens = array("i")
+    for piece in _pieces(text):
+        if stop.is_set():
+            break
+        tokens.extend(tokenizer.tokenize(piece, add_bos=False))
+    document = Document("file", str(file.path), len(tokens), file.size, file.mtime)
+    return Text(document, np.frombuffer(tokens, np.int32) if tokens else np.zeros(0, np.int32))
+
+
+def _pieces(text: str) -> Iterator[str]:
+    """The text in pieces of at most PIECE characters, each to the end of a line where there is one."""
+    start = 0
+    while start < len(text):
+        end = start + PIECE
+        if end < len(text):
+            line = text.rfind("\n", start, end) + 1
+            end = line if line > start else end
+        yield text[start:end]
+        start = end

@@ -1,0 +1,265 @@
+"""`Store`: the file in which a memory keeps what it knows for one tokenizer, shared by any number of processes.
+
+    FOLDER/HASH-GENERATION.memory     a snapshot and its journal; of several generations the highest counts
+    FOLDER/HASH.lock                  held by whoever writes
+
+A snapshot never changes. Rewriting makes the next generation under a temporary name, sees it on the disk, renames
+it and only then deletes the one before; so a reader takes no lock, nothing is half there after a crash, and on
+Windows, which deletes no mapped file, the old generation stays until a later writer can. What is remembered in
+between is appended to the journal of the highest generation.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from filelock import FileLock, Timeout
+
+from ngramspec.memory.documents import Document, Table, Text, joined
+from ngramspec.memory.journal import EMPTY, Journal, append_records, read_journal, record
+from ngramspec.memory.snapshot import BLOCK, MemoryFileError, Snapshot, check_length, read_header, write_snapshot
+
+PATIENCE = 60.0
+"""Seconds to wait for another process that writes: the largest memory is written in a few."""
+
+LONG_JOURNAL = 1 << 17
+"""Tokens in a journal after which it goes into the snapshot: indexing them takes each process some milliseconds."""
+
+_NAME = re.compile(r"([0-9a-f]{32})-(\d{6,})\.memory")
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """What a store holds.
+
+    Attributes:
+        path: the file; None if there is none yet.
+        snapshot: mapped and checked; None if there is no file yet.
+        journal: what was remembered since.
+    """
+
+    path: Path | None = None
+    snapshot: Snapshot | None = None
+    journal: Journal = EMPTY
+
+    @property
+    def table(self) -> Table:
+        """The documents of the snapshot."""
+        if self.snapshot is None:
+            return Table("", ())
+        try:
+            return Table.from_json(self.snapshot.documents, self.snapshot.header.size)
+        except MemoryFileError as error:
+            raise MemoryFileError(f"{self.path} {error}") from None
+
+    def texts(self) -> list[Text]:
+        """All documents with their tokens, those of the journal last."""
+        kept = self.table.texts(self.snapshot.tokens) if self.snapshot else []
+        return kept + [Text.of_answer(tokens, when) for when, tokens in self.journal.texts]
+
+    def documents(self) -> list[Document]:
+        """All documents, those of the journal last."""
+        return [t.document for t in self.texts()]
+
+
+class Store:
+    """The memory file of one tokenizer in one folder.
+
+    Args:
+        folder: of the memory; made when something is written.
+        vocabulary: the tokenizer's `vocabulary_hash`, 16 bytes.
+        n_vocab: size of its vocabulary; needed to make the first file only.
+        model: name of the model for people; likewise.
+    """
+
+    def __init__(self, folder: Path, vocabulary: bytes, n_vocab: int = 0, model: str = "") -> None:
+        self.folder = folder
+        self.vocabulary = vocabulary
+        self.n_vocab = n_vocab
+        self.model = model
+
+    @classmethod
+    def all_in(cls, folder: Path) -> list[Store]:
+        """The stores of all tokenizers in a folder, by hash."""
+        names = (_NAME.fullmatch(path.name) for path in _files(folder))
+        return [cls(folder, bytes.fromhex(h)) for h in sorted({name[1] for name in names if name})]
+
+    def path(self) -> Path | None:
+        """The file that counts, or None."""
+        return max(self._generations(), key=_generation, default=None)
+
+    def _generations(self) -> list[Path]:
+        names = ((path, _NAME.fullmatch(path.name)) for path in _files(self.folder))
+        return [path for path, name in names if name and name[1] == self.vocabulary.hex()]
+
+    def read(self) -> Contents:
+        """What is there now; takes no lock.
+
+        Raises:
+            MemoryFileError: the file cannot be used; the message names it.
+        """
+        tried: Path | None = None
+        while True:
+            path = self.path()
+            if path is None:
+                return Contents()
+            try:
+                with path.open("rb") as file:
+                    return self._contents(path, file)
+            except FileNotFoundError as error:
+                # Replaced by the next generation since the folder was listed.
+                if path == tried:
+                    raise _cannot("read", path, error) from error
+                tried = path
+            except MemoryFileError as error:
+                raise MemoryFileError(f"{path} {error}") from None
+            except OSError as error:
+                raise _cannot("read", path, error) from error
+
+    def _contents(self, path: Path, file: BinaryIO) -> Contents:
+        snapshot = Snapshot(file, self.vocabulary)
+        journal = read_journal(file, snapshot.header.sections()[-1], snapshot.header.n_vocab)
+        return Contents(path, snapshot, journal)
+
+    def update(self, change: Callable[[list[Text]], Sequence[Text]]) -> None:
+        """Replace all documents by what `change` makes of them, whole or not at all.
+
+        Raises:
+            MemoryFileError: the old file cannot be used, or the new one not be written; the old one stays.
+        """
+        with self._lock():
+            now = self.read()
+            self._write(now, change(now.texts()))
+
+    def append(self, tokens: Sequence[int]) -> None:
+        """Remember an answer.
+
+        Raises:
+            MemoryFileError: the file cannot be used or written; it is as before.
+        """
+        with self._lock():
+            path = self.path()
+            if path is None:
+                text = Text.of_answer(array("i", tokens), time.time())
+                self._write(Contents(), [text])
+                return
+            try:
+                with path.open("r+b", buffering=0) as file:
+                    # Not the whole snapshot: what it holds is no matter here.
+                    header = read_header(file.read(BLOCK), self.vocabulary)
+                    end = header.sections()[-1]
+                    check_length(file, end)
+                    journal = read_journal(file, end, header.n_vocab)
+                    append_records(file, journal.end, record(tokens, time.time()))
+            except MemoryFileError as error:
+                raise MemoryFileError(f"{path} {error}") from None
+            except OSError as error:
+                raise _cannot("write", path, error) from error
+            if journal.tokens + len(tokens) > LONG_JOURNAL:
+                # The answer is safe; a snapshot that cannot be written now will be later.
+                with suppress(MemoryFileError):
+                    now = self.read()
+                    self._write(now, now.texts())
+
+    def _write(self, now: Contents, texts: Sequence[Text]) -> None:
+        """The next generation; the lock is held."""
+        generation = _generation(now.path) + 1 if now.path else 1
+        path = self.folder / f"{self.vocabulary.hex()}-{generation:06d}.memory"
+        table = Table(now.table.model or self.model, tuple(t.document for t in texts))
+        n_vocab = now.snapshot.header.n_vocab if now.snapshot else self.n_vocab
+        try:
+            # Left by a writer that died.
+            for left in self.folder.glob(f"{self.vocabulary.hex()}-*.tmp"):
+                left.unlink()
+            handle, name = tempfile.mkstemp(dir=self.folder, prefix=f"{self.vocabulary.hex()}-", suffix=".tmp")
+            try:
+                with os.fdopen(handle, "wb") as file:
+                    write_snapshot(file, self.vocabulary, n_vocab, joined(texts), table.to_json())
+                    file.flush()
+                    os.fsync(file.fileno())
+                Path(name).replace(path)
+            except BaseException:
+                Path(name).unlink(missing_ok=True)
+                raise
+            _sync_folder(self.folder)
+        except OSError as error:
+            raise _cannot("write", path, error) from error
+        self._delete_before(generation)
+
+    def _delete_before(self, generation: int) -> None:
+        for path in self._generations():
+            if _generation(path) < generation:
+                # Windows keeps a file that another process has mapped.
+                with suppress(OSError):
+                    path.unlink()
+
+    def clear(self) -> None:
+        """Delete the file, whatever is in it.
+
+        Raises:
+            MemoryFileError: it cannot be deleted.
+        """
+        with self._lock():
+            for path in self._generations():
+                try:
+                    path.unlink(missing_ok=True)
+                except OSError as error:
+                    raise _cannot("delete", path, error) from error
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        name = self.folder / f"{self.vocabulary.hex()}.lock"
+        lock = FileLock(name, timeout=PATIENCE)
+        try:
+            # The user's own texts are nobody else's business.
+            self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            lock.acquire()
+        except Timeout:
+            raise MemoryFileError(
+                f"another ngramspec has been writing to this memory for {PATIENCE:.0f} seconds ({name}); try again"
+            ) from None
+        except OSError as error:
+            raise _cannot("write", name, error) from error
+        try:
+            yield
+        finally:
+            lock.release()
+
+
+def _files(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        raise _cannot("read", folder, error) from error
+
+
+def _generation(path: Path) -> int:
+    name = _NAME.fullmatch(path.name)
+    assert name
+    return int(name[2])
+
+
+def _cannot(what: str, path: Path, error: OSError) -> MemoryFileError:
+    kept = "; the memory is as it was" if what == "write" else ""
+    return MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{kept}")
+
+
+def _sync_folder(folder: Path) -> None:
+    """See a rename on the disk, where the system can."""
+    with suppress(OSError, AttributeError):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

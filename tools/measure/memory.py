@@ -1,0 +1,127 @@
+"""What a memory of the user's files costs: time and peak memory of adding them, bytes a token, time to open, and
+microseconds that looking into it adds to a draft.
+
+    python tools/measure/memory.py --model vocab.gguf /usr/lib/python3
+
+The drafts are those for a text that is in the memory, where most is found. Opening is timed in processes of its own,
+the file in the page cache; it includes every check. To see it at a given size, `--tokens` fills the memory up with a
+random walk over the text that was added.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import numpy as np
+
+from ngramspec import machine
+from ngramspec.drafting import make_drafter, token_index
+from ngramspec.memory import Memory, Store
+from ngramspec.memory.documents import Document, Text
+from ngramspec.memory.indexing import add_files
+from ngramspec.memory.snapshot import Ints
+from ngramspec.target import Vocabulary
+
+RUNS = 9
+TEXT, PROMPT, LONGEST = 20_000, 1_000, 15
+SPAN = 200
+"""Tokens of a piece of the random walk."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("paths", type=Path, nargs="+")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--tokens", type=int, default=10_000_000)
+    parser.add_argument("-t", type=int, default=machine.physical_cores())
+    options = parser.parse_args()
+    vocabulary = Vocabulary(options.model)
+    began = time.perf_counter()
+    name = vocabulary.vocabulary_hash
+    print(f"index: {token_index.__file__}")
+    print(f"hash of a vocabulary of {vocabulary.n_vocab}: {(time.perf_counter() - began) * 1e3:.0f} ms")
+    before = peak()
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder), name, vocabulary.n_vocab, options.model.name)
+        began = time.perf_counter()
+        added = add_files(store, vocabulary, options.paths, threads=options.t)
+        seconds = time.perf_counter() - began
+        rate = added.tokens / seconds / 1e6
+        print(f"added {added.new} files, {added.tokens:,} tokens in {seconds:.1f} s: {rate:.2f} M tokens/s")
+        print(f"peak memory {peak():.0f} MiB, {before:.0f} before; {options.t} threads")
+        began = time.perf_counter()
+        if fill(store, options.tokens - added.tokens):
+            print(f"rewritten with more in {time.perf_counter() - began:.1f} s; peak memory {peak():.0f} MiB")
+        path = store.path()
+        assert path is not None
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(1, maxtasksperchild=1) as pool:
+            times = [pool.apply(opened, (folder, name)) for _ in range(RUNS)]
+        size = times[0][1]
+        print(f"{size:,} tokens, {path.stat().st_size / size:.2f} bytes each")
+        print(
+            f"open: median {median(t for t, _ in times) * 1e3:.1f} ms, most {max(times)[0] * 1e3:.1f} ms, {RUNS} runs"
+        )
+        memory = Memory(store.read())
+        text = np.array(memory.indexes[0].tokens[:TEXT])
+        drafts = [(passes(text, None), passes(text, memory)) for _ in range(3)]
+        without, within = (median(d[i] for d in drafts) for i in (0, 1))
+        print(f"a pass of drafting: {within * 1e6:.1f} us with it, {without * 1e6:.1f} without")
+        began = time.perf_counter()
+        store.append(list(range(300)))
+        print(f"remember an answer of 300 tokens: {(time.perf_counter() - began) * 1e3:.1f} ms")
+
+
+def fill(store: Store, missing: int) -> bool:
+    """Add `missing` tokens that look like those that are there."""
+    if missing <= 0:
+        return False
+    rng = np.random.default_rng(0)
+
+    def more(texts: list[Text]) -> list[Text]:
+        there = np.concatenate([t.tokens for t in texts])
+        starts = rng.integers(0, len(there) - SPAN, missing // SPAN)
+        tokens = np.concatenate([there[s : s + SPAN] for s in starts])
+        return [*texts, Text(Document("file", "/random walk", len(tokens)), tokens)]
+
+    store.update(more)
+    return True
+
+
+def opened(folder: str, name: bytes) -> tuple[float, int]:
+    """Seconds to open the store in this process, and how many tokens it has."""
+    began = time.perf_counter()
+    memory = Memory(Store(Path(folder), name).read())
+    return time.perf_counter() - began, memory.indexes[0].size
+
+
+def passes(text: Ints, memory: Memory | None) -> float:
+    """Seconds per pass, proposing and learning, where the target writes `text`."""
+    tokens = text[text >= 0].tolist()
+    drafter = make_drafter("mixture", memory=memory)
+    drafter.begin(tokens[:PROMPT])
+    at, count = PROMPT, 0
+    began = time.perf_counter()
+    while at < len(tokens) - LONGEST:
+        draft = drafter.propose(LONGEST)
+        hits = next((i for i, token in enumerate(draft.tokens) if token != tokens[at + i]), len(draft))
+        drafter.accept(tokens[at : at + hits + 1])
+        at, count = at + hits + 1, count + 1
+    return (time.perf_counter() - began) / count
+
+
+def peak() -> float:
+    """MiB; the kernel counts in KiB, on macOS in bytes."""
+    found = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return found / 2**20 if sys.platform == "darwin" else found / 2**10
+
+
+if __name__ == "__main__":
+    main()
