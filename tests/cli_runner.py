@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,8 @@ COMMAND = [sys.executable, "-m", "ngramspec_cli.app"]
 DEMO = Path(__file__).parents[1] / "ngramspec" / "demo" / "demo.gguf"
 PATIENCE = 120.0
 """Seconds after which a run is taken to hang."""
+
+_VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-amx-")
 
 _SIGNALLED = """
 import os, signal, sys
@@ -78,10 +81,16 @@ def environment(folder: Path) -> dict[str, str]:
         for k, v in os.environ.items()
         if not re.match("NGRAMSPEC_|HF_|HUGGING|XDG_|COLUMNS|FORCE_COLOR|TTY_|PYTHONIOENCODING", k)
     }
+    # Whether the build's AMX kernels work is found out once, not once per home.
+    cache = folder / "cache"
+    verdicts = cache / "ngramspec" / "amx"
+    verdicts.parent.mkdir(parents=True, exist_ok=True)
+    if not verdicts.is_symlink():
+        verdicts.symlink_to(_VERDICTS.name)
     # PYTHONPATH: where the packages are, should they be found through HOME.
     return kept | {
         "HOME": str(folder),
-        "XDG_CACHE_HOME": str(folder / "cache"),
+        "XDG_CACHE_HOME": str(cache),
         "NO_PROXY": "127.0.0.1",
         "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
     }

@@ -56,7 +56,7 @@ def failed(done: Done, *words: str, code: int = 1) -> None:
         (["-n", "0"], "-n/--predict is 0"),
         (["-n", "-5"], "-n/--predict is -5"),
         (["--stop", ""], "--stop"),
-        (["--drafter", "psychic"], "'psychic'; choose one of: ngram"),
+        (["--drafter", "psychic"], "'psychic'; choose one of: "),
         (["--policy", "psychic"], "'psychic'; choose one of: "),
         (["--verify", "psychic"], "coupled"),
         (["--draft-max", "0"], "--draft-max"),

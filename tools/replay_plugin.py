@@ -1,0 +1,61 @@
+"""ngramspec's drafting for replay harnesses that drive drafters themselves: class `Ours`.
+
+    start(prompt_ids)      a new request
+    accept(tokens)         newly emitted tokens; the first call of a request is the prefill's token
+    draft() -> list[int]   what to send after the last token; -1 pads the batch to a size that costs less
+
+It is what the decoding loop uses, `ngramspec.speculation`, with the default drafter and the cost policy; passes take
+what the curve says. `ngramspec replay` gives the same counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ngramspec.curves import CURVES, LARGEST, parse_curve
+from ngramspec.draft import NO_DRAFT
+from ngramspec.drafting import DEFAULT, make_drafter
+from ngramspec.policy import make_policy
+from ngramspec.speculation import Speculation
+
+PADDING = -1
+"""No token: whoever evaluates the draft refuses it, and pays for its place in the batch."""
+
+UNKNOWN_END = 1 << 30
+
+
+class Ours:
+    """One instance serves many requests, in order, and learns from each.
+
+    Args:
+        curve: what a pass over n tokens costs, {"1": 1.0, "8": 2.5}; None is the flat curve.
+        memory: answers of earlier requests are remembered.
+    """
+
+    def __init__(self, curve: Mapping[str, float] | None = None, memory: bool = False) -> None:
+        points = {str(n): cost for n, cost in CURVES["flat"][0].items()} if curve is None else curve
+        self._curve = parse_curve({str(n): cost for n, cost in points.items()})
+        self._speculation = Speculation(make_drafter(DEFAULT, memory=memory), make_policy("cost"))
+        self._speculation.prepare(self._curve, range(1, LARGEST + 1))
+        self._planned = NO_DRAFT, 0
+
+    def start(self, prompt_ids: Sequence[int]) -> None:
+        """Begin a request."""
+        self._speculation.begin(prompt_ids)
+        self._planned = NO_DRAFT, 0
+
+    def draft(self) -> list[int]:
+        """The draft, padded to the size of the batch that the policy chose."""
+        self._planned = draft, size = self._speculation.plan(UNKNOWN_END)
+        tokens = list(draft.tokens)
+        if size - 1 > len(tokens):
+            tokens += [PADDING] * (size - 1 - len(tokens))
+        return tokens
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """Learn what was emitted."""
+        draft, size = self._planned
+        if size:
+            self._speculation.learn(tokens, draft, size, self._curve.ratio(size))
+        else:
+            self._speculation.first(tokens[0])
