@@ -1,10 +1,11 @@
 """AMX: whether this build's kernels for Intel's matrix unit work, found out before they run here.
 
-gcc before 12.4 and 13.3 (its bug 114098) takes `_tile_loadconfig` to read 8 bytes of the 64 it reads, and drops the
-rest of the tile configuration as never used. A llama.cpp built with it dies (SIGSEGV, SIGILL) in every pass of two
-and more tokens. So a child process tries them on the demo model, once per build; the verdict is kept in the user's
-cache folder. Where they are broken, "AMX" is taken out of the list of memory types that llama.cpp looks through when
-it places weights. It takes the next one then: the repacked kernels of the same weights, or plain ones.
+Older gcc, such as 12.2, takes `_tile_loadconfig` to read 8 bytes of the 64 it reads, and drops the rest of the tile
+configuration as never used (gcc's bug 114098, mended in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
+every pass of two and more tokens. So a child process tries them on the demo model, once per build; the verdict is
+kept in the user's cache folder. Where they are broken, "AMX" is taken out of the list of memory types that llama.cpp
+looks through when it places weights. It takes the next one then: the repacked kernels of the same weights, or plain
+ones.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from ngramspec import machine
 from ngramspec.calibration import default_folder as calibration_folder
 
 NOTE = (
-    "this build's AMX kernels are broken (gcc before 12.4 and 13.3 compiles them wrongly), so it goes on without them;"
-    " rebuild with a newer compiler for full speed, or leave them out:"
+    "this build's AMX kernels are broken (older gcc, such as 12.2, compiles them wrongly), so it goes on without them;"
+    " rebuild with a newer compiler (gcc 14) for full speed, or leave them out:"
     ' CXXFLAGS="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" CMAKE_ARGS="-DGGML_LLAMAFILE=off"'
     " pip install --force-reinstall --no-cache-dir llama-cpp-python"
 )

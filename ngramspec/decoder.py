@@ -153,6 +153,7 @@ class SpeculativeDecoder:
         settled = len(prompt)
         try:
             last = verifier.verify(rows, NO_DRAFT, settled).tokens[0]
+            speculation.see(prompt[-1], NO_DRAFT, rows)
             pieces = text.take((last,))
             yield Step(
                 (last,),
@@ -183,6 +184,7 @@ class SpeculativeDecoder:
 
                 # 4. The accepted prefix and one token of the target's, up to the text's end.
                 verdict = verifier.verify(rows[: len(draft) + 1], draft, settled + 1)
+                speculation.see(last, draft, rows)
                 pieces = text.take(verdict.tokens)
                 tokens = verdict.tokens[: len(pieces)]
                 target.rollback(settled + len(tokens))

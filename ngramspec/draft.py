@@ -8,7 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Choose = Callable[[int, Mapping[int, float]], int]
 """How a drafter picks among the continuations of a context: (offset in the draft, weights) -> token id.
@@ -101,4 +105,18 @@ class Drafter(Protocol):
 
         Returns:
             how many tokens of the last proposal were right, whether they were sent to the target or not.
+        """
+
+
+@runtime_checkable
+class ReadsLogits(Protocol):
+    """What a `Drafter` is besides if it learns from the target's logits; the loop asks once per request."""
+
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+        """Logits that the target computed, those of refused positions too; called before `accept`.
+
+        Args:
+            tokens: what was evaluated: the token before the draft, then the draft.
+            rows: of shape (len(tokens), n_vocab): row i was computed after tokens[i]. Valid during the call alone,
+                not to be written to, and unchecked: nan and inf may be among them.
         """

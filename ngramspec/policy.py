@@ -158,10 +158,12 @@ class CostPolicy:
         return max(worth, self._tokens / self._seconds * curve.level) if self._seconds else worth
 
     def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
-        if curve is None or not draft.tokens:
+        if curve is None:
             return 0, smallest(1, sizes)
         self._measured = curve.measured
         costs = curve.padded(sizes)
+        if not draft.tokens:
+            return 0, costs[1][0]
         plain_cost = costs[1][1]
         credit = self.ALLOWANCE * self._spent + self.CREDIT * plain_cost * curve.level
         if self._saved < -credit:

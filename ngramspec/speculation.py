@@ -8,6 +8,7 @@ It joins drafter, policy and cost curve, and knows neither target nor text. The 
     while ...:
         draft, size = speculation.plan(left)
         ...                                                     # a pass over size tokens emits `tokens`
+        speculation.see(last, draft, rows)                      # its logits, for drafters that read them
         speculation.learn(tokens, draft, size, seconds)
 """
 
@@ -16,8 +17,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ngramspec.cost import CostCurve
-from ngramspec.draft import NO_DRAFT, Choose, Draft, Drafter
+from ngramspec.draft import NO_DRAFT, Choose, Draft, Drafter, ReadsLogits
 from ngramspec.policy import Pass, Policy, smallest
+from ngramspec.protocol import Logits
 
 
 class Speculation:
@@ -39,6 +41,7 @@ class Speculation:
         self.drafter = drafter
         self.policy = policy
         self.proposal: Draft | None = None
+        self._reader: ReadsLogits | None = None
         self.prepare(None, (1,))
 
     def prepare(self, curve: CostCurve | None, sizes: Sequence[int]) -> None:
@@ -50,6 +53,8 @@ class Speculation:
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a request."""
         self.proposal = None
+        # Asked here, since it takes longer than all else that a pass costs who reads nothing.
+        self._reader = self.drafter if isinstance(self.drafter, ReadsLogits) else None
         if self.drafter is not None:
             self.drafter.begin(prompt)
 
@@ -75,6 +80,16 @@ class Speculation:
         self.proposal = draft = self.drafter.propose(limit, choose, blind=blind, outlook=outlook)
         length, size = self.policy.plan(draft, self.curve, self.sizes)
         return (draft.head(length) if length else NO_DRAFT), size
+
+    def see(self, last: int, draft: Draft, rows: Logits) -> None:
+        """Show the logits of a pass to a drafter that reads them.
+
+        Args:
+            last, draft: what was evaluated, but for padding behind it.
+            rows: at least one for each, of shape (n, n_vocab).
+        """
+        if self._reader is not None:
+            self._reader.see((last, *draft.tokens), rows[: 1 + len(draft)])
 
     def learn(self, tokens: Sequence[int], draft: Draft, size: int, seconds: float, plan_seconds: float = 0.0) -> Pass:
         """Learn from a pass.

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.draft import NO_DRAFT, Choose, Draft, Outlook
+from ngramspec.drafting import make_drafter
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.policy import FixedPolicy
 from ngramspec.sampling import BadLogits, Sampling
@@ -264,25 +265,42 @@ def law(mock: MockTarget, prompt: Sequence[int], sampling: Sampling, depth: int)
     return np.array([math.prod(p([*prompt, *c[:i]])[c[i]] for i in range(depth)) for c in cells])
 
 
+@pytest.mark.parametrize("drafter", ["mixture", "mixture with memory", "ngram"])
 @pytest.mark.parametrize(
-    ("policy", "slope", "memory"),
-    [("fixed", 0.1, False), ("heuristic", 0.1, True), ("cost", 0.1, True), ("cost", 0.4, False)],
+    ("verify", "policy", "slope", "order"),
+    [
+        ("coupled", "fixed", 0.1, 2),
+        ("coupled", "cost", 0.1, 0),
+        ("rejection", "fixed", 0.1, 0),
+        ("rejection", "heuristic", 0.1, 2),
+        ("rejection", "cost", 0.1, 2),
+        ("rejection", "cost", 0.4, 0),
+    ],
 )
-def test_rejection_keeps_the_law(policy: str, slope: float, memory: bool, tmp_path: Path) -> None:
+def test_sampling_keeps_the_law(
+    drafter: str, verify: str, policy: str, slope: float, order: int, tmp_path: Path
+) -> None:
     # In the prompt 0 and 1 follow in the proportion 3 : 2, so 0 is a good guess and 1 a bad one: estimates that
     # looked at the drawn token would have the cost policy send the zeros alone, and 0 come out far too often.
     options: dict[str, Any] = {"seconds": lambda n: 1e-3 * (1 + slope * (n - 1)), "clock": CLOCK, "peak": 1.0}
-    mock = MockTarget(4, **options) if memory else Coin(4, **options)
+    mock = MockTarget(4, **options) if order else Coin(4, **options)
     rng = random.Random(1)
     prompt = [int(rng.random() < 0.4) for _ in range(100)]
-    decoder = SpeculativeDecoder(mock, policy=policy, draft_max=4, calibration_folder=tmp_path)
+    name, *memory = drafter.split(" with ")
+    decoder = SpeculativeDecoder(
+        mock,
+        drafter=make_drafter(name, memory=bool(memory)),
+        policy=policy,
+        draft_max=4,
+        calibration_folder=tmp_path,
+    )
     decoder.calibration.path = None  # no file per sample
     runs, depth, stats = 3000, 2, Stats()
     seen: Counter[tuple[int, ...]] = Counter()
     for sample in range(runs):
         tokens: list[int] = []
         sampling = Sampling(1.0, **OPEN, seed=sample)
-        for step in decoder.generate(prompt, max_tokens=4, sampling=sampling, verify="rejection"):
+        for step in decoder.generate(prompt, max_tokens=4, sampling=sampling, verify=verify):
             stats.add(step)
             tokens += step.tokens
         seen[tuple(tokens[1 : 1 + depth])] += 1  # the first comes from the prefill, undrafted

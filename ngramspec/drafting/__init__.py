@@ -8,11 +8,18 @@ from typing import TYPE_CHECKING
 from ngramspec.draft import Drafter
 from ngramspec.drafting.mixture import MixtureDrafter
 from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.drafting.recycle import RecycleDrafter
+from ngramspec.drafting.suffix import SuffixDrafter
 
 if TYPE_CHECKING:
     from ngramspec.memory import Memory
 
-DRAFTERS: dict[str, Callable[..., Drafter]] = {"mixture": MixtureDrafter, "ngram": NGramDrafter}
+DRAFTERS: dict[str, Callable[..., Drafter]] = {
+    "mixture": MixtureDrafter,
+    "ngram": NGramDrafter,
+    "suffix": SuffixDrafter,
+    "recycle": RecycleDrafter,
+}
 
 REMEMBERING = frozenset({"mixture"})
 """The drafters that take a `memory`."""

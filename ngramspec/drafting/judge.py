@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ngramspec.draft import Outlook
+from ngramspec.draft import Choose, Outlook
 from ngramspec.drafting.acceptance import AcceptanceModel, Cell, cell
 
 HOPELESS = 0.05
 """A draft ends when the probability that all of it is accepted has fallen below this: no curve pays for more."""
+
+
+def length_class(match: int) -> int:
+    """Match lengths of 8 and more by powers of two, so that each class sees enough outcomes; 11 is 32 and more."""
+    return match if match < 8 else min(5 + match.bit_length(), 11)
+
+
+def pick(choose: Choose, offset: int, weights: Mapping[int, float]) -> int:
+    """What `choose` picks.
+
+    Raises:
+        ValueError: a token that it was not offered.
+    """
+    token = choose(offset, weights)
+    if token not in weights:
+        raise ValueError(f"choose returned {token}, which is not among the counts")
+    return token
 
 
 class Judge:
@@ -25,39 +42,35 @@ class Judge:
     """
 
     def __init__(self) -> None:
-        self.acceptance: list[float] = []
         self._model = AcceptanceModel()
-        self._streak = 0
-        self._outlook: Outlook | None = None
         self.begin()
 
     def begin(self) -> None:
         """Start a request: guesses of the last one get no outcome."""
-        self._cells: list[Cell] = []
-        self._guesses: Sequence[int] = ()
         self._streak = 0
+        self.open(None)
 
     def open(self, outlook: Outlook | None) -> None:
         """Start a chain."""
+        self.acceptance: list[float] = []
+        self._cells: list[Cell] = []
+        self._guesses: Sequence[int] = ()
         self._outlook = outlook
-        self._cells = []
-        self._guesses = ()
-        self.acceptance = []
         self._reach = 1.0
 
-    def go_on(self, match: int, count: int, support: int) -> bool:
-        """Estimate the next guess of the chain; whether one after it may pay."""
-        key = cell(match, count / support, support, self._streak + len(self._cells))
+    def go_on(self, match: int, count: float, support: int) -> bool:
+        """Estimate the next guess of the chain, and tell whether one after it may pay."""
+        key = cell(length_class(match), count / support, support, self._streak + len(self._cells))
         p = self._model.estimate(key)
         self._cells.append(key)
         self.acceptance.append(p)
         self._reach *= p
-        worth, outlook = self._reach, self._outlook
-        return worth >= HOPELESS and (outlook is None or worth >= outlook.worth * outlook.slopes[len(self._cells)])
+        reach, outlook = self._reach, self._outlook
+        return reach >= HOPELESS and (outlook is None or reach >= outlook.worth * outlook.slopes[len(self._cells)])
 
-    def blind(self, match: int, count: int, support: int) -> float:
-        """The estimate of a first guess, for `blind` in `Drafter.propose`: that of the likeliest one."""
-        return self._model.estimate(cell(match, count / support, support, self._streak))
+    def blind(self, match: int, q: Mapping[int, float], support: int) -> float:
+        """The estimate of a chain's first guess, whichever is drawn from `q`; see `blind` in `Drafter.propose`."""
+        return self._model.estimate(cell(length_class(match), max(q.values()), support, self._streak))
 
     def close(self, guesses: Sequence[int]) -> None:
         """End the chain; these are its tokens."""
