@@ -7,13 +7,16 @@ MODULES = (
     "ngramspec.drafting.token_index",
     "ngramspec.drafting.history",
     "ngramspec.drafting.odds",
+    "ngramspec.drafting.sightings",
     "ngramspec.drafting.guesser",
     "ngramspec.drafting.suffix_automaton",
 )
 
-setup(
-    ext_modules=cythonize(
-        [Extension(name, [name.replace(".", "/") + ".py"], optional=True) for name in MODULES],
-        build_dir="build/cython",
-    )
+extensions = cythonize(
+    [Extension(name, [name.replace(".", "/") + ".py"]) for name in MODULES], build_dir="build/cython"
 )
+for extension in extensions:
+    # Only now: cythonize makes new extensions, which do not inherit it.
+    extension.optional = True
+
+setup(ext_modules=extensions)

@@ -16,7 +16,7 @@ from ngramspec.draft import Drafter
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.errors import NGramSpecError
 from ngramspec.policy import POLICIES, make_policy
-from ngramspec.replay import Recording, Replay
+from ngramspec.replay import Recording, Replay, check_replayable
 from ngramspec.replay_report import TIMED, Comparison, Figures
 from ngramspec.replay_timed import DISTURBED, TimedReplay
 from ngramspec.target import Target, Vocabulary
@@ -52,7 +52,7 @@ class DraftingOptions:
 
     def __post_init__(self) -> None:
         try:
-            self.make()
+            check_replayable(self.make())
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
             usage_error(str(error))

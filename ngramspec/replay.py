@@ -26,7 +26,7 @@ import numpy as np
 from ngramspec.calibration import Calibration
 from ngramspec.curves import LARGEST, GivenCurve
 from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.draft import Choose, Draft, Drafter
+from ngramspec.draft import Choose, Draft, Drafter, ReadsLogits
 from ngramspec.policy import Pass, Policy
 from ngramspec.probe import ProbeReport
 from ngramspec.protocol import Logits, Progress, TargetProtocol
@@ -274,6 +274,16 @@ class Metered(Speculation):
         return done
 
 
+def check_replayable(drafter: Drafter | None) -> None:
+    """Refuse a drafter that a record cannot feed, a timed replay included: its logits are not the record's.
+
+    Raises:
+        ValueError: it reads logits.
+    """
+    if isinstance(drafter, ReadsLogits):
+        raise ValueError(f"the drafter {drafter.name!r} needs a model's logits, and a recorded conversation has none")
+
+
 class Replay:
     """Replays recordings with one drafter and one policy, which serve all of them.
 
@@ -286,7 +296,7 @@ class Replay:
             what is measured of it.
 
     Raises:
-        ValueError: curve and target are given, or neither; and what `SpeculativeDecoder` refuses.
+        ValueError: curve and target are given, or neither; what `check_replayable` and `SpeculativeDecoder` refuse.
     """
 
     def __init__(
@@ -298,6 +308,7 @@ class Replay:
         curve: GivenCurve | None = None,
         target: TargetProtocol | None = None,
     ) -> None:
+        check_replayable(drafter)
         clock = None
         if curve is not None and target is None:
             target = recorded = RecordedTarget(curve)

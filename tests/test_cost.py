@@ -262,6 +262,30 @@ def test_a_single_pass_is_timed_and_taken_back(clock: Clock) -> None:
     assert (target.batches, target.tokens) == ([4], [1, 2])
 
 
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    points=st.dictionaries(st.integers(2, 24), st.floats(0.5, 20), max_size=8),
+    sizes=st.sets(st.integers(1, 24), min_size=1).map(lambda found: tuple(sorted(found))),
+)
+def test_slopes_are_the_least_that_more_tokens_cost(points: dict[int, float], sizes: tuple[int, ...]) -> None:
+    curve = CostCurve({1: 1.0, **points})
+    costs = [cost for _, cost in curve.padded(sizes)[1:]]  # entry k: of a draft of k tokens
+    slopes = curve.slopes(sizes)
+    assert len(slopes) == sizes[-1] + 1
+    for k, cost in enumerate(costs[:-1]):
+        expected = min((costs[m] - cost) / (m - k) for m in range(k + 1, len(costs)))
+        assert slopes[k] == pytest.approx(expected, abs=1e-9)
+    assert list(slopes[len(costs) - 1 :]) == [math.inf, math.inf]
+
+
+def test_slopes_follow_the_curve() -> None:
+    curve = CostCurve({1: 1.0, 4: 4.0})
+    sizes = (1, 2, 3, 4)
+    assert list(curve.slopes(sizes)[:3]) == pytest.approx([1.0, 1.0, 1.0])
+    curve.retime(4, 1.0, 1.3)
+    assert curve.slopes(sizes)[0] == pytest.approx(0.1)
+
+
 def test_a_change_of_size_is_charged_there_and_back() -> None:
     curve = CostCurve({1: 1.0, 4: 2.0, 8: 3.0}, switch=0.25)
     assert curve.switching(1, plain=1) == 0.0

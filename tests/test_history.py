@@ -169,5 +169,5 @@ def test_near_looks_at_the_latest_only(module: ModuleType) -> None:
     text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13] + [0] * 30 + [3, 4, 0] * 40 + [3, 4]
     h = filled(module, text)
     assert (h.near(h.size, 13), h.how) == (13, 4)
-    h = filled(module, text[: 43 + 3 * 20] + [3, 4])
+    h = filled(module, [*text[: 43 + 3 * 20], 3, 4])
     assert (h.near(h.size, 13), h.how) == (4, 1)

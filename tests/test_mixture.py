@@ -58,9 +58,9 @@ def test_it_is_the_default() -> None:
 
 
 def test_what_make_drafter_refuses() -> None:
-    with pytest.raises(ValueError, match="'psychic'; choose one of: .*mixture.*ngram"):
+    with pytest.raises(ValueError, match=r"'psychic'; choose one of: .*mixture.*ngram"):
         make_drafter("psychic")
-    with pytest.raises(ValueError, match="'ngram' cannot remember.*mixture"):
+    with pytest.raises(ValueError, match=r"'ngram' cannot remember.*mixture"):
         make_drafter("ngram", memory=True)
     for none in (None, False):
         assert make_drafter("ngram", memory=none).name == "ngram"

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import importlib.machinery
 import importlib.metadata
+import os
 import re
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
@@ -56,35 +59,94 @@ def test_the_installed_command_is_this_one() -> None:
     assert Path(str(loaded.__file__)).parent.name in {"cli", "ngramspec_cli"}
 
 
-def test_the_wheel_holds_all_of_it_and_no_more(tmp_path: Path) -> None:
+def compiled_modules() -> set[str]:
+    """The sources that say how they are to be compiled, below ROOT."""
+    files = (ROOT / "ngramspec").rglob("*.py")
+    return {f.relative_to(ROOT).as_posix() for f in files if f.read_text("utf-8").startswith("# cython:")}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a wheel and a source distribution, built where no C compiler is to be found (but on Windows)."""
     setuptools = pytest.importorskip("setuptools")
     if int(setuptools.__version__.split(".")[0]) < 77:
         pytest.skip("setuptools is older than the build needs")
     pytest.importorskip("pip")
+    folder = tmp_path_factory.mktemp("built")
     # A copy, so that the build leaves nothing in the tree.
-    copy = tmp_path / "source"
+    copy = folder / "source"
     copy.mkdir()
-    for name in ("pyproject.toml", "README.md", "LICENSE", "ngramspec", "cli", "prompts", "tests", "tools"):
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "ngramspec", "cli", "prompts", "tests", "tools"):
         if (ROOT / name).exists():
             (copy / name).symlink_to(ROOT / name)
-    subprocess.run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), "."],
-        cwd=copy,
-        check=True,
-        timeout=300,
-    )
-    (wheel,) = tmp_path.glob("*.whl")
+    wheel = ["-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(folder), "."]
+    source = ["-c", f"from setuptools import build_meta; build_meta.build_sdist({str(folder)!r})"]
+    for command in (wheel, source):
+        subprocess.run(
+            [sys.executable, *command],
+            cwd=copy,
+            env={**os.environ, "CC": "no-such-compiler"},
+            check=True,
+            timeout=300,
+            stdout=subprocess.DEVNULL,
+        )
+    return folder
+
+
+def test_the_wheel_holds_all_of_it_and_no_more(built: Path) -> None:
+    (wheel,) = built.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         names = set(archive.namelist())
         (info,) = {name.split("/")[0] for name in names if name.split("/")[0].endswith(".dist-info")}
         scripts = archive.read(f"{info}/entry_points.txt").decode()
     assert {name.split("/")[0] for name in names} == {"ngramspec", "ngramspec_cli", "ngramspec_prompts", info}
     assert "ngramspec = ngramspec_cli.app:main" in scripts
+    # Where there was a compiler, each of the compiled modules stands beside its source.
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    names -= {source.removesuffix(".py") + suffix for source in compiled_modules() for suffix in suffixes}
     for installed, folder, endings in (
-        ("ngramspec", "ngramspec", {".py", ".typed", ".gguf", ".md"}),
+        ("ngramspec", "ngramspec", {".py", ".pxd", ".typed", ".gguf", ".md"}),
         ("ngramspec_cli", "cli", {".py"}),
         ("ngramspec_prompts", "prompts", {".py", ".toml"}),
     ):
         files = {f.relative_to(ROOT / folder).as_posix() for f in (ROOT / folder).rglob("*") if f.suffix in endings}
         assert {name.removeprefix(f"{installed}/") for name in names if name.startswith(f"{installed}/")} == files
     assert {"ngramspec/demo/demo.gguf", "ngramspec/demo/MODEL_CARD.md", "ngramspec/py.typed"} <= names
+
+
+def test_a_wheel_without_compiled_modules_drafts(built: Path, tmp_path: Path) -> None:
+    (wheel,) = built.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path)
+    for compiled in {f for suffix in importlib.machinery.EXTENSION_SUFFIXES for f in tmp_path.rglob(f"*{suffix}")}:
+        assert sys.platform == "win32", "it was compiled without a compiler"
+        compiled.unlink()
+    code = """
+from ngramspec.drafting import guesser, make_drafter
+drafter = make_drafter("mixture", memory=True)
+drafter.begin([1, 2, 3] * 4)
+print(guesser.__file__, *drafter.propose(4).tokens)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    file, *tokens = done.stdout.split()
+    assert Path(file) == tmp_path / "ngramspec" / "drafting" / "guesser.py"
+    assert tokens == ["1", "2", "3", "1"]
+
+
+def test_what_compiling_takes_is_in_the_source_distribution(built: Path) -> None:
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as tar:
+        names = {name.split("/", 1)[1] for name in tar.getnames() if "/" in name}
+    sources = compiled_modules()
+    assert len(sources) > 3
+    assert sources | {source.removesuffix(".py") + ".pxd" for source in sources} | {"setup.py"} <= names
+    listed = re.findall(r'"(ngramspec[\w.]+)"', (ROOT / "setup.py").read_text("utf-8"))
+    assert {name.replace(".", "/") + ".py" for name in listed} == sources

@@ -11,7 +11,7 @@ from unittest import mock
 from ngramspec import drafting
 
 FOLDER = Path(str(drafting.__file__)).parent
-NAMES = ("token_index", "history", "odds", "guesser", "secondary", "mixture")
+NAMES = ("token_index", "history", "odds", "sightings", "guesser", "secondary", "mixture")
 """In an order in which each comes after those that it imports."""
 
 

@@ -1,15 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """`Guesser`: what may come next, from every source at once, with the probability of each guess.
 
-At each position it gathers the tokens that followed the same context before,
-
-- in this request, by contexts of 1 to 4 tokens, the latest `LOOKED_AT` occurrences of each, and the longest match;
-- where a copy in progress goes on, also across an edit (`History.near`);
-- in memory (`TokenIndex`), by contexts of 3 and of 5 and more tokens;
-
-and has `Odds` judge every one of them by what the sources say. The likeliest is the guess, becomes context, and
-the next position follows: a chain. Memory is one more source to the same judge, so that it counts as far as it
-was lately right.
+At each position `Sightings` gathers the tokens that followed the same context before, in this request and in memory;
+one more is the token with which a copy in progress goes on, also across an edit (`History.near`). `Odds` judges every
+one of them by what the sources say. The likeliest is the guess, becomes context, and the next position follows: a
+chain. Memory is one more source to the same judge, so that it counts as far as it was lately right.
 
 Constant time per position and per token; nothing depends on the length of the context.
 """
@@ -18,31 +13,27 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import cython
 
 if cython.compiled:
     from cython.cimports.ngramspec.drafting.history import History, mix
     from cython.cimports.ngramspec.drafting.odds import Odds
-    from cython.cimports.ngramspec.drafting.token_index import TokenIndex, slot
+    from cython.cimports.ngramspec.drafting.sightings import Sightings
 else:
     from ngramspec.drafting.history import History, mix
     from ngramspec.drafting.odds import Odds
-    from ngramspec.drafting.token_index import TokenIndex, slot
+    from ngramspec.drafting.sightings import Sightings
 
-ORDERS = cython.declare(cython.int, 4)
-LOOKED_AT = cython.declare(cython.int, 8)
-"""Occurrences of a context that count, the latest ones."""
-STEPS = cython.declare(cython.int, 24)
-"""Links of a chain followed to find them: contexts that share a hash take up some."""
-LONGEST = cython.declare(cython.int, 32)
-"""Matches are measured up to this length in tokens."""
+if TYPE_CHECKING:
+    from ngramspec.drafting.token_index import TokenIndex
+
 CANDIDATES = cython.declare(cython.int, 10)
 POSITIONS = cython.declare(cython.int, 64)
 
-# Sources, as `Odds` numbers them: one per order, then these.
-RECALLED = cython.declare(cython.int, 4)
-RECALLED_LONG = cython.declare(cython.int, 5)
+# Sources, as `Odds` numbers them: those of `Sightings`, then these.
+SIGHTED = cython.declare(cython.int, 6)
 MATCH = cython.declare(cython.int, 6)
 NEAR = cython.declare(cython.int, 7)
 SOURCES = cython.declare(cython.int, 8)
@@ -110,15 +101,10 @@ class Guesser:
         self.history = History()
         self.odds = Odds(POSITIONS * CANDIDATES, (12 * 6 * 2, 64))
         self.memory: list[TokenIndex] = []
-        self.tokens = array("i", bytes(4 * POSITIONS * CANDIDATES))
-        self.found = array("i", bytes(4 * POSITIONS))
+        self.sightings = Sightings(POSITIONS)
         self.guesses = array("i", bytes(4 * POSITIONS))
         self.chances = array("d", bytes(8 * POSITIONS))
         self.lengths = array("i", bytes(4 * POSITIONS))
-        self._count = array("i", bytes(4 * CANDIDATES * SOURCES))
-        self._latest = array("i", bytes(4 * CANDIDATES * SOURCES))
-        self._seen = array("i", bytes(4 * SOURCES))
-        self._slots = array("q", bytes(8 * (ORDERS + 1)))
         self.pending = 0
         self._expect()
         self.begin(())
@@ -160,123 +146,6 @@ class Guesser:
         i: cython.Py_ssize_t
         return [self.history.tokens[i] for i in range(self.history.size)]
 
-    @cython.cfunc
-    def _candidate(self, at: cython.Py_ssize_t, token: cython.int) -> cython.int:
-        """The number of a candidate at a position, entered if it is new; -1 if there is no room."""
-        i: cython.int
-        n: cython.int = self.found[at]
-        for i in range(n):
-            if self.tokens[at * CANDIDATES + i] == token:
-                return i
-        if n == CANDIDATES:
-            return -1
-        self.tokens[at * CANDIDATES + n] = token
-        for i in range(SOURCES):
-            self._count[n * SOURCES + i] = 0
-            self._latest[n * SOURCES + i] = 0
-        self.found[at] = n + 1
-        return n
-
-    @cython.cfunc
-    def _follow(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t) -> cython.int:
-        """Gather what followed this context before in the request; the length of the longest match."""
-        h: History = self.history
-        t = h.tokens
-        order: cython.int
-        i: cython.int
-        match: cython.int
-        longest: cython.int = 0
-        seen: cython.int
-        steps: cython.int
-        c: cython.int
-        e: cython.Py_ssize_t
-        same: cython.bint
-        top: cython.int = ORDERS if end >= ORDERS else cython.cast(cython.int, end)
-        token: cython.ulonglong
-        state: cython.ulonglong = 0
-        for order in range(1, top + 1):
-            token = t[end - order]
-            state = mix(state, token + 1)
-            self._slots[order] = h.chain(state, order)
-        for order in range(top, 0, -1):
-            e = h.heads[self._slots[order]]
-            seen = 0
-            steps = 0
-            while e != NOWHERE and seen < LOOKED_AT and steps < STEPS:
-                steps += 1
-                same = True
-                for i in range(1, order + 1):
-                    if t[e - i] != t[end - i]:
-                        same = False
-                        break
-                if same:
-                    c = self._candidate(at, t[e])
-                    if c >= 0:
-                        self._count[c * SOURCES + order - 1] += 1
-                        if seen == 0:
-                            self._latest[c * SOURCES + order - 1] = 1
-                    match = order
-                    if order == ORDERS:
-                        while match < LONGEST and e > match and end > match and t[e - match - 1] == t[end - match - 1]:
-                            match += 1
-                    if match > longest:
-                        longest = match
-                        self._best = e
-                        self._best_token = t[e]
-                    seen += 1
-                e = h.links[e * ORDERS + order - 1]
-            self._seen[order - 1] = seen
-        for order in range(top, ORDERS):
-            self._seen[order] = 0
-        return longest
-
-    @cython.cfunc
-    def _recall(self, at: cython.Py_ssize_t, end: cython.Py_ssize_t, longest: cython.int) -> cython.int:
-        """Gather what followed this context in memory; the length of the longest match."""
-        self._seen[RECALLED] = self._seen[RECALLED_LONG] = 0
-        if end < 3:
-            return 0
-        t = self.history.tokens
-        e: cython.Py_ssize_t
-        c: cython.int
-        match: cython.int
-        best: cython.int = 0
-        steps: cython.int
-        seen: cython.int
-        index: TokenIndex
-        for index in reversed(self.memory):
-            if index.size == 0:
-                continue
-            m = index.tokens
-            e = index.heads[slot(t[end - 3], t[end - 2], t[end - 1], len(index.heads) - 1)]
-            seen = steps = 0
-            while e > 2 and seen < LOOKED_AT and steps < STEPS:
-                steps += 1
-                match = 0
-                while match < LONGEST and e > match and end > match and m[e - match - 1] == t[end - match - 1]:
-                    match += 1
-                # A seam is nobody's guess: no chain of a sound index leads to one.
-                if match >= 3 and m[e] >= 0:
-                    seen += 1
-                    c = self._candidate(at, m[e])
-                    if c >= 0:
-                        self._count[c * SOURCES + RECALLED] += 1
-                        if self._seen[RECALLED] == 0:
-                            self._latest[c * SOURCES + RECALLED] = 1
-                        if match >= 5:
-                            self._count[c * SOURCES + RECALLED_LONG] += 1
-                            if self._seen[RECALLED_LONG] == 0:
-                                self._latest[c * SOURCES + RECALLED_LONG] = 1
-                    self._seen[RECALLED] += 1
-                    if match >= 5:
-                        self._seen[RECALLED_LONG] += 1
-                    if match > best:
-                        best = match
-                        if match > longest + 4 or longest == 0:
-                            self._best_token = m[e]
-                e = index.links[e]
-        return best
-
     @cython.ccall
     def look(self, at: cython.Py_ssize_t) -> cython.int:
         """Gather and judge the candidates for position `at` of the chain: the number of the likeliest, or -1."""
@@ -285,19 +154,17 @@ class Guesser:
         if at == 0:
             self._at_place = self._place
             self._at_copied = self._copied
-        self.found[at] = 0
-        self._best_token = -1
-        longest: cython.int = self._follow(at, end)
+        found: Sightings = self.sightings
+        found.clear(at)
+        longest: cython.int = found.follow(self.history, at, end)
         if longest > self._at_copied + 2:
-            self._at_place = self._best
+            self._at_place = found.best
             if at == 0:
-                self._place = self._best
+                self._place = found.best
                 self._copied = self._at_copied = longest
         recalled: cython.int = 0
         if self.memory:
-            recalled = self._recall(at, end, longest)
-        else:
-            self._seen[RECALLED] = self._seen[RECALLED_LONG] = 0
+            recalled = found.recall(self.history, self.memory, at, end, longest)
         place: cython.Py_ssize_t = NOWHERE
         near: cython.int = -1
         how: cython.int = 0
@@ -306,12 +173,11 @@ class Guesser:
             how = self.history.how
             if place != NOWHERE:
                 near = t[place]
-                self._candidate(at, near)
-        n: cython.int = self.found[at]
+                found.enter(at, near)
+        n: cython.int = found.found[at]
         if n == 0:
             return -1
-        copied: cython.int = self._at_copied
-        copied = _doublings(copied)
+        copied: cython.int = _doublings(self._at_copied)
         streak: cython.int = self._streak + cython.cast(cython.int, at)
         run: cython.int = streak if streak < 3 else 3 if streak < 8 else 4
         recent: cython.int = cython.cast(cython.int, self._recent * 6)
@@ -325,19 +191,20 @@ class Guesser:
         c: cython.int
         i: cython.int
         for c in range(n):
-            token: cython.int = self.tokens[at * CANDIDATES + c]
+            token: cython.int = found.tokens[at * CANDIDATES + c]
             cell: cython.Py_ssize_t = at * CANDIDATES + c
             s: cython.Py_ssize_t = cell * SOURCES
             f: cython.Py_ssize_t = cell * BIASES
             top: cython.int = 0
-            for i in range(6):
-                if self._seen[i] == 0:
+            for i in range(SIGHTED):
+                if found.seen[i] == 0:
                     odds.states[s + i] = ABSENT
                     continue
-                if self._count[c * SOURCES + i] > 0:
+                count: cython.int = found.count[c * SIGHTED + i]
+                if count > 0:
                     top = i + 1
-                odds.states[s + i] = _share(self._count[c * SOURCES + i], self._seen[i], self._latest[c * SOURCES + i])
-            agrees: cython.int = 1 if token == self._best_token else 0
+                odds.states[s + i] = _share(count, found.seen[i], found.latest[c * SIGHTED + i])
+            agrees: cython.int = 1 if token == found.best_token else 0
             odds.states[s + MATCH] = length * 10 + agrees * 5 + run
             goes_on: cython.int = 2
             if place == NOWHERE:
@@ -369,7 +236,7 @@ class Guesser:
     @cython.ccall
     def take(self, at: cython.Py_ssize_t, c: cython.int) -> None:
         """Guess candidate `c` at position `at`; it is context from here on."""
-        token: cython.int = self.tokens[at * CANDIDATES + c]
+        token: cython.int = self.sightings.tokens[at * CANDIDATES + c]
         self.guesses[at] = token
         self.chances[at] = self.odds.p[at * CANDIDATES + c]
         self.history.tokens[self.history.size + at] = token
@@ -417,11 +284,11 @@ class Guesser:
         """The candidates at a position that was looked at, in order, with probabilities that sum to 1."""
         c: cython.int
         whole: cython.double = 0.0
-        for c in range(self.found[at]):
+        n: cython.int = self.sightings.found[at]
+        for c in range(n):
             whole += self.odds.p[at * CANDIDATES + c]
-        return {
-            self.tokens[at * CANDIDATES + c]: self.odds.p[at * CANDIDATES + c] / whole for c in range(self.found[at])
-        }
+        tokens = self.sightings.tokens
+        return {tokens[at * CANDIDATES + c]: self.odds.p[at * CANDIDATES + c] / whole for c in range(n)}
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Learn from emitted tokens; how many of the chain's guesses were right."""
@@ -432,8 +299,8 @@ class Guesser:
         hits: cython.int = 0
         for at in range(min(self.pending, n)):
             token = tokens[at]
-            for c in range(self.found[at]):
-                self.odds.learn(at * CANDIDATES + c, self.tokens[at * CANDIDATES + c] == token)
+            for c in range(self.sightings.found[at]):
+                self.odds.learn(at * CANDIDATES + c, self.sightings.tokens[at * CANDIDATES + c] == token)
             if self.guesses[at] != token:
                 self._recent *= 0.85
                 self._streak = 0

@@ -1,0 +1,130 @@
+"""Measure the default drafter: microseconds per token of the prompt and per pass, bytes per token of context.
+
+    python tools/bench_drafter.py [--ids FILE.npy] [--sizes 1000 8000 ...] [--plain]
+
+A pass is a proposal, with the costs of a curve in view, and learning from what came: the stream itself is taken for
+what the target writes. Streams are random tokens, where every draft is short and wrong, the standard library's source
+code, and with `--ids` an array of token ids. Times are CPU times of the process, which other work on the machine
+disturbs least. `--plain` measures the same modules as plain Python, as they run where nothing could be compiled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tracemalloc
+from pathlib import Path
+from statistics import median
+from time import process_time
+
+import numpy as np
+from bench_predictor import code_stream, random_stream
+
+import ngramspec
+from ngramspec.curves import CURVES, GivenCurve
+from ngramspec.drafting import guesser
+from ngramspec.drafting.mixture import LONGEST, MixtureDrafter
+from ngramspec.policy import CostPolicy, Pass
+from ngramspec.speculation import Speculation
+
+AFTER = 4000
+"""Tokens of a stream past the context, for the passes."""
+SIZES = tuple(range(1, LONGEST + 2))
+HEAD = """\
+               |  us/prompt token  | us/pass, cpu-1.5b-q4_0   | us/pass, flat            | bytes/token   | MiB
+stream context | first begin again |      mean    99%    most |      mean    99%    most |   kept   peak | empty"""
+
+
+def passes(drafter: MixtureDrafter, truth: list[int], curve: GivenCurve) -> list[float]:
+    """Microseconds of each pass over `truth`; a drafter that is ready to go on."""
+    speculation = Speculation(drafter, CostPolicy())
+    speculation.prepare(curve, SIZES)
+    speculation.plan(2)  # the curve's tables are made once
+    drafter.accept(())
+    # The asking is not to stop where it does not pay.
+    speculation.policy.limit = lambda: LONGEST  # type: ignore[method-assign]
+    took, at = [], 0
+    while at < len(truth) - LONGEST:
+        began = process_time()
+        draft, size = speculation.plan(LONGEST + 1)
+        right = 0
+        while right < len(draft) and draft.tokens[right] == truth[at + right]:
+            right += 1
+        done: Pass = speculation.learn(truth[at : at + right + 1], draft, size, curve.ratio(size))
+        took.append((process_time() - began) * 1e6)
+        at += done.emitted
+    return took
+
+
+def measure(stream: list[int], size: int, repeat: int) -> str:
+    """A line of figures for a context of `size` tokens."""
+    prompt, truth = stream[:size], stream[size : size + AFTER]
+    first, again = [], []
+    for _ in range(repeat):
+        drafter = MixtureDrafter()
+        for times in (first, again):
+            began = process_time()
+            drafter.begin(prompt)
+            times.append((process_time() - began) * 1e6 / size)
+    figures = []
+    for name in ("cpu-1.5b-q4_0", "flat"):
+        took: list[float] = []
+        for _ in range(repeat):
+            drafter = MixtureDrafter()
+            drafter.begin(prompt)
+            took += passes(drafter, truth, GivenCurve(CURVES[name][0]))
+        figures.append(f"{sum(took) / len(took):9.1f} {sorted(took)[len(took) * 99 // 100]:6.0f} {max(took):7.0f}")
+    tracemalloc.start()
+    drafter = MixtureDrafter()
+    empty = tracemalloc.get_traced_memory()[0]
+    drafter.begin(prompt)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    history = drafter._guesser.history
+    kept = sum(memoryview(ints).nbytes for ints in (history.tokens, history.links, history.heads))
+    return (
+        f"{size:7,} | {median(first):10.2f} {median(again):6.2f} | {figures[0]} | {figures[1]} |"
+        f" {kept / size:6.0f} {(peak - empty) / size:6.0f} | {empty / 2**20:5.1f}"
+    )
+
+
+def as_plain_python() -> int:
+    """Run this again on a copy of the package without its compiled modules."""
+    with tempfile.TemporaryDirectory() as folder:
+        ignore = shutil.ignore_patterns("*.so", "*.pyd", "__pycache__", "*.gguf")
+        shutil.copytree(Path(ngramspec.__file__).parent, Path(folder) / "ngramspec", ignore=ignore)
+        arguments = [argument for argument in sys.argv[1:] if argument != "--plain"]
+        return subprocess.run(
+            [sys.executable, __file__, *arguments], env={**os.environ, "PYTHONPATH": folder}, check=False
+        ).returncode
+
+
+def main() -> None:
+    """Print one line per stream and size."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ids", type=Path, help="a numpy file of token ids")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 8_000, 32_000, 128_000])
+    parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--plain", action="store_true")
+    options = parser.parse_args()
+    if options.plain:
+        sys.exit(as_plain_python())
+    count = max(options.sizes) + AFTER
+    streams = {"random": random_stream(count), "code": code_stream(count)}
+    if options.ids is not None:
+        streams["ids"] = np.load(options.ids).tolist()
+        if len(streams["ids"]) < count:
+            sys.exit(f"{options.ids} has {len(streams['ids'])} tokens, but {count} are needed")
+    print(guesser.__file__)
+    print(HEAD)
+    for name, stream in streams.items():
+        for size in options.sizes:
+            print(f"{name:6} {measure(stream, size, options.repeat)}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""How often a drafted token is accepted when sampling: by a point mass, by coupled draws and by rejection.
+
+    python tools/measure/alpha.py MODEL
+
+Every prompt is continued under each of three ways to draft and verify, with the same seeds:
+
+    point      the drafter's likeliest guess, kept where it is the token that plain sampling draws (q is one token)
+    coupled    the guess is drawn from the drafter's q with the target's own noise
+    rejection  the guess is drawn from q, and kept with probability min(1, p / q)
+
+The first two emit the same texts. `alpha` counts the drafted tokens that were judged, those before which all were
+accepted; nothing is timed. One drafter serves a whole row, as a session has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from ngramspec.curves import GivenCurve
+from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.draft import Choose, Draft, Drafter, Outlook
+from ngramspec.drafting import make_drafter
+from ngramspec.policy import FixedPolicy
+from ngramspec.prompts_io import load_prompts
+from ngramspec.sampling import Sampling
+from ngramspec.stats import Stats
+from ngramspec.target import Target
+
+WAYS = {"point": "coupled", "coupled": "coupled", "rejection": "rejection"}
+
+
+class PointMass:
+    """A drafter's likeliest guesses, whatever is to choose among them."""
+
+    def __init__(self, inner: Drafter) -> None:
+        self.name = inner.name
+        self._inner = inner
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._inner.begin(prompt)
+
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
+        draft = self._inner.propose(limit, outlook=outlook)
+        q = tuple({token: 1.0} for token in draft.tokens)
+        return Draft(draft.tokens, q, draft.match, draft.support, draft.acceptance, draft.source)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        return self._inner.accept(tokens)
+
+
+class Row:
+    """One way to draft and verify, with what it counted."""
+
+    def __init__(self, target: Target, name: str, length: int, way: str) -> None:
+        self.name, self.length, self.way = name, length, way
+        drafter = make_drafter(name)
+        self.decoder = SpeculativeDecoder(
+            target,
+            drafter=PointMass(drafter) if way == "point" else drafter,
+            policy=FixedPolicy(length),
+            curve=GivenCurve({1: 1.0}),
+        )
+        self.stats = Stats()
+
+    def run(self, prompt: list[int], tokens: int, sampling: Sampling) -> None:
+        """Continue a prompt."""
+        for step in self.decoder.generate(prompt, max_tokens=tokens, sampling=sampling, verify=WAYS[self.way]):
+            self.stats.add(step)
+
+    def __str__(self) -> str:
+        stats = self.stats
+        alpha = stats.accepted / max(1, sum(stats.tested_at))
+        return (
+            f"{self.name:8} {self.length:6} {self.way:9} {alpha:6.3f} {stats.tokens_per_pass:12.3f}"
+            f" {stats.drafted:8} {stats.passes_without_draft / stats.passes:17.3f}"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--temp", type=float, default=0.7)
+    parser.add_argument("--top-k", type=int, default=40)
+    parser.add_argument("--top-p", type=float, default=0.95)
+    parser.add_argument("--min-p", type=float, default=0.05)
+    parser.add_argument("-n", type=int, default=96)
+    parser.add_argument("-c", type=int, default=2048)
+    parser.add_argument("-t", type=int, default=None)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--drafters", nargs="+", default=["mixture", "ngram"])
+    options = parser.parse_args()
+    target = Target(options.model, n_ctx=options.c, threads=options.t)
+    texts = [target.tokenize(p.text) if p.text else target.chat_prompt(p.messages or ()) for p in load_prompts(None)]
+    prompts = [text for text in texts if len(text) + options.n <= options.c]
+    print(f"{len(prompts)} prompts, {options.seeds} seeds, {options.n} tokens each, temperature {options.temp:g}")
+    print(f"{'drafter':8} length way        alpha  tokens/pass  drafted   without a draft")
+    rows = [Row(target, n, k, way) for n in options.drafters for k in options.lengths for way in WAYS]
+    for prompt in prompts:  # the outer loop: its prefill is done once
+        for seed in range(options.seeds):
+            sampling = Sampling(options.temp, options.top_k, options.top_p, options.min_p, seed)
+            for row in rows:
+                row.run(prompt, options.n, sampling)
+    for row in rows:
+        print(row)
+
+
+if __name__ == "__main__":
+    main()
