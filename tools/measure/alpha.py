@@ -91,11 +91,13 @@ def main() -> None:
     parser.add_argument("-c", type=int, default=2048)
     parser.add_argument("-t", type=int, default=None)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--every", type=int, default=1, help="take every so manieth prompt only")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--drafters", nargs="+", default=["mixture", "ngram"])
     options = parser.parse_args()
     target = Target(options.model, n_ctx=options.c, threads=options.t)
     texts = [target.tokenize(p.text) if p.text else target.chat_prompt(p.messages or ()) for p in load_prompts(None)]
+    texts = texts[:: options.every]
     prompts = [text for text in texts if len(text) + options.n <= options.c]
     print(f"{len(prompts)} prompts, {options.seeds} seeds, {options.n} tokens each, temperature {options.temp:g}")
     print(f"{'drafter':8} length way        alpha  tokens/pass  drafted   without a draft")
