@@ -153,7 +153,7 @@ class DraftOptions:
     def __post_init__(self) -> None:
         # Before a model is fetched and loaded for nothing.
         try:
-            make_drafter(self.drafter)
+            make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
             usage_error(str(error))
@@ -177,7 +177,7 @@ class DraftOptions:
         """A decoder on `target`; what the user should know about it goes to stderr."""
         if not target.can_rollback and not self.no_draft:
             note("this model's memory cannot roll back (recurrent or hybrid), so drafting is off")
-        drafter = None if self.no_draft else make_drafter(self.drafter, memory=memory)
+        drafter = None if self.no_draft or not target.can_rollback else make_drafter(self.drafter, memory=memory)
         decoder = SpeculativeDecoder(
             target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
         )

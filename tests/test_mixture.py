@@ -319,3 +319,15 @@ def test_compiled_and_plain_draft_the_same() -> None:
             assert one.acceptance == pytest.approx(other.acceptance, rel=1e-9)
             truth = [*one.tokens[: rng.randrange(len(one) + 1)], rng.randrange(12)]
             assert ours.accept(truth) == theirs.accept(truth)
+
+
+def test_the_memory_drafter_knows_its_memory_alone() -> None:
+    memory = Memory()
+    memory.hear(range(20))
+    drafter = make_drafter("memory", memory=memory)
+    drafter.begin([100, 101, 102, 103] * 5)
+    assert not drafter.propose(4).tokens
+    drafter.begin([5, 6, 7])
+    assert drafter.propose(3).tokens[:2] == (8, 9)
+    with pytest.raises(ValueError, match="there is none"):
+        make_drafter("memory")

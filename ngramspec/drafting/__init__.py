@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ngramspec.draft import Drafter
-from ngramspec.drafting.mixture import MixtureDrafter
+from ngramspec.drafting.mixture import MemoryDrafter, MixtureDrafter
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.recycle import RecycleDrafter
 from ngramspec.drafting.suffix import SuffixDrafter
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "mixture": MixtureDrafter,
+    "memory": MemoryDrafter,
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
     "recycle": RecycleDrafter,
 }
 
-REMEMBERING = frozenset({"mixture"})
+REMEMBERING = frozenset({"mixture", "memory"})
 """The drafters that take a `memory`."""
 
 DEFAULT = "mixture"
@@ -35,13 +36,15 @@ def make_drafter(name: str, *, memory: Memory | bool | None = None) -> Drafter:
         memory: where it looks beside the context; True: what was answered since it was made, and no more.
 
     Raises:
-        ValueError: an unknown name, or a drafter that cannot remember.
+        ValueError: an unknown name, a drafter that cannot remember, or one that has nothing else to draft from.
     """
     if name not in DRAFTERS:
         raise ValueError(f"unknown drafter {name!r}; choose one of: {', '.join(DRAFTERS)}")
+    if not memory and name == "memory":
+        raise ValueError("the drafter 'memory' drafts from a memory alone, and there is none")
     if not memory:
         return DRAFTERS[name]()
     if name not in REMEMBERING:
-        able = ", ".join(sorted(REMEMBERING)) or "none so far"
+        able = ", ".join(sorted(REMEMBERING))
         raise ValueError(f"the drafter {name!r} cannot remember earlier answers (those that can: {able})")
     return DRAFTERS[name](memory=memory)

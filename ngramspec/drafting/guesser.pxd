@@ -7,6 +7,7 @@ cdef class Guesser:
     cdef public Odds odds
     cdef public Sightings sightings
     cdef public list memory
+    cdef public bint local
     cdef public int[::1] guesses
     cdef public double[::1] chances
     cdef public int[::1] lengths

@@ -92,6 +92,7 @@ class Guesser:
 
     Attributes:
         memory: `TokenIndex`es to look up beside the request's own tokens.
+        local: whether the request's own tokens are looked up.
         pending: length of the chain that waits for its outcome, at most 64.
         guesses, chances, lengths: of the chain: token ids; the probability that each is right if all before it
             are; the length of the match behind it.
@@ -101,6 +102,7 @@ class Guesser:
         self.history = History()
         self.odds = Odds(POSITIONS * CANDIDATES, (12 * 6 * 2, 64))
         self.memory: list[TokenIndex] = []
+        self.local = True
         self.sightings = Sightings(POSITIONS)
         self.guesses = array("i", bytes(4 * POSITIONS))
         self.chances = array("d", bytes(8 * POSITIONS))
@@ -156,7 +158,7 @@ class Guesser:
             self._at_copied = self._copied
         found: Sightings = self.sightings
         found.clear(at)
-        longest: cython.int = found.follow(self.history, at, end)
+        longest: cython.int = found.follow(self.history, at, end) if self.local else 0
         if longest > self._at_copied + 2:
             self._at_place = found.best
             if at == 0:

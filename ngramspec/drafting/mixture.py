@@ -111,3 +111,13 @@ class MixtureDrafter:
             for at, p in enumerate(chances[: min(hits + 1, proposed, len(tokens))]):
                 secondary.learn(p, at < hits)
         return hits
+
+
+class MemoryDrafter(MixtureDrafter):
+    """Drafts from what it remembers alone; the context only says where to look."""
+
+    name = "memory"
+
+    def __init__(self, memory: Memory | bool) -> None:
+        super().__init__(memory)
+        self._guesser.local = False
