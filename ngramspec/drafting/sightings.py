@@ -32,6 +32,8 @@ STEPS = cython.declare(cython.int, 24)
 LONGEST = cython.declare(cython.int, 32)
 """Matches are measured up to this length in tokens."""
 CANDIDATES = cython.declare(cython.int, 10)
+PLACES = cython.declare(cython.int, 32)
+"""Places in memory that a chain goes on from."""
 SOURCES = cython.declare(cython.int, 6)
 RECALLED = cython.declare(cython.int, 4)
 RECALLED_LONG = cython.declare(cython.int, 5)
@@ -62,6 +64,11 @@ class Sightings:
         self.count = array("i", bytes(4 * CANDIDATES * SOURCES))
         self.latest = array("i", bytes(4 * CANDIDATES * SOURCES))
         self._slots = array("q", bytes(8 * (ORDERS + 1)))
+        self._indexes = array("i", bytes(4 * PLACES))
+        self._places = array("q", bytes(8 * PLACES))
+        self._matches = array("i", bytes(4 * PLACES))
+        self._kept = 0
+        self._recalled = 0
         self.best = NOWHERE
         self.best_token = -1
 
@@ -150,18 +157,35 @@ class Sightings:
         end: cython.Py_ssize_t,
         longest: cython.int,
     ) -> cython.int:
-        """Gather what followed this context in memory; the length of the longest match."""
-        if end < 3:
-            return 0
+        """Gather what followed this context in memory; the length of the longest match.
+
+        A position of a chain goes on with what matched at the position before, as long as any of it does: that
+        lies next door in memory, where a new search would wait for a dozen places far apart.
+        """
         t = h.tokens
         e: cython.Py_ssize_t
-        c: cython.int
+        i: cython.int
+        number: cython.int
         match: cython.int
-        best: cython.int = 0
         steps: cython.int
         seen: cython.int
+        before: cython.int = self._kept if at > 0 else 0
         index: TokenIndex
-        for index in reversed(memory):
+        self._kept = 0
+        self._recalled = 0
+        if end < 3:
+            return 0
+        for i in range(before):
+            index = memory[self._indexes[i]]
+            e = self._places[i] + 1
+            if e < index.size and index.tokens[e - 1] == t[end - 1]:
+                match = self._matches[i]
+                match = match + 1 if match < LONGEST else LONGEST
+                self._recall_at(at, index.tokens[e], self._indexes[i], e, match, longest)
+        if self._kept > 0:
+            return self._recalled
+        for number in range(len(memory) - 1, -1, -1):
+            index = memory[number]
             if index.size == 0:
                 continue
             m = index.tokens
@@ -172,24 +196,43 @@ class Sightings:
                 match = 0
                 while match < LONGEST and e > match and end > match and m[e - match - 1] == t[end - match - 1]:
                     match += 1
-                # A seam is nobody's guess: no chain of a sound index leads to one.
-                if match >= 3 and m[e] >= 0:
+                if match >= 3:
                     seen += 1
-                    c = self.enter(at, m[e])
-                    if c >= 0:
-                        self.count[c * SOURCES + RECALLED] += 1
-                        if self.seen[RECALLED] == 0:
-                            self.latest[c * SOURCES + RECALLED] = 1
-                        if match >= 5:
-                            self.count[c * SOURCES + RECALLED_LONG] += 1
-                            if self.seen[RECALLED_LONG] == 0:
-                                self.latest[c * SOURCES + RECALLED_LONG] = 1
-                    self.seen[RECALLED] += 1
-                    if match >= 5:
-                        self.seen[RECALLED_LONG] += 1
-                    if match > best:
-                        best = match
-                        if match > longest + 4 or longest == 0:
-                            self.best_token = m[e]
+                    self._recall_at(at, m[e], number, e, match, longest)
                 e = index.links[e]
-        return best
+        return self._recalled
+
+    @cython.cfunc
+    def _recall_at(
+        self,
+        at: cython.Py_ssize_t,
+        token: cython.int,
+        number: cython.int,
+        place: cython.Py_ssize_t,
+        match: cython.int,
+        longest: cython.int,
+    ) -> None:
+        """One place in memory, from the latest back: `token` stands there, after `match` equal tokens."""
+        # A seam is nobody's guess; and with many indexes there may be no room left.
+        if token < 0 or self._kept == PLACES:
+            return
+        self._indexes[self._kept] = number
+        self._places[self._kept] = place
+        self._matches[self._kept] = match
+        self._kept += 1
+        c: cython.int = self.enter(at, token)
+        if c >= 0:
+            self.count[c * SOURCES + RECALLED] += 1
+            if self.seen[RECALLED] == 0:
+                self.latest[c * SOURCES + RECALLED] = 1
+            if match >= 5:
+                self.count[c * SOURCES + RECALLED_LONG] += 1
+                if self.seen[RECALLED_LONG] == 0:
+                    self.latest[c * SOURCES + RECALLED_LONG] = 1
+        self.seen[RECALLED] += 1
+        if match >= 5:
+            self.seen[RECALLED_LONG] += 1
+        if match > self._recalled:
+            self._recalled = match
+            if match > longest + 4 or longest == 0:
+                self.best_token = token
