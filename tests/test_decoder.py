@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.draft import NO_DRAFT, Choose, Draft, Outlook
-from ngramspec.drafting import DRAFTERS, make_drafter
+from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.errors import PromptError, TargetError
+from ngramspec.memory import Memory
 from ngramspec.policy import FixedPolicy
 from ngramspec.sampling import BadLogits, Sampling
 from ngramspec.stats import Stats, Step
@@ -108,9 +109,10 @@ def test_greedy_output_is_plain_output(data: st.DataObject, folder: Path) -> Non
         "seconds": data.draw(st.sampled_from([cheap, lambda n: 1e-3 * n, lambda n: 1e-3 * (5 if n == 3 else 1.3)])),
     }
     draft_max = data.draw(st.integers(1, 15))
+    drafter = data.draw(st.sampled_from(tuple(DRAFTERS)))
     decoder = SpeculativeDecoder(
         model(n_vocab, **options),
-        drafter=data.draw(st.sampled_from(tuple(DRAFTERS))),
+        drafter=make_drafter(drafter, memory=drafter in REMEMBERING),
         policy=data.draw(st.sampled_from(POLICIES)),
         draft_max=draft_max,
         calibration_folder=folder,
@@ -133,12 +135,20 @@ def test_a_seed_gives_the_same_tokens_with_and_without_drafts(drafter: str, fold
         sampling = Sampling(float(rng.choice([0.1, 0.7, 1.0, 2.0])), seed=int(rng.integers(1 << 60)))
         prompt = [int(t) for t in rng.integers(0, min(n_vocab, 5), rng.integers(1, 10))]
         prompt += plain_generate(model(n_vocab, **options), prompt, int(rng.integers(1, 60)), Verifier(sampling))
-        policy, draft_max = POLICIES[case % 3], int(rng.integers(1, 16))
+        expected = plain_generate(model(n_vocab, **options), prompt, 30, Verifier(sampling))
+        memory = None
+        if drafter in REMEMBERING:
+            memory = Memory()
+            memory.remember([*prompt, *expected])
         decoder = SpeculativeDecoder(
-            model(n_vocab, **options), drafter=drafter, policy=policy, draft_max=draft_max, calibration_folder=folder
+            model(n_vocab, **options),
+            drafter=make_drafter(drafter, memory=memory),
+            policy=POLICIES[case % 3],
+            draft_max=int(rng.integers(1, 16)),
+            calibration_folder=folder,
         )
         emitted, steps = drive(decoder, prompt, max_tokens=30, sampling=sampling)
-        assert emitted == plain_generate(model(n_vocab, **options), prompt, 30, Verifier(sampling))
+        assert emitted == expected
         accepted += sum(s.accepted for s in steps)
         if case % 10 == 0:
             plain = SpeculativeDecoder(model(n_vocab, **options), drafter=None, calibration_folder=folder)

@@ -62,7 +62,9 @@ def passes(drafter: MixtureDrafter, truth: list[int], curve: GivenCurve) -> list
 
 def measure(stream: list[int], size: int, repeat: int) -> str:
     """A line of figures for a context of `size` tokens."""
-    prompt, truth = stream[:size], stream[size : size + AFTER]
+    # Every context is followed by the same text.
+    end = len(stream) - AFTER
+    prompt, truth = stream[end - size : end], stream[end:]
     first, again = [], []
     for _ in range(repeat):
         drafter = MixtureDrafter()
@@ -116,7 +118,7 @@ def main() -> None:
     count = max(options.sizes) + AFTER
     streams = {"random": random_stream(count), "code": code_stream(count)}
     if options.ids is not None:
-        streams["ids"] = np.load(options.ids).tolist()
+        streams["ids"] = np.load(options.ids).tolist()[:count]
         if len(streams["ids"]) < count:
             sys.exit(f"{options.ids} has {len(streams['ids'])} tokens, but {count} are needed")
     print(guesser.__file__)
