@@ -107,6 +107,12 @@ class Guesser:
         self.guesses = array("i", bytes(4 * POSITIONS))
         self.chances = array("d", bytes(8 * POSITIONS))
         self.lengths = array("i", bytes(4 * POSITIONS))
+        # Each module has these numbers as constants of its own, which the compiler wants; they must agree.
+        cells = POSITIONS * CANDIDATES
+        assert len(self.sightings.tokens) == cells
+        assert len(self.sightings.seen) == SIGHTED
+        assert len(self.odds.states) == cells * SOURCES
+        assert len(self.odds.facts) == cells * BIASES
         self.pending = 0
         self._expect()
         self.begin(())
