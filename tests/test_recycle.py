@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ngramspec.curves import GivenCurve
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.draft import Draft, Outlook, ReadsLogits
-from ngramspec.drafting import DRAFTERS, make_drafter
+from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.recycle import RecycleDrafter, top_two
 from ngramspec.replay import Replay
 from ngramspec.stats import Stats
@@ -208,7 +208,8 @@ def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: P
 
 
 def test_only_who_reads_logits_is_shown_any() -> None:
-    assert [name for name in DRAFTERS if isinstance(make_drafter(name), ReadsLogits)] == ["recycle"]
+    drafters = {name: make_drafter(name, memory=name in REMEMBERING) for name in DRAFTERS}
+    assert [name for name, drafter in drafters.items() if isinstance(drafter, ReadsLogits)] == ["recycle"]
 
 
 def test_recycled_successors_save_passes(tmp_path: Path) -> None:
