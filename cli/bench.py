@@ -15,14 +15,13 @@ from ngramspec import machine
 from ngramspec.benchmark import Benchmark, Run, Skipped, prepare
 from ngramspec.benchmark_report import Summary, summarise, verdict
 from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.errors import NGramSpecError
 from ngramspec.memory.names import DEFAULT
 from ngramspec.prompts_io import Prompt, load_prompts
 from ngramspec.sampling import Sampling
 from ngramspec.target import Target, build
 
 from .bench_view import bench_bar, show
-from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, fail, guarded_stdout, note, usage_error
+from .console import fail, guarded_stdout, note, outcome, usage_error
 from .json_output import JsonOutput
 from .options import DraftOptions, LoadOptions, Model, SamplingOptions
 
@@ -113,18 +112,11 @@ def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | N
 
 def _measure(benchmark: Benchmark) -> tuple[int, str | None]:
     """Make the runs; (exit code, error message), and what was measured before stays in `benchmark`."""
-    try:
-        with bench_bar(benchmark.total) as done:
-            benchmark.warm_up()
-            for run in benchmark.measure():
-                done(f"{run.category}/{run.prompt}")
-    except KeyboardInterrupt:
-        return INTERRUPTED, None
-    except Terminated:
-        return TERMINATED, None
-    except NGramSpecError as error:
-        return FAILED, str(error)
-    return 0, None
+    with outcome() as ended, bench_bar(benchmark.total) as done:
+        benchmark.warm_up()
+        for run in benchmark.measure():
+            done(f"{run.category}/{run.prompt}")
+    return ended.code, ended.error
 
 
 def _show(

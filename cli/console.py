@@ -11,12 +11,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from types import FrameType
 from typing import NoReturn
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
+
+from ngramspec.errors import NGramSpecError
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -74,6 +77,28 @@ def raise_on_sigterm() -> None:
         raise Terminated
 
     signal.signal(signal.SIGTERM, terminate)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How long work ended: the exit code, and what went wrong if something did."""
+
+    code: int = 0
+    error: str | None = None
+
+
+@contextmanager
+def outcome() -> Iterator[Outcome]:
+    """Work that may be interrupted or fail, after which what it did is still reported: see what is yielded."""
+    ended = Outcome()
+    try:
+        yield ended
+    except KeyboardInterrupt:
+        ended.code = INTERRUPTED
+    except Terminated:
+        ended.code = TERMINATED
+    except NGramSpecError as error:
+        ended.code, ended.error = FAILED, str(error)
 
 
 @contextmanager

@@ -17,9 +17,8 @@ from ngramspec.memory.documents import total
 from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files
 from ngramspec.memory.names import DEFAULT, memory_folder, memory_names
 from ngramspec.memory.store import Contents
-from ngramspec.model_file import check_vocabulary_file, has_gguf_magic
+from ngramspec.model_file import has_gguf_magic
 from ngramspec.settings import read_settings, settings_path, write_remember
-from ngramspec.source import resolve
 from ngramspec.target import Vocabulary
 
 from .console import (
@@ -27,16 +26,15 @@ from .console import (
     USAGE,
     Terminated,
     complain,
-    download_bar,
     fail,
     guarded_stdout,
     index_bar,
     note,
     printable,
-    signals_deferred,
     usage_error,
     write_stdout,
 )
+from .options import open_vocabulary
 
 app = typer.Typer(
     name="memory",
@@ -173,16 +171,8 @@ def _paths(names: Sequence[str]) -> list[Path]:
 def _vocabulary(model: str | None) -> Vocabulary:
     """The vocabulary of a model as `resolve` finds it, or of a file without weights."""
     path = Path(os.path.expanduser(model)) if model else None
-    if path is not None and has_gguf_magic(path):
-        check_vocabulary_file(path)
-    else:
-        with download_bar() as progress:
-            source = resolve(model, progress=progress)
-        path = source.path
-        if source.demo:
-            note("no --model given: the memory is for the demo model that comes with ngramspec")
-    with signals_deferred():
-        return Vocabulary(path)
+    file = path if path is not None and has_gguf_magic(path) else None
+    return open_vocabulary(file, model, "no --model given: the memory is for the demo model that comes with ngramspec")
 
 
 def _stores(memory: str) -> list[Store]:

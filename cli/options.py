@@ -10,6 +10,7 @@ import inspect
 import random
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
@@ -20,10 +21,11 @@ from ngramspec.kv_cache import CacheType
 from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.names import memory_folder
+from ngramspec.model_file import check_vocabulary_file
 from ngramspec.policy import POLICIES, make_policy
 from ngramspec.sampling import Sampling
 from ngramspec.source import ModelSource, resolve
-from ngramspec.target import Target
+from ngramspec.target import Target, Vocabulary
 
 from .console import download_bar, note, signals_deferred, usage_error
 from .recall import open_memory
@@ -38,6 +40,30 @@ Model = Annotated[
         show_default=False,
     ),
 ]
+
+
+Threads = Annotated[
+    int | None, typer.Option("-t", "--threads", min=1, max=512, help="CPU threads; default: the physical cores.")
+]
+
+
+def find_model(model: str | None, demo: str) -> ModelSource:
+    """Find, fetch if need be, and check a model file; `demo` is the note on stderr if it is only the demo model."""
+    with download_bar() as progress:
+        source = resolve(model, progress=progress)
+    if source.demo:
+        note(demo)
+    return source
+
+
+def open_vocabulary(file: Path | None, model: str | None, demo: str) -> Vocabulary:
+    """The vocabulary of a file, with weights or without; where there is none that of `model`, as in `find_model`."""
+    if file is None:
+        file = find_model(model, demo).path
+    else:
+        check_vocabulary_file(file)
+    with signals_deferred():
+        return Vocabulary(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +83,7 @@ class LoadOptions:
     gpu_layers: Annotated[
         int, typer.Option("-ngl", "--gpu-layers", min=-1, max=9999, help="Layers on the GPU; -1: all.")
     ] = -1
-    threads: Annotated[
-        int | None, typer.Option("-t", "--threads", min=1, max=512, help="CPU threads; default: the physical cores.")
-    ] = None
+    threads: Threads = None
     flash_attn: Annotated[
         Literal["auto", "on", "off"],
         typer.Option(
@@ -79,11 +103,7 @@ class LoadOptions:
 
     def find(self, model: str | None) -> ModelSource:
         """Find, fetch if need be, and check a model file; says so on stderr if it is only the demo model."""
-        with download_bar() as progress:
-            source = resolve(model, progress=progress)
-        if source.demo:
-            note("no model given: running the small demo model that comes with ngramspec")
-        return source
+        return find_model(model, "no model given: running the small demo model that comes with ngramspec")
 
     def load(self, source: ModelSource) -> Target:
         """Load a model; what the user should know about it goes to stderr, a line each."""

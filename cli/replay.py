@@ -14,7 +14,6 @@ import ngramspec
 from ngramspec.curves import CURVES, GivenCurve, find_curves
 from ngramspec.draft import Drafter
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
-from ngramspec.errors import NGramSpecError
 from ngramspec.policy import POLICIES, make_policy
 from ngramspec.replay import Recording, Replay, check_replayable
 from ngramspec.replay_report import TIMED, Comparison, Figures
@@ -22,14 +21,16 @@ from ngramspec.replay_timed import DISTURBED, TimedReplay
 from ngramspec.target import Target, Vocabulary
 from ngramspec.transcripts import MAX_RESPONSE, MAX_TOTAL
 
-from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, fail, guarded_stdout, note, usage_error
+from .console import fail, guarded_stdout, note, outcome, usage_error
 from .json_output import JsonOutput
-from .options import LoadOptions
-from .replay_input import MEASURED, measured_curve, named_curves, open_vocabulary, read_transcripts, record
+from .options import LoadOptions, Threads, open_vocabulary
+from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
 from .replay_view import replay_bar, show
 
 SHOWN = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Sizes of a batch whose cost is printed."""
+
+DEMO = "no --vocab or --model: the texts are cut into the demo model's tokens, shorter than most models'"
 
 ABOUT = {
     MEASURED: "passes of the model, measured here before the replay",
@@ -91,9 +92,7 @@ class CostOptions:
     gpu_layers: Annotated[
         int, typer.Option("-ngl", "--gpu-layers", min=-1, max=9999, help="Layers of --model on the GPU; -1: all.")
     ] = -1
-    threads: Annotated[
-        int | None, typer.Option("-t", "--threads", min=1, max=512, help="CPU threads; default: the physical cores.")
-    ] = None
+    threads: Threads = None
 
     def __post_init__(self) -> None:
         if self.model is not None:
@@ -169,7 +168,9 @@ def replay(
         target = cost.load()
         if target is not None:
             stack.enter_context(target)
-        vocabulary: Vocabulary = target if target and not vocab else stack.enter_context(open_vocabulary(vocab))
+        vocabulary: Vocabulary = (
+            target if target and not vocab else stack.enter_context(open_vocabulary(vocab, None, DEMO))
+        )
         recordings = record(transcripts, vocabulary, limit)
         timed = None
         if target is not None and cost.timed:
@@ -213,17 +214,10 @@ def _fitting(timed: TimedReplay, recordings: Sequence[Recording], n_ctx: int) ->
 
 def _run(comparison: Comparison, total: int, *, quiet: bool) -> tuple[int, str | None]:
     """Replay them all; (exit code, error message), and what was replayed before stays."""
-    try:
-        with replay_bar(total, quiet=quiet) as done:
-            for recording in comparison.run():
-                done(recording.category)
-    except KeyboardInterrupt:
-        return INTERRUPTED, None
-    except Terminated:
-        return TERMINATED, None
-    except NGramSpecError as error:
-        return FAILED, str(error)
-    return 0, None
+    with outcome() as ended, replay_bar(total, quiet=quiet) as done:
+        for recording in comparison.run():
+            done(recording.category)
+    return ended.code, ended.error
 
 
 def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> None:

@@ -11,14 +11,12 @@ import numpy as np
 from ngramspec.calibration import Calibration
 from ngramspec.curves import GivenCurve, find_curves, measured
 from ngramspec.errors import CurveError
-from ngramspec.model_file import check_vocabulary_file
 from ngramspec.replay import Recording
 from ngramspec.replay_report import TIMED
-from ngramspec.source import resolve
 from ngramspec.target import Target, Vocabulary
 from ngramspec.transcripts import Recorder, Transcripts, sample
 
-from .console import download_bar, fail, note, prefill_bar, signals_deferred, usage_error
+from .console import fail, note, prefill_bar, usage_error
 
 LISTED = 10
 """Broken entries named; the rest are counted."""
@@ -64,20 +62,6 @@ def read_transcripts(files: Sequence[str], *, strict: bool) -> Transcripts:
     if skipped:
         note(f"skipped: {', '.join(skipped)}; conversations left: {len(found.usable)}")
     return found
-
-
-def open_vocabulary(path: Path | None) -> Vocabulary:
-    """The vocabulary of a file; without one that of the default model."""
-    if path is not None:
-        check_vocabulary_file(path)
-    else:
-        with download_bar() as progress:
-            source = resolve(None, progress=progress)
-        path = source.path
-        if source.demo:
-            note("no --vocab or --model: the texts are cut into the demo model's tokens, shorter than most models'")
-    with signals_deferred():
-        return Vocabulary(path)
 
 
 def record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None) -> list[Recording]:

@@ -248,11 +248,15 @@ def measure(target: TargetProtocol, tokens: int, budget: float = 2.0, rounds: in
 
 def time_pass(target: TargetProtocol, size: int) -> float:
     """Seconds of one pass over `size` tokens, which are taken back afterwards."""
-    start = len(target.tokens)
-    if start + size > target.n_ctx:
+    if len(target.tokens) + size > target.n_ctx:
         raise ValueError(f"no room for {size} tokens in the context to measure in")
     # Different tokens: a mixture of experts pays for the experts that a batch touches.
-    tokens = [int(t) for t in np.random.default_rng(size).integers(0, target.n_vocab, size)]
+    return time_batch(target, [int(t) for t in np.random.default_rng(size).integers(0, target.n_vocab, size)])
+
+
+def time_batch(target: TargetProtocol, tokens: Sequence[int]) -> float:
+    """Seconds of one pass over these tokens, which are taken back afterwards."""
+    start = len(target.tokens)
     began = time.perf_counter()
     target.evaluate(tokens)
     seconds = time.perf_counter() - began

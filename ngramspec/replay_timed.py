@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from ngramspec.cost import CostCurve
+from ngramspec.cost import CostCurve, time_batch
 from ngramspec.curves import LARGEST, GivenCurve
 from ngramspec.draft import Drafter
 from ngramspec.policy import Policy
@@ -128,12 +128,12 @@ class TimedReplay:
         middle = len(recording.prompt) + len(recording.response) // 2
         target.prefill(text[:middle])
         # The first pass after a prefill pays for more than a change of size.
-        time_pass(target, text[middle:][:1])
+        time_batch(target, text[middle:][:1])
         seconds = {}
         for size in [*sizes[1:], sizes[0]]:
             # Any tokens do, but those of the text touch the experts that such a text touches.
             batch = (text[middle:] * (size // (len(text) - middle) + 1))[:size]
-            first, *rest = (time_pass(target, batch) for _ in range(4 if size == 1 else 3))
+            first, *rest = (time_batch(target, batch) for _ in range(4 if size == 1 else 3))
             seconds[size] = first, median(rest)
         return seconds
 
@@ -211,21 +211,11 @@ class _PlainShadow:
         target, response = self._target, self._recording.response
         target.rollback(len(self._recording.prompt) + self._followed - 1)
         # A change of size is not plain decoding's to pay; nor is that back, the drafts' alone.
-        time_pass(target, response[self._followed - 1 : self._followed])
+        time_batch(target, response[self._followed - 1 : self._followed])
         for token in response[self._followed - 1 : self._emitted - 1]:
             began = time.perf_counter()
             target.evaluate([token])
             self.plain.append(time.perf_counter() - began)
         self._followed = self._emitted
         if self._emitted < len(response):
-            time_pass(target, [response[self._emitted - 1]] * step.batch)
-
-
-def time_pass(target: TargetProtocol, batch: Sequence[int]) -> float:
-    """Seconds of a pass, which is taken back afterwards."""
-    depth = len(target.tokens)
-    began = time.perf_counter()
-    target.evaluate(batch)
-    seconds = time.perf_counter() - began
-    target.rollback(depth)
-    return seconds
+            time_batch(target, [response[self._emitted - 1]] * step.batch)

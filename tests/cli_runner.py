@@ -18,13 +18,8 @@ PATIENCE = 120.0
 
 _VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-amx-")
 
-_SIGNALLED = """
-import os, signal, sys
-from ngramspec import target
-from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.target import Target
-from ngramspec_cli.app import main
-
+COUNTED = """
+import os, sys
 where, number = sys.argv[1], int(sys.argv[2])
 del sys.argv[1:3]
 
@@ -38,6 +33,15 @@ def counted(function, count):
     return call
 
 calls = 0
+"""
+"""Start of a script whose `counted` functions send it signal `number` at their call of the given count."""
+
+_SIGNALLED = f"""{COUNTED}
+from ngramspec import target
+from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.target import Target
+from ngramspec_cli.app import main
+
 if where == "load":
     class Tail(list):
         append = counted(list.append, 20)

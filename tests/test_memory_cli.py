@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from cli_runner import DEMO, Done, environment, run, shell
+from cli_runner import COUNTED, DEMO, Done, environment, run, shell
 from ngramspec_cli import app, options, recall
 from vocabulary_files import write_vocabulary
 
@@ -205,29 +205,15 @@ def test_no_space_while_indexing(home: dict[str, str], project: Path, tmp_path: 
     assert len(list(path.parent.iterdir())) == 2  # and the lock
 
 
-_INTERRUPTED = """
-import os, signal, sys
+_INTERRUPTED = f"""{COUNTED}
 from ngramspec.memory import store
 from ngramspec.target import Vocabulary
 from ngramspec_cli.app import main
 
-where, number = sys.argv[1], int(sys.argv[2])
-del sys.argv[1:3]
-
-def before(function, count):
-    def call(*arguments, **options):
-        global calls
-        calls += 1
-        if calls == count:
-            os.kill(os.getpid(), number)
-        return function(*arguments, **options)
-    return call
-
-calls = 0
 if where == "tokenizing":
-    Vocabulary.tokenize = before(Vocabulary.tokenize, 2)
+    Vocabulary.tokenize = counted(Vocabulary.tokenize, 2)
 else:
-    store.write_snapshot = before(store.write_snapshot, 1)
+    store.write_snapshot = counted(store.write_snapshot, 1)
 main()
 """
 
