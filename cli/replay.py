@@ -53,8 +53,7 @@ class DraftingOptions:
 
     def __post_init__(self) -> None:
         try:
-            check_replayable(self.make())
-            make_policy(self.policy, self.draft_max)
+            check_replayable(self.make(), make_policy(self.policy, self.draft_max))
         except ValueError as error:
             usage_error(str(error))
 

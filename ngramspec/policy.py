@@ -1,109 +1,28 @@
-"""How many tokens to draft: `fixed`, `heuristic` and `cost`. Knows nothing about where drafts come from.
-
-The loop asks three times per pass: `limit()` before the drafter is asked, `plan(draft, curve)` for what to
-send, and `record(...)` with what came of it.
-"""
+"""How many tokens to draft: the policies by name, and `cost`, the default. See `ngramspec.policy_base`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
 
 from ngramspec.cost import CostCurve
 from ngramspec.draft import Draft, Outlook
+from ngramspec.policy_adaptive import EntropyPolicy, HeuristicPolicy, ThresholdPolicy
+from ngramspec.policy_base import FixedPolicy, Gauge, Pass, Policy, ReadsRow, smallest
 
-
-class Pass(NamedTuple):
-    """One target pass as a policy sees it.
-
-    Attributes:
-        emitted: tokens it yielded (accepted + 1).
-        drafted: draft tokens in its batch.
-        guessed: tokens of the drafter's proposal that were right, sent or not.
-        seconds: of the target pass.
-        draft_seconds: spent on asking the drafter.
-        plain_seconds: what a pass without a draft costs now; 0 when nobody measured.
-    """
-
-    emitted: int
-    drafted: int
-    guessed: int
-    seconds: float
-    draft_seconds: float
-    plain_seconds: float
-
-
-class Policy(Protocol):
-    """Decides on the length of each draft. One instance serves many requests."""
-
-    name: str
-
-    def limit(self) -> int:
-        """How many tokens to ask the drafter for; 0 spares the asking."""
-
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
-        """What the drafter should know of costs before it drafts; None where costs do not matter."""
-
-    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
-        """(draft tokens to send, batch size): the batch is at least one larger and padded where it is more.
-
-        Args:
-            draft: what the drafter proposed.
-            curve: cost of a pass by size; None when nobody measured.
-            sizes: batch sizes that may be used, ascending.
-        """
-
-    def record(self, done: Pass) -> None:
-        """Learn from a pass."""
-
-
-def smallest(needed: int, sizes: Sequence[int]) -> int:
-    """The smallest allowed batch size that holds `needed` tokens."""
-    return next(n for n in sizes if n >= needed)
-
-
-class FixedPolicy:
-    """Always as many as the drafter has, up to `draft_max`: what most peers do."""
-
-    name = "fixed"
-
-    def __init__(self, draft_max: int = 4) -> None:
-        self._draft_max = draft_max
-
-    def limit(self) -> int:
-        return self._draft_max
-
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
-        return None
-
-    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
-        k = min(len(draft), self.limit(), sizes[-1] - 1)
-        return k, smallest(1 + k, sizes)
-
-    def record(self, done: Pass) -> None:
-        pass
-
-
-class HeuristicPolicy(FixedPolicy):
-    """Two more after a draft that was accepted whole, one fewer after any other, between 1 and `draft_max`.
-
-    The schedule of Hugging Face's assisted generation (`num_assistant_tokens_schedule="heuristic"`).
-    """
-
-    name = "heuristic"
-
-    def __init__(self, draft_max: int = 16) -> None:
-        super().__init__(draft_max)
-        self._length = min(4, draft_max)
-
-    def limit(self) -> int:
-        return self._length
-
-    def record(self, done: Pass) -> None:
-        if done.drafted == 0:
-            return
-        step = 2 if done.emitted == done.drafted + 1 else -1
-        self._length = max(1, min(self._draft_max, self._length + step))
+__all__ = [
+    "POLICIES",
+    "CostPolicy",
+    "EntropyPolicy",
+    "FixedPolicy",
+    "Gauge",
+    "HeuristicPolicy",
+    "Pass",
+    "Policy",
+    "ReadsRow",
+    "ThresholdPolicy",
+    "make_policy",
+    "smallest",
+]
 
 
 class CostPolicy:
@@ -211,9 +130,11 @@ class CostPolicy:
             self._asked += done.draft_seconds
 
 
-POLICIES: dict[str, type[FixedPolicy] | type[HeuristicPolicy] | type[CostPolicy]] = {
+POLICIES: dict[str, Callable[..., Policy]] = {
     "fixed": FixedPolicy,
     "heuristic": HeuristicPolicy,
+    "entropy": EntropyPolicy,
+    "threshold": ThresholdPolicy,
     "cost": CostPolicy,
 }
 

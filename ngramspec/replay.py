@@ -27,10 +27,12 @@ from ngramspec.calibration import Calibration
 from ngramspec.curves import LARGEST, GivenCurve
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.draft import Choose, Draft, Drafter, ReadsLogits
-from ngramspec.policy import Pass, Policy
+from ngramspec.policy import Pass, Policy, ReadsRow, make_policy
 from ngramspec.probe import ProbeReport
 from ngramspec.protocol import Logits, Progress, TargetProtocol
-from ngramspec.speculation import Speculation
+from ngramspec.samplers import SamplerChain
+from ngramspec.sampling import Sampling
+from ngramspec.speculation import Shape, Speculation
 from ngramspec.stats import Stats, Step
 from ngramspec.verify import Rows, Verdict
 
@@ -105,6 +107,9 @@ class RecordedTarget:
     def clear(self) -> None:
         self.tokens.clear()
 
+    def sampler(self, sampling: Sampling) -> SamplerChain:
+        raise NotImplementedError("a record is verified by RecordedVerifier")
+
     def probe(self) -> ProbeReport:
         raise NotImplementedError("a record has no kernels to probe")
 
@@ -131,7 +136,7 @@ class RecordedVerifier:
         recording: what the target is taken to answer.
     """
 
-    name = "greedy"
+    blind = False
 
     def __init__(self, recording: Recording) -> None:
         self._start = len(recording.prompt)
@@ -261,9 +266,11 @@ class Metered(Speculation):
         super().first(token)
         self.begin_seconds += self._clock() - began
 
-    def plan(self, left: int, choose: Choose | None = None, *, blind: bool = False) -> tuple[Draft, int]:
+    def plan(
+        self, left: int, choose: Choose | None = None, *, blind: bool = False, shape: Shape | None = None
+    ) -> tuple[Draft, int]:
         began = self._clock()
-        planned = super().plan(left, choose, blind=blind)
+        planned = super().plan(left, choose, blind=blind, shape=shape)
         self.work_seconds += self._clock() - began
         return planned
 
@@ -274,14 +281,16 @@ class Metered(Speculation):
         return done
 
 
-def check_replayable(drafter: Drafter | None) -> None:
-    """Refuse a drafter that a record cannot feed, a timed replay included: its logits are not the record's.
+def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
+    """Refuse what a record cannot feed, a timed replay included: its logits are not the record's.
 
     Raises:
-        ValueError: it reads logits.
+        ValueError: the drafter or the policy reads logits.
     """
     if isinstance(drafter, ReadsLogits):
         raise ValueError(f"the drafter {drafter.name!r} needs a model's logits, and a recorded conversation has none")
+    if isinstance(policy, ReadsRow):
+        raise ValueError(f"the policy {policy.name!r} needs a model's logits, and a recorded conversation has none")
 
 
 class Replay:
@@ -308,7 +317,9 @@ class Replay:
         curve: GivenCurve | None = None,
         target: TargetProtocol | None = None,
     ) -> None:
-        check_replayable(drafter)
+        if isinstance(policy, str):
+            policy, draft_max = make_policy(policy, draft_max), None
+        check_replayable(drafter, policy)
         clock = None
         if curve is not None and target is None:
             target = recorded = RecordedTarget(curve)

@@ -22,6 +22,8 @@ from ngramspec.policy import Policy
 from ngramspec.probe import ProbeReport
 from ngramspec.protocol import Logits, Progress, TargetProtocol
 from ngramspec.replay import Recording, Replay, Tally
+from ngramspec.samplers import SamplerChain
+from ngramspec.sampling import Sampling
 from ngramspec.stats import Step
 
 CHUNK = 16
@@ -65,6 +67,9 @@ class UnendingTarget:
 
     def clear(self) -> None:
         self._target.clear()
+
+    def sampler(self, sampling: Sampling) -> SamplerChain:
+        return self._target.sampler(sampling)
 
     def probe(self) -> ProbeReport:
         return self._target.probe()

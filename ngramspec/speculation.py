@@ -8,18 +8,21 @@ It joins drafter, policy and cost curve, and knows neither target nor text. The 
     while ...:
         draft, size = speculation.plan(left)
         ...                                                     # a pass over size tokens emits `tokens`
-        speculation.see(last, draft, rows)                      # its logits, for drafters that read them
+        speculation.see(last, draft, rows, accepted)            # its logits, for drafters and policies that read them
         speculation.learn(tokens, draft, size, seconds)
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ngramspec.cost import CostCurve
 from ngramspec.draft import NO_DRAFT, Choose, Draft, Drafter, ReadsLogits
-from ngramspec.policy import Pass, Policy, smallest
+from ngramspec.policy import Gauge, Pass, Policy, ReadsRow, smallest
 from ngramspec.protocol import Logits
+
+Shape = Callable[[Draft, int], Draft]
+"""(what the drafter proposed, most tokens) -> what to draft."""
 
 
 class Speculation:
@@ -35,13 +38,16 @@ class Speculation:
         sizes: batch sizes that may be used, ascending.
         plain: size of a batch without a draft.
         proposal: all that the drafter proposed for the pass planned last, sent or not; None if it was not asked.
+        gauge: what a policy that reads logits made of them when that pass was planned; None for any other policy.
     """
 
     def __init__(self, drafter: Drafter | None, policy: Policy) -> None:
         self.drafter = drafter
         self.policy = policy
         self.proposal: Draft | None = None
+        self.gauge: Gauge | None = None
         self._reader: ReadsLogits | None = None
+        self._gauging: ReadsRow | None = None
         self.prepare(None, (1,))
 
     def prepare(self, curve: CostCurve | None, sizes: Sequence[int]) -> None:
@@ -52,9 +58,10 @@ class Speculation:
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a request."""
-        self.proposal = None
+        self.proposal = self.gauge = None
         # Asked here, since it takes longer than all else that a pass costs who reads nothing.
         self._reader = self.drafter if isinstance(self.drafter, ReadsLogits) else None
+        self._gauging = self.policy if self.drafter is not None and isinstance(self.policy, ReadsRow) else None
         if self.drafter is not None:
             self.drafter.begin(prompt)
 
@@ -63,33 +70,43 @@ class Speculation:
         if self.drafter is not None:
             self.drafter.accept((token,))
 
-    def plan(self, left: int, choose: Choose | None = None, *, blind: bool = False) -> tuple[Draft, int]:
+    def plan(
+        self, left: int, choose: Choose | None = None, *, blind: bool = False, shape: Shape | None = None
+    ) -> tuple[Draft, int]:
         """The draft for the next pass, and the size of its batch: one more than the draft, or padded further.
 
         Args:
             left: most tokens the pass may emit.
             choose, blind: as in `Drafter.propose`.
+            shape: changes what the drafter proposed before the policy looks at it.
         """
         self.proposal = None
         if self.drafter is None:
             return NO_DRAFT, self.plain
+        if self._gauging is not None:
+            self.gauge = self._gauging.gauge
         limit = min(self.policy.limit(), left - 1, self.sizes[-1] - 1)
         if limit <= 0:
             return NO_DRAFT, self.plain
         outlook = self.policy.outlook(self.curve, self.sizes)
         self.proposal = draft = self.drafter.propose(limit, choose, blind=blind, outlook=outlook)
+        if shape is not None:
+            draft = shape(draft, limit)
         length, size = self.policy.plan(draft, self.curve, self.sizes)
         return (draft.head(length) if length else NO_DRAFT), size
 
-    def see(self, last: int, draft: Draft, rows: Logits) -> None:
-        """Show the logits of a pass to a drafter that reads them.
+    def see(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
+        """Show the logits of a pass to a drafter or a policy that reads them.
 
         Args:
             last, draft: what was evaluated, but for padding behind it.
             rows: at least one for each, of shape (n, n_vocab).
+            accepted: how many tokens of the draft were: that row decided the last token.
         """
         if self._reader is not None:
             self._reader.see((last, *draft.tokens), rows[: 1 + len(draft)])
+        if self._gauging is not None:
+            self._gauging.see(rows[accepted])
 
     def learn(self, tokens: Sequence[int], draft: Draft, size: int, seconds: float, plan_seconds: float = 0.0) -> Pass:
         """Learn from a pass.

@@ -31,7 +31,7 @@ def curve_of(cost: Cost, sizes: Sequence[int] = range(1, 17)) -> CostCurve:
 
 
 def test_policies_by_name() -> None:
-    assert set(POLICIES) == {"fixed", "heuristic", "cost"}
+    assert set(POLICIES) == {"fixed", "heuristic", "entropy", "threshold", "cost"}
     for name in POLICIES:
         assert make_policy(name).name == name
         assert make_policy(name).limit() >= 1
@@ -157,9 +157,9 @@ def test_an_outlook_ends_no_draft_that_would_pay(
     assert policy.plan(draft(acceptance[:cut]), curve, sizes) == policy.plan(draft(acceptance), curve, sizes)
 
 
-def test_only_the_cost_policy_has_an_outlook() -> None:
+def test_only_the_cost_policy_looks_at_costs() -> None:
     curve = curve_of(lambda n: 1 + 0.1 * (n - 1))
-    for name in ("fixed", "heuristic"):
+    for name in ("fixed", "heuristic", "entropy"):
         assert make_policy(name).outlook(curve, ALL) is None
     policy = CostPolicy()
     assert policy.outlook(None, ALL) is None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ngramspec.cost import CostCurve
 from ngramspec.draft import NO_DRAFT, Choose, Draft, Outlook
-from ngramspec.policy import FixedPolicy, Pass
+from ngramspec.policy import EntropyPolicy, FixedPolicy, Gauge, Pass
 from ngramspec.speculation import Speculation
 
 
@@ -119,3 +121,68 @@ def test_without_a_curve_nothing_is_known_of_plain_passes() -> None:
     speculation.prepare(None, (1, 2, 3, 4, 5))
     draft, size = speculation.plan(3)
     assert speculation.learn((1, 2), draft, size, 0.1).plain_seconds == 0.0
+
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+class Watcher(FixedPolicy):
+    """Reads rows, and makes the first logit of the last one its gauge."""
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.rows: list[NDArray[np.float32]] = []
+
+    @property
+    def gauge(self) -> Gauge | None:
+        return Gauge(float(self.rows[-1][0]), 2) if self.rows else None
+
+    def see(self, row: NDArray[np.float32]) -> None:
+        self.rows.append(row.copy())
+
+
+def test_a_policy_sees_the_row_that_decided_the_last_token_and_its_gauge_is_the_plans() -> None:
+    policy = Watcher()
+    speculation = Speculation(Parrot(), policy)
+    speculation.prepare(None, range(1, 9))
+    speculation.begin([7, 8])
+    assert speculation.gauge is None
+    speculation.see(8, NO_DRAFT, ROWS[:1])
+    speculation.first(9)
+    draft, size = speculation.plan(100)
+    assert speculation.gauge == (0.0, 2)
+    speculation.see(9, draft, ROWS, accepted=1)
+    speculation.learn((1, 5), draft, size, 1.0)
+    assert speculation.gauge == (0.0, 2)  # still that of the draft that was sent
+    speculation.plan(1)  # nothing to draft for
+    assert speculation.gauge == (3.0, 2)
+    assert [row.tolist() for row in policy.rows] == [[0, 1, 2], [3, 4, 5]]
+    speculation.begin([7])
+    assert speculation.gauge is None
+
+
+def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
+    watcher = Watcher()
+    for drafter, policy in ((None, watcher), (Parrot(), FixedPolicy())):
+        speculation = Speculation(drafter, policy)
+        speculation.begin([7])
+        speculation.see(7, NO_DRAFT, ROWS[:, :0])  # nothing in it to be read
+        speculation.plan(9)
+        assert speculation.gauge is None
+    assert watcher.rows == []
+
+
+def test_the_entropy_policy_in_the_loop() -> None:
+    policy = EntropyPolicy(8)
+    speculation, drafter = Speculation(Parrot(), policy), Parrot()
+    speculation.drafter = drafter
+    speculation.prepare(None, range(1, 17))
+    speculation.begin([7])
+    sure, lost = np.array([50, 0, 0, 0], np.float32), np.zeros(4, np.float32)
+    speculation.see(7, NO_DRAFT, sure[np.newaxis])
+    draft, _ = speculation.plan(100)
+    assert speculation.gauge == (pytest.approx(0), 8)
+    speculation.see(9, draft, np.stack([sure, sure, lost, sure]), accepted=2)
+    speculation.plan(100)
+    assert speculation.gauge == (pytest.approx(0.5), 4)  # 1 + 7 / 4^0.5, a half to even
+    assert drafter.limits == [8, 4]

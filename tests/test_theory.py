@@ -1,19 +1,28 @@
-"""theory.py against the paper's table 1, values worked out by hand, and a simulation."""
+"""theory.py against the paper's tables 1 and 5, values worked out by hand, and simulations."""
 
 from __future__ import annotations
 
 import math
 import random
+from collections.abc import Sequence
+from itertools import pairwise
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from ngramspec.theory import (
     alpha_from_acceptance,
     expected_tokens,
     improvement_factor,
     improvement_on_curve,
+    lenient_alpha,
+    lenient_argmax_alpha,
     operations_factor,
     optimal_gamma,
+    overlap_alpha,
+    typical_alpha,
+    typical_threshold,
 )
 
 # Leviathan et al. 2023, table 1 (c = c_hat = 0): alpha, gamma, operations, speed.
@@ -168,3 +177,154 @@ def test_other_arguments_out_of_range() -> None:
 def test_counts_that_cannot_be(accepted: list[int], drafted: list[int], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         alpha_from_acceptance(accepted, drafted)
+
+
+# --------------------------------------------------------------------------- alpha of two laws, and of lossy modes
+
+
+LENIENCES = (1.0, 0.5, 0.3, 0.1)
+
+# Leviathan et al. 2023, table 5: alpha of approximations of T5-XXL at the leniences above, standard sampling.
+TABLE_5 = {
+    "unigram": (0.07, 0.1, 0.11, 0.16),
+    "bigram": (0.19, 0.23, 0.25, 0.32),
+    "T5-small": (0.62, 0.71, 0.76, 0.84),
+    "T5-base": (0.68, 0.8, 0.83, 0.90),
+}
+
+
+def law(*values: float) -> NDArray[np.float64]:
+    return np.array(values)
+
+
+def laws(count: int, size: int, seed: int) -> list[NDArray[np.float64]]:
+    """Random laws, few of them flat."""
+    return list(np.random.default_rng(seed).dirichlet([0.3] * size, count))
+
+
+def test_overlap_by_hand() -> None:
+    p = law(0.5, 0.3, 0.2, 0.0)
+    assert overlap_alpha(p, law(0.2, 0.3, 0.4, 0.1)) == pytest.approx(0.2 + 0.3 + 0.2)
+    assert overlap_alpha(p, p) == pytest.approx(1)
+    assert overlap_alpha(p, law(0, 0, 0, 1)) == 0
+    assert overlap_alpha(p, law(0, 1, 0, 0)) == pytest.approx(0.3)  # a drafter that does not draw
+
+
+def test_lenience_by_hand() -> None:
+    p, q = law(0.5, 0.3, 0.2, 0.0), law(0.1, 0.1, 0.5, 0.3)
+    assert lenient_alpha(p, q, 1) == pytest.approx(0.1 + 0.1 + 0.2)
+    assert lenient_alpha(p, q, 0.5) == pytest.approx(0.1 + 0.1 + 0.4)
+    assert lenient_alpha(p, q, 0.1) == pytest.approx(0.1 + 0.1 + 0.5)  # what p rules out stays out
+    # Greedily: 0.3 / 0.5 and 0.2 / 0.5 of the largest.
+    assert [lenient_argmax_alpha(p, q, at) for at in (1, 0.61, 0.59, 0.41, 0.39)] == pytest.approx(
+        [0.1, 0.1, 0.2, 0.2, 0.7]
+    )
+
+
+def test_without_lenience_alpha_is_the_overlap_and_it_rises_as_lenience_falls() -> None:
+    rows = laws(40, 12, seed=1)
+    for p, q in pairwise(rows):
+        assert lenient_alpha(p, q, 1) == pytest.approx(float(sum(min(a, b) for a, b in zip(p, q, strict=True))))
+        assert lenient_argmax_alpha(p, q, 1) == pytest.approx(q[int(np.argmax(p))])
+        for alpha in (lenient_alpha, lenient_argmax_alpha):
+            values = [alpha(p, q, at) for at in np.linspace(1, 0.01, 40)]
+            assert values[0] < values[-1] <= 1 + 1e-9
+            assert all(a <= b for a, b in pairwise(values))
+        # By no more than the factor 1/L: L alpha is the sum of min(p, L q).
+        scaled = [at * lenient_alpha(p, q, at) for at in LENIENCES]
+        assert all(a >= b for a, b in pairwise(scaled))
+
+
+def test_alpha_has_the_shape_of_table_5_of_the_paper() -> None:
+    # A target with 200 contexts, and four approximations: the mean of all, the mean of ten, and two that are close.
+    target = laws(200, 50, seed=2)
+    groups = [np.mean(target[i : i + 10], axis=0) for i in range(0, 200, 10)]
+    other = laws(200, 50, seed=3)
+    drafters = {
+        "unigram": [np.mean(target, axis=0)] * 200,
+        "bigram": [groups[i // 10] for i in range(200)],
+        "T5-small": [0.6 * p + 0.4 * q for p, q in zip(target, other, strict=True)],
+        "T5-base": [0.7 * p + 0.3 * q for p, q in zip(target, other, strict=True)],
+    }
+    ours = {
+        name: [float(np.mean([lenient_alpha(p, q, at) for p, q in zip(target, rows, strict=True)])) for at in LENIENCES]
+        for name, rows in drafters.items()
+    }
+
+    def check(table: dict[str, Sequence[float]]) -> None:
+        rows = list(table.values())
+        assert all(a < b for row in rows for a, b in pairwise(row))  # the more lenient the more is accepted,
+        assert all(a < b for column in zip(*rows, strict=True) for a, b in pairwise(column))  # the closer too,
+        gains = [row[-1] / row[0] for row in rows]
+        assert all(a > b for a, b in pairwise(gains))  # and lenience helps most who is far off
+        assert all(at * alpha <= row[0] + 0.005 for row in rows for at, alpha in zip(LENIENCES, row, strict=True))
+
+    check({name: tuple(row) for name, row in TABLE_5.items()})
+    check({name: tuple(row) for name, row in ours.items()})
+
+
+def test_speed_of_lenience_at_temperature_0_as_in_the_paper() -> None:
+    # Appendix A.5, T5-small for T5-XXL: alpha at each lenience, gamma = 8, c = 0.015.
+    for alpha, speed in ((0.75, 3.3), (0.8, 3.9), (0.87, 4.9)):
+        assert improvement_factor(alpha, 8, 0.015) == pytest.approx(speed, abs=0.05)
+
+
+def test_a_simulation_of_lenient_acceptance_agrees() -> None:
+    # 40,000 draws: a standard error below 0.0025, and a tolerance of four of them.
+    rng = np.random.default_rng(4)
+    p, q = laws(2, 8, seed=5)
+    drawn = rng.choice(8, 40_000, p=q)
+    for lenience in LENIENCES:
+        kept = rng.random(40_000) < p[drawn] / (lenience * q[drawn])
+        assert kept.mean() == pytest.approx(lenient_alpha(p, q, lenience), abs=0.01)
+        kept = p[drawn] >= lenience * p.max()
+        assert kept.mean() == pytest.approx(lenient_argmax_alpha(p, q, lenience), abs=0.01)
+    assert lenient_alpha(p, q, 0.1) > lenient_alpha(p, q, 1) + 0.1  # or the test would see nothing
+
+
+def test_typical_acceptance_by_hand() -> None:
+    # Four equal tokens: H = ln 4.
+    flat = law(0.25, 0.25, 0.25, 0.25, 0.0)
+    assert typical_threshold(flat, 1.0, 0.3) == pytest.approx(0.3 / 4)
+    assert typical_threshold(flat) == pytest.approx(0.075)
+    assert typical_threshold(flat, 0.05, 0.3) == 0.05
+    assert typical_threshold(flat[:4]) == typical_threshold(flat)
+    sure = law(1.0, 0.0)
+    assert typical_threshold(sure) == 0.09  # exp(-0) = 1
+    p, q = law(0.6, 0.25, 0.08, 0.07), law(0.1, 0.2, 0.3, 0.4)
+    threshold = 0.3 * 0.6**0.6 * 0.25**0.25 * 0.08**0.08 * 0.07**0.07  # about 0.106
+    assert typical_threshold(p, 1.0) == pytest.approx(threshold)
+    assert typical_alpha(p, q) == pytest.approx(0.1 + 0.2)
+    assert typical_alpha(p, q, 0.075) == pytest.approx(0.1 + 0.2 + 0.3)
+    assert typical_alpha(p, q, 0.075, 0.1) == pytest.approx(1)
+    assert typical_alpha(p, q, 0.25, 3) == pytest.approx(0.1)  # above it, not at it
+
+
+def test_typical_acceptance_keeps_more_as_its_thresholds_fall() -> None:
+    for p, q in pairwise(laws(30, 12, seed=6)):
+        for values in (
+            [typical_alpha(p, q, epsilon, 10.0) for epsilon in (0.5, 0.25, 0.09, 0.01, 0.0)],
+            [typical_alpha(p, q, 1.0, delta) for delta in (3.0, 1.0, 0.3, 0.1, 1e-9)],
+        ):
+            assert all(a <= b for a, b in pairwise(values))
+            assert values[0] < values[-1] == pytest.approx(1)
+
+
+def test_laws_and_settings_out_of_range() -> None:
+    p = law(0.5, 0.5)
+    for wrong in (law(1.0), law(0.5, 0.4), law(1.5, -0.5), law(math.nan, 1.0), np.array([p])):
+        for alpha in (overlap_alpha, typical_alpha):
+            with pytest.raises(ValueError, match="must"):
+                alpha(p, wrong)
+            with pytest.raises(ValueError, match="must"):
+                alpha(wrong, p)
+    for lenience in (0.0, -0.1, 1.1, math.nan):
+        for lenient in (lenient_alpha, lenient_argmax_alpha):
+            with pytest.raises(ValueError, match="lenience must be above 0"):
+                lenient(p, p, lenience)
+    for epsilon in (-0.1, 1.1, math.nan):
+        with pytest.raises(ValueError, match="epsilon must be 0 to 1"):
+            typical_threshold(p, epsilon)
+    for delta in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(ValueError, match="delta must be above 0"):
+            typical_threshold(p, 0.1, delta)
