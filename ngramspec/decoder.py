@@ -11,22 +11,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 
 from ngramspec.calibration import Calibration
 from ngramspec.cost import CostCurve
-from ngramspec.draft import NO_DRAFT, Drafter
+from ngramspec.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.errors import PromptError
-from ngramspec.policy import Policy, make_policy
+from ngramspec.grammar_draft import GrammarGuide
+from ngramspec.policy import Policy, make_policy, smallest
 from ngramspec.protocol import Progress, TargetProtocol
 from ngramspec.sampling import Sampling
 from ngramspec.speculation import Speculation
 from ngramspec.stats import Step, StopReason
-from ngramspec.text import TextStream
-from ngramspec.verify import Verification, Verifier
+from ngramspec.step_parts import GenerationText, StepReport
+from ngramspec.verifier import Acceptance, Verification, Verifier
+from ngramspec.verify import Judgement
 
 
 class SpeculativeDecoder:
@@ -96,8 +99,10 @@ class SpeculativeDecoder:
         *,
         max_tokens: int,
         sampling: Sampling | None = None,
-        verify: str | Verification | None = None,
+        verify: str | Acceptance | Verification | None = None,
         stop: Sequence[str] = (),
+        logprobs: int | None = None,
+        detail: bool = False,
         progress: Progress | None = None,
     ) -> Generator[Step]:
         """Continue `prompt`, one `Step` per target pass (the first step is the prefill's token).
@@ -106,15 +111,20 @@ class SpeculativeDecoder:
             prompt: token ids, fewer than the context holds.
             max_tokens: most tokens to emit, at least 1; the context's end may come first.
             sampling: how tokens are chosen; None is greedy.
-            verify: "coupled" (default) or "rejection" at a temperature above 0; or whatever else decides on the
-                tokens, which then knows its own sampling.
+            verify: how drafts are accepted (see `Acceptance`), or the method's name; or whatever else decides on
+                the tokens, which then knows its own sampling.
             stop: strings that end the text, which then stops right before them.
+            logprobs: report those of the emitted tokens, and of so many of the likeliest ones; None: no logprobs.
+            detail: report how each token was decided on; not with a verifier that is passed in.
             progress: of the prefill.
 
         Raises:
             PromptError: the prompt is empty, or fills the context.
-            ValueError: `max_tokens` below 1, an empty stop string, an unknown `verify`, or `sampling` beside one
-                that is not named.
+            ValueError: `max_tokens` below 1, `logprobs` below 0, an empty stop string, a `verify` that is unknown or
+                contradicts `sampling`, a logit bias of an unknown token, or `sampling` or `detail` beside a
+                verifier that is passed in.
+            GrammarError: the grammar is not one; during the generation: it leaves no token to choose.
+            BadLogits: during the generation, at a nan in the target's logits.
             TargetError: llama.cpp failed; the cache still holds what was emitted.
             RuntimeError: another generation began on this decoder before this one ended.
         """
@@ -130,15 +140,30 @@ class SpeculativeDecoder:
                 " and needs room for an answer"
             )
         out_of: StopReason = "length" if max_tokens <= room else "context"
-        text = _Text(self.target, stop, min(max_tokens, room), out_of)
-        if verify is None or isinstance(verify, str):
-            verify = Verifier(sampling or Sampling(), verify)
-        elif sampling is not None:
-            raise ValueError("sampling goes with a method's name; a verifier that is passed in has its own")
-        return self._run(list(prompt), verify, text, progress)
+        text = GenerationText(self.target, stop, min(max_tokens, room), out_of)
+        if logprobs is not None and not 0 <= logprobs <= self.target.n_vocab:
+            raise ValueError(f"logprobs is {logprobs}, but must be 0 to {self.target.n_vocab}, the vocabulary's size")
+        watched: list[Judgement] | None = [] if detail else None
+        guide: GrammarGuide | None = None
+        if verify is None or isinstance(verify, str | Acceptance):
+            sampler = self.target.sampler(sampling or Sampling())
+            verify = Verifier(sampler, verify, watched.append if watched is not None else None)
+            sampler.begin(prompt)
+            if sampler.grammar is not None:
+                guide = GrammarGuide(sampler.grammar)
+        elif sampling is not None or detail:
+            raise ValueError("sampling and detail go with a method's name; a verifier that is passed in has its own")
+        report = StepReport(logprobs, watched)
+        return self._run(list(prompt), verify, text, guide, report, progress)
 
     def _run(
-        self, prompt: list[int], verifier: Verification, text: _Text, progress: Progress | None
+        self,
+        prompt: list[int],
+        verifier: Verification,
+        text: GenerationText,
+        guide: GrammarGuide | None,
+        report: StepReport,
+        progress: Progress | None,
     ) -> Generator[Step]:
         target, speculation, clock = self.target, self.speculation, self._clock
         generation = self._generations = self._generations + 1
@@ -161,6 +186,8 @@ class SpeculativeDecoder:
                 seconds=clock() - began,
                 stop=text.stop,
                 stop_string=text.stop_string,
+                logprobs=report.logprobs(rows, (last,)),
+                detail=report.detail(settled, NO_DRAFT),
             )
             curve = self.calibration.curve if self.exact else None
             if speculation.drafter is not None and text.stop is None:
@@ -172,8 +199,14 @@ class SpeculativeDecoder:
                 # 2. Ask for a draft, as much of it as pays and fits.
                 began = clock()
                 draft, size = speculation.plan(
-                    text.left, verifier.choose(settled + 1), blind=verifier.name == "rejection"
+                    text.left,
+                    verifier.choose(settled + 1),
+                    blind=verifier.blind,
+                    shape=partial(guide.shape, blind=verifier.blind) if guide is not None else None,
                 )
+                judged, sent = self._cut(draft, guide if verifier.blind else None)
+                if len(sent) < len(draft):
+                    draft, size = sent, smallest(1 + len(sent), sizes)
                 asked = clock()
                 if generation != self._generations or len(target.tokens) != settled:
                     raise RuntimeError("another generation began on this target before this one ended")
@@ -183,16 +216,20 @@ class SpeculativeDecoder:
                 seconds = clock() - asked
 
                 # 4. The accepted prefix and one token of the target's, up to the text's end.
-                verdict = verifier.verify(rows[: len(draft) + 1], draft, settled + 1)
-                speculation.see(last, draft, rows)
+                verdict = verifier.verify(rows[: len(draft) + 1], judged, settled + 1)
+                speculation.see(last, draft, rows, verdict.accepted)
                 pieces = text.take(verdict.tokens)
                 tokens = verdict.tokens[: len(pieces)]
+                told = report.logprobs(rows, tokens), report.detail(settled + 1, judged)
                 target.rollback(settled + len(tokens))
                 settled += len(tokens)
                 last = tokens[-1]
 
                 # 5. Learn.
+                if guide is not None:
+                    guide.learn(len(draft), verdict.accepted)
                 done = speculation.learn(tokens, draft, size, seconds, asked - began)
+                entropy, gamma = speculation.gauge or (None, None)
                 yield Step(
                     tokens,
                     pieces,
@@ -205,40 +242,23 @@ class SpeculativeDecoder:
                     source=draft.source,
                     stop=text.stop,
                     stop_string=text.stop_string,
+                    entropy=entropy,
+                    gamma=gamma,
+                    logprobs=told[0],
+                    detail=told[1],
                 )
         finally:
             if generation == self._generations and len(target.tokens) > settled:
                 target.rollback(settled)
             self.calibration.save()
 
+    def _cut(self, draft: Draft, guide: GrammarGuide | None) -> tuple[Draft, Draft]:
+        """(what of a draft is judged, what of it is sent): nothing past the end of the text is either.
 
-class _Text:
-    """The text of one generation: its pieces, and when and why it ends."""
-
-    def __init__(self, target: TargetProtocol, stop: Sequence[str], limit: int, out_of: StopReason) -> None:
-        self._target = target
-        self._stream = TextStream(stop)
-        self._out_of = out_of
-        self.left = limit
-        self.stop: StopReason | None = None
-
-    @property
-    def stop_string(self) -> str | None:
-        return self._stream.stopped
-
-    def take(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """One piece of text per token, up to the token that ends the text."""
-        pieces = []
-        for token in tokens:
-            self.left -= 1
-            eog = self._target.is_eog(token)
-            piece = "" if eog else self._stream.push(self._target.piece(token))
-            if not eog and self.left > 0 and self._stream.stopped is None:
-                pieces.append(piece)
-                continue
-            if self._stream.stopped is None:
-                piece += self._stream.finish()
-            self.stop = "stop" if self._stream.stopped else "eog" if eog else self._out_of
-            pieces.append(piece)
-            break
-        return tuple(pieces)
+        With a guide, the first token that the grammar forbids is judged, since its q says what it is to be
+        refused for, and not sent.
+        """
+        ends = (i for i, token in enumerate(draft.tokens, 1) if self.target.is_eog(token))
+        draft = draft.head(next(ends, len(draft)))
+        legal = len(draft) if guide is None else guide.legal(draft)
+        return draft.head(legal + 1), draft.head(legal)

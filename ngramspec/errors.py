@@ -29,3 +29,7 @@ class CurveError(NGramSpecError):
 
 class TranscriptError(NGramSpecError):
     """Recorded conversations cannot be read."""
+
+
+class GrammarError(NGramSpecError):
+    """A grammar or JSON schema is not one, or leaves no token to choose."""

@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 if TYPE_CHECKING:
     from ngramspec.probe import ProbeReport
+    from ngramspec.samplers import SamplerChain
+    from ngramspec.sampling import Sampling
 
 Logits = NDArray[np.float32]
 Progress = Callable[[int, int], None]
@@ -52,3 +54,5 @@ class TargetProtocol(Protocol):
     def is_eog(self, token: int) -> bool: ...
 
     def piece(self, token: int) -> bytes: ...
+
+    def sampler(self, sampling: Sampling) -> SamplerChain: ...

@@ -1,62 +1,79 @@
-"""Logits to probabilities: top-k, top-p, min-p, temperature, exactly as llama.cpp chains them.
+"""`Sampling`: all that a user sets about how a token is chosen. `ngramspec.samplers` makes llama.cpp's samplers of it.
 
-llama.cpp's default chain (`common/sampling.cpp`, min_keep 0; each sampler in
-`src/llama-sampler.cpp`):
-
-    top_k        keep the k largest logits (0: all)
-    top_p        keep the shortest prefix, by falling logit, that holds at least top_p of the
-                 probability of what top_k left
-    min_p        keep logits >= largest + log(min_p): tokens at least min_p times as likely as the
-                 best one
-    temperature  divide by it, then softmax
-
-Temperature comes last, so which tokens survive does not depend on it. Differences, all at the edges
-of a cut: equal logits keep the lowest ids (llama.cpp: whichever its partial sort left first), and
-sums and thresholds are float64 (llama.cpp: float32, where a running sum over many thousand tokens
-is off by some 1e-5).
+Names, defaults and order are llama.cpp's (`common/common.h`, `struct common_params_sampling`), but for the
+temperature, whose default is greedy decoding.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.distribution import Distribution
 
-_LARGEST_SEED = 2**64 - 1
-_ROWS = 32  # tokens per column in the pre-filter of _largest
+SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+"""llama.cpp's default order."""
+
+_ALIASES = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
+
+_OF_SAMPLER = {
+    "penalties": ("repeat_penalty", "presence_penalty", "frequency_penalty"),
+    "dry": ("dry_multiplier",),
+    "top_n_sigma": ("top_n_sigma",),
+    "top_k": ("top_k",),
+    "typ_p": ("typical_p",),
+    "top_p": ("top_p",),
+    "min_p": ("min_p",),
+    "xtc": ("xtc_probability",),
+    "temperature": ("dynatemp_range",),
+}
+"""The settings that a sampler alone acts on."""
 
 
-class BadLogits(NGramSpecError, ValueError):  # noqa: N818 - reads better where it is raised
-    """A row of logits from which no token can be chosen."""
+def _whole(least: int, most: int = 2**31 - 1) -> Callable[[Any], bool]:
+    return lambda x: isinstance(x, int) and least <= x <= most
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Distribution:
-    """Probabilities of the tokens that can be sampled; every array has shape (n,).
-
-    Attributes:
-        ids: token ids, ascending.
-        probs: their probabilities, all > 0, summing to 1.
-        logp: natural logarithms of the probabilities.
-    """
-
-    ids: NDArray[np.int32]
-    probs: NDArray[np.float64]
-    logp: NDArray[np.float64]
-
-    def find(self, token: int) -> int | None:
-        """Index of a token in the arrays, or None where its probability is 0. O(log n)."""
-        index = int(np.searchsorted(self.ids, token))
-        return index if index < self.ids.size and self.ids[index] == token else None
+# Written so that a nan, for which every comparison is false, fails them all.
+_FINITE = (math.isfinite, "finite")
+_POSITIVE = (lambda x: 0 <= x < math.inf, "finite and at least 0")
+_SHARE = (lambda x: 0 <= x <= 1, "between 0 and 1")
+_MASS = (lambda x: 0 < x <= 1, "above 0 and at most 1 (1: off)")
+_WINDOW = (_whole(-1), "a whole number, at least -1 (0: off, -1: the whole context)")
+_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "temperature": _POSITIVE,
+    "top_k": (_whole(0), "a whole number, at least 0 (0: off)"),
+    "top_p": _MASS,
+    "min_p": (lambda x: 0 <= x <= 1, "between 0 (off) and 1"),
+    "seed": (_whole(0, 2**64 - 1), "a whole number from 0 to 2^64 - 1"),
+    "typical_p": _MASS,
+    "top_n_sigma": _FINITE,
+    "xtc_probability": _SHARE,
+    "xtc_threshold": _SHARE,
+    "dynatemp_range": _POSITIVE,
+    "dynatemp_exponent": _POSITIVE,
+    "repeat_penalty": (lambda x: 1e-30 < x < math.inf, "finite and above 0 (1: off)"),
+    "repeat_last_n": _WINDOW,
+    "presence_penalty": _FINITE,
+    "frequency_penalty": _FINITE,
+    "dry_multiplier": _POSITIVE,
+    "dry_base": (lambda x: 1 <= x < math.inf, "finite and at least 1"),
+    "dry_allowed_length": (_whole(0), "a whole number, at least 0"),
+    "dry_penalty_last_n": _WINDOW,
+    "mirostat": (lambda x: x in (0, 1, 2), "0 (off), 1 or 2"),
+    "mirostat_tau": _POSITIVE,
+    "mirostat_eta": _POSITIVE,
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How a token is chosen from logits. Raises ValueError for a value outside its range.
+    """How a token is chosen from logits. Raises ValueError for a value outside its range, or a contradiction.
 
     Attributes:
         temperature: 0 is greedy decoding, 1 the model's own distribution; finite, >= 0.
@@ -64,6 +81,20 @@ class Sampling:
         top_p: probability mass kept; in (0, 1], 1 keeps all.
         min_p: least probability relative to the best token's; in [0, 1], 0 keeps all.
         seed: the same seed gives the same text; 0 .. 2^64 - 1.
+        typical_p: mass kept of the tokens closest to the expected surprise; 1 keeps all.
+        top_n_sigma: keep logits within this many standard deviations of the largest; below 0: off.
+        xtc_probability, xtc_threshold: with this probability, drop all tokens above the threshold but the last.
+        dynatemp_range, dynatemp_exponent: temperature +- range, by the entropy of the candidates; 0: off.
+        repeat_penalty, repeat_last_n: divide (or, below 0, multiply) logits of the last n tokens; 1: off. n
+            counts the prompt's too; 0: off, -1: the whole context.
+        presence_penalty, frequency_penalty: subtracted from those tokens' logits, once and once per occurrence.
+        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: subtract
+            multiplier * base^(length - allowed length) where a token would extend a repeated sequence; 0: off.
+        mirostat, mirostat_tau, mirostat_eta: 1 or 2 steer the surprise of the text to tau at learning rate eta,
+            in place of all filters; 0: off.
+        logit_bias: (token id, what is added to its logit), ...
+        grammar: GBNF, with a rule "root": the text must be one of its sentences, or the start of one.
+        samplers: names from `SAMPLERS`, in the order they are applied.
     """
 
     temperature: float = 0.0
@@ -71,102 +102,116 @@ class Sampling:
     top_p: float = 0.95
     min_p: float = 0.05
     seed: int = 0
+    typical_p: float = 1.0
+    top_n_sigma: float = -1.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
+    repeat_penalty: float = 1.0
+    repeat_last_n: int = 64
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_penalty_last_n: int = 64
+    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    grammar: str | None = None
+    samplers: tuple[str, ...] = SAMPLERS
 
     def __post_init__(self) -> None:
-        # Written so that a nan, for which every comparison is false, fails them all.
-        if not 0 <= self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}, but must be finite and at least 0")
-        if not (isinstance(self.top_k, int) and self.top_k >= 0):
-            raise ValueError(f"top_k is {self.top_k}, but must be a whole number, at least 0 (0: off)")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}, but must be above 0 and at most 1 (1: off)")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p is {self.min_p}, but must be between 0 (off) and 1")
-        if not (isinstance(self.seed, int) and 0 <= self.seed <= _LARGEST_SEED):
-            raise ValueError(f"seed is {self.seed}, but must be a whole number from 0 to 2^64 - 1")
+        for name, (holds, meaning) in _RANGES.items():
+            value = getattr(self, name)
+            if not holds(value):
+                raise ValueError(f"{name} is {value}, but must be {meaning}")
+        for token, bias in self.logit_bias:
+            if not bias < math.inf:
+                raise ValueError(f"the logit bias of token {token} is {bias}, but must be a number or -inf")
+        self._check_order()
+        self._check_together()
+
+    def _check_order(self) -> None:
+        for name in self.samplers:
+            if name not in SAMPLERS:
+                raise ValueError(f"unknown sampler {name!r}; there are: {', '.join(SAMPLERS)}")
+        if len(set(self.samplers)) < len(self.samplers):
+            raise ValueError(f"a sampler is named twice in: {', '.join(self.samplers)}")
+        for name in SAMPLERS:
+            if name not in self.samplers:
+                for setting in self._changed(_OF_SAMPLER[name]):
+                    raise ValueError(f"{setting} is set, but samplers leaves out {name}")
+        if "temperature" not in self.samplers and self.temperature != 1:
+            raise ValueError(f"temperature is {self.temperature}, but samplers leaves it out, which means 1")
+
+    def _check_together(self) -> None:
+        if self.mirostat:
+            others = [n for of in _OF_SAMPLER.values() for n in self._changed(of)]
+            if others or self.samplers != SAMPLERS:
+                raise ValueError(f"mirostat takes the place of other samplers; leave out {(*others, 'samplers')[0]}")
+        if self.temperature == 0:
+            for name in self._changed(("mirostat", "xtc_probability", "typical_p")):
+                raise ValueError(f"{name} chooses among tokens, and temperature 0 takes the likeliest; drop one")
+
+    def _changed(self, names: Sequence[str]) -> list[str]:
+        return [f.name for f in fields(self) if f.name in names and getattr(self, f.name) != f.default]
 
     @property
     def greedy(self) -> bool:
-        """Whether the most likely token is always taken."""
-        return self.temperature == 0
+        """Whether the likeliest token is always taken (after penalties, biases and grammar)."""
+        return self.temperature == 0 and self.dynatemp_range == 0
+
+    @property
+    def moves_logits(self) -> bool:
+        """Whether penalties, biases or a grammar change which token is the likeliest."""
+        moving = ("repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "grammar")
+        return bool(self._changed(moving))
+
+    @property
+    def selects(self) -> bool:
+        """Whether a sampler draws the token itself, with random numbers of its own."""
+        return self.mirostat != 0
+
+
+def parse_samplers(text: str) -> tuple[str, ...]:
+    """Names of samplers out of "top_k;temperature", hyphens and llama.cpp's other names allowed."""
+    names = (name.strip().lower().replace("-", "_") for name in text.split(";"))
+    return tuple(_ALIASES.get(name, name) for name in names if name)
+
+
+Pick = Callable[[Distribution, int], int]
+"""Draws a token from a law: (law, attempt) -> token id. Attempts of one position need independent draws."""
+
+
+class Sampler(Protocol):
+    """A `Sampling` at work on one text: with the state that plain decoding would have at this position.
+
+    Attributes:
+        sampling: the settings.
+    """
+
+    sampling: Sampling
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a text: what the penalties look back on is `prompt`, the grammar is at its start."""
+
+    def draw(self, logits: NDArray[np.float32], pick: Pick) -> int:
+        """The next token, given its logits of shape (n_vocab,); `pick` draws from the law they come to.
+
+        As llama.cpp does it: a token is drawn without the grammar; if the grammar forbids it, another is drawn
+        from the law of the tokens that the grammar allows.
+
+        Raises:
+            BadLogits: a nan or +inf among the logits that matter, or no finite one.
+            GrammarError: the grammar allows no token.
+        """
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        """The law of the next token, given its logits of shape (n_vocab,).
+        """The law of `draw`. Of the two, one is called, once for each token emitted: samplers may be random."""
 
-        Greedy sampling gives all probability to the largest logit. Raises BadLogits as
-        `top_token` does. O(n_vocab), plus a sort of the tokens that may be in the top_p.
-        """
-        if self.greedy:
-            return Distribution(np.array([top_token(logits)], np.int32), np.ones(1), np.zeros(1))
-        ids = _largest(logits, self.top_k or logits.size)
-        values = logits[ids].astype(np.float64)
-        largest = float(values.max())
-        if not math.isfinite(largest):
-            top_token(logits)  # tells what is wrong
-        gap = values - largest  # <= 0, exactly 0 at the best
-        # top_p and min_p both keep a prefix of the order by logit, so min_p may go first and leave
-        # few tokens to sort, once the mass that top_p is a share of is known. The tokens below
-        # (1 - top_p) * mass / n hold less than 1 - top_p together: they need no sorting either.
-        target, floor = 0.0, self.min_p
-        if self.top_p < 1:
-            mass = float(np.exp(gap).sum())
-            target, floor = self.top_p * mass, max(floor, (1 - self.top_p) * mass / gap.size)
-        if floor > 0:
-            likely = np.flatnonzero(gap >= math.log(floor))
-            ids, gap = ids[likely], gap[likely]
-        if self.top_p < 1:
-            covered = np.cumsum(np.exp(np.sort(gap)[::-1]))
-            prefix = _largest(gap, int(np.searchsorted(covered, target)) + 1)
-            ids, gap = ids[prefix], gap[prefix]
-        with np.errstate(over="ignore"):  # a tiny temperature: -inf, and so probability 0, is right
-            gap = gap / self.temperature
-        weights = np.exp(gap)
-        total = float(weights.sum())
-        probs, logp = weights / total, gap - math.log(total)
-        if not probs.all():  # a logit of -inf, or one that underflows
-            some = np.flatnonzero(probs)
-            ids, probs, logp = ids[some], probs[some], logp[some]
-        return Distribution(ids.astype(np.int32), probs, logp)
-
-
-def top_token(logits: NDArray[np.float32]) -> int:
-    """Id of the largest logit of a row of shape (n_vocab,), the lowest id among equals.
-
-    Raises:
-        BadLogits: a logit is nan or +inf, or all are -inf.
-    """
-    best = int(np.argmax(logits))  # a nan wins, so a look at the winner is the whole check
-    if math.isfinite(logits[best]):
-        return best
-    if logits[best] == -math.inf:
-        raise BadLogits(f"all {logits.size} logits are -inf: there is no token to choose")
-    raise BadLogits(f"the logit of token {best} is {logits[best]}: the model's output is broken")
-
-
-def _largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
-    """Ascending indices of the `count` largest values, the lowest indices among equals. O(n).
-
-    A nan counts as larger than anything else; where nan fills the `count`, all indices come back.
-    """
-    if count >= values.size:
-        return np.arange(values.size)
-    some: NDArray[np.intp] | None = None
-    columns = values.size // _ROWS
-    if columns > 4 * count:
-        # The `count` largest column maxima of a table of the values are `count` of the values, so none of the
-        # `count` largest is below the last of those: one pass over the values, and little left to partition.
-        filled = columns * _ROWS
-        table = values[:filled].reshape(_ROWS, columns)
-        maxima = table.max(axis=0)
-        floor = np.partition(maxima, columns - count)[columns - count]
-        high = np.flatnonzero(~(maxima < floor))
-        row, column = np.divmod(np.flatnonzero(~(table.take(high, axis=1) < floor)), high.size)
-        some = row * columns + high[column]
-        if filled < values.size:
-            some = np.concatenate((some, np.arange(filled, values.size)))
-        values = values[some]
-    edge = np.partition(values, values.size - count)[values.size - count]
-    above = np.flatnonzero(~(values <= edge))
-    ties = np.flatnonzero(values == edge)
-    kept = np.sort(np.concatenate((above, ties[: count - above.size])))
-    return kept if some is None else some[kept]
+    def accept(self, token: int) -> None:
+        """A token was emitted."""

@@ -5,7 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ngramspec.draft import Draft
+from ngramspec.logprobs import Logprobs
+from ngramspec.verify import Judgement
+
 StopReason = Literal["eog", "stop", "length", "context"]
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """How the tokens of a pass were decided on.
+
+    Attributes:
+        position: absolute index in the sequence of the first token that the pass decided.
+        draft: what was judged: what was sent, and, where a grammar cut a draft that was drawn blindly, the
+            forbidden token behind it, which is refused unsent.
+        judgements: one for each drafted token that was reached, one for each token of the target's own, in order.
+    """
+
+    position: int
+    draft: Draft
+    judgements: tuple[Judgement, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +45,11 @@ class Step:
         source: the drafter, or "" without a draft.
         stop: why the generation ended with this step, or None.
         stop_string: the stop string that ended it, where one did.
+        entropy: smoothed normalised entropy of the target, 0 to 1, by which the draft was limited (see
+            `EntropyPolicy`); None for any policy that does not look at it, and for the first step.
+        gamma: that limit, in tokens; what was asked for may be less, at the end of a text or a context.
+        logprobs: of each emitted token, where they were asked for.
+        detail: how each token was decided on, where that was asked for.
     """
 
     tokens: tuple[int, ...]
@@ -38,6 +63,10 @@ class Step:
     source: str = ""
     stop: StopReason | None = None
     stop_string: str | None = None
+    entropy: float | None = None
+    gamma: int | None = None
+    logprobs: tuple[Logprobs, ...] = ()
+    detail: Detail | None = None
 
     @property
     def text(self) -> str:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import json
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -28,11 +29,15 @@ import numpy as np
 from llama_cpp import __version__ as binding_version
 from llama_cpp._ggml import libggml
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from llama_cpp.llama_grammar import json_schema_to_gbnf
 
 from ngramspec import amx, huge_pages, machine, probe
-from ngramspec.errors import ModelError, TargetError
+from ngramspec.errors import GrammarError, ModelError, TargetError
+from ngramspec.grammar import Grammar
 from ngramspec.kv_cache import CACHE_TYPES, CacheShape, CacheType, fitting_context
 from ngramspec.protocol import Logits, Progress
+from ngramspec.samplers import SamplerChain
+from ngramspec.sampling import Sampling
 
 MAX_EVALUATE = 64
 """Most tokens one `evaluate` takes: the logits buffer is reserved for this many positions."""
@@ -74,6 +79,7 @@ class Vocabulary:
         ModelError: the file cannot be loaded, or holds no vocabulary.
     """
 
+    n_ctx = 0
     _model: Any = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -163,6 +169,32 @@ class Vocabulary:
         token = llama.llama_vocab_eot(self._vocab)
         token = token if token >= 0 else llama.llama_vocab_eos(self._vocab)
         return int(token) if token >= 0 else None
+
+    def grammar(self, text: str) -> Grammar:
+        """A GBNF grammar over this vocabulary, at its start. Raises GrammarError for a text that is not one."""
+        self._check_open()
+        _log_tail.clear()
+        return Grammar(llama, self, self._vocab, text, _last_complaint)
+
+    def sampler(self, sampling: Sampling) -> SamplerChain:
+        """The samplers that a `Sampling` asks for, for one text.
+
+        Raises:
+            ValueError: a logit bias of a token that is not in the vocabulary.
+            GrammarError: the grammar is not one.
+        """
+        self._check_open()
+        count = ctypes.c_int32()
+        suppressed = llama.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
+        return SamplerChain(
+            llama,
+            sampling,
+            self.n_vocab,
+            vocab=self._vocab,
+            n_ctx=self.n_ctx,
+            grammar=self.grammar(sampling.grammar) if sampling.grammar is not None else None,
+            suppressed=[suppressed[i] for i in range(count.value)],
+        )
 
     @cached_property
     def vocabulary_hash(self) -> bytes:
@@ -519,6 +551,31 @@ class Target(Vocabulary):
             llama.llama_free(self._ctx)
             self._ctx = None
         super().close()
+
+
+def make_sampler(sampling: Sampling, n_vocab: int) -> SamplerChain:
+    """The samplers that a `Sampling` asks for, without a vocabulary and so without DRY and grammars."""
+    return SamplerChain(llama, sampling, n_vocab)
+
+
+def schema_grammar(schema: str) -> str:
+    """The GBNF grammar of a JSON schema, as llama.cpp converts it.
+
+    Raises:
+        GrammarError: the text is not JSON, or not a schema that the conversion knows.
+    """
+    try:
+        loaded = json.loads(schema)
+    except ValueError as error:
+        raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise GrammarError(f"the JSON schema is a {type(loaded).__name__}, but must be an object")
+    try:
+        grammar: str = json_schema_to_gbnf(schema)
+    except Exception as error:  # asserts and whatever a strange schema runs into
+        reason = str(error) or type(error).__name__
+        raise GrammarError(f"the JSON schema cannot be turned into a grammar: {reason}") from error
+    return grammar
 
 
 def build() -> str:

@@ -3,13 +3,18 @@
 Every function takes the target's logits `rows`, an iterable of at least len(draft) + 1 rows of
 shape (n_vocab,) where row i holds the logits after draft[:i]; it returns the accepted prefix of the
 draft plus one token of the target's own, and touches no row past the first refusal. `position` is
-the absolute index in the sequence of the token that row 0 decides. All three raise BadLogits (see
-`sampling.top_token`), and ValueError when the rows run out or a draft contradicts its q.
+the absolute index in the sequence of the token that row 0 decides. `sampler` turns a row into a law
+or a token, and is told of every emitted token. They raise BadLogits and GrammarError (see
+`sampling.Sampler`), with the position, and ValueError when the rows run out or a draft contradicts
+its q.
 
     greedy     the emitted tokens are those of plain greedy decoding
     coupled    the emitted tokens are those of plain sampling with the same seed, whatever the
                draft; their law is the target's
+    match      the same, for drafts that were not made for it
     rejection  their law is the target's; which tokens come out depends on the drafts too
+
+`ngramspec.verifier` picks one of them, or one of the lossy rules in `ngramspec.verify_lossy`.
 """
 
 from __future__ import annotations
@@ -19,24 +24,26 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec import noise
-from ngramspec.draft import Choose, Draft
-from ngramspec.sampling import Distribution, Sampling, top_token
+from ngramspec.distribution import BadLogits, Distribution
+from ngramspec.draft import Choose
+from ngramspec.errors import GrammarError
+from ngramspec.sampling import Pick, Sampler, Sampling
 
-Rows = Iterable[NDArray[np.float32]]
-
-METHODS = ("greedy", "coupled", "rejection")
+Row = NDArray[np.float32]
+Rows = Iterable[Row]
 
 # Streams of `noise.uniform`. The first two are keyed by the position decided, which happens once.
 # The draws of a draft are keyed by the position where the draft starts and by the offset in it: a
 # position that is drafted again after a refusal gets a fresh number, since the old one shaped the
 # draft that was just judged.
 _ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
+
+_SECOND_DRAW = 1 << 32  # added to token ids, all of which are below: noise of its own after a token the grammar forbids
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +58,48 @@ class Verdict:
         return len(self.tokens) - 1
 
 
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What came of one drafted token, or a token of the target's own.
+
+    Attributes:
+        token: its id.
+        accepted: whether a drafted token was kept; None for one of the target's own.
+        p: its probability at that position: by the law that is sampled; in greedy decoding by the
+            softmax of the logits.
+        why: the numbers that decided, by name.
+    """
+
+    token: int
+    accepted: bool | None
+    p: float
+    why: Mapping[str, float]
+
+
+Watch = Callable[[Judgement], None]
+"""Called for every token that is judged or emitted, in order, by those who want to see."""
+
+
 # Greedy. Plain decoding emits t_i = argmax(row_i) and only then computes row_{i+1}. As long as
 # draft[i] = t_i, the batch computed the very rows that plain decoding would have; at the first
 # difference, t_i is still right.
 # (Stern, Shazeer, Uszkoreit 2018, "Blockwise parallel decoding", section 3.)
-def verify_greedy(rows: Rows, draft: Sequence[int]) -> Verdict:
-    """Keep the draft while it equals the largest logit; equal logits go to the lowest id."""
-    return _keep_while_equal(rows, draft, lambda _offset, row: top_token(row))
+def verify_greedy(
+    rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None
+) -> Verdict:
+    """Keep the draft while it equals the likeliest token; equal logits go to the lowest id."""
+
+    def decide(offset: int, row: Row, guess: int | None) -> int:
+        token = draw(sampler, row, lambda law, _attempt: int(law.ids[0]), position + offset)
+        if watch is not None:
+            if guess is not None:
+                why = {"margin": float(row[token]) - float(row[guess])}
+                watch(Judgement(guess, token == guess, probability(row, guess), why))
+            if token != guess:
+                watch(Judgement(token, None, probability(row, token), {}))
+        return token
+
+    return keep_while_equal(rows, draft, sampler, decide)
 
 
 # Coupled. With G_x independent standard Gumbel noise, argmax_x(log p(x) + G_x) has law p. Here G is
@@ -67,15 +109,37 @@ def verify_greedy(rows: Rows, draft: Sequence[int]) -> Verdict:
 #     sum_x 1 / sum_y max(p(y)/p(x), q(y)/q(x))  >=  (1 - d) / (1 + d),  d = total variation(p, q).
 # (Daliri, Musco, Suresh 2025, "Coupling without communication and drafter-invariant speculative
 # decoding", arXiv 2408.07978.)
-def verify_coupled(rows: Rows, draft: Sequence[int], sampling: Sampling, position: int) -> Verdict:
+# Match is the same test of a draft that took the likeliest tokens: the target's token is a draw from
+# p, and the guess x is kept with probability p(x).
+def verify_coupled(
+    rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None
+) -> Verdict:
     """Keep the draft while it equals the token that plain sampling with this seed would emit."""
 
-    def pick(offset: int, row: NDArray[np.float32]) -> int:
-        p = sampling.distribution(row)
-        g = noise.gumbel(sampling.seed, position + offset, p.ids)
-        return int(p.ids[np.argmax(p.logp + g)])
+    def decide(offset: int, row: Row, guess: int | None) -> int:
+        seen: list[Distribution] = []
 
-    return _keep_while_equal(rows, draft, pick)
+        def pick(law: Distribution, attempt: int) -> int:
+            seen.append(law)
+            return gumbel_pick(sampler.sampling.seed, position + offset, law, attempt)
+
+        token = draw(sampler, row, pick, position + offset)
+        if watch is not None:
+            if guess is not None:
+                watch(Judgement(guess, token == guess, seen[0].probability(guess), {}))
+            if token != guess:
+                watch(Judgement(token, None, seen[-1].probability(token), {}))
+        return token
+
+    return keep_while_equal(rows, draft, sampler, decide)
+
+
+def gumbel_pick(seed: int, position: int, law: Distribution, attempt: int = 0) -> int:
+    """The token that a seed draws from a law at a position."""
+    if law.ids.size == 1:
+        return int(law.ids[0])
+    g = noise.gumbel(seed, position, law.ids if attempt == 0 else law.ids.astype(np.int64) + attempt * _SECOND_DRAW)
+    return int(law.ids[np.argmax(law.logp + g)])
 
 
 def coupled_choice(sampling: Sampling, position: int) -> Choose:
@@ -100,12 +164,17 @@ def coupled_choice(sampling: Sampling, position: int) -> Choose:
 # and kept with probability alpha = sum_y min(p(y), q(y)).
 # (Leviathan, Kalman, Matias 2023, "Fast inference from transformers via speculative decoding",
 # Algorithm 1, corollary 3.6 and appendix A.1.)
+# Lenience L < 1 compares with L q instead of q, so that no token's probability exceeds p(x)/L.
+# (Appendix A.5.)
 def verify_rejection(
     rows: Rows,
     draft: Sequence[int],
     q: Sequence[Mapping[int, float]],
-    sampling: Sampling,
+    sampler: Sampler,
     position: int,
+    watch: Watch | None = None,
+    *,
+    lenience: float = 1.0,
 ) -> Verdict:
     """Keep each drafted token with probability min(1, p/q), else sample norm(max(0, p - q)).
 
@@ -115,29 +184,39 @@ def verify_rejection(
     tokens, stays exact with q[i] = {draft[i]: 1}.
 
     Args:
-        rows: as in the module docstring.
+        rows, sampler, position: as in the module docstring; the rows may end where the draft has a
+            token that the sampler cannot emit.
         draft: token ids.
         q: for each of them, token id -> probability, summing to 1.
-        sampling: turns logits into p, and holds the seed.
-        position: as in the module docstring.
+        watch: see `Watch`.
+        lenience: what q is multiplied by, above 0; below 1 the law is no longer p.
     """
     if len(q) != len(draft):
         raise ValueError(f"a draft of {len(draft)} tokens came with {len(q)} distributions q")
     for token, law in zip(draft, q, strict=True):
         if not (law.get(token, 0) > 0 and math.isclose(sum(law.values()), 1, rel_tol=1e-6)):
             raise ValueError(f"drafted token {token} was not drawn from its q, {dict(law)}")
+    seed = sampler.sampling.seed
     guesses = zip(draft, q, strict=True)
     for offset, row in enumerate(rows):
-        p, at = sampling.distribution(row), position + offset
+        at = position + offset
+        p = law_of(sampler, row, at)
         guess, law = next(guesses, (None, {}))  # past the draft: q = 0 everywhere, refuse
-        index = None if guess is None else p.find(guess)
-        if guess is not None and index is not None:
-            odds = p.probs[index] / law[guess]
-            if noise.uniform(sampling.seed, at, _ACCEPT) < odds:
+        if guess is not None:
+            odds = p.probability(guess) / (lenience * law[guess])
+            u = noise.uniform(seed, at, _ACCEPT)
+            if watch is not None:
+                why = {"q": law[guess], "u": u, "overlap": _overlap(p, law)}
+                watch(Judgement(guess, u < odds, p.probability(guess), why))
+            if u < odds:
+                sampler.accept(guess)
                 continue
-        token = _draw(p.ids, _residual(p, law), noise.uniform(sampling.seed, at, _SAMPLE))
+        token = _draw(p.ids, _residual(p, law, lenience), noise.uniform(seed, at, _SAMPLE))
+        sampler.accept(token)
+        if watch is not None:
+            watch(Judgement(token, None, p.probability(token), {}))
         return Verdict((*draft[:offset], token))
-    raise _rows_ran_out(draft)
+    raise rows_ran_out(draft)
 
 
 def rejection_choice(sampling: Sampling, position: int) -> Choose:
@@ -154,72 +233,59 @@ def rejection_choice(sampling: Sampling, position: int) -> Choose:
     return choose
 
 
-class Verification(Protocol):
-    """What the decoding loop needs of whatever decides on the tokens; see `Verifier`."""
-
-    name: str
-
-    def choose(self, position: int) -> Choose | None: ...
-
-    def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict: ...
+def draw(sampler: Sampler, row: Row, pick: Pick, position: int) -> int:
+    """`Sampler.draw`, with the position in its errors."""
+    try:
+        return sampler.draw(row, pick)
+    except (BadLogits, GrammarError) as error:
+        raise type(error)(f"at position {position} of the text: {error}") from error
 
 
-class Verifier:
-    """One way of verifying logits, with its settings.
+def law_of(sampler: Sampler, row: Row, position: int) -> Distribution:
+    """`Sampler.distribution`, with the position in its errors."""
+    try:
+        return sampler.distribution(row)
+    except (BadLogits, GrammarError) as error:
+        raise type(error)(f"at position {position} of the text: {error}") from error
 
-    Attributes:
-        name: "greedy", "coupled" or "rejection".
-        sampling: the sampling it verifies.
+
+def probability(row: Row, token: int) -> float:
+    """Of a token, by the softmax of its logits."""
+    return float(np.exp(row[token] - row.max()) / np.exp(row - row.max(), dtype=np.float64).sum())
+
+
+def keep_while_equal(
+    rows: Rows, draft: Sequence[int], sampler: Sampler, decide: Callable[[int, Row, int | None], int]
+) -> Verdict:
+    """The target's own tokens up to and with the first that the draft did not guess.
+
+    Args:
+        rows, draft, sampler: as in the module docstring.
+        decide: (offset, row, drafted token or None past the draft) -> the target's token.
     """
-
-    def __init__(self, sampling: Sampling, method: str | None = None) -> None:
-        """Choose a method by name; at temperature 0 any is "greedy", above 0 None is "coupled".
-
-        Raises:
-            ValueError: an unknown method, or "greedy" at a temperature above 0.
-        """
-        if method is not None and method not in METHODS:
-            raise ValueError(f"verify is {method!r}, but must be one of: {', '.join(METHODS)}")
-        if method == "greedy" and not sampling.greedy:
-            raise ValueError(f"verify is 'greedy', but temperature is {sampling.temperature}, not 0")
-        # With all mass on one token the three emit the same tokens, and greedy does it without
-        # noise.
-        self.name = "greedy" if sampling.greedy else method or "coupled"
-        self.sampling = sampling
-
-    def choose(self, position: int) -> Choose | None:
-        """What the drafter is to pick with, for a draft whose first token has index `position`."""
-        if self.name == "greedy":
-            return None
-        make = coupled_choice if self.name == "coupled" else rejection_choice
-        return make(self.sampling, position)
-
-    def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
-        """Verify a draft (an empty one: just choose a token); see the module docstring."""
-        if self.name == "greedy":
-            return verify_greedy(rows, draft.tokens)
-        if self.name == "coupled":
-            return verify_coupled(rows, draft.tokens, self.sampling, position)
-        return verify_rejection(rows, draft.tokens, draft.q, self.sampling, position)
-
-
-def _keep_while_equal(rows: Rows, draft: Sequence[int], pick: Callable[[int, NDArray[np.float32]], int]) -> Verdict:
-    """The target's own tokens up to and with the first that the draft did not guess."""
     tokens: list[int] = []
     for offset, row in enumerate(rows):
-        tokens.append(pick(offset, row))
-        if offset == len(draft) or tokens[-1] != draft[offset]:
+        guess = draft[offset] if offset < len(draft) else None
+        token = decide(offset, row, guess)
+        sampler.accept(token)
+        tokens.append(token)
+        if token != guess:
             return Verdict(tuple(tokens))
-    raise _rows_ran_out(draft)
+    raise rows_ran_out(draft)
 
 
-def _residual(p: Distribution, law: Mapping[int, float]) -> NDArray[np.float64]:
-    """max(0, p - q) over p's tokens, not normalised; p itself when rounding leaves nothing."""
+def _overlap(p: Distribution, q: Mapping[int, float]) -> float:
+    """sum_x min(p(x), q(x)): the probability that a draw from q is kept."""
+    return sum(min(p.probability(token), probability) for token, probability in q.items())
+
+
+def _residual(p: Distribution, law: Mapping[int, float], lenience: float) -> NDArray[np.float64]:
+    """max(0, p - L q) over p's tokens, not normalised; p itself when rounding leaves nothing."""
     rest = p.probs.copy()
     for token, probability in law.items():
         index = p.find(token)
         if index is not None:
-            rest[index] = max(0.0, rest[index] - probability)
+            rest[index] = max(0.0, rest[index] - lenience * probability)
     return rest if rest.any() else p.probs
 
 
@@ -229,5 +295,5 @@ def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int
     return int(ids[np.searchsorted(edges, u * edges[-1], side="right")])
 
 
-def _rows_ran_out(draft: Sequence[int]) -> ValueError:
+def rows_ran_out(draft: Sequence[int]) -> ValueError:
     return ValueError(f"a draft of {len(draft)} tokens needs {len(draft) + 1} rows of logits")

@@ -6,7 +6,7 @@ computes any, since those of a real target are views of a buffer.
 
 With `kernels` it is as inexact as llama.cpp: the last bits of the logits then depend on the sizes
 of the batches that put the latest tokens into the cache. With `seconds` and a `Clock` its passes
-take a known time.
+take a known time. With a `vocabulary` it speaks that one's tokens, and can be held to a grammar.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 from ngramspec import probe
 from ngramspec.draft import NO_DRAFT
 from ngramspec.probe import ProbeReport
-from ngramspec.verify import Verifier
+from ngramspec.samplers import SamplerChain
+from ngramspec.sampling import Sampling
+from ngramspec.target import Vocabulary, make_sampler
+from ngramspec.verifier import Verifier
 
 Progress = Callable[[int, int], None]
 Kernels = Callable[[int, int], int]
@@ -62,6 +65,8 @@ class MockTarget:
         seconds: what a pass over n tokens takes on `clock`.
         clock: see `seconds`.
         seed: another seed is another model.
+        vocabulary: what the tokens stand for, in place of n_vocab and eog.
+        words: the only tokens whose logits are not -inf; None: all.
     """
 
     def __init__(
@@ -80,8 +85,10 @@ class MockTarget:
         seconds: Callable[[int], float] | None = None,
         clock: Clock | None = None,
         seed: int = 0,
+        vocabulary: Vocabulary | None = None,
+        words: Sequence[int] | None = None,
     ) -> None:
-        self.n_vocab = n_vocab
+        self.n_vocab = n_vocab = vocabulary.n_vocab if vocabulary is not None else n_vocab
         self.n_ctx = n_ctx
         self.n_batch = n_batch
         self.max_batch = min(max_batch, n_batch)
@@ -97,6 +104,8 @@ class MockTarget:
         """How many tokens each `prefill` had to compute, the reused prefix excluded."""
         self._peak = peak
         self._eog = frozenset(eog)
+        self._vocabulary = vocabulary
+        self._words = words
         self._seed = seed
         self._rows: dict[tuple[int, int], NDArray[np.float32]] = {}
         self._kernels = kernels
@@ -121,8 +130,10 @@ class MockTarget:
         before, last = [self.n_vocab, *context][-2:]
         if (before, last) not in self._rows:
             rng = np.random.default_rng((self._seed, before, last))
-            logits = self._peak * rng.standard_normal(self.n_vocab)
-            self._rows[before, last] = logits.astype(np.float32)
+            logits = np.full(self.n_vocab, -np.inf, np.float32)
+            words = slice(None) if self._words is None else list(self._words)
+            logits[words] = self._peak * rng.standard_normal(logits[words].size)
+            self._rows[before, last] = logits
         return self._rows[before, last].copy()
 
     def prefill(
@@ -192,16 +203,26 @@ class MockTarget:
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends the generation."""
-        return token in self._eog
+        return token in self._eog if self._vocabulary is None else self._vocabulary.is_eog(token)
 
     def piece(self, token: int) -> bytes:
         """The bytes a token stands for."""
+        if self._vocabulary is not None:
+            return self._vocabulary.piece(token)
         if token in self._eog:
             return b""
         return bytes([(97 + token) % 256]) if token < 256 else b"<%d>" % token
 
-    def tokenize(self, text: str) -> list[int]:
+    def sampler(self, sampling: Sampling) -> SamplerChain:
+        """llama.cpp's samplers; without a vocabulary, those that need one excepted."""
+        if self._vocabulary is not None:
+            return self._vocabulary.sampler(sampling)
+        return make_sampler(sampling, self.n_vocab)
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
         """One token per byte of the text; ValueError for a byte outside the vocabulary."""
+        if self._vocabulary is not None:
+            return self._vocabulary.tokenize(text, special=special, add_bos=add_bos)
         tokens = [(byte - 97) % 256 for byte in text.encode()]
         self._check(tokens)
         return tokens
@@ -240,9 +261,12 @@ class MockTarget:
                 raise ValueError(f"token {token} is outside the vocabulary of {self.n_vocab}")
 
 
-def plain_generate(mock: MockTarget, prompt: Sequence[int], n: int, verifier: Verifier) -> list[int]:
+def plain_generate(mock: MockTarget, prompt: Sequence[int], n: int, sampling: Sampling) -> list[int]:
     """The reference: one token a pass, no draft. At most n tokens; an end-of-generation token ends
     the list and is its last entry, and so does a full context."""
+    sampler = mock.sampler(sampling)
+    sampler.begin(prompt)
+    verifier = Verifier(sampler)
     logits = mock.prefill(prompt)
     out: list[int] = []
     while True:

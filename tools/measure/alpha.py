@@ -1,12 +1,13 @@
-"""How often a drafted token is accepted when sampling: by a point mass, by coupled draws and by rejection.
+"""How often a drafted token is accepted when sampling, by each of the ways to verify.
 
     python tools/measure/alpha.py MODEL
 
-Every prompt is continued under each of three ways to draft and verify, with the same seeds:
+Every prompt is continued under each of them, with the same seeds:
 
-    point      the drafter's likeliest guess, kept where it is the token that plain sampling draws (q is one token)
+    match      the drafter's likeliest guess, kept where it is the token that plain sampling draws
     coupled    the guess is drawn from the drafter's q with the target's own noise
     rejection  the guess is drawn from q, and kept with probability min(1, p / q)
+    L=0.5, typical   change the output: lenience, and typical acceptance
 
 The first two emit the same texts. `alpha` counts the drafted tokens that were judged, those before which all were
 accepted; nothing is timed. One drafter serves a whole row, as a session has it.
@@ -15,41 +16,24 @@ accepted; nothing is timed. One drafter serves a whole row, as a session has it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from pathlib import Path
 
 from ngramspec.curves import GivenCurve
 from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.draft import Choose, Draft, Drafter, Outlook
-from ngramspec.drafting import make_drafter
 from ngramspec.policy import FixedPolicy
 from ngramspec.prompts_io import load_prompts
 from ngramspec.sampling import Sampling
 from ngramspec.stats import Stats
 from ngramspec.target import Target
+from ngramspec.verifier import Acceptance
 
-WAYS = {"point": "coupled", "coupled": "coupled", "rejection": "rejection"}
-
-
-class PointMass:
-    """A drafter's likeliest guesses, whatever is to choose among them."""
-
-    def __init__(self, inner: Drafter) -> None:
-        self.name = inner.name
-        self._inner = inner
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self._inner.begin(prompt)
-
-    def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
-    ) -> Draft:
-        draft = self._inner.propose(limit, outlook=outlook)
-        q = tuple({token: 1.0} for token in draft.tokens)
-        return Draft(draft.tokens, q, draft.match, draft.support, draft.acceptance, draft.source)
-
-    def accept(self, tokens: Sequence[int]) -> int:
-        return self._inner.accept(tokens)
+WAYS = {
+    "match": Acceptance("match"),
+    "coupled": Acceptance("coupled"),
+    "rejection": Acceptance("rejection"),
+    "L=0.5": Acceptance(lenience=0.5),
+    "typical": Acceptance(typical=True),
+}
 
 
 class Row:
@@ -57,13 +41,7 @@ class Row:
 
     def __init__(self, target: Target, name: str, length: int, way: str) -> None:
         self.name, self.length, self.way = name, length, way
-        drafter = make_drafter(name)
-        self.decoder = SpeculativeDecoder(
-            target,
-            drafter=PointMass(drafter) if way == "point" else drafter,
-            policy=FixedPolicy(length),
-            curve=GivenCurve({1: 1.0}),
-        )
+        self.decoder = SpeculativeDecoder(target, drafter=name, policy=FixedPolicy(length), curve=GivenCurve({1: 1.0}))
         self.stats = Stats()
 
     def run(self, prompt: list[int], tokens: int, sampling: Sampling) -> None:

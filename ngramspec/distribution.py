@@ -1,0 +1,107 @@
+"""Rows of logits and laws over tokens: the largest logits, and what is left of them after sampling's filters."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.errors import NGramSpecError
+
+_ROWS = 32  # tokens per column in the pre-filter of `largest`
+
+
+class BadLogits(NGramSpecError, ValueError):  # noqa: N818 - reads better where it is raised
+    """A row of logits from which no token can be chosen."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Distribution:
+    """Probabilities of the tokens that can be sampled; every array has shape (n,).
+
+    Attributes:
+        ids: token ids, ascending.
+        probs: their probabilities, all > 0, summing to 1.
+        logp: natural logarithms of the probabilities.
+    """
+
+    ids: NDArray[np.int32]
+    probs: NDArray[np.float64]
+    logp: NDArray[np.float64]
+
+    def find(self, token: int) -> int | None:
+        """Index of a token in the arrays, or None where its probability is 0. O(log n)."""
+        index = int(np.searchsorted(self.ids, token))
+        return index if index < self.ids.size and self.ids[index] == token else None
+
+    def probability(self, token: int) -> float:
+        """Of a token; 0 where it is not in the arrays."""
+        index = self.find(token)
+        return 0.0 if index is None else float(self.probs[index])
+
+
+def point_mass(token: int) -> Distribution:
+    """The law that is sure of one token."""
+    return Distribution(np.array([token], np.int32), np.ones(1), np.zeros(1))
+
+
+def softmax(ids: NDArray[np.int32], logits: NDArray[np.float32]) -> Distribution:
+    """The law of logits, shape (n,), at least one of them finite; `ids` in any order.
+
+    Computed in float64; tokens whose probability is 0 are left out.
+    """
+    order = np.argsort(ids)
+    ids, gap = ids[order], logits[order].astype(np.float64)
+    gap -= gap.max()
+    weights = np.exp(gap)
+    total = float(weights.sum())
+    probs, logp = weights / total, gap - math.log(total)
+    if not probs.all():
+        some = np.flatnonzero(probs)
+        ids, probs, logp = ids[some], probs[some], logp[some]
+    return Distribution(ids, probs, logp)
+
+
+def top_token(logits: NDArray[np.float32]) -> int:
+    """Id of the largest logit of a row of shape (n_vocab,), the lowest id among equals.
+
+    Raises:
+        BadLogits: a logit is nan or +inf, or all are -inf.
+    """
+    best = int(np.argmax(logits))  # a nan wins, so a look at the winner is the whole check
+    if math.isfinite(logits[best]):
+        return best
+    if logits[best] == -math.inf:
+        raise BadLogits(f"all {logits.size} logits are -inf: there is no token to choose")
+    raise BadLogits(f"the logit of token {best} is {logits[best]}: the model's output is broken")
+
+
+def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
+    """Ascending indices of the `count` largest values, the lowest indices among equals. O(n).
+
+    A nan counts as larger than anything else; where nan fills the `count`, all indices come back.
+    """
+    if count >= values.size:
+        return np.arange(values.size)
+    some: NDArray[np.intp] | None = None
+    columns = values.size // _ROWS
+    if columns > 4 * count:
+        # The `count` largest column maxima of a table of the values are `count` of the values, so none of the
+        # `count` largest is below the last of those: one pass over the values, and little left to partition.
+        filled = columns * _ROWS
+        table = values[:filled].reshape(_ROWS, columns)
+        maxima = table.max(axis=0)
+        floor = np.partition(maxima, columns - count)[columns - count]
+        high = np.flatnonzero(~(maxima < floor))
+        row, column = np.divmod(np.flatnonzero(~(table.take(high, axis=1) < floor)), high.size)
+        some = row * columns + high[column]
+        if filled < values.size:
+            some = np.concatenate((some, np.arange(filled, values.size)))
+        values = values[some]
+    edge = np.partition(values, values.size - count)[values.size - count]
+    above = np.flatnonzero(~(values <= edge))
+    ties = np.flatnonzero(values == edge)
+    kept = np.sort(np.concatenate((above, ties[: count - above.size])))
+    return kept if some is None else some[kept]

@@ -1,0 +1,96 @@
+"""What sampling and verifying a batch costs, beside llama.cpp's own chain on one position of the same logits.
+
+Every round evaluates a batch anew, so that the logits lie in cold memory as they do in decoding, and times one of the
+two: `llama_sampler_sample` (llama.cpp fills its candidates, runs its chain and draws) on the last position, or the
+verification of the whole batch with a draft that is accepted to its end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+
+from ngramspec.draft import NO_DRAFT, Draft
+from ngramspec.sampling import Sampling
+from ngramspec.target import Target
+from ngramspec.verifier import Verifier
+
+
+def llama_chain(sampling: Sampling) -> Any:
+    """llama.cpp's default order, with the settings that are on."""
+    params = llama.llama_sampler_chain_default_params()
+    params.no_perf = True
+    chain = llama.llama_sampler_chain_init(params)
+    if sampling.greedy:
+        parts = [llama.llama_sampler_init_greedy()]
+    else:
+        parts = [
+            llama.llama_sampler_init_top_k(sampling.top_k),
+            llama.llama_sampler_init_top_p(sampling.top_p, 0),
+            llama.llama_sampler_init_min_p(sampling.min_p, 0),
+            llama.llama_sampler_init_temp_ext(sampling.temperature, 0.0, 1.0),
+            llama.llama_sampler_init_dist(1),
+        ]
+    for part in parts:
+        llama.llama_sampler_chain_add(chain, part)
+    return chain
+
+
+def measure(
+    target: Target, prompt: list[int], batch: list[int], sampling: Sampling, rounds: int
+) -> tuple[float, float]:
+    """Medians in milliseconds: llama.cpp on one position, ours on the whole batch."""
+    chain = llama_chain(sampling)
+    target.prefill(prompt)
+
+    def verifier() -> Verifier:
+        sampler = target.sampler(sampling)
+        sampler.begin(prompt)
+        return Verifier(sampler)
+
+    rows = target.evaluate(batch)
+    plain = verifier()
+    drawn = [plain.verify([row], NO_DRAFT, len(prompt) + i).tokens[0] for i, row in enumerate(rows)]
+    draft = Draft(tuple(drawn[:-1]))
+    took: dict[str, list[float]] = {"llama.cpp": [], "ngramspec": []}
+    for i in range(2 * rounds):
+        target.rollback(len(prompt))
+        rows = target.evaluate(batch)
+        ours = verifier()
+        began = time.perf_counter()
+        if i % 2:
+            llama.llama_sampler_sample(chain, target._ctx, -1)
+        else:
+            assert ours.verify(rows, draft, len(prompt)).accepted == len(draft)
+        took["ngramspec" if i % 2 == 0 else "llama.cpp"].append(time.perf_counter() - began)
+    llama.llama_sampler_free(chain)
+    return 1e3 * median(took["llama.cpp"]), 1e3 * median(took["ngramspec"])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--batch", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("-t", type=int, default=None)
+    options = parser.parse_args()
+    with Target(options.model, n_ctx=512, threads=options.t) as target:
+        prompt = target.tokenize("The quick brown fox jumps over the lazy dog, and then")
+        batch = target.tokenize(" the lazy dog jumps over the quick brown fox and", add_bos=False)[: options.batch]
+        print(f"{target.name}: vocabulary of {target.n_vocab}, batches of {len(batch)}; median ms")
+        for name, sampling in (
+            ("greedy", Sampling()),
+            ("top-k 40, top-p 0.95, min-p 0.05, T 0.8", Sampling(0.8)),
+            ("the same with penalties and DRY", Sampling(0.8, repeat_penalty=1.1, dry_multiplier=0.8)),
+        ):
+            theirs, ours = measure(target, prompt, batch, sampling, options.rounds)
+            print(f"{name}: llama.cpp on one position {theirs:.3f}; here the batch {ours:.3f}; {ours - theirs:+.3f}")
+
+
+if __name__ == "__main__":
+    main()
