@@ -1,0 +1,185 @@
+"""How a trace looks: a line a pass, in colour at a terminal and in brackets elsewhere.
+
+Accepted, refused and corrected tokens in green, red and blue: Leviathan, Kalman, Matias 2023, "Fast inference from
+transformers via speculative decoding", figure 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from itertools import groupby
+from typing import Any
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from ngramspec.data_json import encode
+from ngramspec.sampling import Sampling
+from ngramspec.stats import Stats
+from ngramspec.trace import Guess, Header, Own, Token, TracedPass
+
+from .chat_view import ACCEPTED, CORRECTION, REFUSED
+from .console import printable, write_stdout
+from .summary import summary
+
+CONTEXT = 24
+"""Cells of a line for the context; a fifth of a narrow terminal."""
+
+LONGEST = 40
+"""Characters of a setting that are shown."""
+
+_STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
+_ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
+
+
+class TraceView:
+    """Writes a trace to stdout, each part when it comes.
+
+    Marks of a token, in place of colours or before its numbers: + accepted, - refused, . behind a refused one,
+    > the target's own, ~ behind the end of the text.
+
+    Args:
+        numbers: show what decided on each token.
+
+    Attributes:
+        open: whether the text shown last has no end.
+    """
+
+    def __init__(self, *, numbers: bool) -> None:
+        self._numbers = numbers
+        self._console = Console(highlight=False, emoji=False)
+        # Without colours nothing would tell an accepted token from the target's own.
+        self._coloured = self._console.color_system is not None and not self._console.no_color
+        self._context = min(CONTEXT, self._console.width // 5) if self._coloured else CONTEXT
+        self._stats = Stats()
+        self._sources: dict[str, Stats] = {}
+        self.open = False
+
+    def header(self, header: Header) -> None:
+        """Show what holds for the passes to come."""
+        facts = [header.model, _settings(header.sampling), f"verify {header.verify}"]
+        facts += [f"CHANGES THE OUTPUT: {header.lossy}"] if header.lossy else []
+        facts += [f"drafter {header.drafter}, policy {header.policy}" if header.drafter else "plain decoding"]
+        facts += [*(["exact"] if header.exact else []), header.date, header.program]
+        self._line(Text(_one_line("; ".join(filter(None, facts))), "bold"))
+        columns = _columns("pos", "batch", "ms", "source") + "context".rjust(self._context)
+        self._line(Text(f"{columns} draft and own token", "dim"))
+
+    def show(self, done: TracedPass) -> None:
+        """Show a pass and count it."""
+        step = done.step
+        self._stats.add(step)
+        self._sources.setdefault(step.source, Stats()).add(step)
+        self.open = done.stop is None
+        source = done.source or ("-" if done.batch else "prefill")
+        text = Text(_columns(str(done.position), str(done.batch), f"{done.seconds * 1e3:.1f}", _one_line(source)))
+        text.append(_fitted(_context(done), self._context), "dim").append(" ")
+        if self._coloured:
+            for mark, group in groupby(_marked(done), lambda entry: entry[0]):
+                text.append(_readable(*(token for _, token in group)), _STYLES[mark])
+        else:
+            text.append("".join(f"[{mark}{_readable(token)}]" for mark, token in _marked(done)))
+        if done.stop is not None:
+            ending = done.stop if done.stop_string is None else f"{done.stop} {done.stop_string!r}"
+            text.append(f"  end: {_one_line(ending)}", "dim")
+        self._line(text)
+        if self._numbers:
+            self._show_numbers(done)
+
+    def total(self) -> None:
+        """Show the sums of all passes."""
+        stats = self._stats
+        if not stats.generated:
+            return
+        by_source = [
+            f"{_one_line(source)} {counts.accepted} of {counts.drafted}"
+            for source, counts in self._sources.items()
+            if counts.drafted
+        ]
+        parts = [f"passes: {stats.passes}, {stats.passes_without_draft} of them without a draft", summary(stats)]
+        parts += [f"accepted: {', '.join(by_source)}"] if by_source else []
+        self._line(Text("; ".join(parts), "bold"))
+
+    def _show_numbers(self, done: TracedPass) -> None:
+        indent = " " * 9
+        if done.entropy is not None and done.gamma is not None:
+            self._line(Text(f"{indent}entropy {done.entropy:.4g}, drafts of at most {done.gamma}", "dim"))
+        for i, (mark, token) in enumerate(_marked(done)):
+            numbers = _numbers(token)
+            if numbers and isinstance(token, Guess) and i >= done.sent:
+                numbers += ", forbidden by the grammar and not sent"
+            if numbers:
+                style = _STYLES[mark] if self._coloured else ""
+                self._line(Text(indent).append(f'{mark} "{_readable(token)}"', style).append(f"  {numbers}"))
+
+    def _line(self, text: Text) -> None:
+        if not self._coloured:
+            write_stdout(text.plain + "\n")
+            return
+        with self._console.capture() as captured:
+            self._console.print(text, soft_wrap=True)
+        write_stdout(captured.get())
+
+
+def _columns(position: str, batch: str, ms: str, source: str) -> str:
+    return f"{position:>6} {batch:>5} {ms:>7}  {source:<8} "
+
+
+def _marked(done: TracedPass) -> list[tuple[str, Token]]:
+    """The draft and the own token of a pass with their marks, as far as there are any; see `TraceView`."""
+    accepted = done.accepted
+    ended = accepted == len(done.tokens)
+    found: list[tuple[str, Token]] = []
+    for i, guess in enumerate(done.draft):
+        late = "~" if ended else "-" if guess.accepted is False else "."
+        found.append(("+" if i < accepted else late, guess))
+    if done.own is not None and not ended:
+        found.append((">", done.own))
+    return found
+
+
+def _numbers(token: Token) -> str:
+    """What decided on a token; empty if nothing did, as it was not reached."""
+    if isinstance(token, Own):
+        return f"p {token.p:.4g}"
+    if not isinstance(token, Guess) or token.p is None:
+        return ""
+    parts = [f"p {token.p:.4g}"]
+    parts += [] if token.q is None else [f"q {token.q:.4g} (one of {token.q_size})"]
+    parts += [f"{name} {value:.4g}" for name, value in (token.why or {}).items() if name != "q"]
+    parts += [] if token.acceptance is None else [f"expected {token.acceptance:.4g}"]
+    parts += [] if token.match is None else [f"match {token.match}"]
+    return _one_line(", ".join(parts))
+
+
+def _settings(sampling: Mapping[str, Any]) -> str:
+    """The temperature, and what is not as it is by default."""
+    usual = encode(asdict(Sampling()))
+    chosen = {name: value for name, value in sampling.items() if name == "temperature" or value != usual.get(name)}
+    texts = ((name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in chosen.items())
+    return ", ".join(f"{name} {text if len(text) <= LONGEST else text[:LONGEST] + '...'}" for name, text in texts)
+
+
+def _one_line(text: str) -> str:
+    return printable(text.translate(_ONE_LINE))
+
+
+def _readable(*tokens: Token) -> str:
+    """Their text together: a broken character as its bytes (\\xe2), a control token as its id (<2>)."""
+    raw = b"".join(token.raw or b"<%d>" % token.id for token in tokens)
+    return _one_line(raw.decode(errors="backslashreplace"))
+
+
+def _context(done: TracedPass) -> str:
+    raw = b"".join(token.raw for token in done.context)
+    start = next((i for i, byte in enumerate(raw) if byte & 0xC0 != 0x80), 0)  # where a character starts
+    return _one_line(raw[start:].decode(errors="backslashreplace"))
+
+
+def _fitted(text: str, width: int) -> str:
+    """The tail of a text in so many cells, with spaces in front."""
+    while cell_len(text) > width:
+        text = text[1:]
+    return " " * (width - cell_len(text)) + text
