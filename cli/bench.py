@@ -2,34 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 import ngramspec
 from ngramspec import machine
-from ngramspec.benchmark import Benchmark, Run, Skipped, prepare
-from ngramspec.benchmark_report import Summary, summarise, verdict
+from ngramspec.alpha import AlphaMeasurement
+from ngramspec.benchmark import Benchmark, Run
+from ngramspec.benchmark_cases import Skipped, prepare
+from ngramspec.benchmark_report import Summary, summarise, verdicts
+from ngramspec.data_json import encode
 from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.drafting import make_drafter
+from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT
+from ngramspec.policy import POLICIES
 from ngramspec.prompts_io import Prompt, load_prompts
 from ngramspec.sampling import Sampling
 from ngramspec.target import Target, build
 
+from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
 from .bench_view import bench_bar, show
-from .console import fail, guarded_stdout, note, outcome, usage_error
+from .console import Outcome, fail, guarded_stdout, note, outcome, usage_error
 from .json_output import JsonOutput
-from .options import DraftOptions, LoadOptions, Model, SamplingOptions
+from .options import DraftOptions, LoadOptions, Model
+from .sampling_options import SamplingOptions, check_sampling
+
+ALL = "all"
+
+
+@dataclass(frozen=True, slots=True)
+class Compared(DraftOptions):
+    """What drafts in a benchmark, where `--policy all` is every policy in turn."""
+
+    policy: Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}; {ALL}: compare.")] = "cost"
+
+    def __post_init__(self) -> None:
+        self.each()
+        if self.policy == ALL and self.no_draft:
+            usage_error("--policy all compares drafts; leave out --no-draft")
+
+    def each(self) -> list[DraftOptions]:
+        """Options of a policy each."""
+        policies = POLICIES if self.policy == ALL else (self.policy,)
+        return [DraftOptions(**asdict(self) | {"policy": policy}) for policy in policies]
+
+    def decoders(self, target: Target, memory: Memory | None) -> list[SpeculativeDecoder]:
+        """A decoder for each policy, or one alone where nothing can be drafted."""
+        first, *others = self.each()
+        decoders = [first.decoder(target, memory)]
+        if decoders[0].drafter is not None:
+            for other in others:
+                drafter = make_drafter(other.drafter, memory=memory)
+                decoders.append(
+                    SpeculativeDecoder(
+                        target, drafter=drafter, policy=other.policy, draft_max=other.draft_max, exact=target.exact
+                    )
+                )
+        return decoders
 
 
 def bench(
     load: LoadOptions,
     sampling: SamplingOptions,
-    draft: DraftOptions,
+    draft: Compared,
     model: Model = None,
     prompts: Annotated[
         Path | None,
@@ -45,6 +87,9 @@ def bench(
     ] = None,
     repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each kind per prompt.")] = 3,
     predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per run.")] = 128,
+    alpha: Annotated[
+        bool, typer.Option("--alpha", help="Measure alpha of n-gram counts too, by order; two ways, untimed.")
+    ] = False,
     as_json: Annotated[
         str | None,
         typer.Option(
@@ -57,19 +102,26 @@ def bench(
     A ratio of 1.20x means that drafting emits 1.2 times as many tokens per second. "theory" is what Leviathan et
     al.'s formula expects from the measured acceptance and cost of a pass, drafts being free.
 
+    --policy all runs every prompt with every policy, beside plain decoding.
+
+    --alpha decodes every prompt once more per n-gram order, with the counts of the context as q and drafts of
+    --draft-max (4): alpha by its definition, the mean of sum min(p, q), and as inferred from what was accepted.
+
     With --exact both sides run in exact mode, and its price against ordinary plain decoding is measured too.
     --no-draft compares plain decoding with itself: how far the machine's own noise moves the ratios.
     """
     chosen = sampling.sampling()
-    verify = None if chosen.greedy else sampling.verify
+    acceptance = sampling.acceptance(chosen)
+    draft.check(acceptance)
     selected = _select(load_prompts(prompts), category or [], limit)
     with JsonOutput(as_json) as output:
         found = load.find(model)
         target = load.load(found)
+        check_sampling(target, chosen)
         memory = draft.open_memory(target, keep=False)
         if memory is not None and memory.stored:
             note(f"drafting from a memory of {memory.stored} tokens too; --no-memory leaves it out")
-        decoder = draft.decoder(target, memory)
+        decoder, *others = draft.decoders(target, memory)
         cases, skipped = prepare(target, selected, predict)
         if not cases:
             first = skipped[0]
@@ -78,27 +130,40 @@ def bench(
         if target.exact:
             ordinary = replace(load, exact=False, ctx_size=target.n_ctx).load(found)
             default = SpeculativeDecoder(ordinary, drafter=None)
-        benchmark = Benchmark(decoder, cases, predict, repeat, chosen, verify, default)
+        benchmark = Benchmark(decoder, cases, predict, repeat, chosen, acceptance, default, others)
         note(
             f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
             + (f", skipped: {len(skipped)}" if skipped else "")
         )
-        code, error = _measure(benchmark)
-        summaries = summarise(benchmark.runs, decoder.calibration.curve)
+        ended = _measure(benchmark)
+        orders = None
+        if alpha and not ended.code:
+            if not target.can_rollback:
+                usage_error("--alpha needs drafts, and this model's memory cannot roll back")
+            gamma = draft.draft_max or GAMMA
+            measurement = AlphaMeasurement(target, chosen, gamma, exact=target.exact)
+            ended = measure_alpha(measurement, cases, predict)
+            orders = measurement.orders
+        summaries = {
+            policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
+            for policy, drafted in benchmark.policies.items()
+        }
         try:
             if as_json != "-":
-                _show(target, benchmark, summaries, skipped, chosen)
+                more = [] if orders is None else alpha_parts(orders, greedy=chosen.greedy)
+                _show(target, benchmark, summaries, skipped, chosen, more)
         finally:
             # Even where the reader of the table has gone, as head does.
             if as_json is not None:
                 selection = {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit}
                 document = _document(target, benchmark, summaries, skipped, chosen)
                 remembered = {"name": draft.memory or DEFAULT, "tokens": memory.stored} if memory else None
+                document["alpha"] = None if orders is None else alpha_json(orders)
                 output.write({"selection": selection, "load": asdict(load), "memory": remembered, **document})
-    if error is not None:
-        fail(error)
-    if code:
-        raise typer.Exit(code)
+    if ended.error is not None:
+        fail(ended.error)
+    if ended.code:
+        raise typer.Exit(ended.code)
 
 
 def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | None) -> list[Prompt]:
@@ -110,37 +175,40 @@ def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | N
     return [p for c in wanted for p in [p for p in prompts if p.category == c][:limit]]
 
 
-def _measure(benchmark: Benchmark) -> tuple[int, str | None]:
-    """Make the runs; (exit code, error message), and what was measured before stays in `benchmark`."""
+def _measure(benchmark: Benchmark) -> Outcome:
+    """Make the runs; what was measured before an interruption stays in `benchmark`."""
     with outcome() as ended, bench_bar(benchmark.total) as done:
         benchmark.warm_up()
         for run in benchmark.measure():
             done(f"{run.category}/{run.prompt}")
-    return ended.code, ended.error
+    return ended
 
 
 def _show(
     target: Target,
     benchmark: Benchmark,
-    summaries: Sequence[Summary],
+    summaries: Mapping[str, Sequence[Summary]],
     skipped: Sequence[Skipped],
     sampling: Sampling,
+    more: Sequence[RenderableType],
 ) -> None:
     probe = benchmark.drafted.calibration.probe
     heading = _heading(target, benchmark, sampling)
     with guarded_stdout():
-        show(benchmark, summaries, heading, skipped, largest_difference=probe.max_difference if probe else None)
+        largest = probe.max_difference if probe else None
+        show(benchmark, summaries, heading, skipped, largest_difference=largest, more=more)
 
 
 def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[str]:
     decoder = benchmark.drafted
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature}, seed {sampling.seed}"
     drafter = decoder.drafter.name if decoder.drafter else "none"
+    policies = ("policy " if len(benchmark.policies) == 1 else "policies ") + ", ".join(benchmark.policies)
     lines = [
         f"{target.name}: {target.architecture}, {target.description}, {target.size_bytes / 2**20:.0f} MiB",
         f"{machine.name()}; {target.threads} threads, context {target.n_ctx}",
-        f"{how}; drafter {drafter}, policy {decoder.policy.name}; up to {benchmark.max_tokens} tokens per run,"
-        f" {benchmark.repeat} of each kind per prompt in alternating order, one drafted decoder for all prompts",
+        f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run,"
+        f" {benchmark.repeat} of each kind per prompt in rotating order, one decoder of each kind for all prompts",
     ]
     if decoder.exact:
         sizes = " ".join(str(n) for n in decoder.calibration.exact_sizes or ())
@@ -151,7 +219,7 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
 def _document(
     target: Target,
     benchmark: Benchmark,
-    summaries: Sequence[Summary],
+    summaries: Mapping[str, Sequence[Summary]],
     skipped: Sequence[Skipped],
     sampling: Sampling,
 ) -> dict[str, Any]:
@@ -160,7 +228,7 @@ def _document(
     return {
         "ngramspec": ngramspec.__version__,
         "complete": benchmark.complete,
-        "verdict": verdict(summaries, comparable=benchmark.comparable),
+        "verdict": "\n".join(verdicts(summaries, benchmark.caveat)),
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": machine.name(),
         "devices": [asdict(device) for device in target.devices],
@@ -177,21 +245,25 @@ def _document(
         "settings": {
             "max_tokens": benchmark.max_tokens,
             "repeat": benchmark.repeat,
-            "sampling": asdict(sampling),
-            "verify": "greedy" if sampling.greedy else benchmark.verify,
+            "sampling": encode(asdict(sampling)),
+            "verify": benchmark.acceptance.name_for(sampling),
+            "lossy": benchmark.acceptance.lossy,
             "drafter": decoder.drafter.name if decoder.drafter else None,
-            "policy": decoder.policy.name,
+            "policies": list(benchmark.policies),
             "exact": decoder.exact,
             "exact_sizes": calibration.exact_sizes,
             "context": target.n_ctx,
             "threads": target.threads,
             "flash_attn": target.flash_attn,
             "cache_types": target.cache_types,
-            "decoder": "one for all prompts, in order",
+            "decoder": "one of each kind for all prompts, in order",
         },
-        "cost_curve_seconds": calibration.curve.to_json() if calibration.curve else None,
+        "cost_curve_seconds": {
+            policy: drafted.calibration.curve.to_json() if drafted.calibration.curve else None
+            for policy, drafted in benchmark.policies.items()
+        },
         "probe": calibration.probe.to_json() if calibration.probe else None,
-        "summaries": [s.to_json() for s in summaries],
+        "summaries": [{"policy": policy, **s.to_json()} for policy, rows in summaries.items() for s in rows],
         "differences": [asdict(d) for d in benchmark.differences],
         "skipped": [asdict(s) for s in skipped],
         "prefills": [asdict(p) for p in benchmark.prefills],
@@ -208,6 +280,7 @@ def _run(run: Run) -> dict[str, Any]:
         "category": run.category,
         "prompt": run.prompt,
         "kind": run.kind,
+        "policy": run.policy,
         "repeat": run.repeat,
         "seconds": run.seconds,
         "prefill_seconds": run.prefill_seconds,

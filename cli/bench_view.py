@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from statistics import median
 
@@ -12,8 +12,9 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ngramspec.benchmark import Benchmark, Difference, Skipped
-from ngramspec.benchmark_report import Spread, Summary, verdict
+from ngramspec.benchmark import Benchmark, Difference
+from ngramspec.benchmark_cases import Skipped
+from ngramspec.benchmark_report import Spread, Summary, verdicts
 
 from .console import stderr, write_stdout
 
@@ -47,50 +48,85 @@ def bench_bar(total: int) -> Iterator[Callable[[str], None]]:
 
 def show(
     benchmark: Benchmark,
-    summaries: Sequence[Summary],
+    summaries: Mapping[str, Sequence[Summary]],
     heading: Sequence[str],
     skipped: Sequence[Skipped],
     *,
     largest_difference: float | None,
+    more: Sequence[RenderableType] = (),
 ) -> None:
     """Print the report to stdout.
 
     Args:
         benchmark: what was run.
-        summaries: its figures, the overall ones last; may be empty.
+        summaries: its figures by policy, of each the overall ones last; may be empty.
         heading: lines above the tables.
         skipped: prompts that were not run.
         largest_difference: of a logit between batch sizes, by the probe; None if not probed.
+        more: goes before the verdict.
     """
-    comparable = benchmark.comparable
+    comparable = benchmark.caveat is None
     drafting = benchmark.drafted.drafter is not None
     parts: list[RenderableType] = [*heading]
     if not benchmark.complete:
         parts.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")
-    if summaries:
-        parts += [
-            "",
-            "Tokens per second of decoding, medians over prompts and repeats:",
-            _speeds(summaries, comparable),
-        ]
-        if drafting:
-            parts += ["", "Passes and drafts, and acceptance by position in the draft, of those tested:"]
-            parts.append(_drafts(summaries))
-        if any(s.exact_price for s in summaries):
-            parts += ["", "The price of exact mode, plain tokens per second:", _prices(summaries)]
+    measured = {policy: rows for policy, rows in summaries.items() if rows}
+    if measured:
+        first = next(iter(measured.values()))
+        parts += _several(measured) if len(summaries) > 1 else _one(first, comparable, drafting)
+        if any(s.exact_price for s in first):
+            parts += ["", "The price of exact mode, plain tokens per second:", _prices(first)]
         parts.append("")
     parts += _prefill(benchmark)
     parts += _skipped(skipped)
     if comparable:
-        parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.exact)
+        several = len(summaries) > 1
+        parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.exact, several)
     if not drafting:
         parts.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")
-    parts.append(verdict(summaries, comparable=comparable))
+    parts += more
+    parts += verdicts(summaries, benchmark.caveat)
     console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
     with console.capture() as capture:
         for part in parts:
             console.print(part, markup=False, soft_wrap=isinstance(part, str))
     write_stdout(capture.get())
+
+
+def _one(summaries: Sequence[Summary], comparable: bool, drafting: bool) -> list[RenderableType]:
+    """The tables of one policy."""
+    parts: list[RenderableType] = ["", "Tokens per second of decoding, medians over prompts and repeats:"]
+    parts.append(_speeds(summaries, comparable))
+    if drafting:
+        parts += ["", "Passes and drafts, and acceptance by position in the draft, of those tested:"]
+        parts.append(_drafts(summaries))
+    return parts
+
+
+def _several(summaries: Mapping[str, Sequence[Summary]]) -> list[RenderableType]:
+    """A table per figure, with a column per policy."""
+    # An interrupted benchmark may know more categories of some policies than of others.
+    furthest = max(summaries.values(), key=len)
+    known = [{s.category: s for s in rows} for rows in summaries.values()]
+
+    def column_per_policy(figure: Callable[[Summary], str], speed: bool = False) -> Table:
+        rows = []
+        for s in furthest:
+            cells = [figure(k[s.category]) if s.category in k else "-" for k in known]
+            rows.append([s.category, *([_speed(s.plain)] if speed else []), *cells])
+        return table([*(["plain"] if speed else []), *summaries], rows)
+
+    return [
+        "",
+        "Tokens per second: plain, and drafted / plain, medians over prompts and repeats:",
+        column_per_policy(lambda s: _spread(s.ratio)[0], speed=True),
+        "",
+        "Tokens per pass:",
+        column_per_policy(lambda s: f"{s.stats.tokens_per_pass:.2f}"),
+        "",
+        "Accepted of the drafted tokens:",
+        column_per_policy(lambda s: _number(s.stats.acceptance_rate, ".0%")),
+    ]
 
 
 def _speeds(summaries: Sequence[Summary], comparable: bool) -> Table:
@@ -102,7 +138,7 @@ def _speeds(summaries: Sequence[Summary], comparable: bool) -> Table:
         if comparable:
             cells.append(f"{s.identical} of {s.prompts}")
         rows.append([s.category, *cells])
-    return _table(headings, rows)
+    return table(headings, rows)
 
 
 def _drafts(summaries: Sequence[Summary]) -> Table:
@@ -114,23 +150,23 @@ def _drafts(summaries: Sequence[Summary]) -> Table:
         cells = [f"{s.stats.tokens_per_pass:.2f}", _number(s.stats.acceptance_rate, ".0%")]
         cells += [_number(s.without_draft, ".0%"), *(_number(rate, ".2f") for rate in rates)]
         rows.append([s.category, *cells])
-    return _table(headings, rows)
+    return table(headings, rows)
 
 
 def _prices(summaries: Sequence[Summary]) -> Table:
     rows = [[s.category, _speed(s.default), _speed(s.plain), *_spread(s.exact_price)] for s in summaries]
-    return _table(["without", "exact", "ratio", "from-to"], rows)
+    return table(["without", "exact", "ratio", "from-to"], rows)
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], first: str = "category") -> Table:
     """A row per category, narrow enough for 80 columns; the last row, that of all, is set apart."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("category", no_wrap=True)
+    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    made.add_column(first, no_wrap=True)
     for heading in headings:
-        table.add_column(heading, justify="right")
+        made.add_column(heading, justify="right")
     for row in rows:
-        table.add_row(*row, style="bold" if row is rows[-1] else None)
-    return table
+        made.add_row(*row, style="bold" if row is rows[-1] and first == "category" else None)
+    return made
 
 
 def _prefill(benchmark: Benchmark) -> list[str]:
@@ -148,15 +184,16 @@ def _skipped(skipped: Sequence[Skipped]) -> list[str]:
     return lines
 
 
-def _differences(differences: Sequence[Difference], largest: float | None, exact: bool) -> list[str]:
+def _differences(differences: Sequence[Difference], largest: float | None, exact: bool, several: bool) -> list[str]:
     lines = []
     for d in differences[:LISTED]:
-        line = f"{d.category}/{d.prompt} differs after {d.position} equal tokens"
+        line = f"{d.policy}: " if several else ""
+        line += f"{d.category}/{d.prompt} differs after {d.position} equal tokens"
         if d.margin is not None:
             line += f", where the logits of both tokens are {d.margin:.3g} apart"
         lines.append(line)
     if len(differences) > LISTED:
-        lines.append(f"{len(differences)} prompts differ in all")
+        lines.append(f"{len(differences)} {'outputs' if several else 'prompts'} differ in all")
     if differences and exact:
         lines.append("exact mode was to rule this out: please report it as a defect")
     elif differences and largest is not None:

@@ -1,6 +1,7 @@
 """Figures of a benchmark's runs, by category and overall, and what theory says they should have been.
 
-A *round* is the runs of one prompt in one repeat. Rounds whose comparison was not finished are left out.
+A *round* is the runs of one prompt in one repeat, drafted by one policy. Rounds whose comparison was not finished are
+left out.
 """
 
 from __future__ import annotations
@@ -83,7 +84,12 @@ class Summary:
 
 
 def summarise(runs: Iterable[Run], curve: CostCurve | None) -> list[Summary]:
-    """One `Summary` per category, in order of appearance, and the overall one last; none if no round is finished."""
+    """One `Summary` per category, in order of appearance, and the overall one last; none if no round is finished.
+
+    Args:
+        runs: of one policy, and what it is compared with (see `Benchmark.runs_of`).
+        curve: the measured cost of a pass; None if none was measured.
+    """
     rounds: dict[tuple[str, str, int], Round] = {}
     for run in runs:
         rounds.setdefault((run.category, run.prompt, run.repeat), {})[run.kind] = run
@@ -174,20 +180,23 @@ def predicted_gain(
     return tokens * plain / sum(n * curve.ratio(size) for size, n in batches.items())
 
 
-def verdict(summaries: Sequence[Summary], *, comparable: bool = True) -> str:
+def verdict(summaries: Sequence[Summary], caveat: str | None = None) -> str:
     """One line: the median over categories of the median ratio, the worst category, and whether texts agree.
 
     Args:
         summaries: of `summarise`, at least one category with a ratio; else the line says that there is none.
-        comparable: whether outputs are meant to be equal (they are not with rejection sampling).
+        caveat: why outputs are not meant to be equal, if they are not.
     """
     ratios = {s.category: s.ratio.median for s in summaries[:-1] if s.ratio is not None}
     if not ratios:
         return "no speed measured"
     worst = min(ratios, key=lambda c: ratios[c])
-    parts = [f"median over categories {median(ratios.values()):.2f}x, worst category {worst} {ratios[worst]:.2f}x"]
-    if comparable:
-        parts.append(f"output identical on {summaries[-1].identical} of {summaries[-1].prompts} prompts")
-    else:
-        parts.append("rejection sampling: the output keeps its distribution, not its tokens")
-    return "; ".join(parts)
+    gain = f"median over categories {median(ratios.values()):.2f}x, worst category {worst} {ratios[worst]:.2f}x"
+    same = f"output identical on {summaries[-1].identical} of {summaries[-1].prompts} prompts"
+    return f"{gain}; {caveat or same}"
+
+
+def verdicts(summaries: Mapping[str, Sequence[Summary]], caveat: str | None = None) -> list[str]:
+    """The verdict on each policy, by its name; the name is left out where there is one policy only."""
+    named = len(summaries) > 1
+    return [f"{policy}: {verdict(s, caveat)}" if named else verdict(s, caveat) for policy, s in summaries.items()]

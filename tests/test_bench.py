@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_table_of_all_categories_and_json_in_a_file(environment: dict[str, str],
     assert result["complete"] is True
     assert result["verdict"] == lines[-1]
     assert result["selection"]["limit"] == 1
-    assert result["settings"]["policy"] == "fixed"
+    assert result["settings"]["policies"] == ["fixed"]
     assert result["settings"]["sampling"]["temperature"] == 0
     assert result["model"]["architecture"] == "llama"
     assert result["model"]["size_bytes"] > 0
@@ -85,13 +86,36 @@ def test_json_on_stdout_with_exact_mode_and_a_random_seed(environment: dict[str,
     assert result["settings"]["sampling"]["seed"] > 0
     assert result["selection"]["prompts"] == str(prompt)
     kinds = [entry["kind"] for entry in result["runs"]]
-    assert kinds == ["plain", "drafted", "default", "default", "drafted", "plain", "plain", "drafted", "default"]
+    assert kinds == ["plain", "drafted", "default", "drafted", "default", "plain", "default", "plain", "drafted"]
     assert {entry["category"] for entry in result["runs"]} == {"notes"}
     assert result["summaries"][-1]["exact_price"]["median"] > 0
     assert result["summaries"][-1]["identical"] == 1
     assert result["differences"] == []
     sizes = result["settings"]["exact_sizes"]
     assert all(int(n) in sizes for e in result["runs"] if e["kind"] != "default" for n in e["batches"])
+
+
+def test_every_policy_on_the_same_prompts(environment: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "all.json"
+    names = ["fixed", "heuristic", "entropy", "threshold", "cost"]
+    options = ["--policy", "all", "--draft-max", "3", "--category", "json", "--category", "qa", "--json", file]
+    done = run(environment, *SHORT, *options)
+    lines = done.stdout.splitlines()
+    heading = ["category", "plain", *names]
+    assert [line.split() for line in lines].count(heading) == 1
+    assert [line.split() for line in lines].count(["category", *names]) == 2
+    assert [len([line for line in lines if line.startswith(c)]) for c in ("json ", "qa ", "overall ")] == [3, 3, 3]
+    assert [line.split(": ")[0] for line in lines[-5:]] == names
+
+    result = json.loads(file.read_text())
+    assert result["settings"]["policies"] == names
+    assert result["verdict"].splitlines() == lines[-5:]
+    assert [(s["policy"], s["category"]) for s in result["summaries"]] == [
+        (name, category) for name in names for category in ("json", "qa", "overall")
+    ]
+    assert all(len(s["acceptance_by_position"]) <= 3 for s in result["summaries"])
+    assert [entry["policy"] for entry in result["runs"]] == [None, *names, *names, None]
+    assert list(result["cost_curve_seconds"]) == names
 
 
 def test_prompts_that_are_too_long_are_named_and_the_rest_runs(environment: dict[str, str], tmp_path: Path) -> None:
@@ -128,6 +152,7 @@ def test_a_full_disk_is_one_line_and_the_table_is_shown(environment: dict[str, s
     ("arguments", "code", "words"),
     [
         (["--policy", "magic"], 2, "unknown policy 'magic'"),
+        (["--policy", "all", "--no-draft"], 2, "leave out --no-draft"),
         (["--drafter", "magic"], 2, "unknown drafter 'magic'"),
         (["--category", "poetry"], 2, "no category 'poetry'; there are: chat, "),
         (["--prompts", "/nowhere"], 1, "no such file or folder of prompts: /nowhere"),
@@ -162,6 +187,10 @@ def test_an_interrupted_bench_shows_what_it_has(
     with subprocess.Popen(
         arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
+        # Should it hang, this test must not.
+        watchdog = threading.Timer(100, process.kill)
+        watchdog.daemon = True
+        watchdog.start()
         assert process.stderr is not None
         for line in process.stderr:
             if "runs of up to 64 tokens" in line:
@@ -169,7 +198,8 @@ def test_an_interrupted_bench_shows_what_it_has(
         assert not file.exists()
         time.sleep(0.5)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate()
+        watchdog.cancel()
     assert process.returncode == code, err
     assert "Traceback" not in err
     assert "INCOMPLETE: stopped after " in out

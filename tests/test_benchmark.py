@@ -12,17 +12,20 @@ import pytest
 from mock_target import Clock, MockTarget
 from numpy.typing import NDArray
 
-from ngramspec.benchmark import Benchmark, Case, Kind, Run, first_difference, prepare
-from ngramspec.benchmark_report import OVERALL, Spread, predicted_gain, summarise, verdict
+from ngramspec import cost
+from ngramspec.benchmark import Benchmark, Kind, Run, first_difference
+from ngramspec.benchmark_cases import Case, prepare
+from ngramspec.benchmark_report import OVERALL, Spread, predicted_gain, summarise, verdict, verdicts
 from ngramspec.cost import CostCurve
 from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.draft import Draft, Drafter
+from ngramspec.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.errors import ModelError
 from ngramspec.probe import ProbeReport
 from ngramspec.prompts_io import Prompt
 from ngramspec.sampling import Sampling
 from ngramspec.stats import Stats, Step
 from ngramspec.theory import expected_tokens, improvement_on_curve
+from ngramspec.verifier import Acceptance
 
 PREDICTABLE = 8.0
 """A peak at which the mock's text soon runs in circles, so that drafts are accepted."""
@@ -53,7 +56,7 @@ def bench(
     *,
     prompts: Sequence[Case] | None = None,
     drafter: str | Drafter | None = "ngram",
-    policy: str = "fixed",
+    policies: Sequence[str] = ("fixed",),
     tokens: int = 40,
     repeat: int = 2,
     sampling: Sampling | None = None,
@@ -61,9 +64,9 @@ def bench(
     exact: bool = False,
     default: MockTarget | None = None,
 ) -> Benchmark:
-    decoder = SpeculativeDecoder(target, drafter=drafter, policy=policy, exact=exact)
-    other = SpeculativeDecoder(default, drafter=None) if default else None
-    benchmark = Benchmark(decoder, prompts or cases(), tokens, repeat, sampling, verify, other)
+    decoder, *others = [SpeculativeDecoder(target, drafter=drafter, policy=p, exact=exact) for p in policies]
+    plain = SpeculativeDecoder(default, drafter=None) if default else None
+    benchmark = Benchmark(decoder, prompts or cases(), tokens, repeat, sampling, Acceptance(verify), plain, others)
     benchmark.warm_up()
     return benchmark
 
@@ -236,10 +239,10 @@ def test_rejection_sampling_is_not_compared_token_by_token() -> None:
     list(benchmark.measure())
     outputs = {run.kind: run.output for run in benchmark.runs}
     assert outputs["plain"] != outputs["drafted"]
-    assert not benchmark.comparable
+    assert benchmark.caveat is not None
     assert benchmark.differences == []
     summaries = summarise(benchmark.runs, None)
-    assert "identical" not in verdict(summaries, comparable=False)
+    assert "identical" not in verdict(summaries, benchmark.caveat)
 
 
 def one_class_per_parity(size: int, _depth: int) -> int:
@@ -261,7 +264,7 @@ def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
     for run in runs:
         if run.kind != "default":
             assert set(run.batches) <= set(exact.drafted.calibration.exact_sizes)
-    assert [run.kind for run in runs[:6]] == ["plain", "drafted", "default", "default", "drafted", "plain"]
+    assert [run.kind for run in runs[:6]] == ["plain", "drafted", "default", "drafted", "default", "plain"]
     assert summarise(runs, None)[-1].identical == 3
 
 
@@ -306,6 +309,121 @@ def test_an_interrupted_benchmark_keeps_its_finished_rounds() -> None:
     assert (overall.prompts, overall.rounds) == (1, 1)
     list(measuring)
     assert benchmark.complete
+
+
+# ---------------------------------------------------------------- several policies
+
+
+POLICIES = ("fixed", "entropy", "threshold", "cost")
+
+
+def test_policies_take_turns_on_the_same_prompts() -> None:
+    benchmark = bench(MockTarget(peak=PREDICTABLE), policies=POLICIES, prompts=cases(2), repeat=3)
+    runs = list(benchmark.measure())
+    assert len(runs) == benchmark.total == 2 * 3 * 5
+    assert benchmark.complete
+    rounds = [runs[i : i + 5] for i in range(0, len(runs), 5)]
+    for done in rounds:
+        assert len({(run.prompt, run.repeat) for run in done}) == 1
+        assert sorted(run.policy or "" for run in done) == sorted(["", *POLICIES])
+        assert all((run.kind == "plain") == (run.policy is None) for run in done)
+    # Every one goes first before any does so again, over prompts too.
+    firsts = [done[0].policy for done in rounds]
+    assert sorted(p or "" for p in firsts[:5]) == sorted(["", *POLICIES])
+    assert firsts[5] is None  # the first of the second prompt's last round
+    assert benchmark.differences == []
+
+
+def test_figures_are_those_of_one_policy() -> None:
+    benchmark = bench(MockTarget(peak=PREDICTABLE), policies=("fixed", "heuristic"), prompts=cases(3), tokens=60)
+    list(benchmark.measure())
+    assert list(benchmark.policies) == ["fixed", "heuristic"]
+    summaries = {policy: summarise(benchmark.runs_of(policy), None) for policy in benchmark.policies}
+    for policy, (*_, overall) in summaries.items():
+        drafted = [run for run in benchmark.runs if run.policy == policy]
+        assert len(drafted) == overall.rounds == 6
+        assert overall.stats.passes == sum(run.stats.passes for run in drafted)
+        assert overall.identical == overall.prompts == 3
+    assert summaries["fixed"][-1].stats.passes > summaries["heuristic"][-1].stats.passes
+    assert len(summaries["fixed"][-1].acceptance_by_position) == 4
+    lines = verdicts(summaries)
+    assert [line.split(":")[0] for line in lines] == ["fixed", "heuristic"]
+    assert verdicts({"fixed": summaries["fixed"]}) == [verdict(summaries["fixed"])]
+
+
+def test_costs_are_measured_once_and_then_each_policy_keeps_its_own(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured = []
+    monkeypatch.setattr(cost, "measure", lambda *a, **o: measured.append(1) or CostCurve({1: 1.0, 5: 1.5}))
+    target = MockTarget(seconds=lambda n: 1 + 0.2 * (n - 1), clock=clock)
+    benchmark = bench(target, policies=("fixed", "heuristic", "cost"), prompts=cases(1), repeat=1)
+    assert measured == [1]
+    first, second, third = (d.calibration.curve for d in benchmark.policies.values())
+    assert first is not None
+    assert second is not None
+    assert third is not None
+    assert first.to_json() == second.to_json() == third.to_json()
+    second.observe(5, 3.0)
+    assert first.to_json() == third.to_json() != second.to_json()
+    list(benchmark.measure())
+    assert measured == [1]
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
+def test_exact_mode_is_of_one_class_for_every_policy() -> None:
+    target = MockTarget(peak=PREDICTABLE, kernels=one_class_per_parity, noise=4.0, n_batch=64)
+    benchmark = bench(target, policies=POLICIES, prompts=cases(2), exact=True)
+    runs = list(benchmark.measure())
+    sizes = benchmark.drafted.calibration.exact_sizes
+    assert sizes is not None
+    assert benchmark.differences == []
+    assert all(set(run.batches) <= set(sizes) for run in runs)
+
+
+def test_a_difference_names_its_policy() -> None:
+    class Never(Always):
+        def propose(self, limit: int, *arguments: object, **options: object) -> Draft:
+            return NO_DRAFT
+
+    target = Flipped()
+    flipped = SpeculativeDecoder(target, drafter=Always(), policy="heuristic")
+    benchmark = Benchmark(SpeculativeDecoder(target, drafter=Never(), policy="fixed"), cases(1), 40, others=[flipped])
+    list(benchmark.measure())
+    assert [(d.policy, d.repeat, d.position) for d in benchmark.differences] == [("heuristic", 0, 2)]
+    assert summarise(benchmark.runs_of("fixed"), None)[-1].identical == 1
+    assert summarise(benchmark.runs_of("heuristic"), None)[-1].identical == 0
+
+
+def test_decoders_that_cannot_be_told_apart_or_differ_in_more_are_refused() -> None:
+    target = MockTarget()
+    one, same = SpeculativeDecoder(target, policy="fixed"), SpeculativeDecoder(target, policy="fixed")
+    elsewhere = SpeculativeDecoder(MockTarget(), policy="cost")
+    for other in (same, elsewhere):
+        with pytest.raises(ValueError, match="one target, and a policy each"):
+            Benchmark(one, cases(), 8, others=[other])
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "temperature", "caveat"),
+    [
+        (Acceptance(), 1.0, None),
+        (Acceptance("coupled"), 1.0, None),
+        (Acceptance("rejection"), 1.0, "keeps its distribution"),
+        (Acceptance("rejection"), 0.0, None),
+        (Acceptance(lenience=0.5), 0.0, "lenience 0.5 changes the output"),
+        (Acceptance(typical=True), 1.0, "typical acceptance changes the output"),
+    ],
+)
+def test_outputs_are_compared_where_they_are_meant_to_be_equal(
+    acceptance: Acceptance, temperature: float, caveat: str | None
+) -> None:
+    decoder = SpeculativeDecoder(MockTarget())
+    benchmark = Benchmark(decoder, cases(), 8, 1, Sampling(temperature=temperature), acceptance)
+    if caveat is None:
+        assert benchmark.caveat is None
+    else:
+        assert caveat in (benchmark.caveat or "")
 
 
 def test_a_benchmark_of_nothing_is_refused() -> None:
