@@ -11,13 +11,15 @@ import typer
 
 from ngramspec.conversation import Conversation
 from ngramspec.errors import NGramSpecError
+from ngramspec.trace_file import TraceWriter
 
 from . import chat_commands
 from .chat_input import StopKey, Terminal, piped_lines
 from .chat_session import Session
 from .chat_view import AnswerView
 from .console import FAILED, complain, fail, note, usage_error
-from .options import DraftOptions, LoadOptions, Model, SamplingOptions, check_predict
+from .options import DraftOptions, LoadOptions, Model, TraceFile, check_predict
+from .sampling_options import SamplingOptions, check_sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ def chat(
     show_drafts: Annotated[
         bool, typer.Option("--show-drafts", help="Show accepted, refused and corrected draft tokens in colour.")
     ] = False,
+    trace: TraceFile = None,
 ) -> None:
     """Chat with a model: ngramspec chat model.gguf (/help lists the commands)
 
@@ -50,23 +53,29 @@ def chat(
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
+    acceptance = sampling.acceptance(chosen)
+    draft.check(acceptance)
     if any(not s for s in stop or ()):
         usage_error("--stop needs some text")
     first = None if file is None else _read(Path(file))
     interactive = sys.stdin is not None and sys.stdin.isatty()
+    writer = TraceWriter(trace) if trace is not None else None
     target = load.load(load.find(model))
+    check_sampling(target, chosen)
     memory = draft.open_memory(target, keep=True)
     session = Session(
         target,
         draft.decoder(target, memory),
         sampling,
         chosen,
+        acceptance,
         limit,
         tuple(stop or ()),
         AnswerView(target.piece),
         StopKey(keep_session=interactive),
         Conversation(system or None),
         memory,
+        writer,
     )
     if show_drafts:
         try:

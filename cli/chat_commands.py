@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.text import Text
 
 from ngramspec.conversation import load, save
+from ngramspec.data_json import encode
 from ngramspec.errors import NGramSpecError
 
 from .chat_session import Session
@@ -128,7 +129,7 @@ def set_drafts(session: Session, on: bool) -> None:
 
 def _save(session: Session, argument: str) -> None:
     path = Path(argument).expanduser()
-    save(session.conversation, path, model=session.target.name, sampling=asdict(session.sampling))
+    save(session.conversation, path, model=session.target.name, sampling=encode(asdict(session.sampling)))
     note(f"saved {_turns(session)} to {path}")
 
 

@@ -13,12 +13,15 @@ from ngramspec.memory import Memory
 from ngramspec.sampling import Sampling
 from ngramspec.stats import Stats, Step
 from ngramspec.target import Target
+from ngramspec.trace import Header
+from ngramspec.trace_file import TraceWriter
+from ngramspec.verifier import Acceptance
 
 from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
 from .console import complain, guarded_stdout, note, prefill_bar
-from .options import SamplingOptions
 from .recall import keep
+from .sampling_options import SamplingOptions
 from .summary import summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
@@ -35,6 +38,7 @@ class Session:
     Attributes:
         limit: most tokens of an answer.
         seed_note: what the status line says about a seed that the user did not choose.
+        trace: where every pass is written.
         memory: what is drafted from beside the context, and told of every answer.
         totals: counters over all answers, those before a /reset included.
         answers: how many there were.
@@ -44,12 +48,14 @@ class Session:
     decoder: SpeculativeDecoder
     options: SamplingOptions
     sampling: Sampling
+    acceptance: Acceptance
     limit: int
     stop: Sequence[str]
     view: AnswerView
     stop_key: StopKey
     conversation: Conversation = field(default_factory=Conversation)
     memory: Memory | None = None
+    trace: TraceWriter | None = None
     totals: Stats = field(default_factory=Stats)
     answers: int = 0
     _unheard: list[list[int]] = field(default_factory=list)
@@ -62,7 +68,7 @@ class Session:
             for answer in self._unheard:
                 self.memory.hear(answer)
         self._unheard.clear()
-        self.sampling = self.options.sampling()
+        self.sampling = self.options.reseeded(self.sampling)
 
     def ask(self, question: str) -> bool:
         """Answer a user turn. An error is one line, takes the turn back, and gives False."""
@@ -108,12 +114,16 @@ class Session:
                     raise _Stopped
                 bar(done, total)
 
+            if self.trace is not None:
+                header = Header.of(self.decoder, self.target.name, self.sampling, self.acceptance)
+                self.trace.begin(prompt.tokens, self.target.piece, header)
             steps = self.decoder.generate(
                 prompt.tokens,
                 max_tokens=self.limit,
                 sampling=self.sampling,
-                verify=self.options.verify,
+                verify=self.acceptance,
                 stop=self.stop,
+                detail=self.trace is not None,
                 progress=progress,
             )
             try:
@@ -132,6 +142,8 @@ class Session:
 
     def _take(self, step: Step, stats: Stats, pieces: list[str]) -> None:
         stats.add(step)
+        if self.trace is not None:
+            self.trace.add(step)
         pieces.append(step.text)
         self.view.show(step)
 
@@ -141,6 +153,8 @@ class Session:
             line = f"stopped; {line}"
         elif ending in _CUT:
             line += f"; {_CUT[ending]}"
+        if self.acceptance.lossy:
+            line += f"; {self.acceptance.lossy}"
         if not self.sampling.greedy and self.options.seed == -1:
             line += f"; seed {self.sampling.seed}"
         return line

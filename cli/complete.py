@@ -5,28 +5,24 @@ from __future__ import annotations
 import json
 import sys
 import time
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from ngramspec.source import is_model_argument
-from ngramspec.stats import Stats
+from ngramspec.stats import Stats, Step
 from ngramspec.target import Target
+from ngramspec.trace import Header
+from ngramspec.trace_file import TraceWriter
 
-from .console import (
-    INTERRUPTED,
-    TERMINATED,
-    Terminated,
-    fail,
-    guarded_stdout,
-    note,
-    prefill_bar,
-    usage_error,
-    write_stdout,
-)
-from .options import DraftOptions, LoadOptions, SamplingOptions, check_predict
+from .complete_json import result
+from .console import fail, guarded_stdout, note, outcome, prefill_bar, usage_error, write_stdout
+from .options import DraftOptions, LoadOptions, TraceFile, check_predict
 from .recall import keep
+from .sampling_options import SamplingOptions, check_sampling
 from .summary import summary
 
 
@@ -52,6 +48,13 @@ def complete(
     truncate: Annotated[bool, typer.Option("--truncate", help="Keep the tail of a text that is too long.")] = False,
     echo: Annotated[bool, typer.Option("--echo", help="Print the text before its continuation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(
+            "--logprobs", metavar="N", min=0, help="With --json: logprobs of each token and of the N likeliest."
+        ),
+    ] = None,
+    trace: TraceFile = None,
 ) -> None:
     """Continue a text: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
 
@@ -59,52 +62,64 @@ def complete(
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
+    acceptance = sampling.acceptance(chosen)
+    draft.check(acceptance)
     if any(not s for s in stop or ()):
         usage_error("--stop needs some text")
+    if logprobs is not None and not as_json:
+        usage_error("--logprobs are part of the JSON object; add --json")
     model, source = _arguments(model, file, text_file)
     # The text first: a mistake there should not cost a download.
     text = _read(source)
+    writer = TraceWriter(trace) if trace is not None else None
     target = load.load(load.find(model))
+    check_sampling(target, chosen)
+    if logprobs is not None and logprobs > target.n_vocab:
+        usage_error(f"--logprobs is {logprobs}, but the vocabulary has {target.n_vocab} tokens")
     memory = draft.open_memory(target, keep=True)
     decoder = draft.decoder(target, memory)
     prompt = _prompt(target, text, limit, truncate)
 
-    stats, pieces, code = Stats(), [], 0
-    answer: list[int] = []
-    ending: str = "interrupted"
+    if writer is not None:
+        writer.begin(prompt, target.piece, Header.of(decoder, target.name, chosen, acceptance))
+
+    steps: list[Step] = []
     began = time.perf_counter()
-    with guarded_stdout():
+    with guarded_stdout(), writer or nullcontext():
         if echo and not as_json:
             write_stdout(text)
-        try:
-            with prefill_bar() as progress:
-                for step in decoder.generate(
-                    prompt,
-                    max_tokens=limit,
-                    sampling=chosen,
-                    verify=sampling.verify,
-                    stop=stop or (),
-                    progress=progress,
-                ):
-                    stats.add(step)
-                    pieces.append(step.text)
-                    answer += [token for token in step.tokens if not target.is_eog(token)]
-                    ending = step.stop or ending
-                    if not as_json:
-                        write_stdout(step.text)
-        except KeyboardInterrupt:
-            code = INTERRUPTED
-        except Terminated:
-            code = TERMINATED
+        with outcome() as ended, prefill_bar() as progress:
+            for step in decoder.generate(
+                prompt,
+                max_tokens=limit,
+                sampling=chosen,
+                verify=acceptance,
+                stop=stop or (),
+                logprobs=logprobs,
+                detail=writer is not None,
+                progress=progress,
+            ):
+                if writer is not None:
+                    writer.add(step)
+                steps.append(replace(step, detail=None))
+                if not as_json:
+                    write_stdout(step.text)
         seconds = time.perf_counter() - began
+        ending = (steps[-1].stop if steps else None) or ("failed" if ended.error else "interrupted")
         if as_json:
-            written = (text if echo else "") + "".join(pieces)
-            result = _result(written, len(prompt), stats, seconds, ending, chosen.seed)
-            write_stdout(json.dumps(result, ensure_ascii=False) + "\n")
-    keep(memory, answer)
-    note(f"{summary(stats)}; {ending}" + ("" if chosen.greedy else f"; seed {chosen.seed}"))
-    if code:
-        raise typer.Exit(code)
+            written = (text if echo else "") + "".join(step.text for step in steps)
+            document = result(written, len(prompt), steps, seconds, ending, chosen, acceptance, target.piece)
+            write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
+    keep(memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
+    stats = Stats()
+    for step in steps:
+        stats.add(step)
+    parts = [summary(stats), ending, acceptance.lossy, None if chosen.greedy else f"seed {chosen.seed}"]
+    note("; ".join(part for part in parts if part))
+    if ended.error is not None:
+        fail(ended.error)
+    if ended.code:
+        raise typer.Exit(ended.code)
 
 
 def _arguments(model: str | None, file: str | None, text_file: str | None) -> tuple[str | None, str]:
@@ -158,22 +173,3 @@ def _prompt(target: Target, text: str, limit: int, truncate: bool) -> list[int]:
     bos = target.tokenize("")[:1]
     bos = bos if bos == prompt[:1] else []
     return bos + prompt[len(bos) - keep :]
-
-
-def _result(text: str, prompt_tokens: int, stats: Stats, seconds: float, ending: str, seed: int) -> dict[str, Any]:
-    return {
-        "text": text,
-        "tokens": stats.generated,
-        "prompt_tokens": prompt_tokens,
-        "target_passes": stats.passes,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "seconds": seconds,
-        "prefill_seconds": stats.prefill_seconds,
-        "tokens_per_second": stats.tokens_per_second,
-        "tokens_per_pass": stats.tokens_per_pass,
-        "acceptance_rate": stats.acceptance_rate,
-        "estimated_gain": stats.estimated_gain,
-        "stop_reason": ending,
-        "seed": seed,
-    }

@@ -7,7 +7,6 @@ fields over the command's own signature for typer to see.
 from __future__ import annotations
 
 import inspect
-import random
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
@@ -23,9 +22,9 @@ from ngramspec.memory.names import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.names import memory_folder
 from ngramspec.model_file import check_vocabulary_file
 from ngramspec.policy import POLICIES, make_policy
-from ngramspec.sampling import Sampling
 from ngramspec.source import ModelSource, resolve
 from ngramspec.target import Target, Vocabulary
+from ngramspec.verifier import Acceptance
 
 from .console import download_bar, note, signals_deferred, usage_error
 from .recall import open_memory
@@ -41,6 +40,13 @@ Model = Annotated[
     ),
 ]
 
+
+TraceFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--trace", metavar="FILE", help="Write every pass to FILE; see ngramspec trace --help.", show_default=False
+    ),
+]
 
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", min=1, max=512, help="CPU threads; default: the physical cores.")
@@ -125,29 +131,6 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingOptions:
-    """How a token is chosen. Commands with another default temperature subclass this."""
-
-    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0: greedy.")] = 0.0
-    top_k: Annotated[int, typer.Option("--top-k", help="Keep the k likeliest tokens; 0: off.")] = 40
-    top_p: Annotated[float, typer.Option("--top-p", help="Keep the likeliest tokens with this mass; 1: off.")] = 0.95
-    min_p: Annotated[float, typer.Option("--min-p", help="Least probability relative to the best; 0: off.")] = 0.05
-    seed: Annotated[int, typer.Option("-s", "--seed", help="Seed; -1: a random one, shown afterwards.")] = -1
-    verify: Annotated[
-        Literal["coupled", "rejection"],
-        typer.Option(help="Above temperature 0: coupled keeps a seed's text, rejection its distribution only."),
-    ] = "coupled"
-
-    def sampling(self) -> Sampling:
-        """The sampling asked for; ends the program if a value is out of its range."""
-        seed = random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed
-        try:
-            return Sampling(self.temp, self.top_k, self.top_p, self.min_p, seed)
-        except ValueError as error:
-            usage_error(str(error))
-
-
-@dataclass(frozen=True, slots=True)
 class DraftOptions:
     """Whether, how and how much to draft."""
 
@@ -186,6 +169,11 @@ class DraftOptions:
             usage_error("--memory is for drafts; leave out --no-draft")
         if self.drafter not in REMEMBERING:
             usage_error(f"the drafter {self.drafter!r} looks at no memory; leave out --memory or --drafter")
+
+    def check(self, acceptance: Acceptance) -> None:
+        """End the program if there is nothing for this acceptance to accept."""
+        if self.no_draft and acceptance.lossy:
+            usage_error(f"{acceptance.lossy} is for drafts; leave out --no-draft")
 
     def open_memory(self, target: Target, *, keep: bool) -> Memory | None:
         """The memory to draft from, or None without one; `keep`: see `recall.open_memory`."""
