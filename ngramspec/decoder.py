@@ -227,7 +227,7 @@ class SpeculativeDecoder:
 
                 # 5. Learn.
                 if guide is not None:
-                    guide.learn(len(draft), verdict.accepted)
+                    guide.learn(len(draft), verdict.accepted, tokens)
                 done = speculation.learn(tokens, draft, size, seconds, asked - began)
                 entropy, gamma = speculation.gauge or (None, None)
                 yield Step(
