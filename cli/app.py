@@ -10,7 +10,7 @@ import typer
 import ngramspec
 from ngramspec.errors import NGramSpecError
 
-from . import bench, chat, complete, info, memory, replay, trace
+from . import bench, chat, complete, info, memory, replay, trace, verify
 from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, prepare_streams, raise_on_sigterm
 from .options import grouped
 
@@ -25,6 +25,7 @@ app.command("complete")(grouped(complete.complete))
 app.command("bench")(grouped(bench.bench))
 app.command("replay")(grouped(replay.replay))
 app.command("trace")(grouped(trace.trace))
+app.command("verify")(grouped(verify.verify))
 app.command("info")(grouped(info.info))
 app.add_typer(memory.app)
 

@@ -1,0 +1,180 @@
+"""`ngramspec verify`: whether drafting changes nothing on this model, build and machine."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import ngramspec
+from ngramspec import machine
+from ngramspec.benchmark_cases import Skipped, prepare
+from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
+from ngramspec.prompts_io import load_prompts
+from ngramspec.selfcheck import SelfCheck
+from ngramspec.selfcheck_report import Check, report, verdict
+from ngramspec.target import Target, build
+
+from .console import FAILED, fail, guarded_stdout, note, outcome, usage_error
+from .json_output import JsonOutput
+from .options import LoadOptions, Model
+from .verify_view import show, verify_bar
+
+
+def verify(
+    load: LoadOptions,
+    model: Model = None,
+    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT,
+    prompts: Annotated[
+        Path | None,
+        typer.Option(
+            "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.", show_default=False
+        ),
+    ] = None,
+    predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per text.")] = 64,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=1, max=86400, help="Time for the checks, once the model is loaded.")
+    ] = 50.0,
+    seed: Annotated[int, typer.Option("-s", "--seed", min=0, max=2**32 - 1, help="Seed of all sampling.")] = 0,
+    as_json: Annotated[
+        str | None,
+        typer.Option(
+            "--json",
+            metavar="FILE|-",
+            help="Write all that was found as JSON; -: to stdout, and no table.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Check on your model and machine that drafts change nothing.
+
+    Plain and drafted texts of prompts of every category, at temperature 0 and of one seed at 0.8, must be equal, and
+    so must their logprobs; logits after a rollback must be the same bits; and the first tokens must follow the
+    model's own probabilities. Drafts of four tokens are sent always, whether they pay or not.
+
+    Batches of different sizes may give logits that differ in their last bits. Without --exact a text may differ
+    where that explains it, which is shown; with --exact everything must be equal bit for bit.
+
+    Ends with exit code 1 if something that must hold does not.
+    """
+    try:
+        make_drafter(drafter)
+    except ValueError as wrong:
+        usage_error(str(wrong))
+    selected = load_prompts(prompts)
+    with JsonOutput(as_json) as output:
+        target = load.load(load.find(model))
+        cases, skipped = prepare(_Endless(target), selected, predict)
+        if not cases:
+            first = skipped[0]
+            fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
+        try:
+            found = SelfCheck(
+                target, cases, drafter=drafter, max_tokens=predict, seconds=seconds, seed=seed, exact=target.exact
+            )
+        except ValueError as wrong:
+            usage_error(f"-n/--predict: {wrong}")
+        if target.exact and found.exact_sizes is None and target.can_rollback:
+            note("comparing batch sizes bit by bit for --exact; this happens once per model and machine")
+        note(f"checking for up to {seconds:g} seconds")
+        code, error = _run(found)
+        checks = report(found)
+        try:
+            if as_json != "-":
+                with guarded_stdout():
+                    show(found, checks, _heading(target, found), skipped)
+        finally:
+            # Even where the reader of the table has gone, as head does.
+            if as_json is not None:
+                selection = {"prompts": str(prompts) if prompts else None}
+                output.write(
+                    {"selection": selection, "load": asdict(load), **_document(target, found, checks, skipped)}
+                )
+    failed = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
+    if failed and not code:
+        fail(f"this must hold and does not: {'; '.join(failed)}")
+    if error is not None:
+        fail(error)
+    if failed or code:
+        raise typer.Exit(code or FAILED)
+
+
+class _Endless:
+    """A target that takes prompts of any length, since they will be cut to fit."""
+
+    n_ctx = sys.maxsize
+
+    def __init__(self, target: Target) -> None:
+        self.tokenize = target.tokenize
+        self.chat_prompt = target.chat_prompt
+
+
+def _run(found: SelfCheck) -> tuple[int, str | None]:
+    """Make the checks; (exit code, error message), and what was found before stays in `found`."""
+    with outcome() as ended, verify_bar(found.seconds) as doing:
+        for name in found.run():
+            doing(name)
+    return ended.code, ended.error
+
+
+def _heading(target: Target, found: SelfCheck) -> list[str]:
+    lines = [
+        f"{target.name}: {target.architecture}, {target.description}, {target.size_bytes / 2**20:.0f} MiB",
+        f"{machine.name()}; {target.threads} threads, context {target.n_ctx}",
+    ]
+    drafts = f"drafter {found.drafter}, drafts always sent; up to {found.max_tokens} tokens per text, seed {found.seed}"
+    if not found.exact:
+        return [*lines, f"default mode; {drafts}"]
+    sizes = " ".join(str(n) for n in found.exact_sizes or ())
+    return [*lines, f"exact mode, in batches of {sizes or '1'}; {drafts}"]
+
+
+def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped: Sequence[Skipped]) -> dict[str, Any]:
+    """Everything found, and everything it depends on."""
+    return {
+        "ngramspec": ngramspec.__version__,
+        "complete": found.complete,
+        "verdict": verdict(checks, complete=found.complete),
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machine": machine.name(),
+        "devices": [asdict(device) for device in target.devices],
+        "build": build(),
+        "model": {
+            "path": str(target.path),
+            "name": target.name,
+            "architecture": target.architecture,
+            "description": target.description,
+            "size_bytes": target.size_bytes,
+            "parameters": target.n_params,
+            "can_rollback": target.can_rollback,
+        },
+        "settings": {
+            "drafter": found.drafter,
+            "max_tokens": found.max_tokens,
+            "seconds": found.seconds,
+            "seed": found.seed,
+            "exact": found.exact,
+            "exact_sizes": found.exact_sizes,
+            "context": target.n_ctx,
+            "threads": target.threads,
+            "flash_attn": target.flash_attn,
+            "cache_types": target.cache_types,
+        },
+        "probe": found.probed.to_json() if found.probed else None,
+        "checks": [asdict(check) for check in checks],
+        "texts": [_finite(asdict(pair)) for pair in found.pairs],
+        "rollbacks": [_finite(asdict(test)) for test in found.rollbacks],
+        "laws": [_finite(asdict(test)) for test in found.laws],
+        "skipped": [asdict(prompt) for prompt in skipped],
+    }
+
+
+def _finite(record: dict[str, Any]) -> dict[str, Any]:
+    """JSON has no infinity."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}

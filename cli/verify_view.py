@@ -1,0 +1,94 @@
+"""How a self-check looks: a bar while it runs, then a table, what differs, and the verdict."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, RenderableType
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Table
+from rich.text import Text
+
+from ngramspec.benchmark_cases import Skipped
+from ngramspec.selfcheck import SelfCheck
+from ngramspec.selfcheck_difference import TextDifference
+from ngramspec.selfcheck_report import Check, verdict
+
+from .bench_view import LISTED, WIDTH
+from .console import printable, stderr, write_stdout
+
+_STYLES = {"passed": "green", "explained": "yellow", "failed": "bold red", "skipped": "dim"}
+
+
+@contextmanager
+def verify_bar(seconds: float) -> Iterator[Callable[[str], None]]:
+    """A bar on stderr that fills with the time; the function it yields names what is being done."""
+    columns = (TextColumn("{task.description}", markup=False), BarColumn())
+    with Progress(*columns, console=stderr, transient=True, auto_refresh=False, disable=not stderr.is_terminal) as bar:
+        task = bar.add_task("", total=seconds)
+        began = time.monotonic()
+
+        def doing(name: str) -> None:
+            bar.update(task, completed=min(seconds, time.monotonic() - began), description=name)
+            bar.refresh()
+
+        yield doing
+
+
+def show(found: SelfCheck, checks: Sequence[Check], heading: Sequence[str], skipped: Sequence[Skipped]) -> None:
+    """Print the report to stdout."""
+    parts: list[RenderableType] = [*heading, "", _table(checks), *_differences(found), *_skipped(skipped)]
+    parts.append(verdict(checks, complete=found.complete))
+    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
+    with console.capture() as capture:
+        for part in parts:
+            console.print(part, markup=False, soft_wrap=isinstance(part, str))
+    write_stdout(capture.get())
+
+
+def _table(checks: Sequence[Check]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("check", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("what must hold, and what was looked at", overflow="fold")
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for check in checks:
+        lines = [printable(line) for line in (check.claim, check.covered, check.reason, check.missing) if line]
+        spent = f"{check.seconds:.1f}" if check.seconds else "-"
+        table.add_row(check.name, Text(check.status, _STYLES[check.status]), Text("\n".join(lines)), spent)
+    return table
+
+
+def _differences(found: SelfCheck) -> list[str]:
+    pairs = [(pair, pair.difference) for pair in found.pairs if pair.difference is not None]
+    lines = [
+        f"{pair.category}/{pair.prompt}, {pair.setting}: after {difference.position} equal tokens plain has"
+        f" {_token(difference.plain, difference.plain_text, difference.plain_logit)}, drafted"
+        f" {_token(difference.drafted, difference.drafted_text, difference.drafted_logit)}; {_why(difference)}"
+        for pair, difference in pairs[:LISTED]
+    ]
+    if len(pairs) > LISTED:
+        lines.append(f"{len(pairs)} texts differ in all")
+    return lines
+
+
+def _token(token: int | None, text: str, logit: float | None) -> str:
+    return "no more tokens" if token is None else f"{token} {printable(repr(text))} (logit {logit:.4f})"
+
+
+def _why(difference: TextDifference) -> str:
+    if difference.needed is not None:
+        need = "nothing" if difference.needed == 0 else f"{difference.needed:.2g}"
+        return f"logits moved by {need} explain it, and the batch size moves them by up to {difference.bound:.2g}"
+    if difference.bound == 0:
+        return "no batch size explains it"
+    return f"the batch size moves logits by up to {difference.bound:.2g}, which does not explain it"
+
+
+def _skipped(skipped: Sequence[Skipped]) -> list[str]:
+    lines = [f"skipped {s.category}/{s.id}: {s.reason}" for s in skipped[:LISTED]]
+    return [*lines, f"{len(skipped)} prompts skipped in all"] if len(skipped) > LISTED else lines
