@@ -215,8 +215,10 @@ class SpeculativeDecoder:
                 rows = target.evaluate([last, *draft.tokens, *[last] * (size - 1 - len(draft))])
                 seconds = clock() - asked
 
-                # 4. The accepted prefix and one token of the target's, up to the text's end.
-                verdict = verifier.verify(rows[: len(draft) + 1], judged, settled + 1)
+                # 4. The accepted prefix and one token of the target's, up to the text's end: plain decoding would
+                #    not have seen the logits behind it.
+                ends = len(judged) > 0 and target.is_eog(judged.tokens[-1]) and len(judged) == len(draft)
+                verdict = verifier.verify(rows[: len(draft) + (not ends)], judged, settled + 1)
                 speculation.see(last, draft, rows, verdict.accepted)
                 pieces = text.take(verdict.tokens)
                 tokens = verdict.tokens[: len(pieces)]
@@ -239,7 +241,7 @@ class SpeculativeDecoder:
                     seconds=seconds,
                     draft_seconds=done.draft_seconds,
                     plain_seconds=done.plain_seconds,
-                    source=draft.source,
+                    source=draft.source if draft.tokens else "",
                     stop=text.stop,
                     stop_string=text.stop_string,
                     entropy=entropy,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -20,6 +21,9 @@ from ngramspec.errors import GrammarError
 
 CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 """llama.cpp's `llama_token_data`."""
+
+_BRACKETS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\r\n]*|[()<!]', re.DOTALL)  # or what may hold some
+_DEEPEST = 2500
 
 
 class Tokenizer(Protocol):
@@ -52,7 +56,7 @@ class Grammar:
         self._api = api
         self.vocabulary = vocabulary
         with _captured_stderr() as captured:
-            self._sampler = api.llama_sampler_init_grammar(handle, text.encode(), b"root")
+            self._sampler = api.llama_sampler_init_grammar(handle, _encode(text), b"root")
         if not self._sampler:
             raise GrammarError(_parse_error(captured[0], text) or f"the grammar cannot be used: {complaint()}")
 
@@ -79,7 +83,8 @@ class Grammar:
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
-        return bool(self.allowed(np.array([token]))[0])
+        # Of a token outside the vocabulary llama.cpp makes the end of the process.
+        return 0 <= token < self.vocabulary.n_vocab and bool(self.allowed(np.array([token]))[0])
 
     def accept(self, token: int) -> None:
         """Move on by a token that is allowed."""
@@ -89,6 +94,27 @@ class Grammar:
         if getattr(self, "_sampler", None):
             self._api.llama_sampler_free(self._sampler)
             self._sampler = None
+
+
+def _encode(text: str) -> bytes:
+    """A grammar for llama.cpp, which reads up to the first NUL, takes an empty one for none, and has no floor below
+    nested brackets but the end of its stack."""
+    try:
+        raw = text.encode()
+    except UnicodeEncodeError as error:
+        raise GrammarError(f"the grammar does not parse: character {error.start} of it is not valid text") from error
+    if not raw or b"\0" in raw:
+        raise GrammarError(f"the grammar {'holds a NUL character' if raw else 'is empty: it has no rule named root'}")
+    depth = 0
+    for match in _BRACKETS.finditer(text):
+        if match[0] in "<!":
+            line = text.count("\n", 0, match.start()) + 1
+            raise GrammarError(f"the grammar names tokens in line {line}: llama.cpp may end the process on them")
+        depth += {"(": 1, ")": -1}.get(match[0], 0)
+        if depth > _DEEPEST:
+            line = text.count("\n", 0, match.start()) + 1
+            raise GrammarError(f"the grammar is nested more than {_DEEPEST} brackets deep in line {line}")
+    return raw
 
 
 @contextmanager

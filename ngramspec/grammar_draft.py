@@ -112,7 +112,7 @@ class GrammarGuide:
         fill = (0,) * len(forced)
         return Draft(
             (*kept.tokens, *forced),
-            (*kept.q, *({token: 1.0} for token in forced)),
+            (*kept.q, *({token: 1.0} for token in forced)) if kept.q or not legal else (),
             (*kept.match, *fill) if kept.match or not legal else (),
             (*kept.support, *fill) if kept.support or not legal else (),
             (*kept.acceptance, *guesses) if kept.acceptance or not legal else (),

@@ -121,14 +121,6 @@ class RecordedTarget:
         return b""
 
 
-class _Last(Verdict):
-    """The end of a record: a draft that was right to its last token, and nothing after it."""
-
-    @property
-    def accepted(self) -> int:
-        return len(self.tokens)
-
-
 class RecordedVerifier:
     """Keeps a draft while it equals the record, and gives the record's next token after it.
 
@@ -153,7 +145,7 @@ class RecordedVerifier:
             if guess != token:
                 break
             right += 1
-        return Verdict(truth[: right + 1]) if right < len(truth) else _Last(truth)
+        return Verdict(truth[: right + 1], whole=right == len(truth))
 
 
 # --------------------------------------------------------------------------- what is counted

@@ -26,6 +26,7 @@ from ngramspec.grammar import CANDIDATE, Grammar
 from ngramspec.sampling import Pick, Sampling
 
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
+_MOVING = ("penalties", "dry")
 _MIROSTAT_M = 100  # tokens that mirostat 1 fits Zipf's law to; llama.cpp's constant
 
 
@@ -60,11 +61,15 @@ class SamplerChain:
         self.grammar = grammar
         self._api = api
         self._n_vocab = n_vocab
-        self._biases = [*sampling.logit_bias, *((token, -np.inf) for token in suppressed)]
+        # One each: llama.cpp takes the sum of several where it finds the token by its place, else the first.
+        biases: dict[int, float] = {}
+        for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in suppressed)):
+            biases[token] = biases.get(token, 0.0) + bias
+        self._biases = list(biases.items())
         penalises = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
-        self._repeat_last_n = (n_ctx if sampling.repeat_last_n < 0 else sampling.repeat_last_n) if penalises else 0
+        self._repeat_last_n = _window(sampling.repeat_last_n, n_ctx) if penalises else 0
         dry = sampling.dry_multiplier > 0
-        self._dry_last_n = (n_ctx if sampling.dry_penalty_last_n < 0 else sampling.dry_penalty_last_n) if dry else 0
+        self._dry_last_n = _window(sampling.dry_penalty_last_n, n_ctx) if dry else 0
         self._recent: deque[int] = deque()
         self._recent_counts: Counter[int] = Counter()
         self._reach = self._find_reach()
@@ -74,33 +79,36 @@ class SamplerChain:
     # ------------------------------------------------------------------ building
 
     def _active(self) -> list[str]:
-        """The samplers that do something here, in order; greedy decoding needs those alone that move logits."""
+        """The samplers that do something here, in order; in greedy decoding, up to the last that moves logits."""
         s = self.sampling
         on = {
             "penalties": self._repeat_last_n > 0,
             "dry": self._dry_last_n > 0,
-            "top_n_sigma": s.top_n_sigma > 0 and not s.greedy,
-            "top_k": s.top_k > 0 and not s.greedy,
+            "top_n_sigma": s.top_n_sigma > 0,
+            "top_k": s.top_k > 0,
             "typ_p": s.typical_p < 1,
-            "top_p": s.top_p < 1 and not s.greedy,
-            "min_p": s.min_p > 0 and not s.greedy,
+            "top_p": s.top_p < 1,
+            "min_p": s.min_p > 0,
             "xtc": s.xtc_probability > 0 and s.xtc_threshold <= 0.5,
-            "temperature": not s.greedy and (s.temperature != 1 or s.dynatemp_range > 0),
+            "temperature": s.temperature != 1 or s.dynatemp_range > 0,
         }
-        return [name for name in s.samplers if on[name]]
+        names = [name for name in s.samplers if on[name]]
+        if s.greedy:
+            names = names[: names.index("temperature")]
+            while names and names[-1] not in _MOVING:
+                names.pop()
+        return names
 
     def _find_reach(self) -> int | None:
         """How many of the largest logits can matter, tokens whose logits are moved apart; None: all of them."""
         if self.sampling.selects:
             return None
-        if self.sampling.greedy:
-            return 1
         for name in self._active():
             if name == "top_k":
                 return self.sampling.top_k
-            if name not in ("penalties", "dry"):
+            if name not in _MOVING:
                 return None
-        return None
+        return 1 if self.sampling.greedy else None
 
     def _build(self, vocab: Any) -> Any:
         api, s = self._api, self.sampling
@@ -211,9 +219,11 @@ class SamplerChain:
         # A sampler that drops the first ones moves the pointer.
         first = (ctypes.addressof(array.data.contents) - start) // CANDIDATE.itemsize
         left = candidates[first : first + array.size]
-        if self.sampling.selects:
-            return point_mass(int(left["id"][array.selected]))
         ids, scores = left["id"], left["logit"]
+        if not np.isfinite(scores.max()):
+            raise BadLogits("no token is left to choose: the sampling settings take the logits of all out of range")
+        if self.sampling.selects:
+            return point_mass(int(ids[array.selected]))
         if self.sampling.greedy:
             return point_mass(int(ids[scores == scores.max()].min()))
         return softmax(ids, scores)
@@ -259,6 +269,11 @@ class SamplerChain:
         if getattr(self, "_chain", None):
             self._api.llama_sampler_free(self._chain)
             self._chain = None
+
+
+def _window(last_n: int, n_ctx: int) -> int:
+    """How far to look back. llama.cpp reserves memory for all of it, and a text is never longer than the context."""
+    return n_ctx if last_n < 0 else min(last_n, n_ctx) if n_ctx else last_n
 
 
 def _seed_32(seed: int) -> int:

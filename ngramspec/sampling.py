@@ -34,14 +34,17 @@ _OF_SAMPLER = {
 }
 """The settings that a sampler alone acts on."""
 
+_LARGEST_BIAS = 1e6  # decisive, and well below 3e8, beyond which llama.cpp sorts logits wrongly
+
 
 def _whole(least: int, most: int = 2**31 - 1) -> Callable[[Any], bool]:
     return lambda x: isinstance(x, int) and least <= x <= most
 
 
 # Written so that a nan, for which every comparison is false, fails them all.
-_FINITE = (math.isfinite, "finite")
-_POSITIVE = (lambda x: 0 <= x < math.inf, "finite and at least 0")
+_LARGEST = float(np.finfo(np.float32).max)  # llama.cpp's settings are floats of 32 bits
+_FINITE = (lambda x: -_LARGEST <= x <= _LARGEST, "finite, in 32 bits")
+_POSITIVE = (lambda x: 0 <= x <= _LARGEST, "finite and at least 0, in 32 bits")
 _SHARE = (lambda x: 0 <= x <= 1, "between 0 and 1")
 _MASS = (lambda x: 0 < x <= 1, "above 0 and at most 1 (1: off)")
 _WINDOW = (_whole(-1), "a whole number, at least -1 (0: off, -1: the whole context)")
@@ -57,12 +60,12 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "xtc_threshold": _SHARE,
     "dynatemp_range": _POSITIVE,
     "dynatemp_exponent": _POSITIVE,
-    "repeat_penalty": (lambda x: 1e-30 < x < math.inf, "finite and above 0 (1: off)"),
+    "repeat_penalty": (lambda x: 1e-30 < x <= _LARGEST, "finite and above 0 (1: off), in 32 bits"),
     "repeat_last_n": _WINDOW,
     "presence_penalty": _FINITE,
     "frequency_penalty": _FINITE,
     "dry_multiplier": _POSITIVE,
-    "dry_base": (lambda x: 1 <= x < math.inf, "finite and at least 1"),
+    "dry_base": (lambda x: 1 <= x <= _LARGEST, "finite and at least 1, in 32 bits"),
     "dry_allowed_length": (_whole(0), "a whole number, at least 0"),
     "dry_penalty_last_n": _WINDOW,
     "mirostat": (lambda x: x in (0, 1, 2), "0 (off), 1 or 2"),
@@ -130,8 +133,12 @@ class Sampling:
             if not holds(value):
                 raise ValueError(f"{name} is {value}, but must be {meaning}")
         for token, bias in self.logit_bias:
-            if not bias < math.inf:
-                raise ValueError(f"the logit bias of token {token} is {bias}, but must be a number or -inf")
+            if not (bias == -math.inf or abs(bias) <= _LARGEST_BIAS):
+                limits = f"from {-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}, or -inf"
+                raise ValueError(f"the logit bias of token {token} is {bias}, but must be {limits}")
+        for text in self.dry_sequence_breakers:
+            if not text or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+                raise ValueError(f"dry_sequence_breakers holds {text!r}, but must hold valid text that is not empty")
         self._check_order()
         self._check_together()
 

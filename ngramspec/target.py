@@ -38,6 +38,7 @@ from ngramspec.kv_cache import CACHE_TYPES, CacheShape, CacheType, fitting_conte
 from ngramspec.protocol import Logits, Progress
 from ngramspec.samplers import SamplerChain
 from ngramspec.sampling import Sampling
+from ngramspec.sequences import Node, Sequences
 
 MAX_EVALUATE = 64
 """Most tokens one `evaluate` takes: the logits buffer is reserved for this many positions."""
@@ -184,8 +185,6 @@ class Vocabulary:
             GrammarError: the grammar is not one.
         """
         self._check_open()
-        count = ctypes.c_int32()
-        suppressed = llama.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
         return SamplerChain(
             llama,
             sampling,
@@ -193,8 +192,16 @@ class Vocabulary:
             vocab=self._vocab,
             n_ctx=self.n_ctx,
             grammar=self.grammar(sampling.grammar) if sampling.grammar is not None else None,
-            suppressed=[suppressed[i] for i in range(count.value)],
+            suppressed=self.suppressed,
         )
+
+    @cached_property
+    def suppressed(self) -> tuple[int, ...]:
+        """Token ids that the model's file forbids."""
+        self._check_open()
+        count = ctypes.c_int32()
+        tokens = llama.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
+        return tuple(tokens[i] for i in range(count.value))
 
     @cached_property
     def vocabulary_hash(self) -> bytes:
@@ -244,6 +251,7 @@ class Target(Vocabulary):
         extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
             `amx_broken` is true). True takes all of ggml's extra memory types for weights, unchecked and before a
             GPU's host memory; False takes none. Both are for the check itself.
+        n_seq: most sequences in the cache, 1 to MAX_EVALUATE; they share its cells. `sequences` needs several.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -266,6 +274,7 @@ class Target(Vocabulary):
         mmap: bool = True,
         exact: bool = False,
         extra_buffers: bool | None = None,
+        n_seq: int = 1,
     ) -> None:
         if n_ctx is not None and not 1 <= n_ctx <= MAX_CONTEXT:
             raise ValueError(f"n_ctx is {n_ctx}, but must be 1 to {MAX_CONTEXT}")
@@ -278,12 +287,15 @@ class Target(Vocabulary):
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}")
+        if not 1 <= n_seq <= MAX_EVALUATE:
+            raise ValueError(f"n_seq is {n_seq}, but must be 1 to {MAX_EVALUATE}")
         self.path = Path(path)
         self.notes: list[str] = []
         self.tokens: list[int] = []
         self.threads = machine.physical_cores() if threads is None else threads
         self.cache_types = (cache_type_k, cache_type_v)
         self.exact = exact
+        self.n_seq = n_seq
         self._mapped = mmap
         _init_backend()
         self._load(n_gpu_layers, extra_buffers)
@@ -376,6 +388,9 @@ class Target(Vocabulary):
         self.n_batch = 128 if self.flash_attn == "off" else 512
         params.n_batch = params.n_ubatch = self.n_batch
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
+        params.n_seq_max = self.n_seq
+        # One pool of cells: what continuations have in common is there once.
+        params.kv_unified = self.n_seq > 1
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = _FLASH[self.flash_attn]
         params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
@@ -487,6 +502,31 @@ class Target(Vocabulary):
         """Kernel classes of batch sizes at a short and a long context; see `ngramspec.probe`. Clears the cache."""
         return probe.probe(self, depths)
 
+    def sequences(self, root: Node) -> Sequences:
+        """A tree of continuations of what the cache holds; nothing else may be evaluated until it is closed.
+
+        Args:
+            root: stands for what the cache holds.
+
+        Raises:
+            ValueError: the target was loaded for one sequence, its memory cannot branch, or `root` is not as long.
+        """
+        self._check_open()
+        if self.n_seq < 2 or not self.can_branch:
+            raise ValueError("a tree needs a target with n_seq above 1 and a memory that is not recurrent")
+        if root.length != len(self.tokens) or not self.tokens:
+            raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")
+        return Sequences(
+            llama,
+            self._ctx,
+            self._memory,
+            self._logits,
+            root,
+            count=self.n_seq,
+            max_batch=self.max_batch,
+            windowed=llama.llama_model_n_swa(self._model) > 0,
+        )
+
     def clear(self) -> None:
         """Forget everything in the cache."""
         self._check_open()
@@ -533,6 +573,11 @@ class Target(Vocabulary):
     # ------------------------------------------------------------------ identity and end
 
     @property
+    def can_branch(self) -> bool:
+        """Whether several continuations can share a beginning in the cache; recurrent states cannot be shared."""
+        return not self._recurrent
+
+    @property
     def fingerprint(self) -> str:
         """Key of everything a measured cost or a probe result depends on: file, build, machine, settings."""
         digest = hashlib.blake2b(digest_size=12)
@@ -566,14 +611,14 @@ def schema_grammar(schema: str) -> str:
     """
     try:
         loaded = json.loads(schema)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise GrammarError(f"the JSON schema is a {type(loaded).__name__}, but must be an object")
     try:
         grammar: str = json_schema_to_gbnf(schema)
     except Exception as error:  # asserts and whatever a strange schema runs into
-        reason = str(error) or type(error).__name__
+        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise GrammarError(f"the JSON schema cannot be turned into a grammar: {reason}") from error
     return grammar
 

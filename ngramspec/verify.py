@@ -2,7 +2,8 @@
 
 Every function takes the target's logits `rows`, an iterable of at least len(draft) + 1 rows of
 shape (n_vocab,) where row i holds the logits after draft[:i]; it returns the accepted prefix of the
-draft plus one token of the target's own, and touches no row past the first refusal. `position` is
+draft plus one token of the target's own, and touches no row past the first refusal. A draft whose
+last token ends the text comes with len(draft) rows: nothing is to follow it. `position` is
 the absolute index in the sequence of the token that row 0 decides. `sampler` turns a row into a law
 or a token, and is told of every emitted token. They raise BadLogits and GrammarError (see
 `sampling.Sampler`), with the position, and ValueError when the rows run out or a draft contradicts
@@ -48,14 +49,20 @@ _SECOND_DRAW = 1 << 32  # added to token ids, all of which are below: noise of i
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What one pass emits: the accepted prefix of the draft, then one token of the target's."""
+    """What one pass emits: the accepted prefix of the draft, then one token of the target's.
+
+    Attributes:
+        tokens: ids.
+        whole: the draft was accepted whole, and ends the text: there is no token of the target's own.
+    """
 
     tokens: tuple[int, ...]
+    whole: bool = False
 
     @property
     def accepted(self) -> int:
         """How many drafted tokens were kept."""
-        return len(self.tokens) - 1
+        return len(self.tokens) - (not self.whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,8 +205,9 @@ def verify_rejection(
             raise ValueError(f"drafted token {token} was not drawn from its q, {dict(law)}")
     seed = sampler.sampling.seed
     guesses = zip(draft, q, strict=True)
+    count = 0
     for offset, row in enumerate(rows):
-        at = position + offset
+        at, count = position + offset, offset + 1
         p = law_of(sampler, row, at)
         guess, law = next(guesses, (None, {}))  # past the draft: q = 0 everywhere, refuse
         if guess is not None:
@@ -216,7 +224,7 @@ def verify_rejection(
         if watch is not None:
             watch(Judgement(token, None, p.probability(token), {}))
         return Verdict((*draft[:offset], token))
-    raise rows_ran_out(draft)
+    return whole(draft, count)
 
 
 def rejection_choice(sampling: Sampling, position: int) -> Choose:
@@ -271,7 +279,7 @@ def keep_while_equal(
         tokens.append(token)
         if token != guess:
             return Verdict(tuple(tokens))
-    raise rows_ran_out(draft)
+    return whole(draft, len(tokens))
 
 
 def _overlap(p: Distribution, q: Mapping[int, float]) -> float:
@@ -295,5 +303,8 @@ def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int
     return int(ids[np.searchsorted(edges, u * edges[-1], side="right")])
 
 
-def rows_ran_out(draft: Sequence[int]) -> ValueError:
-    return ValueError(f"a draft of {len(draft)} tokens needs {len(draft) + 1} rows of logits")
+def whole(draft: Sequence[int], rows: int) -> Verdict:
+    """The verdict on a draft that was accepted to the last of so many rows."""
+    if not draft or rows != len(draft):
+        raise ValueError(f"a draft of {len(draft)} tokens came with {rows} rows of logits")
+    return Verdict(tuple(draft), whole=True)

@@ -22,6 +22,7 @@ from ngramspec.verify import (
     keep_while_equal,
     law_of,
     probability,
+    whole,
 )
 
 
@@ -57,20 +58,21 @@ def verify_typical(
     rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None
 ) -> Verdict:
     """Keep each drafted token with p(x) > min(epsilon, delta exp(-H(p))); else the token is a draw from p."""
-
-    def decide(offset: int, row: Row, guess: int | None) -> int:
-        at = position + offset
+    count = 0
+    for offset, row in enumerate(rows):
+        at, count = position + offset, offset + 1
         p = law_of(sampler, row, at)
-        if guess is not None:
-            bar = typical_threshold(p.probs)
+        if offset < len(draft):
+            guess, bar = draft[offset], typical_threshold(p.probs)
             kept = p.probability(guess) > bar
             if watch is not None:
                 watch(Judgement(guess, kept, p.probability(guess), {"threshold": bar}))
             if kept:
-                return guess
+                sampler.accept(guess)
+                continue
         token = gumbel_pick(sampler.sampling.seed, at, p)
+        sampler.accept(token)
         if watch is not None:
             watch(Judgement(token, None, p.probability(token), {}))
-        return token
-
-    return keep_while_equal(rows, draft, sampler, decide)
+        return Verdict((*draft[:offset], token))
+    return whole(draft, count)

@@ -1,12 +1,27 @@
-"""Fixtures of the tests that run the command line."""
+"""Fixtures: an environment for the command line, and a small vocabulary for grammars."""
 
 from __future__ import annotations
 
 import pytest
-from cli_runner import environment
+from cli_runner import DEMO, environment
+from vocabulary_files import WORDS, write_words
+
+from ngramspec.target import Vocabulary
 
 
 @pytest.fixture(scope="module")
 def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment in which the user's folders are empty and no model is named."""
     return environment(tmp_path_factory.mktemp("home"))
+
+
+@pytest.fixture(scope="session")
+def word_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    """All bytes, some short words that overlap, and an end of text; see `vocabulary_files`."""
+    return Vocabulary(write_words(tmp_path_factory.mktemp("vocabulary") / "words.gguf", WORDS))
+
+
+@pytest.fixture(scope="session")
+def demo_vocabulary() -> Vocabulary:
+    """The demo model's: byte-level BPE, 4,096 tokens."""
+    return Vocabulary(DEMO)

@@ -22,6 +22,7 @@ from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.stats import Stats, Step
 from ngramspec.target import Target
+from ngramspec.verifier import Acceptance
 
 DEMO = Path(__file__).parents[1] / "ngramspec" / "demo" / "demo.gguf"
 
@@ -111,6 +112,7 @@ def session(target: Target, tmp_path: Path) -> Session:
         SpeculativeDecoder(target, calibration_folder=tmp_path),
         options,
         options.sampling(),
+        Acceptance(),
         20,
         (),
         AnswerView(target.piece),

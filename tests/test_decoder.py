@@ -1,41 +1,34 @@
-"""The loop on a mock target: same tokens, same law, and a cache that always holds what was emitted.
+"""The loop on a mock target: the tokens of greedy decoding, every kind of end, and a cache that always holds what
+was emitted.
 
-The clock is a mock too, so the cost policy decides the same in every run. The statistical tests take the seeds
-0, 1, 2, ... as their sample: they pass or fail for ever, and under exact sampling each would fail with
-probability below `ALARM` (Laurent and Massart 2000, lemma 1: P(chi2_k >= k + 2 sqrt(k x) + 2 x) <= exp(-x)).
+The clock is a mock too, so the cost policy decides the same in every run. Sampling, grammars and logprobs are in
+`test_decoder_sampling`, the laws of sampled text in `test_decoder_laws`.
 """
 
 from __future__ import annotations
 
-import math
-import random
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from decoder_loop import CLOCK, Oracle, cheap, drive, model
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mock_target import Clock, MockTarget, plain_generate
+from mock_target import MockTarget, plain_generate
 from numpy.typing import NDArray
 
 from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.distribution import BadLogits
 from ngramspec.draft import NO_DRAFT, Choose, Draft, Outlook
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.errors import PromptError, TargetError
-from ngramspec.memory import Memory
 from ngramspec.policy import FixedPolicy
-from ngramspec.sampling import BadLogits, Sampling
-from ngramspec.stats import Stats, Step
-from ngramspec.verify import Verifier
+from ngramspec.sampling import Sampling
+from ngramspec.stats import Stats
 
 POLICIES = ("fixed", "heuristic", "cost")
-ALARM = 1e-8
-OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-CLOCK = Clock()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -51,47 +44,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("calibration")
 
 
-def cheap(size: int) -> float:
-    """A machine on which a drafted token costs a tenth of a pass."""
-    return 1e-3 * (1 + 0.1 * (size - 1))
-
-
-def model(n_vocab: int = 60, **options: Any) -> MockTarget:
-    return MockTarget(n_vocab, **{"peak": 6.0, "seconds": cheap, "clock": CLOCK, **options})
-
-
-def drive(
-    decoder: SpeculativeDecoder, prompt: Sequence[int], *, max_tokens: int, **options: Any
-) -> tuple[list[int], list[Step]]:
-    """Generate, and hold every step and the cache behind it to the contract."""
-    target = decoder.target
-    emitted: list[int] = []
-    steps: list[Step] = []
-    for step in decoder.generate(prompt, max_tokens=max_tokens, **options):
-        assert not steps or steps[-1].stop is None
-        steps.append(step)
-        emitted += step.tokens
-        assert target.tokens == [*prompt, *emitted[:-1]]
-        assert len(step.pieces) == len(step.tokens) > 0
-        assert step.text == "".join(step.pieces)
-        assert step.tokens[: step.accepted] == step.drafted[: step.accepted]
-        assert step.refused == step.drafted[step.accepted :]
-        # One token of the target's own, unless the text ended inside the accepted draft.
-        assert len(step.tokens) - step.accepted == (0 if step.stop and step.accepted == len(step.tokens) else 1)
-        assert (step.batch == 0) == (len(steps) == 1)
-        assert step.batch >= 1 + len(step.drafted) or len(steps) == 1
-        assert step.source == (decoder.drafter.name if decoder.drafter and step.drafted else "")
-        assert (step.stop_string is not None) == (step.stop == "stop")
-    assert steps[-1].stop is not None
-    assert len(emitted) <= max_tokens
-    assert target.tokens == [*prompt, *emitted[:-1]]
-    return emitted, steps
-
-
 def looping(n: int = 60, **options: Any) -> tuple[MockTarget, list[int], list[int]]:
     """A model, a prompt from whose n-grams its greedy continuation can be guessed, and that continuation."""
     mock = model(12, **options)
-    text = [1, 2, 3, *plain_generate(model(12), [1, 2, 3], 120, Verifier(Sampling()))]
+    text = [1, 2, 3, *plain_generate(model(12), [1, 2, 3], 120, Sampling())]
     return mock, text[:63], text[63 : 63 + n]
 
 
@@ -121,94 +77,8 @@ def test_greedy_output_is_plain_output(data: st.DataObject, folder: Path) -> Non
         prompt = data.draw(st.lists(st.integers(0, n_vocab - 1), min_size=1, max_size=40))
         n = data.draw(st.integers(1, 60))
         emitted, steps = drive(decoder, prompt, max_tokens=n)
-        assert emitted == plain_generate(model(n_vocab, **options), prompt, n, Verifier(Sampling()))
+        assert emitted == plain_generate(model(n_vocab, **options), prompt, n, Sampling())
         assert max(len(s.drafted) for s in steps) <= draft_max
-
-
-@pytest.mark.parametrize("drafter", DRAFTERS)
-def test_a_seed_gives_the_same_tokens_with_and_without_drafts(drafter: str, folder: Path) -> None:
-    rng = np.random.default_rng(5)
-    accepted = 0
-    for case in range(300):
-        options = {"peak": float(rng.choice([1.0, 4.0, 8.0])), "seed": case % 7}
-        n_vocab = int(rng.choice([6, 12, 50, 300]))
-        sampling = Sampling(float(rng.choice([0.1, 0.7, 1.0, 2.0])), seed=int(rng.integers(1 << 60)))
-        prompt = [int(t) for t in rng.integers(0, min(n_vocab, 5), rng.integers(1, 10))]
-        prompt += plain_generate(model(n_vocab, **options), prompt, int(rng.integers(1, 60)), Verifier(sampling))
-        expected = plain_generate(model(n_vocab, **options), prompt, 30, Verifier(sampling))
-        memory = None
-        if drafter in REMEMBERING:
-            memory = Memory()
-            memory.remember([*prompt, *expected])
-        decoder = SpeculativeDecoder(
-            model(n_vocab, **options),
-            drafter=make_drafter(drafter, memory=memory),
-            policy=POLICIES[case % 3],
-            draft_max=int(rng.integers(1, 16)),
-            calibration_folder=folder,
-        )
-        emitted, steps = drive(decoder, prompt, max_tokens=30, sampling=sampling)
-        assert emitted == expected
-        accepted += sum(s.accepted for s in steps)
-        if case % 10 == 0:
-            plain = SpeculativeDecoder(model(n_vocab, **options), drafter=None, calibration_folder=folder)
-            assert drive(plain, prompt, max_tokens=30, sampling=sampling)[0] == emitted
-    assert accepted > 500  # or nothing was tested
-
-
-class Coin(MockTarget):
-    """Tokens 0 and 2 with probability 0.45 each, 1 and 3 with 0.05 each, whatever came before."""
-
-    p = np.array([0.45, 0.05, 0.45, 0.05])
-
-    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        logits: NDArray[np.float32] = np.log(self.p).astype(np.float32)
-        return logits
-
-
-def test_coupled_guesses_use_the_noise_of_their_position(tmp_path: Path) -> None:
-    # Two independent draws agree with probability 0.41; the same noise on similar counts far more often.
-    stats = Stats()
-    prompt = random.Random(4).choices(range(4), Coin.p.tolist(), k=400)
-    for seed in range(10):
-        decoder = SpeculativeDecoder(Coin(4), policy="fixed", draft_max=1, calibration_folder=tmp_path)
-        for step in drive(decoder, prompt, max_tokens=100, sampling=Sampling(1.0, **OPEN, seed=seed))[1]:
-            stats.add(step)
-    assert stats.drafted > 400
-    assert (stats.acceptance_rate or 0) > 0.6
-
-
-class Oracle:
-    """Knows the text: right everywhere but at every `wrong`-th position."""
-
-    name = "ngram"
-
-    def __init__(self, text: Sequence[int], wrong: int = 0) -> None:
-        self.text = list(text)
-        self.wrong = wrong
-        self.seen: list[int] = []
-        self.begun: list[list[int]] = []
-        self.limits: list[int] = []
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        self.begun.append(list(prompt))
-        self.seen = []
-
-    def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
-    ) -> Draft:
-        self.limits.append(limit)
-        at = len(self.seen)
-        tokens = [
-            (t + 1) % 12 if self.wrong and (at + i) % self.wrong == 0 else t
-            for i, t in enumerate(self.text[at : at + limit])
-        ]
-        n = len(tokens)
-        return Draft(tuple(tokens), tuple({t: 1.0} for t in tokens), (3,) * n, (9,) * n, (0.9,) * n, self.name)
-
-    def accept(self, tokens: Sequence[int]) -> int:
-        self.seen += tokens
-        return 0
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -259,88 +129,6 @@ def test_nothing_to_draft_is_plain_decoding(tmp_path: Path) -> None:
         _, steps = drive(decoder, prompt, max_tokens=20)
         assert {s.batch for s in steps[1:]} == {1}
         assert not any(s.drafted or s.source for s in steps)
-
-
-# --------------------------------------------------------------------------- the same law
-
-
-def law(mock: MockTarget, prompt: Sequence[int], sampling: Sampling, depth: int) -> NDArray[np.float64]:
-    """Probability of every continuation of `depth` tokens, in lexicographic order."""
-
-    def p(context: Sequence[int]) -> NDArray[np.float64]:
-        full = np.zeros(mock.n_vocab)
-        d = sampling.distribution(mock.row(context))
-        full[d.ids] = d.probs
-        return full
-
-    cells = product(range(mock.n_vocab), repeat=depth)
-    return np.array([math.prod(p([*prompt, *c[:i]])[c[i]] for i in range(depth)) for c in cells])
-
-
-@pytest.mark.parametrize(
-    ("drafter", "verify", "policy", "slope", "order"),
-    [
-        ("mixture", "coupled", "fixed", 0.1, 2),
-        ("mixture", "coupled", "cost", 0.1, 0),
-        ("mixture", "rejection", "fixed", 0.1, 0),
-        ("mixture", "rejection", "heuristic", 0.1, 2),
-        ("mixture", "rejection", "cost", 0.1, 2),
-        ("mixture, new every time", "rejection", "cost", 0.33, 0),
-        ("mixture with memory", "coupled", "cost", 0.1, 2),
-        ("mixture with memory", "rejection", "cost", 0.1, 0),
-        ("ngram", "coupled", "fixed", 0.1, 2),
-        ("ngram", "rejection", "fixed", 0.1, 0),
-        ("ngram", "rejection", "heuristic", 0.1, 2),
-        ("ngram", "rejection", "cost", 0.1, 2),
-        ("ngram", "rejection", "cost", 0.4, 0),
-        ("suffix", "coupled", "fixed", 0.1, 2),
-        ("suffix", "rejection", "cost", 0.1, 2),
-        ("recycle", "coupled", "fixed", 0.1, 2),
-        ("recycle", "rejection", "cost", 0.1, 2),
-    ],
-)
-def test_sampling_keeps_the_law(
-    drafter: str, verify: str, policy: str, slope: float, order: int, tmp_path: Path
-) -> None:
-    # In the prompt 0 and 1 follow in the proportion 3 : 2, so 0 is a good guess and 1 a bad one: estimates that
-    # looked at the drawn token would have the cost policy send the zeros alone, and 0 come out far too often. A
-    # drafter that is new every time has not learnt yet what both are worth.
-    options: dict[str, Any] = {"seconds": lambda n: 1e-3 * (1 + slope * (n - 1)), "clock": CLOCK, "peak": 1.0}
-    mock = MockTarget(4, **options) if order else Coin(4, **options)
-    rng = random.Random(36)
-    prompt = [int(rng.random() < 0.4) for _ in range(100)]
-    name, memory, new = drafter.split(maxsplit=1)[0].strip(","), "memory" in drafter, "new" in drafter
-    decoder = SpeculativeDecoder(
-        mock, drafter=make_drafter(name, memory=memory), policy=policy, draft_max=4, calibration_folder=tmp_path
-    )
-    decoder.calibration.path = None  # no file per sample
-    runs, depth, stats = 3000, 2, Stats()
-    seen: Counter[tuple[int, ...]] = Counter()
-    for sample in range(runs):
-        tokens: list[int] = []
-        sampling = Sampling(1.0, **OPEN, seed=sample)
-        if new:
-            decoder.drafter = make_drafter(name)
-        for step in decoder.generate(prompt, max_tokens=4, sampling=sampling, verify=verify):
-            stats.add(step)
-            tokens += step.tokens
-        seen[tuple(tokens[1 : 1 + depth])] += 1  # the first comes from the prefill, undrafted
-    assert stats.drafted > runs / 20
-    assert 0.1 < (stats.acceptance_rate or 0) < 0.95
-    expected = runs * law(mock, prompt, Sampling(1.0, **OPEN), depth + 1).reshape(4, -1).sum(axis=0)
-    observed = np.array([seen[c] for c in product(range(4), repeat=depth)])
-    chi = float(((observed - expected) ** 2 / expected).sum())
-    k, x = expected.size - 1, -math.log(ALARM)
-    assert chi < k + 2 * math.sqrt(k * x) + 2 * x
-
-
-def test_rejection_is_reproducible(tmp_path: Path) -> None:
-    sampling = Sampling(1.0, **OPEN, seed=9)
-    texts = []
-    for _ in range(2):
-        decoder = SpeculativeDecoder(model(6, peak=2.0), policy="fixed", calibration_folder=tmp_path)
-        texts.append(drive(decoder, [1, 2, 1, 2, 1], max_tokens=40, sampling=sampling, verify="rejection")[0])
-    assert texts[0] == texts[1]
 
 
 # --------------------------------------------------------------------------- every kind of end
@@ -453,7 +241,7 @@ def test_a_second_generation_does_not_disturb_the_first(tmp_path: Path) -> None:
     # One cache cannot hold two texts: the first generator must say so, never go on with wrong text.
     mock, prompt, text = looping()
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
-    other = plain_generate(model(12), [5, 6, 7], 40, Verifier(Sampling()))
+    other = plain_generate(model(12), [5, 6, 7], 40, Sampling())
     first = decoder.generate(prompt, max_tokens=60)
     emitted = list(next(first).tokens)
     second = decoder.generate([5, 6, 7], max_tokens=40)
@@ -472,7 +260,7 @@ def test_an_abandoned_generation_does_not_disturb_the_next(tmp_path: Path) -> No
     mock, prompt, _ = looping()
     decoder = SpeculativeDecoder(mock, calibration_folder=tmp_path)
     long_prompt = [3] * 100
-    other = plain_generate(model(12), long_prompt, 40, Verifier(Sampling()))
+    other = plain_generate(model(12), long_prompt, 40, Sampling())
     first = decoder.generate(prompt, max_tokens=60)
     next(first)
     second = decoder.generate(long_prompt, max_tokens=40)
@@ -590,7 +378,7 @@ def test_a_target_that_cannot_roll_back_decodes_plainly(exact: bool, tmp_path: P
     assert not any(s.drafted for s in steps)
     sampling = Sampling(1.0, seed=3)
     emitted, _ = drive(decoder, prompt, max_tokens=40, sampling=sampling)
-    assert emitted == plain_generate(model(12), prompt, 40, Verifier(sampling))
+    assert emitted == plain_generate(model(12), prompt, 40, sampling)
 
 
 def test_batches_are_padded_to_a_cheaper_size(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter, mixture
 from ngramspec.drafting.mixture import LONGEST, MixtureDrafter
 from ngramspec.memory import Memory
 from ngramspec.sampling import Sampling
-from ngramspec.verify import Verifier
 
 PLAIN = plain_modules()["mixture"]
 BOTH = pytest.mark.parametrize("module", [mixture, PLAIN], ids=["installed", "plain"])
@@ -295,7 +294,7 @@ def test_output_is_plain_output_with_memory(policy: str) -> None:
         sampling = Sampling(0.8 if request % 2 else 0.0, seed=request)
         prompt = [rng.randrange(24) for _ in range(rng.randrange(1, 30))]
         steps = list(decoder.generate(prompt, max_tokens=40, sampling=sampling))
-        plain = plain_generate(MockTarget(24, peak=5.0), prompt, 40, Verifier(sampling))
+        plain = plain_generate(MockTarget(24, peak=5.0), prompt, 40, sampling)
         assert [t for s in steps for t in s.tokens] == plain
         accepted += sum(s.accepted for s in steps)
     assert accepted > 200

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.machinery
 import importlib.metadata
@@ -35,13 +36,24 @@ def test_each_package_has_a_name_of_its_own(project: dict[str, Any]) -> None:
     assert project["project"]["scripts"] == {"ngramspec": "ngramspec_cli.app:main"}
 
 
+def imported(node: ast.AST) -> set[str]:
+    """Top-level names of what a file imports when it runs."""
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        return set()
+    if isinstance(node, ast.Import):
+        return {alias.name.split(".")[0] for alias in node.names}
+    if isinstance(node, ast.ImportFrom):
+        return set() if node.level else {(node.module or "").split(".")[0]}
+    return set().union(*map(imported, ast.iter_child_nodes(node)))
+
+
 def test_what_is_imported_is_a_dependency(project: dict[str, Any]) -> None:
     spelt = {"llama_cpp": "llama-cpp-python", "prompt_toolkit": "prompt-toolkit", "huggingface_hub": "huggingface-hub"}
     own = {"ngramspec", "ngramspec_cli", "ngramspec_prompts"}
     wanted = set()
     for file in [*(ROOT / "ngramspec").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
-        found = re.findall(r"^\s*(?:import|from) (\w+)", file.read_text("utf-8"), re.MULTILINE)
-        wanted |= {spelt.get(name, name) for name in found if name not in sys.stdlib_module_names | own}
+        names = imported(ast.parse(file.read_text("utf-8")))
+        wanted |= {spelt.get(name, name) for name in names if name not in sys.stdlib_module_names | own}
     required = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["hub"]
     assert wanted <= {re.split(r"[^\w-]", line)[0] for line in required}
 

@@ -17,7 +17,8 @@ from ngramspec.policy import FixedPolicy
 from ngramspec.replay import BINS, ENDLESS, Metered, RecordedTarget, Recording, Reliability, Replay, Tally
 from ngramspec.replay_report import Comparison, by_category, figures
 from ngramspec.sampling import Sampling
-from ngramspec.verify import Verdict, Verifier
+from ngramspec.verifier import Verifier
+from ngramspec.verify import Verdict
 
 CPU = GivenCurve(CURVES["cpu-1.5b-q4_0"][0])
 FLAT = GivenCurve(CURVES["flat"][0])
@@ -124,7 +125,7 @@ def test_it_drafts_as_real_decoding_does() -> None:
         prompt = [first, 2, 3]
         steps = list(decoder.generate(prompt, max_tokens=200))
         response = [token for step in steps for token in step.tokens]
-        assert response == plain_generate(MockTarget(12, peak=6.0), prompt, 200, Verifier(Sampling()))
+        assert response == plain_generate(MockTarget(12, peak=6.0), prompt, 200, Sampling())
         tally = replay.run(Recording("c", str(first), prompt, response))
         # The decoder knows that 200 tokens are the end, so the last drafts may be shorter.
         sizes = [step.batch for step in steps[1:]]
@@ -173,7 +174,7 @@ def test_the_meter_counts_drafting_and_nothing_else() -> None:
 class Verifier10:
     """Says 10 whatever is asked."""
 
-    name = "greedy"
+    blind = False
 
     def choose(self, position: int) -> None:
         return None
@@ -294,8 +295,8 @@ def test_a_verifier_that_is_handed_in_has_its_own_sampling(tmp_path: Path) -> No
     mock = MockTarget(12, peak=6.0)
     decoder = SpeculativeDecoder(mock, curve=CPU, calibration_folder=tmp_path)
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
-        given = list(decoder.generate([1, 2, 3], max_tokens=50, verify=Verifier(sampling)))
+        given = list(decoder.generate([1, 2, 3], max_tokens=50, verify=Verifier(mock.sampler(sampling))))
         named = list(decoder.generate([1, 2, 3], max_tokens=50, sampling=sampling))
         assert [t for s in given for t in s.tokens] == [t for s in named for t in s.tokens]
     with pytest.raises(ValueError, match="has its own"):
-        decoder.generate([1, 2, 3], max_tokens=5, sampling=Sampling(), verify=Verifier(Sampling()))
+        decoder.generate([1, 2, 3], max_tokens=5, sampling=Sampling(), verify=Verifier(mock.sampler(Sampling())))

@@ -62,7 +62,7 @@ def test_bad_input_is_one_line(env: dict[str, str], arguments: str, code: int, c
     "settings",
     [
         "--repeat-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.1 --repeat-last-n -1",
-        "--dry-multiplier 0.8 --dry-base 1.5 --dry-allowed-length 1 --dry-penalty-last-n 99 --dry-sequence-breaker none",
+        "--dry-multiplier 0.8 --dry-base 1.5 --dry-allowed-length 1 --dry-penalty-last-n 9 --dry-sequence-breaker none",
         "--typical-p 0.8 --xtc-probability 0.5 --xtc-threshold 0.2 --dynatemp-range 0.4 --dynatemp-exp 1.2",
         "--top-n-sigma 1.5 --samplers temperature;top-k;top_n_sigma",
         "--mirostat 2 --mirostat-lr 0.2 --mirostat-ent 3",

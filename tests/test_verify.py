@@ -1,10 +1,8 @@
-"""Verification: the same tokens as plain decoding (greedy, coupled) and the same law (all).
+"""Verification: the tokens of plain decoding, the odds of acceptance, and what is looked at on the way.
 
-The statistical tests take the seeds 0, 1, 2, ... as their sample, so they pass or fail for ever.
-Under exact sampling each comparison would fail with probability below 1e-8; there are fewer than
-50, so the file's false-alarm rate is below 1e-6. Limits: Laurent and Massart (2000), lemma 1, for
-chi-square, P(X >= k + 2 sqrt(k x) + 2 x) <= exp(-x); Hoeffding for frequencies,
-P(|mean - expectation| >= sqrt(log(2 / alarm) / (2 n))) <= alarm.
+The laws of what is emitted are in `test_verify_laws`. Statistical tests take the seeds 0, 1, 2, ... as their
+sample, so they pass or fail for ever; under exact sampling each would fail with probability below `laws.ALARM`.
+Limit for frequencies (Hoeffding): P(|mean - expectation| >= sqrt(log(2 / alarm) / (2 n))) <= alarm.
 """
 
 from __future__ import annotations
@@ -12,23 +10,30 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from laws import ALARM, check_law, next_law
 from mock_target import MockTarget, plain_generate
 from numpy.typing import NDArray
+from small_loop import Propose, certain, from_counts, speculate
 
 from ngramspec import noise
 from ngramspec import verify as verify_module
+from ngramspec.distribution import BadLogits
 from ngramspec.draft import NO_DRAFT, Choose, Draft
-from ngramspec.sampling import BadLogits, Sampling
+from ngramspec.errors import GrammarError
+from ngramspec.samplers import SamplerChain
+from ngramspec.sampling import Sampling
+from ngramspec.target import Vocabulary, make_sampler
+from ngramspec.verifier import Verifier
 from ngramspec.verify import (
+    Judgement,
     Verdict,
-    Verifier,
     coupled_choice,
     rejection_choice,
     verify_coupled,
@@ -36,48 +41,36 @@ from ngramspec.verify import (
     verify_rejection,
 )
 
-ALARM = 1e-8
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
-Propose = Callable[[list[int], Choose | None], Draft]
+PROMPT = [3, 1, 4, 1, 5]
 
 
-def certain(tokens: Sequence[int]) -> Draft:
-    """A draft that nobody drew: q is 1 at each token."""
-    return Draft(tuple(tokens), tuple({t: 1.0} for t in tokens))
-
-
-def speculate(
-    mock: MockTarget, prompt: Sequence[int], n: int, verifier: Verifier, propose: Propose
-) -> tuple[list[int], list[int]]:
-    """The smallest drafting loop: n tokens, and how many each pass accepted."""
-    mock.prefill(prompt[:-1])
-    tokens, accepted = list(prompt), []
-    while len(tokens) < len(prompt) + n:
-        draft = propose(tokens, verifier.choose(len(tokens)))
-        rows = mock.evaluate([tokens[-1], *draft.tokens])
-        verdict = verifier.verify(rows, draft, len(tokens))
-        accepted.append(verdict.accepted)
-        assert verdict.tokens[: verdict.accepted] == draft.tokens[: verdict.accepted]
-        tokens.extend(verdict.tokens)
-        mock.rollback(len(tokens) - 1)
-    return tokens[len(prompt) : len(prompt) + n], accepted
-
-
-def from_counts(counts: Sequence[dict[int, int]]) -> Propose:
-    """A drafter that picks as it is told from tables that ignore the context."""
-
-    def propose(_tokens: list[int], choose: Choose | None) -> Draft:
-        assert choose is not None
-        picked = [choose(i, c) for i, c in enumerate(counts)]
-        q = [{t: c / sum(law.values()) for t, c in law.items()} for law in counts]
-        return Draft(tuple(picked), tuple(q))
-
-    return propose
+def sampler(sampling: Sampling, n_vocab: int = 4) -> SamplerChain:
+    return make_sampler(sampling, n_vocab)
 
 
 # ---------------------------------------------------------------- same tokens as plain decoding
 
-PROMPT = [3, 1, 4, 1, 5]
+SAMPLINGS = {
+    "greedy": Sampling(),
+    "t0.8": Sampling(0.8, seed=1),
+    "t1.5": Sampling(1.5, seed=2**64 - 1, top_k=4),
+    "t1": Sampling(1.0, seed=7, **ALL),
+    "greedy, penalties": Sampling(repeat_penalty=1.5, frequency_penalty=0.3, repeat_last_n=6),
+    "penalties": Sampling(1.0, seed=3, repeat_penalty=1.3, presence_penalty=0.5, repeat_last_n=9, **ALL),
+    "reward": Sampling(0.8, seed=4, repeat_penalty=0.8, frequency_penalty=-0.2),
+    "biases": Sampling(0.9, seed=5, logit_bias=((2, 4.0), (7, -math.inf), (0, -1.5))),
+    "greedy, biases": Sampling(logit_bias=((2, 4.0), (7, -math.inf))),
+    "xtc": Sampling(1.2, seed=6, xtc_probability=0.5, xtc_threshold=0.05),
+    "typical": Sampling(1.0, seed=8, typical_p=0.6, top_n_sigma=1.5),
+    "dynatemp": Sampling(0.8, seed=9, dynatemp_range=0.6, dynatemp_exponent=1.3),
+    "dynatemp from 0": Sampling(0.0, seed=9, dynatemp_range=1.0),
+    "mirostat 1": Sampling(1.0, seed=10, mirostat=1, mirostat_tau=2.0),
+    "mirostat 2": Sampling(1.0, seed=11, mirostat=2, mirostat_tau=2.0, repeat_last_n=0),
+    "other order": Sampling(0.7, seed=12, samplers=("temperature", "xtc", "min_p", "penalties"), xtc_probability=0.3),
+    "no samplers": Sampling(1.0, seed=13, samplers=()),
+}
+"""Every sampler that needs no vocabulary. DRY and grammars are held to the same in `test_decoder_sampling`."""
 
 
 def any_drafts(guesses: list[tuple[bool, int]], lengths: list[int], right: list[int]) -> Propose:
@@ -92,106 +85,80 @@ def any_drafts(guesses: list[tuple[bool, int]], lengths: list[int], right: list[
     return propose
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        Sampling(),
-        Sampling(0.8, seed=1),
-        Sampling(1.5, seed=2**64 - 1, top_k=4),
-        Sampling(1.0, seed=7, **ALL),
-    ],
-    ids=["greedy", "t0.8", "t1.5", "t1"],
-)
-@settings(max_examples=60, deadline=None, derandomize=True, database=None)
+@pytest.mark.parametrize("name", SAMPLINGS)
+@settings(max_examples=25, deadline=None, derandomize=True, database=None)
 @given(
     guesses=st.lists(st.tuples(st.booleans(), st.integers(0, 11)), min_size=1, max_size=40),
     lengths=st.lists(st.integers(0, 9), min_size=1, max_size=10),
     model=st.integers(0, 3),
 )
 def test_any_draft_gives_the_tokens_of_plain_decoding(
-    sampling: Sampling, guesses: list[tuple[bool, int]], lengths: list[int], model: int
+    name: str, guesses: list[tuple[bool, int]], lengths: list[int], model: int
 ) -> None:
-    verifier = Verifier(sampling)
+    """So the samplers' state at every position is plain decoding's, and a refused draft leaves no trace in it."""
     mock = MockTarget(12, seed=model)
-    plain = plain_generate(mock, PROMPT, 30, verifier)
+    plain = plain_generate(mock, PROMPT, 30, SAMPLINGS[name])
     propose = any_drafts(guesses, lengths, plain)
-    assert speculate(mock, PROMPT, 30, verifier, propose)[0] == plain
+    assert speculate(mock, PROMPT, 30, SAMPLINGS[name], propose)[0] == plain
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=1)], ids=["greedy", "sampled"])
-def test_right_drafts_are_accepted_whole(sampling: Sampling) -> None:
-    verifier = Verifier(sampling)
+def test_the_samplings_of_that_test_differ() -> None:
+    texts = {tuple(plain_generate(MockTarget(12), PROMPT, 30, sampling)) for sampling in SAMPLINGS.values()}
+    assert len(texts) == len(SAMPLINGS)
+
+
+@pytest.mark.parametrize("name", SAMPLINGS)
+def test_right_drafts_are_accepted_whole(name: str) -> None:
     mock = MockTarget(12)
-    plain = plain_generate(mock, PROMPT, 60, verifier)
+    plain = plain_generate(mock, PROMPT, 60, SAMPLINGS[name])
     propose = any_drafts([(True, 0)], [5], plain)
-    assert speculate(mock, PROMPT, 60, verifier, propose)[1] == [5] * 10
+    assert speculate(mock, PROMPT, 60, SAMPLINGS[name], propose)[1] == [5] * 10
 
 
 def test_seeds_and_positions_matter() -> None:
     mock = MockTarget(12, peak=1.0)
-    texts = {tuple(plain_generate(mock, PROMPT, 30, Verifier(Sampling(1.0, seed=seed)))) for seed in range(5)}
+    texts = {tuple(plain_generate(mock, PROMPT, 30, Sampling(1.0, seed=seed))) for seed in range(5)}
     assert len(texts) == 5
     row = [mock.row(PROMPT)]
-    picked = {verify_coupled(row, [], Sampling(1.0, **ALL), at).tokens for at in range(50)}
+    picked = {verify_coupled(row, [], sampler(Sampling(1.0, **ALL), 12), at).tokens for at in range(50)}
     assert len(picked) > 3
 
 
 def test_coupled_token_is_the_argmax_of_its_definition() -> None:
     rng = np.random.default_rng(5)
-    s = Sampling(0.7, seed=99, **ALL)
+    s = sampler(Sampling(0.7, seed=99, **ALL), 50)
     rows = rng.standard_normal((4, 50)).astype(np.float32)
     noisy = [rows[i] / 0.7 + noise.gumbel(99, 1000 + i, np.arange(50)) for i in range(4)]
     right = [int(x.argmax()) for x in noisy]
     assert verify_coupled(rows, right[:3], s, 1000).tokens == tuple(right)
 
 
-# ------------------------------------------------------------------------------ the emitted law
+@pytest.fixture(scope="module")
+def words(word_vocabulary: Vocabulary) -> dict[str, int]:
+    return {word_vocabulary.piece(t).decode(): t for t in range(259, word_vocabulary.n_vocab)}
 
 
-def check_law(sample: Counter[tuple[int, ...]], law: dict[tuple[int, ...], float]) -> None:
-    """Chi-square of a sample against a law; cells expected fewer than 8 times become one."""
-    n = sample.total()
-    assert sample.keys() <= law.keys()
-    cells = [(sample[k], n * p) for k, p in law.items() if n * p >= 8]
-    rest = (n - sum(o for o, _ in cells), n - sum(e for _, e in cells))
-    if rest[1] >= 8:
-        cells.append(rest)
-    x, k = -math.log(ALARM), len(cells) - 1
-    assert sum((o - e) ** 2 / e for o, e in cells) < k + 2 * math.sqrt(k * x) + 2 * x
+def test_a_second_draw_has_noise_of_its_own(word_vocabulary: Vocabulary, words: dict[str, int]) -> None:
+    """Where the grammar refuses a token, the next is drawn as if the first had never been."""
+    row = np.full(word_vocabulary.n_vocab, -np.inf, np.float32)
+    a, b, c = words["a"], words["b"], words["c"]
+    row[[a, b, c]] = 0.0
+    seen = Counter[tuple[int, ...]]()
+    for seed in range(4000):
+        sampling = Sampling(1.0, seed=seed, grammar='root ::= "a" | "b"', **ALL)
+        emitted = verify_coupled([row], [], word_vocabulary.sampler(sampling), 7).tokens[0]
+        noisy = noise.gumbel(seed, 7, np.array([a, b, c]))
+        if noisy.argmax() == 2:
+            seen[int(noisy[0] > noisy[1]), emitted] += 1
+        else:
+            assert emitted == [a, b][noisy.argmax()]
+    # Of the refused draws, whichever of the two came second would now come first, were the noise the same.
+    law: dict[tuple[int, ...], float] = {(sign, token): 0.25 for sign in (0, 1) for token in (a, b)}
+    check_law(seen, law)
 
 
-def true_law(mock: MockTarget, prompt: Sequence[int], sampling: Sampling, n: int) -> dict[tuple[int, ...], float]:
-    """The law of the next n tokens: all paths, by the chain rule."""
-    law: dict[tuple[int, ...], float] = {(): 1.0}
-    for _ in range(n):
-        longer = {}
-        for path, probability in law.items():
-            p = sampling.distribution(mock.row([*prompt, *path]))
-            for token, more in zip(p.ids.tolist(), p.probs.tolist(), strict=True):
-                longer[(*path, token)] = probability * more
-        law = longer
-    return law
+# ------------------------------------------------------------------------------ odds of acceptance
 
-
-@pytest.mark.parametrize("method", ["coupled", "rejection"])
-@pytest.mark.parametrize("chain", [ALL, {"top_k": 3, "top_p": 0.9, "min_p": 0.05}], ids=["all", "cut"])
-def test_law_of_three_tokens(method: str, chain: dict[str, Any]) -> None:
-    """Drafts of two tokens: position one, two and three are accepted, refused and the bonus."""
-    mock = MockTarget(4, peak=1.0, seed=11)
-    propose = from_counts([{0: 5, 1: 2, 2: 2, 3: 1}, {0: 1, 2: 3, 3: 2}])
-    sample: Counter[tuple[int, ...]] = Counter()
-    first: Counter[int] = Counter()
-    n = 4000
-    for seed in range(n):
-        verifier = Verifier(Sampling(1.0, seed=seed, **chain), method)
-        tokens, accepted = speculate(mock, PROMPT_4, 3, verifier, propose)
-        sample[tuple(tokens)] += 1
-        first[accepted[0]] += 1
-    assert all(first[k] > n / 10 for k in range(3))  # every case was really met
-    check_law(sample, true_law(mock, PROMPT_4, Sampling(1.0, **chain), 3))
-
-
-PROMPT_4 = [3, 1, 2]
 
 P = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
 Q = {0: 1, 1: 2, 2: 5, 4: 2}  # token 4 is outside the vocabulary: a drafter may know tokens p lacks
@@ -199,17 +166,17 @@ Q_LAW = {t: c / 10 for t, c in Q.items()}
 ALPHA = 0.1 + 0.2 + 0.2  # sum min(p, q)
 
 
-def rejection_verdicts(n: int) -> Iterator[tuple[int, Verdict]]:
+def rejection_verdicts(n: int, watch: Callable[[Judgement], None] | None = None) -> Iterator[tuple[int, Verdict]]:
     """(drafted token, verdict) of n passes with one drafted token."""
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
         token = rejection_choice(s, 50)(0, Q)
-        yield token, verify_rejection([P, P], [token], [Q_LAW], s, 50)
+        yield token, verify_rejection([P, P], [token], [Q_LAW], sampler(s), 50, watch)
 
 
 def test_rejection_accepts_with_probability_sum_of_min() -> None:
-    n = 20_000
-    tolerance = math.sqrt(math.log(2 / ALARM) / (2 * n))  # 0.022
+    n = 8_000
+    tolerance = math.sqrt(math.log(2 / ALARM) / (2 * n))  # 0.035
     drafted: Counter[int] = Counter()
     accepted: Counter[int] = Counter()
     after_refusal: Counter[tuple[int, ...]] = Counter()
@@ -234,30 +201,37 @@ def test_rejection_alpha_over_contexts(peak: float) -> None:
     counts = {t: t + 1 for t in range(8)}
     q = np.arange(1, 9) / 36
     s = Sampling(1.0, seed=3, **ALL)
-    hits, expected, n = 0, 0.0, 6000
+    chain = mock.sampler(s)
+    hits, expected, n = 0, 0.0, 5000
     tokens = list(PROMPT)
     for _ in range(n):
         rows = [mock.row(tokens)] * 2
         token = rejection_choice(s, len(tokens))(0, counts)
-        verdict = verify_rejection(rows, [token], [dict(enumerate(q.tolist()))], s, len(tokens))
+        verdict = verify_rejection(rows, [token], [dict(enumerate(q.tolist()))], chain, len(tokens))
         hits += verdict.accepted
-        expected += float(np.minimum(s.distribution(rows[0]).probs, q).sum())
+        expected += float(np.minimum(next_law(rows[0], s), q).sum())
         tokens.append(verdict.tokens[0])
     # hits - expected is a martingale with steps within an interval of length 1: Azuma-Hoeffding
-    assert abs(hits - expected) / n < math.sqrt(math.log(2 / ALARM) / (2 * n))  # 0.040
+    assert abs(hits - expected) / n < math.sqrt(math.log(2 / ALARM) / (2 * n))  # 0.044
 
 
 def test_coupled_acceptance_of_a_drafter_with_the_same_noise() -> None:
     p, q = np.exp(P), np.array([1, 2, 5, 2]) / 10
-    n, hits = 20_000, 0
+    n, hits = 7_000, 0
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
         token = coupled_choice(s, 50)(0, {0: 1, 1: 2, 2: 5, 3: 2})
-        hits += verify_coupled([P, P], [token], s, 50).accepted
+        hits += verify_coupled([P, P], [token], sampler(s), 50).accepted
     exact = sum(1 / np.maximum(p / p[x], q / q[x]).sum() for x in range(4))
     d = np.abs(p - q).sum() / 2
     assert exact >= (1 - d) / (1 + d)
     assert abs(hits / n - exact) < math.sqrt(math.log(2 / ALARM) / (2 * n))
+
+
+def test_match_accepts_the_likeliest_guess_with_its_probability() -> None:
+    n = 5_000
+    hits = sum(verify_coupled([P, P], [0], sampler(Sampling(1.0, seed=x, **ALL)), 50).accepted for x in range(n))
+    assert abs(hits / n - 0.4) < math.sqrt(math.log(2 / ALARM) / (2 * n))
 
 
 def drop_unless(token: int) -> Callable[[Draft], Draft]:
@@ -275,13 +249,13 @@ def test_a_draft_cut_after_a_look_at_its_tokens() -> None:
         s = Sampling(1.0, seed=seed, **ALL)
         drawn = rejection_choice(s, 9)(0, counts)
         kept = drop_unless(0)(Draft((drawn,), (law,)))
-        biased[verify_rejection([P, P], kept.tokens, kept.q, s, 9).tokens[:1]] += 1
+        biased[verify_rejection([P, P], kept.tokens, kept.q, sampler(s), 9).tokens[:1]] += 1
         sure = certain(kept.tokens)
-        point[verify_rejection([P, P], sure.tokens, sure.q, s, 9).tokens[:1]] += 1
+        point[verify_rejection([P, P], sure.tokens, sure.q, sampler(s), 9).tokens[:1]] += 1
         guess = coupled_choice(s, 9)(0, counts)
         kept = drop_unless(0)(certain([guess]))
-        coupled[verify_coupled([P, P], kept.tokens, s, 9).tokens[:1]] += 1
-    right: dict[tuple[int, ...], float] = {(x,): float(np.exp(P[x])) for x in range(4)}
+        coupled[verify_coupled([P, P], kept.tokens, sampler(s), 9).tokens[:1]] += 1
+    right: dict[tuple[int, ...], float] = {(x,): p for x, p in enumerate((0.4, 0.3, 0.2, 0.1))}
     check_law(point, right)
     check_law(coupled, right)
     with pytest.raises(AssertionError):
@@ -301,17 +275,80 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(verify_module, "noise", Recorder)
     mock = MockTarget(8, peak=1.0)
     propose = from_counts([{t: 1 + (t + i) % 8 for t in range(8)} for i in range(4)])
-    speculate(mock, PROMPT, 300, Verifier(Sampling(1.0), "rejection"), propose)
+    speculate(mock, PROMPT, 300, Sampling(1.0), propose, "rejection")
     assert len(used) > 800
     assert used.most_common(1)[0][1] == 1
+
+
+# ------------------------------------------------------------------------------------- judgements
+
+
+def test_judgements_of_greedy() -> None:
+    seen: list[Judgement] = []
+    rows = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])).astype(np.float32)
+    assert verify_greedy(rows, [0, 2], sampler(Sampling(), 3), 0, seen.append) == Verdict((0, 1))
+    assert [(j.token, j.accepted, round(j.p, 6)) for j in seen] == [(0, True, 0.5), (2, False, 0.25), (1, None, 0.5)]
+    assert seen[0].why == {"margin": 0.0}
+    assert seen[1].why == pytest.approx({"margin": math.log(2)})
+    assert seen[2].why == {}
+    seen.clear()
+    verify_greedy(rows, [0, 1], sampler(Sampling(), 3), 0, seen.append)
+    assert [(j.token, j.accepted) for j in seen] == [(0, True), (1, True), (2, None)]
+
+
+def test_judgements_of_coupled() -> None:
+    seen: list[Judgement] = []
+    chain = sampler(Sampling(1.0, seed=1, **ALL))
+    (first,) = verify_coupled([P], [], chain, 7).tokens
+    wrong = (first + 1) % 4
+    assert verify_coupled([P, P], [wrong], chain, 7, seen.append) == Verdict((first,))
+    told = [(j.token, j.accepted, j.p, j.why) for j in seen]
+    assert told == [
+        (wrong, False, pytest.approx(math.exp(P[wrong])), {}),
+        (first, None, pytest.approx(math.exp(P[first])), {}),
+    ]
+
+
+def test_judgements_of_rejection_are_what_decided() -> None:
+    seen: list[Judgement] = []
+    for token, verdict in rejection_verdicts(300, seen.append):
+        guess = seen[0]
+        p = math.exp(P[token]) if token < 4 else 0.0
+        assert (guess.token, guess.p) == (token, pytest.approx(p))
+        assert guess.why["q"] == Q_LAW[token]
+        assert guess.why["overlap"] == pytest.approx(ALPHA)
+        assert guess.accepted is bool(verdict.accepted) is (guess.why["u"] < p / Q_LAW[token])
+        own = seen[1]
+        assert (own.token, own.accepted, own.p) == (verdict.tokens[-1], None, pytest.approx(math.exp(P[own.token])))
+        assert len(seen) == 2
+        seen.clear()
+
+
+def test_watching_changes_nothing() -> None:
+    mock = MockTarget(6, peak=1.0)
+    propose = from_counts([{t: 1 + (t + i) % 6 for t in range(6)} for i in range(3)])
+    for how, sampling in (
+        ("greedy", Sampling()),
+        ("coupled", Sampling(1.0, seed=2)),
+        ("match", Sampling(1.0, seed=2)),
+        ("rejection", Sampling(1.0, seed=2)),
+        ("coupled", Sampling(1.0, seed=2, xtc_probability=0.5, repeat_penalty=1.2)),
+    ):
+        seen: list[Judgement] = []
+        watched = speculate(mock, PROMPT, 60, sampling, propose, how, seen.append)
+        assert watched == speculate(mock, PROMPT, 60, sampling, propose, how)
+        assert sum(j.accepted is True for j in seen) == sum(watched[1])
+        own = [j.token for j in seen if j.accepted is not False]
+        assert own[:60] == watched[0]
 
 
 # ------------------------------------------------------------------------------------- details
 
 
-@pytest.mark.parametrize("method", ["greedy", "coupled", "rejection"])
+@pytest.mark.parametrize("method", ["greedy", "coupled", "match", "rejection"])
 def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
-    verifier = Verifier(Sampling(0.0 if method == "greedy" else 0.5, top_k=1), method)
+    sampling = Sampling(0.0 if method == "greedy" else 0.5, top_k=1)
+    verifier = Verifier(sampler(sampling), method)
     row = np.array([0, 9, 0, 0], np.float32)
     read: list[int] = []
 
@@ -328,34 +365,47 @@ def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
     read.clear()
     assert verifier.verify(rows(), NO_DRAFT, 7) == Verdict((1,))
     assert read == [0]
-    with pytest.raises(BadLogits):
+    with pytest.raises(BadLogits, match=r"^at position 10 of the text: the logit of token 0 is nan"):
         verifier.verify(rows(), certain([1, 1, 1]), 7)
-    with pytest.raises(ValueError, match="needs 3 rows"):
-        verifier.verify([row, row], certain([1, 1]), 7)
+    assert verifier.verify([row, row], certain([1, 1]), 7) == Verdict((1, 1), whole=True)
+    with pytest.raises(ValueError, match="a draft of 3 tokens came with 2 rows"):
+        verifier.verify([row, row], certain([1, 1, 1]), 7)
+    with pytest.raises(ValueError, match="a draft of 0 tokens came with 0 rows"):
+        verifier.verify([], NO_DRAFT, 7)
+
+
+@pytest.mark.parametrize("method", ["coupled", "rejection"])
+def test_a_dead_end_is_named_with_its_position(method: str, word_vocabulary: Vocabulary, words: dict[str, int]) -> None:
+    chain = word_vocabulary.sampler(Sampling(1.0, grammar='root ::= "a" "c"', **ALL))
+    row = np.full(word_vocabulary.n_vocab, -np.inf, np.float32)
+    row[[words["a"], words["b"]]] = 0.0
+    with pytest.raises(GrammarError, match=r"^at position 42 of the text: .*dead end"):
+        Verifier(chain, method).verify([row, row], certain([words["a"]]), 41)
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:
     rows = np.array([[1, 3, 3], [2, 2, 2], [0, 0, 1]], np.float32)
-    assert verify_greedy(rows, [1, 0]) == Verdict((1, 0, 2))
-    assert verify_greedy(rows, [2, 0]) == Verdict((1,))
+    for biases in ((), ((0, 0.0),)):  # by argmax, and through the chain
+        chain = sampler(Sampling(logit_bias=biases), 3)
+        assert verify_greedy(rows, [1, 0], chain, 0) == Verdict((1, 0, 2))
+        assert verify_greedy(rows, [2, 0], chain, 0) == Verdict((1,))
 
 
 def test_rejection_accepts_a_certain_draft_the_target_is_certain_of() -> None:
     row = np.array([0, 100, 0], np.float32)
     for position in range(200):
-        verdict = verify_rejection([row, row], [1], [{1: 1.0}], Sampling(0.5), position)
+        verdict = verify_rejection([row, row], [1], [{1: 1.0}], sampler(Sampling(0.5), 3), position)
         assert verdict == Verdict((1, 1))
 
 
 def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """p = q but for rounding, and a refusal by that rounding: the token comes from p."""
-    s = Sampling(1.0, **ALL)
     row = np.zeros(3, np.float32)
     q = {0: 1 / 3 + 1e-9, 1: 1 / 3, 2: 1 / 3}
     for u in (2.0**-53, 1 - 2.0**-53):
         uniforms = iter([1 - 2.0**-53, u])
         monkeypatch.setattr(noise, "uniform", lambda *_, u=uniforms: next(u))
-        verdict = verify_rejection([row, row], [0], [q], s, 0)
+        verdict = verify_rejection([row, row], [0], [q], sampler(Sampling(1.0, **ALL), 3), 0)
         assert verdict == Verdict((0 if u < 0.5 else 2,))
 
 
@@ -363,7 +413,20 @@ def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatc
 def test_rejection_checks_q(q: tuple[dict[int, float], ...]) -> None:
     row = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"distributions q|not drawn from its q"):
-        verify_rejection([row, row], [1], q, Sampling(1.0), 0)
+        verify_rejection([row, row], [1], q, sampler(Sampling(1.0), 3), 0)
+
+
+def test_rejection_needs_no_row_after_a_token_that_cannot_come(
+    word_vocabulary: Vocabulary, words: dict[str, int]
+) -> None:
+    """The decoder does not send what the grammar forbids, and so has no row behind it."""
+    a, b = words["a"], words["b"]
+    row = np.full(word_vocabulary.n_vocab, -np.inf, np.float32)
+    row[[a, b]] = [0.0, 5.0]
+    for seed in range(50):
+        chain = word_vocabulary.sampler(Sampling(1.0, seed=seed, grammar='root ::= "a"*', **ALL))
+        law = {a: 0.5, b: 0.5}
+        assert verify_rejection([row, row], [a, b], [law, law], chain, 3).tokens in ((a, a), (a,))
 
 
 def test_choices_of_the_drafter() -> None:
@@ -375,66 +438,3 @@ def test_choices_of_the_drafter() -> None:
             best = [9, 4, 7][int(np.argmax(np.log([3, 1, 2]) + g))]
             assert coupled_choice(s, position)(offset, counts) == best
     assert coupled_choice(s, 0)(0, {5: 2}) == rejection_choice(s, 0)(0, {5: 2}) == 5
-
-
-def test_verifier_is_chosen_by_name_and_temperature() -> None:
-    assert Verifier(Sampling()).name == "greedy"
-    assert Verifier(Sampling(), "greedy").name == "greedy"
-    assert Verifier(Sampling(), "rejection").name == "greedy"
-    assert Verifier(Sampling()).choose(3) is None
-    assert Verifier(Sampling(0.5)).name == "coupled"
-    assert Verifier(Sampling(0.5), "rejection").name == "rejection"
-    with pytest.raises(ValueError, match="must be one of: greedy, coupled, rejection"):
-        Verifier(Sampling(0.5), "typical")
-    with pytest.raises(ValueError, match=r"'greedy', but temperature is 0\.5"):
-        Verifier(Sampling(0.5), "greedy")
-
-
-# --------------------------------------------------------------------------- the mock's own traps
-
-
-def test_mock_target_keeps_its_contract() -> None:
-    mock = MockTarget(300, n_ctx=10, n_batch=4, slack=1, eog={299})
-    seen: list[tuple[int, int]] = []
-    logits = mock.prefill([1, 2, 3, 4, 5], progress=lambda *at: seen.append(at))
-    assert seen == [(4, 5), (5, 5)]
-    assert (logits == mock.row([4, 5])).all()
-    rows = mock.evaluate([6, 7])
-    assert np.isnan(logits).all()  # a view of the buffer, gone with the next pass
-    assert (rows == [mock.row([5, 6]), mock.row([6, 7])]).all()
-    mock.rollback(6)
-    assert (mock.tokens, mock.passes, mock.batches) == ([1, 2, 3, 4, 5, 6], 1, [2])
-    mock.prefill([1, 2, 3, 9, 9, 9])
-    mock.prefill([1, 2, 3, 9, 9, 9])
-    mock.prefill([1, 2, 3, 9, 9, 9], aligned=True)
-    assert mock.prefilled == [5, 3, 1, 2]
-    with pytest.raises(ValueError, match="n_batch is 4"):
-        mock.evaluate([1] * 5)
-    with pytest.raises(ValueError, match="rollback to 7"):
-        mock.rollback(7)
-    with pytest.raises(ValueError, match="vocabulary of 300"):
-        mock.evaluate([300])
-    mock.evaluate([1, 1, 1])
-    mock.evaluate([1, 1])  # 11 of 10 + 1: padding
-    with pytest.raises(ValueError, match="is full"):
-        mock.evaluate([1])
-    with pytest.raises(ValueError, match="do not fit into 10"):
-        mock.prefill([1] * 11)
-    text = "añ €"
-    assert b"".join(map(mock.piece, mock.tokenize(text))).decode() == text
-    assert (mock.piece(299), mock.piece(298), mock.is_eog(299)) == (b"", b"<298>", True)
-    stiff = MockTarget(fail_rollback=True)
-    stiff.prefill([1, 2])
-    with pytest.raises(RuntimeError, match="cannot be rolled back"):
-        stiff.rollback(1)
-    stiff.prefill([1, 3])
-    assert stiff.prefilled == [2, 2]
-
-
-def test_plain_generate_stops_at_the_end() -> None:
-    mock = MockTarget(12, n_ctx=20)
-    verifier = Verifier(Sampling())
-    whole = plain_generate(mock, PROMPT, 100, verifier)
-    assert len(whole) == 16  # 15 fit after the prompt, and the last one need not be evaluated
-    ending = MockTarget(12, eog={whole[2]})
-    assert plain_generate(ending, PROMPT, 100, verifier) == whole[: whole.index(whole[2]) + 1]
