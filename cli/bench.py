@@ -29,7 +29,7 @@ from ngramspec.target import Target, build
 
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
 from .bench_view import bench_bar, show
-from .console import Outcome, fail, guarded_stdout, note, outcome, usage_error
+from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
 from .options import DraftOptions, LoadOptions, Model
 from .sampling_options import SamplingOptions, check_sampling
@@ -160,10 +160,7 @@ def bench(
                 remembered = {"name": draft.memory or DEFAULT, "tokens": memory.stored} if memory else None
                 document["alpha"] = None if orders is None else alpha_json(orders)
                 output.write({"selection": selection, "load": asdict(load), "memory": remembered, **document})
-    if ended.error is not None:
-        fail(ended.error)
-    if ended.code:
-        raise typer.Exit(ended.code)
+    leave(ended)
 
 
 def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | None) -> list[Prompt]:

@@ -12,14 +12,16 @@ from typing import Annotated
 
 import typer
 
+from ngramspec.beams import SEQUENCES
 from ngramspec.source import is_model_argument
 from ngramspec.stats import Stats, Step
 from ngramspec.target import Target
 from ngramspec.trace import Header
 from ngramspec.trace_file import TraceWriter
 
+from .beams import check_beams, complete_with_beams
 from .complete_json import result
-from .console import fail, guarded_stdout, note, outcome, prefill_bar, usage_error, write_stdout
+from .console import fail, guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
 from .options import DraftOptions, LoadOptions, TraceFile, check_predict
 from .recall import keep
 from .sampling_options import SamplingOptions, check_sampling
@@ -55,6 +57,17 @@ def complete(
         ),
     ] = None,
     trace: TraceFile = None,
+    beams: Annotated[
+        int | None,
+        typer.Option(
+            "--beams",
+            metavar="W",
+            min=1,
+            max=SEQUENCES - 1,
+            help="Beam search: the likeliest text of W kept at each step.",
+            show_default=False,
+        ),
+    ] = None,
 ) -> None:
     """Continue a text: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
 
@@ -68,14 +81,20 @@ def complete(
         usage_error("--stop needs some text")
     if logprobs is not None and not as_json:
         usage_error("--logprobs are part of the JSON object; add --json")
+    if beams is not None:
+        others = {"--logprobs": logprobs, "--trace": trace}
+        check_beams(chosen, acceptance, draft, others, exact=load.exact and beams > 1)
     model, source = _arguments(model, file, text_file)
     # The text first: a mistake there should not cost a download.
     text = _read(source)
     writer = TraceWriter(trace) if trace is not None else None
-    target = load.load(load.find(model))
+    target = load.load(load.find(model), 1 if beams is None else SEQUENCES)
     check_sampling(target, chosen)
-    if logprobs is not None and logprobs > target.n_vocab:
-        usage_error(f"--logprobs is {logprobs}, but the vocabulary has {target.n_vocab} tokens")
+    if beams is not None:
+        prompt = _prompt(target, text, limit * beams, truncate)
+        most = None if predict == -1 else limit
+        complete_with_beams(target, prompt, beams, most, draft, stop or (), text if echo else "", as_json=as_json)
+        return
     memory = draft.open_memory(target, keep=True)
     decoder = draft.decoder(target, memory)
     prompt = _prompt(target, text, limit, truncate)
@@ -116,10 +135,7 @@ def complete(
         stats.add(step)
     parts = [summary(stats), ending, acceptance.lossy, None if chosen.greedy else f"seed {chosen.seed}"]
     note("; ".join(part for part in parts if part))
-    if ended.error is not None:
-        fail(ended.error)
-    if ended.code:
-        raise typer.Exit(ended.code)
+    leave(ended)
 
 
 def _arguments(model: str | None, file: str | None, text_file: str | None) -> tuple[str | None, str]:

@@ -101,6 +101,14 @@ def outcome() -> Iterator[Outcome]:
         ended.code, ended.error = FAILED, str(error)
 
 
+def leave(ended: Outcome) -> None:
+    """End the program with what work ended with, unless all went well."""
+    if ended.error is not None:
+        fail(ended.error)
+    if ended.code:
+        raise typer.Exit(ended.code)
+
+
 @contextmanager
 def signals_deferred() -> Iterator[None]:
     """Let Ctrl-C and SIGTERM wait for the end of the block; a second one ends the program at once.

@@ -111,8 +111,8 @@ class LoadOptions:
         """Find, fetch if need be, and check a model file; says so on stderr if it is only the demo model."""
         return find_model(model, "no model given: running the small demo model that comes with ngramspec")
 
-    def load(self, source: ModelSource) -> Target:
-        """Load a model; what the user should know about it goes to stderr, a line each."""
+    def load(self, source: ModelSource, n_seq: int = 1) -> Target:
+        """Load a model, for so many sequences; what the user should know about it goes to stderr, a line each."""
         with signals_deferred():
             target = Target(
                 source.path,
@@ -124,6 +124,7 @@ class LoadOptions:
                 cache_type_v=self.cache_type_v,
                 mmap=not self.no_mmap,
                 exact=self.exact,
+                n_seq=n_seq,
             )
         for line in target.notes:
             note(line)

@@ -71,7 +71,7 @@ def test_greedy_alphas_are_the_same_count() -> None:
 
 def test_the_command_line(env: dict[str, str], tmp_path: Path) -> None:
     report = tmp_path / "report.json"
-    arguments = "bench --alpha --limit 1 --category qa --repeat 1 -n 24 --json".split()
+    arguments = ["bench", "--alpha", "--limit", "1", "--category", "qa", "--repeat", "1", "-n", "24", "--json"]
     done = run(env, *arguments, str(report))
     assert done.code == 0, done.stderr
     assert "Alpha of n-gram counts by order (greedy, drafts of up to 4)" in done.out
