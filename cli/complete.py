@@ -89,7 +89,7 @@ def complete(
     text = _read(source)
     writer = TraceWriter(trace) if trace is not None else None
     target = load.load(load.find(model), 1 if beams is None else SEQUENCES)
-    check_sampling(target, chosen)
+    check_sampling(target, chosen, logprobs)
     if beams is not None:
         prompt = _prompt(target, text, limit * beams, truncate)
         most = None if predict == -1 else limit

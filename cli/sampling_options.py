@@ -200,12 +200,14 @@ class SamplingOptions:
         return schema_grammar(text) if "schema" in given[0] else text
 
 
-def check_sampling(vocabulary: Vocabulary, sampling: Sampling) -> None:
-    """End the program if this model cannot sample so, before anything is computed."""
+def check_sampling(vocabulary: Vocabulary, sampling: Sampling, logprobs: int | None = None) -> None:
+    """End the program if this model cannot sample so, or has fewer tokens than `logprobs`, before any work is done."""
     try:
         vocabulary.sampler(sampling)
     except ValueError as error:
         usage_error(str(error))
+    if logprobs is not None and logprobs > vocabulary.n_vocab:
+        usage_error(f"--logprobs is {logprobs}, but the vocabulary has {vocabulary.n_vocab} tokens")
 
 
 def _bias(text: str) -> tuple[int, float]:
