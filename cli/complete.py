@@ -83,7 +83,7 @@ def complete(
         usage_error("--logprobs are part of the JSON object; add --json")
     if beams is not None:
         others = {"--logprobs": logprobs, "--trace": trace}
-        check_beams(chosen, acceptance, draft, others, exact=load.exact and beams > 1)
+        check_beams(chosen, acceptance, draft, others, exact=load.exact)
     model, source = _arguments(model, file, text_file)
     # The text first: a mistake there should not cost a download.
     text = _read(source)

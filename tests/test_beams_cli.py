@@ -39,10 +39,8 @@ def test_more_than_the_context_holds_is_refused(env: dict[str, str]) -> None:
 
 
 def test_one_beam_is_greedy_decoding(env: dict[str, str]) -> None:
-    arguments = ["-n", "24", "-t", "1", "--exact"]
-    greedy = run(env, "complete", DEMO, *arguments, "--no-draft", stdin=TEXT)
-    for more in ([], ["--no-draft"]):
-        assert run(env, "complete", DEMO, *arguments, "--beams", "1", *more, stdin=TEXT).out == greedy.out
+    arguments = ["complete", DEMO, "-n", "24", "-t", "1", "--no-draft"]
+    assert run(env, *arguments, "--beams", "1", stdin=TEXT).out == run(env, *arguments, stdin=TEXT).out
 
 
 def test_the_object_tells_all_beams(env: dict[str, str]) -> None:
