@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
-import ngramspec
-from ngramspec import machine
 from ngramspec.alpha import AlphaMeasurement
 from ngramspec.benchmark import Benchmark, Run
 from ngramspec.benchmark_cases import Skipped, prepare
 from ngramspec.benchmark_report import Summary, summarise, verdicts
 from ngramspec.data_json import encode
 from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.drafting import make_drafter
 from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT
 from ngramspec.policy import POLICIES
 from ngramspec.prompts_io import Prompt, load_prompts
 from ngramspec.sampling import Sampling
-from ngramspec.target import Target, build
+from ngramspec.target import Target
 
+from .about import exact_mode, load_settings, model_lines, provenance
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
 from .bench_view import bench_bar, show
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
@@ -56,16 +53,8 @@ class Compared(DraftOptions):
     def decoders(self, target: Target, memory: Memory | None) -> list[SpeculativeDecoder]:
         """A decoder for each policy, or one alone where nothing can be drafted."""
         first, *others = self.each()
-        decoders = [first.decoder(target, memory)]
-        if decoders[0].drafter is not None:
-            for other in others:
-                drafter = make_drafter(other.drafter, memory=memory)
-                decoders.append(
-                    SpeculativeDecoder(
-                        target, drafter=drafter, policy=other.policy, draft_max=other.draft_max, exact=target.exact
-                    )
-                )
-        return decoders
+        decoder = first.decoder(target, memory)
+        return [decoder] if decoder.drafter is None else [decoder, *(o.quiet_decoder(target, memory) for o in others)]
 
 
 def bench(
@@ -202,14 +191,12 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
     drafter = decoder.drafter.name if decoder.drafter else "none"
     policies = ("policy " if len(benchmark.policies) == 1 else "policies ") + ", ".join(benchmark.policies)
     lines = [
-        f"{target.name}: {target.architecture}, {target.description}, {target.size_bytes / 2**20:.0f} MiB",
-        f"{machine.name()}; {target.threads} threads, context {target.n_ctx}",
+        *model_lines(target),
         f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run,"
         f" {benchmark.repeat} of each kind per prompt in rotating order, one decoder of each kind for all prompts",
     ]
     if decoder.exact:
-        sizes = " ".join(str(n) for n in decoder.calibration.exact_sizes or ())
-        lines.append(f"exact mode, in batches of {sizes or '1'}")
+        lines.append(exact_mode(decoder.calibration.exact_sizes))
     return lines
 
 
@@ -223,22 +210,9 @@ def _document(
     """Everything measured, and everything it depends on."""
     decoder, calibration = benchmark.drafted, benchmark.drafted.calibration
     return {
-        "ngramspec": ngramspec.__version__,
+        **provenance(target),
         "complete": benchmark.complete,
         "verdict": "\n".join(verdicts(summaries, benchmark.caveat)),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.name(),
-        "devices": [asdict(device) for device in target.devices],
-        "build": build(),
-        "model": {
-            "path": str(target.path),
-            "name": target.name,
-            "architecture": target.architecture,
-            "description": target.description,
-            "size_bytes": target.size_bytes,
-            "parameters": target.n_params,
-            "can_rollback": target.can_rollback,
-        },
         "settings": {
             "max_tokens": benchmark.max_tokens,
             "repeat": benchmark.repeat,
@@ -249,10 +223,7 @@ def _document(
             "policies": list(benchmark.policies),
             "exact": decoder.exact,
             "exact_sizes": calibration.exact_sizes,
-            "context": target.n_ctx,
-            "threads": target.threads,
-            "flash_attn": target.flash_attn,
-            "cache_types": target.cache_types,
+            **load_settings(target),
             "decoder": "one of each kind for all prompts, in order",
         },
         "cost_curve_seconds": {

@@ -102,7 +102,7 @@ def complete(
     if writer is not None:
         writer.begin(prompt, target.piece, Header.of(decoder, target.name, chosen, acceptance))
 
-    steps: list[Step] = []
+    steps, stats = list[Step](), Stats()
     began = time.perf_counter()
     with guarded_stdout(), writer or nullcontext():
         if echo and not as_json:
@@ -120,19 +120,17 @@ def complete(
             ):
                 if writer is not None:
                     writer.add(step)
-                steps.append(replace(step, detail=None))
+                steps.append(step if writer is None else replace(step, detail=None))
+                stats.add(step)
                 if not as_json:
                     write_stdout(step.text)
         seconds = time.perf_counter() - began
         ending = (steps[-1].stop if steps else None) or ("failed" if ended.error else "interrupted")
         if as_json:
             written = (text if echo else "") + "".join(step.text for step in steps)
-            document = result(written, len(prompt), steps, seconds, ending, chosen, acceptance, target.piece)
+            document = result(written, len(prompt), steps, stats, seconds, ending, chosen, acceptance, target.piece)
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
-    stats = Stats()
-    for step in steps:
-        stats.add(step)
     parts = [summary(stats), ending, acceptance.lossy, None if chosen.greedy else f"seed {chosen.seed}"]
     note("; ".join(part for part in parts if part))
     leave(ended)

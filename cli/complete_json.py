@@ -15,6 +15,7 @@ def result(
     text: str,
     prompt_tokens: int,
     steps: Sequence[Step],
+    stats: Stats,
     seconds: float,
     ending: str,
     sampling: Sampling,
@@ -26,13 +27,10 @@ def result(
     Args:
         text: as printed without --json.
         prompt_tokens, seconds, ending: of the whole run.
-        steps: all of them.
+        steps, stats: all of them, and their counters.
         sampling, acceptance: as asked for.
         piece: the bytes of a token.
     """
-    stats = Stats()
-    for step in steps:
-        stats.add(step)
     document = {
         "text": text,
         "tokens": stats.generated,

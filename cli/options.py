@@ -186,13 +186,17 @@ class DraftOptions:
         """A decoder on `target`; what the user should know about it goes to stderr."""
         if not target.can_rollback and not self.no_draft:
             note("this model's memory cannot roll back (recurrent or hybrid), so drafting is off")
-        drafter = None if self.no_draft or not target.can_rollback else make_drafter(self.drafter, memory=memory)
-        decoder = SpeculativeDecoder(
-            target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
-        )
+        decoder = self.quiet_decoder(target, memory)
         if decoder.exact and decoder.calibration.exact_sizes is None and target.can_rollback:
             note("comparing batch sizes bit by bit for --exact; this happens once per model and machine")
         return decoder
+
+    def quiet_decoder(self, target: Target, memory: Memory | None) -> SpeculativeDecoder:
+        """The same, with nothing said."""
+        drafter = None if self.no_draft or not target.can_rollback else make_drafter(self.drafter, memory=memory)
+        return SpeculativeDecoder(
+            target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
+        )
 
 
 def check_predict(predict: int) -> int:

@@ -21,7 +21,7 @@ from ngramspec.replay_timed import DISTURBED, TimedReplay
 from ngramspec.target import Target, Vocabulary
 from ngramspec.transcripts import MAX_RESPONSE, MAX_TOTAL
 
-from .console import fail, guarded_stdout, note, outcome, usage_error
+from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
 from .options import LoadOptions, Threads, open_vocabulary
 from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
@@ -178,7 +178,7 @@ def replay(
         curves = cost.curves(target)
         replays = {name: drafting.replay(curve) for name, curve in curves.items()}
         comparison = Comparison(recordings, drafting.drafter, replays, curves, oracle=not no_oracle, timed=timed)
-        code, error = _run(comparison, len(recordings), quiet=timed is not None)
+        ended = _run(comparison, len(recordings), quiet=timed is not None)
         document = {
             "ngramspec": ngramspec.__version__,
             "files": files,
@@ -196,10 +196,7 @@ def replay(
             # Even where the reader of the table has gone, as head does.
             if as_json is not None:
                 output.write(document)
-    if error is not None:
-        fail(error)
-    if code:
-        raise typer.Exit(code)
+    leave(ended)
 
 
 def _fitting(timed: TimedReplay, recordings: Sequence[Recording], n_ctx: int) -> list[Recording]:
@@ -211,12 +208,12 @@ def _fitting(timed: TimedReplay, recordings: Sequence[Recording], n_ctx: int) ->
     return fitting
 
 
-def _run(comparison: Comparison, total: int, *, quiet: bool) -> tuple[int, str | None]:
-    """Replay them all; (exit code, error message), and what was replayed before stays."""
+def _run(comparison: Comparison, total: int, *, quiet: bool) -> Outcome:
+    """Replay them all; what was replayed before an interruption stays."""
     with outcome() as ended, replay_bar(total, quiet=quiet) as done:
         for recording in comparison.run():
             done(recording.category)
-    return ended.code, ended.error
+    return ended
 
 
 def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> None:

@@ -6,22 +6,20 @@ import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-import ngramspec
-from ngramspec import machine
 from ngramspec.benchmark_cases import Skipped, prepare
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.prompts_io import load_prompts
 from ngramspec.selfcheck import SelfCheck
 from ngramspec.selfcheck_report import Check, report, verdict
-from ngramspec.target import Target, build
+from ngramspec.target import Target
 
-from .console import FAILED, fail, guarded_stdout, note, outcome, usage_error
+from .about import exact_mode, load_settings, model_lines, provenance
+from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
 from .options import LoadOptions, Model
 from .verify_view import show, verify_bar
@@ -83,7 +81,7 @@ def verify(
         if target.exact and found.exact_sizes is None and target.can_rollback:
             note("comparing batch sizes bit by bit for --exact; this happens once per model and machine")
         note(f"checking for up to {seconds:g} seconds")
-        code, error = _run(found)
+        ended = _run(found)
         checks = report(found)
         try:
             if as_json != "-":
@@ -97,12 +95,9 @@ def verify(
                     {"selection": selection, "load": asdict(load), **_document(target, found, checks, skipped)}
                 )
     failed = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
-    if failed and not code:
+    if failed and not ended.code:
         fail(f"this must hold and does not: {'; '.join(failed)}")
-    if error is not None:
-        fail(error)
-    if failed or code:
-        raise typer.Exit(code or FAILED)
+    leave(ended)
 
 
 class _Endless:
@@ -115,45 +110,26 @@ class _Endless:
         self.chat_prompt = target.chat_prompt
 
 
-def _run(found: SelfCheck) -> tuple[int, str | None]:
-    """Make the checks; (exit code, error message), and what was found before stays in `found`."""
+def _run(found: SelfCheck) -> Outcome:
+    """Make the checks; what was found before an interruption stays in `found`."""
     with outcome() as ended, verify_bar(found.seconds) as doing:
         for name in found.run():
             doing(name)
-    return ended.code, ended.error
+    return ended
 
 
 def _heading(target: Target, found: SelfCheck) -> list[str]:
-    lines = [
-        f"{target.name}: {target.architecture}, {target.description}, {target.size_bytes / 2**20:.0f} MiB",
-        f"{machine.name()}; {target.threads} threads, context {target.n_ctx}",
-    ]
     drafts = f"drafter {found.drafter}, drafts always sent; up to {found.max_tokens} tokens per text, seed {found.seed}"
-    if not found.exact:
-        return [*lines, f"default mode; {drafts}"]
-    sizes = " ".join(str(n) for n in found.exact_sizes or ())
-    return [*lines, f"exact mode, in batches of {sizes or '1'}; {drafts}"]
+    mode = exact_mode(found.exact_sizes) if found.exact else "default mode"
+    return [*model_lines(target), f"{mode}; {drafts}"]
 
 
 def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped: Sequence[Skipped]) -> dict[str, Any]:
     """Everything found, and everything it depends on."""
     return {
-        "ngramspec": ngramspec.__version__,
+        **provenance(target),
         "complete": found.complete,
         "verdict": verdict(checks, complete=found.complete),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machine": machine.name(),
-        "devices": [asdict(device) for device in target.devices],
-        "build": build(),
-        "model": {
-            "path": str(target.path),
-            "name": target.name,
-            "architecture": target.architecture,
-            "description": target.description,
-            "size_bytes": target.size_bytes,
-            "parameters": target.n_params,
-            "can_rollback": target.can_rollback,
-        },
         "settings": {
             "drafter": found.drafter,
             "max_tokens": found.max_tokens,
@@ -161,10 +137,7 @@ def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped
             "seed": found.seed,
             "exact": found.exact,
             "exact_sizes": found.exact_sizes,
-            "context": target.n_ctx,
-            "threads": target.threads,
-            "flash_attn": target.flash_attn,
-            "cache_types": target.cache_types,
+            **load_settings(target),
         },
         "probe": found.probed.to_json() if found.probed else None,
         "checks": [asdict(check) for check in checks],

@@ -204,7 +204,7 @@ class SpeculativeDecoder:
                     blind=verifier.blind,
                     shape=partial(guide.shape, blind=verifier.blind) if guide is not None else None,
                 )
-                judged, sent = self._cut(draft, guide if verifier.blind else None)
+                judged, sent, ends = self._cut(draft, guide if verifier.blind else None)
                 if len(sent) < len(draft):
                     draft, size = sent, smallest(1 + len(sent), sizes)
                 asked = clock()
@@ -217,7 +217,6 @@ class SpeculativeDecoder:
 
                 # 4. The accepted prefix and one token of the target's, up to the text's end: plain decoding would
                 #    not have seen the logits behind it.
-                ends = len(judged) > 0 and target.is_eog(judged.tokens[-1]) and len(judged) == len(draft)
                 verdict = verifier.verify(rows[: len(draft) + (not ends)], judged, settled + 1)
                 speculation.see(last, draft, rows, verdict.accepted)
                 pieces = text.take(verdict.tokens)
@@ -254,13 +253,13 @@ class SpeculativeDecoder:
                 target.rollback(settled)
             self.calibration.save()
 
-    def _cut(self, draft: Draft, guide: GrammarGuide | None) -> tuple[Draft, Draft]:
-        """(what of a draft is judged, what of it is sent): nothing past the end of the text is either.
+    def _cut(self, draft: Draft, guide: GrammarGuide | None) -> tuple[Draft, Draft, bool]:
+        """(what of a draft is judged, what of it is sent, whether that ends the text): nothing is past the end.
 
         With a guide, the first token that the grammar forbids is judged, since its q says what it is to be
         refused for, and not sent.
         """
-        ends = (i for i, token in enumerate(draft.tokens, 1) if self.target.is_eog(token))
-        draft = draft.head(next(ends, len(draft)))
+        end = next((i for i, token in enumerate(draft.tokens, 1) if self.target.is_eog(token)), None)
+        draft = draft if end is None else draft.head(end)
         legal = len(draft) if guide is None else guide.legal(draft)
-        return draft.head(legal + 1), draft.head(legal)
+        return draft.head(legal + 1), draft.head(legal), legal == end

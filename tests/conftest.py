@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
+
 import pytest
 from cli_runner import DEMO, environment
 from vocabulary_files import WORDS, write_words
@@ -25,3 +28,11 @@ def word_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
 def demo_vocabulary() -> Vocabulary:
     """The demo model's: byte-level BPE, 4,096 tokens."""
     return Vocabulary(DEMO)
+
+
+@pytest.fixture
+def _interruptible() -> Iterator[None]:
+    """Where tests run in the background SIGINT may be ignored, which a child would inherit."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -167,14 +166,6 @@ def test_bad_usage_is_one_line(environment: dict[str, str], arguments: list[str]
 def test_a_broken_prompts_file_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("category = ")
     assert "bad.toml is not valid TOML" in complaint(run(environment, *SHORT, "--prompts", tmp_path, code=1))
-
-
-@pytest.fixture
-def _interruptible() -> Iterator[None]:
-    """Where tests run in the background SIGINT may be ignored, which a child would inherit."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("_interruptible")

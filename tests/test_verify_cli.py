@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,14 +113,6 @@ def test_what_must_hold_and_does_not_is_named(
     difference = next(text["difference"] for text in found["texts"] if text["difference"])
     assert difference["needed"] is None
     assert difference["plain_logit"] > difference["drafted_logit"]
-
-
-@pytest.fixture
-def _interruptible() -> Iterator[None]:
-    """Where tests run in the background SIGINT may be ignored, which a child would inherit."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("_interruptible")
