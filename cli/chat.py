@@ -17,7 +17,7 @@ from . import chat_commands
 from .chat_input import StopKey, Terminal, piped_lines
 from .chat_session import Session
 from .chat_view import AnswerView
-from .console import FAILED, complain, fail, note, usage_error
+from .console import FAILED, complain, fail, note, read_text, usage_error
 from .options import DraftOptions, LoadOptions, Model, TraceFile, check_predict
 from .sampling_options import SamplingOptions, check_sampling
 
@@ -93,10 +93,7 @@ def chat(
 
 def _read(path: Path) -> str:
     """The first message; ends the program if there is none or it is not UTF-8."""
-    try:
-        text = path.read_bytes().decode("utf-8").rstrip("\r\n")
-    except UnicodeDecodeError as error:
-        fail(f"{path} is not UTF-8 text (byte {error.start}); convert it first")
+    text = read_text(path).rstrip("\r\n")
     if not text.strip():
         fail(f"{path} is empty: there is nothing to answer")
     return text

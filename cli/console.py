@@ -12,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
@@ -99,6 +100,14 @@ def outcome() -> Iterator[Outcome]:
         ended.code = TERMINATED
     except NGramSpecError as error:
         ended.code, ended.error = FAILED, str(error)
+
+
+def read_text(path: Path) -> str:
+    """A text file whole; ends the program if it is not UTF-8."""
+    try:
+        return path.read_bytes().decode("utf-8")
+    except UnicodeDecodeError as error:
+        fail(f"{path} is not UTF-8 text (byte {error.start}); convert it first")
 
 
 def leave(ended: Outcome) -> None:

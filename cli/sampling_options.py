@@ -14,7 +14,7 @@ from ngramspec.sampling import SAMPLERS, Sampling, parse_samplers
 from ngramspec.target import Vocabulary, schema_grammar
 from ngramspec.verifier import Acceptance
 
-from .console import fail, note, usage_error
+from .console import fail, note, read_text, usage_error
 
 _BREAKERS = Sampling().dry_sequence_breakers
 _BIAS = re.compile(r"(\d+)([+-].+)")
@@ -194,7 +194,7 @@ class SamplingOptions:
         if not given:
             return None
         value = named[given[0]]
-        text = _read(value) if isinstance(value, Path) else str(value)
+        text = read_text(value) if isinstance(value, Path) else str(value)
         if not text.strip():
             fail(f"{given[0]}: there is nothing in it")
         return schema_grammar(text) if "schema" in given[0] else text
@@ -218,10 +218,3 @@ def _bias(text: str) -> tuple[int, float]:
         return int(parts[1]), float(parts[2])
     except ValueError:
         usage_error(f"-l/--logit-bias {text!r} is no token id with a bias; it looks like 15043+1 or 15043-inf")
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except UnicodeDecodeError as error:
-        fail(f"{path} is not UTF-8 text (byte {error.start}); convert it first")

@@ -246,7 +246,7 @@ def draw(sampler: Sampler, row: Row, pick: Pick, position: int) -> int:
     try:
         return sampler.draw(row, pick)
     except (BadLogits, GrammarError) as error:
-        raise type(error)(f"at position {position} of the text: {error}") from error
+        raise _placed(error, position) from error
 
 
 def law_of(sampler: Sampler, row: Row, position: int) -> Distribution:
@@ -254,7 +254,11 @@ def law_of(sampler: Sampler, row: Row, position: int) -> Distribution:
     try:
         return sampler.distribution(row)
     except (BadLogits, GrammarError) as error:
-        raise type(error)(f"at position {position} of the text: {error}") from error
+        raise _placed(error, position) from error
+
+
+def _placed(error: BadLogits | GrammarError, position: int) -> BadLogits | GrammarError:
+    return type(error)(f"at position {position} of the text: {error}")
 
 
 def probability(row: Row, token: int) -> float:
