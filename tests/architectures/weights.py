@@ -42,10 +42,10 @@ def weights(name: str, shape: tuple[int, ...], rng: np.random.Generator, *, tied
             return 4 + 0.4 * noise
         if last.startswith("post_"):
             return 8 + 0.8 * noise
-    if (small := _vector(name, last, shape, noise)) is not None:
-        return small
     if last.startswith("time_mix_lerp"):
         return rng.random(shape)
+    if (small := _vector(name, last, shape, noise)) is not None:
+        return small
     # Logits of some 4, the best one of some 16; experts that rounding seldom swaps.
     scale = 4.0 if last in ("output", "ffn_gate_inp") else 8.0 if tied and last in ("attn_output", "ffn_down") else 1.0
     return scale * noise * shape[-1] ** -0.5
@@ -53,18 +53,20 @@ def weights(name: str, shape: tuple[int, ...], rng: np.random.Generator, *, tied
 
 def _vector(name: str, last: str, shape: tuple[int, ...], noise: NDArray[np.float64]) -> NDArray[np.float64] | None:
     """Weights of what is no matrix, or is none that mixes activations; None for the others."""
-    if last == "ssm_a":
-        return -np.exp(noise)  # a decay
+    is_bias = name.endswith("bias")
     if last in ("ssm_d", "rope_freqs") or "layer_output_scale" in name or last.endswith("_scale"):
         return np.ones(shape)
-    if last in ("ssm_dt", "ssm_f_b", "ssm_dt_bias") and (name.endswith("bias") or len(shape) == 1):
-        return noise - 3.0  # softplus makes it a step of some 0.05
-    if "norm" in last and not name.endswith("bias"):
+    if "norm" in last and not is_bias:
         return 1 + 0.1 * noise
-    if last in ("time_mix_w0", "time_mix_decay"):
-        return noise - (4.0 if last == "time_mix_decay" else 3.0)
-    if last in ("token_embd", "attn_sinks"):
-        return noise
-    if (name.endswith("bias") or len(shape) == 1) and not last.startswith("time_mix_lerp"):
-        return 0.1 * noise
-    return None
+    if last in ("ssm_dt", "ssm_f_b", "ssm_dt_bias") and (is_bias or len(shape) == 1):
+        return noise - 3.0  # softplus makes it a step of some 0.05
+    own = {
+        "ssm_a": lambda: -np.exp(noise),  # a decay
+        "time_mix_w0": lambda: noise - 3.0,
+        "time_mix_decay": lambda: noise - 4.0,
+        "token_embd": lambda: noise,
+        "attn_sinks": lambda: noise,
+    }
+    if last in own:
+        return own[last]()
+    return 0.1 * noise if is_bias or len(shape) == 1 else None
