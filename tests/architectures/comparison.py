@@ -8,6 +8,7 @@ farther off than that, or a token is not what its own logits say: "CORRUPT".
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -21,6 +22,7 @@ from architectures.reference import Choose, Reference, Rows, likeliest
 from architectures.settings import Ask, Prompts, Setting
 from ngramspec.cost import CostCurve
 from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.distribution import BadLogits
 from ngramspec.protocol import Logits, TargetProtocol
 from ngramspec.sampling import Sampling
 from ngramspec.selfcheck_texts import Recorder
@@ -121,12 +123,15 @@ class Bench:
         rows: list[Logits] = []
         drafted = accepted = passes = 0
         generation = decoder.generate(prompt, max_tokens=ask.tokens, sampling=sampling)
-        for step in generation:
-            text += step.tokens
-            rows += [row.copy() for row in recorder.rows[: len(step.tokens)]]
-            drafted, accepted, passes = drafted + len(step.drafted), accepted + step.accepted, passes + 1
-            if ask.leaves and len(text) >= ask.leaves:
-                generation.close()
+        try:
+            for step in generation:
+                text += step.tokens
+                rows += [row.copy() for row in recorder.rows[: len(step.tokens)]]
+                drafted, accepted, passes = drafted + len(step.drafted), accepted + step.accepted, passes + 1
+                if ask.leaves and len(text) >= ask.leaves:
+                    generation.close()
+        except BadLogits:
+            return Result(ask, "CORRUPT", len(text), math.inf, LEAST, drafted, accepted, passes)
         judged = self._judge(prompt, text, np.array(rows), setting)
         return Result(ask, *judged, drafted, accepted, passes)
 

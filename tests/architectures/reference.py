@@ -19,8 +19,9 @@ Rows = NDArray[np.float32]
 Choose = Callable[[NDArray[np.float32], list[int]], int]
 """(logits, the text so far) -> its next token."""
 
-WAYS = ((1, 32), (7, 128), (16, 300))
-"""(tokens in a batch of the text, in a batch of the prompt) in which tokens are sent again."""
+WAYS = ((1, 32, 0), (1, 512, 5), (7, 128, 1), (16, 300, 17))
+"""(tokens in a batch of the text, in a batch of the prompt, of the prompt's end in a batch of their own): how tokens
+are sent again."""
 
 
 def likeliest(row: NDArray[np.float32], _text: list[int]) -> int:
@@ -64,16 +65,19 @@ class Reference:
                 text.append(choose(rows[-1], text))
         return text, np.array(rows)
 
-    def follow(self, prompt: Sequence[int], text: Sequence[int], size: int = 1, chunk: int | None = None) -> Rows:
+    def follow(
+        self, prompt: Sequence[int], text: Sequence[int], size: int = 1, chunk: int | None = None, end: int = 0
+    ) -> Rows:
         """The logits that decide on each token of a given text, sent in batches of `size`.
 
         Args:
             prompt, text: both not empty.
             size: of a batch behind the prompt.
             chunk: of a batch of the prompt; None: the largest.
+            end: tokens of the prompt's end that are a batch of their own.
         """
         with self._context() as decode:
-            rows = [self._read(decode, prompt, chunk)[np.newaxis]]
+            rows = [self._read(decode, prompt, chunk, end)[np.newaxis]]
             rows += [decode(text[i : i + size]) for i in range(0, len(text) - 1, size)]
         return np.concatenate(rows)[: len(text)]
 
@@ -82,14 +86,14 @@ class Reference:
         return max(float(np.abs(self.follow(prompt, text, *way) - rows).max()) for way in WAYS)
 
     def _read(
-        self, decode: Callable[..., Rows], prompt: Sequence[int], chunk: int | None = None
+        self, decode: Callable[..., Rows], prompt: Sequence[int], chunk: int | None = None, end: int = 0
     ) -> NDArray[np.float32]:
         """The logits after a prompt, sent in chunks."""
-        rows = np.empty((0, self.n_vocab), np.float32)
         chunk = min(chunk or self.n_batch, self.n_batch)
-        for start in range(0, len(prompt), chunk):
-            rows = decode(prompt[start : start + chunk], last=True)
-        row: NDArray[np.float32] = rows[-1]
+        before = len(prompt) - end
+        parts = [prompt[start : min(start + chunk, before)] for start in range(0, before, chunk)]
+        rows = [decode(part, last=True) for part in (*parts, prompt[before:]) if part]
+        row: NDArray[np.float32] = rows[-1][-1]
         return row
 
     @contextmanager
