@@ -99,7 +99,7 @@ def write_model(path: Path, name: str, *, context: int = CONTEXT, chat_template:
     for tensor, shape in shapes.items():
         if tensor.endswith(DROPPED):
             continue
-        data = weights(tensor, shape, np.random.default_rng(zlib.crc32(tensor.encode())), tied=tied)
+        data = weights(tensor, shape, np.random.default_rng([0, zlib.crc32(tensor.encode())]), tied=tied)
         if tensor == "output.weight" or (tied and tensor == "token_embd.weight"):
             data[control] = 0  # never the likeliest: texts end by their length alone
         writer.add_tensor(tensor, data.astype(np.float32 if is_plain(tensor, shape) else np.float16))
