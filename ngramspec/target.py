@@ -332,7 +332,7 @@ class Target(Vocabulary):
         # Without flash attention a micro-batch holds heads x n_ctx x n_ubatch scores.
         self.n_batch = 128 if self.flash_attn == "off" else 512
         size = self._context_size(n_ctx)
-        self._open_context(size, self._snapshots(draft_max or SNAPSHOTS) if self._recurrent else 0)
+        self._open_context(size, draft_max or SNAPSHOTS)
         self._settings = f"ngl={n_gpu_layers} fa={flash_attn} kv={self.cache_types} ub={self.n_batch}"
         # A build whose kernels get mended keeps its name, and its passes then cost half.
         self._settings += " amx=off" if self.amx_broken else ""
@@ -410,6 +410,8 @@ class Target(Vocabulary):
 
     def _snapshots(self, wanted: int) -> int:
         """How many snapshots of the recurrent state to ask for: 0 where the architecture has none."""
+        if not self._recurrent:
+            return 0
         # A context of a few tokens shows what the large one would do.
         context = self._make_context(MAX_EVALUATE, 1)
         if not context:
@@ -441,8 +443,8 @@ class Target(Vocabulary):
         params.n_rs_seq = snapshots
         return llama.llama_init_from_model(self._model, params)
 
-    def _open_context(self, n_ctx: int, snapshots: int) -> None:
-        wanted = snapshots
+    def _open_context(self, n_ctx: int, longest: int) -> None:
+        snapshots = self._snapshots(longest)
         while True:
             _log_tail.clear()
             # Room for the dummy tokens of a padded batch, which never stay in the cache.
@@ -455,7 +457,7 @@ class Target(Vocabulary):
                 f"{self.path}: no context of {n_ctx} tokens could be made ({_last_complaint()});"
                 " try a smaller -c/--ctx-size"
             )
-        if snapshots < wanted:
+        if 0 < snapshots < longest:
             self.notes.append(f"memory is short: no draft is longer than {snapshots} tokens")
         self.n_ctx = n_ctx
         self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
