@@ -11,7 +11,7 @@ from rich.table import Table
 
 from ngramspec import machine
 from ngramspec.calibration import Calibration
-from ngramspec.target import Target, build
+from ngramspec.target import MAX_EVALUATE, Target, build
 
 from .console import guarded_stdout, note
 from .options import LoadOptions, Model
@@ -58,7 +58,6 @@ def info(
 
 def _facts(target: Target) -> dict[str, str]:
     devices = ", ".join(f"{d.name} ({d.description}, {d.total / 2**30:.1f} GiB)" for d in target.devices)
-    memory = "can roll back" if target.can_rollback else "cannot roll back (recurrent or hybrid): drafting is off"
     return {
         "model": f"{target.name}, {target.path}",
         "architecture": f"{target.architecture}, {target.description}",
@@ -66,13 +65,23 @@ def _facts(target: Target) -> dict[str, str]:
         "context": f"{target.n_ctx} tokens (the model's: {target.n_ctx_train})",
         "vocabulary": f"{target.n_vocab} tokens",
         "chat template": "the model's own" if target.chat_template else "none in the file; ChatML is used",
-        "memory": memory,
+        "memory": _memory(target),
         "settings": f"{target.threads} threads, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(target.cache_types)}",
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
         "devices": devices or "not reported by this build",
         "machine": machine.name(),
     }
+
+
+def _memory(target: Target) -> str:
+    if not target.can_rollback:
+        return "recurrent or hybrid, and cannot be taken back: drafting is off"
+    if target.replays:
+        return "recurrent or hybrid, without snapshots: a refused draft costs evaluating tokens again"
+    if target.max_batch < MAX_EVALUATE:
+        return f"recurrent or hybrid, with snapshots: drafts of up to {target.max_batch - 1} tokens can be taken back"
+    return "can roll back"
 
 
 def _show(console: Console, facts: dict[str, str]) -> None:

@@ -70,8 +70,10 @@ class SpeculativeDecoder:
             raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
         self.target = target
         drafter = make_drafter(drafter) if isinstance(drafter, str) else drafter
+        # A pass that evaluates tokens again is of another size, and so perhaps of another kernel class.
+        drafts = target.can_rollback and not (exact and target.replays)
         self.speculation = Speculation(
-            drafter if target.can_rollback else None,
+            drafter if drafts else None,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
         self.exact = exact
@@ -168,8 +170,10 @@ class SpeculativeDecoder:
         target, speculation, clock = self.target, self.speculation, self._clock
         generation = self._generations = self._generations + 1
         sizes: Sequence[int] = range(1, target.max_batch + 1)
-        if self.exact and target.can_rollback:
-            sizes = self.calibration.ensure_exact(target)
+        if self.exact and target.can_rollback and not target.replays:
+            known = self.calibration.ensure_exact(target)
+            # Larger ones of the class would be right as well, but slow to take back.
+            sizes = tuple(n for n in known if n <= target.max_batch) or known[:1]
 
         # 1. Prefill, for the drafter too; the target's logits give the first token.
         began = clock()
@@ -193,7 +197,7 @@ class SpeculativeDecoder:
             if speculation.drafter is not None and text.stop is None:
                 curve = self.calibration.ensure_curve(target, text.left)
                 speculation.first(last)
-            speculation.prepare(curve, sizes)
+            speculation.prepare(curve, sizes, self.calibration.replay)
 
             while text.stop is None:
                 # 2. Ask for a draft, as much of it as pays and fits.
@@ -203,10 +207,12 @@ class SpeculativeDecoder:
                     verifier.choose(settled + 1),
                     blind=verifier.blind,
                     shape=partial(guide.shape, blind=verifier.blind) if guide is not None else None,
+                    owed=target.owed,
                 )
                 judged, sent, ends = self._cut(draft, guide if verifier.blind else None)
                 if len(sent) < len(draft):
                     draft, size = sent, smallest(1 + len(sent), sizes)
+                owed = self._secure(draft)
                 asked = clock()
                 if generation != self._generations or len(target.tokens) != settled:
                     raise RuntimeError("another generation began on this target before this one ended")
@@ -222,21 +228,21 @@ class SpeculativeDecoder:
                 pieces = text.take(verdict.tokens)
                 tokens = verdict.tokens[: len(pieces)]
                 told = report.logprobs(rows, tokens), report.detail(settled + 1, judged)
-                target.rollback(settled + len(tokens))
+                overhead = asked - began + self._take_back(settled + len(tokens))
                 settled += len(tokens)
                 last = tokens[-1]
 
                 # 5. Learn.
                 if guide is not None:
                     guide.learn(len(draft), verdict.accepted, tokens)
-                done = speculation.learn(tokens, draft, size, seconds, asked - began)
+                done = speculation.learn(tokens, draft, owed + size, seconds, overhead)
                 entropy, gamma = speculation.gauge or (None, None)
                 yield Step(
                     tokens,
                     pieces,
                     drafted=draft.tokens,
                     accepted=min(verdict.accepted, len(tokens)),
-                    batch=size,
+                    batch=owed + size,
                     seconds=seconds,
                     draft_seconds=done.draft_seconds,
                     plain_seconds=done.plain_seconds,
@@ -252,6 +258,20 @@ class SpeculativeDecoder:
             if generation == self._generations and len(target.tokens) > settled:
                 target.rollback(settled)
             self.calibration.save()
+
+    def _secure(self, draft: Draft) -> int:
+        """See to it that the draft can be taken back; how many tokens its pass evaluates again before its own."""
+        owed = self.target.owed
+        # Where some are owed, the state before them is a checkpoint.
+        if self.target.replays and draft.tokens and not owed:
+            self.target.checkpoint()
+        return owed
+
+    def _take_back(self, length: int) -> float:
+        """Roll the target back; the seconds that it took."""
+        began = self._clock()
+        self.target.rollback(length)
+        return self._clock() - began
 
     def _cut(self, draft: Draft, guide: GrammarGuide | None) -> tuple[Draft, Draft, bool]:
         """(what of a draft is judged, what of it is sent, whether that ends the text): nothing is past the end.
