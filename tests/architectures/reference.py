@@ -41,8 +41,10 @@ class Reference:
     """
 
     def __init__(self, path: Path, *, n_ctx: int, n_batch: int, flash: int, threads: int) -> None:
+        llama.llama_backend_init()
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
+        params.use_extra_bufts = False  # AMX, which some builds break
         self._model = llama.llama_model_load_from_file(str(path).encode(), params)
         if not self._model:
             raise RuntimeError(f"{path}: llama.cpp cannot load this model")
