@@ -8,28 +8,33 @@ and the probe of batch sizes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from ngramspec.calibration import Calibration
+from ngramspec.cost import MEASURE_ORDER, CostCurve
 from ngramspec.probe import POSITIONS, SIZES, probe
 from ngramspec.protocol import Logits, TargetProtocol
 
-Kind = Literal["reuse", "calibration", "probe"]
+Kind = Literal["reuse", "probe", "calibration"]
+Affordable = Callable[[int, int], bool]
+"""Whether there is time to read so many tokens of prompts, and for so many passes."""
 
-DEPTHS = (24, 300)
-"""Tokens of a prompt: one that fits in any chunk, and one of which checkpoints are kept."""
+DEPTHS = (12, 300)
+"""Tokens of a prompt: a few, and so many that exact mode keeps chunks of it and a recurrent memory checkpoints."""
 
-AFTER = 24
-"""Tokens behind a prompt that a test may take, besides those that measurements add."""
+AFTER = 12
+"""Tokens behind a prompt that a test takes, besides those that measurements add."""
 
 MARGIN = 4.0
 """A difference counts as rounding up to so many times the largest one between ways to read the tokens."""
 
 _RETIMED = (2, 5)  # which of the sizes that are measured
+_PROBE_PASSES = 2 * sum(-(-POSITIONS // size) for size in SIZES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,67 +70,94 @@ class _History(NamedTuple):
     kept: float  # share of the old prompt that the new one begins with
     new: int  # tokens that it has behind that
 
+    @property
+    def refuses(self) -> bool:
+        return any(size != kept for size, kept in self.passes)
+
 
 _HISTORIES = (
     _History("the same prompt after three tokens", ((1, 1), (1, 1), (1, 1)), 1.0, 0),
     _History("a longer prompt after a token", ((1, 1),), 1.0, 3),
-    _History("another end after a refused draft", ((5, 2), (1, 1)), 0.9, 4),
-    _History("a shorter prompt after two tokens", ((1, 1), (1, 1)), 0.6, 0),
+    _History("another end after a refused draft", ((5, 2), (1, 1)), 0.8, 4),
     _History("the same prompt after drafts", ((5, 5), (5, 1), (1, 1), (4, 2)), 1.0, 0),
+    _History("a shorter prompt after two tokens", ((1, 1), (1, 1)), 0.6, 0),
 )
 
 
-def reuse_tests(target: TargetProtocol, text: Sequence[int], depth: int, *, exact: bool) -> Iterator[StateTest]:
-    """Prompts that share their beginning with what the cache holds, after a few passes; `depth + AFTER` tokens of text.
+def state_tests(
+    target: TargetProtocol, text: Sequence[int], kind: Kind, affordable: Affordable, *, exact: bool
+) -> Iterator[StateTest]:
+    """The tests of a kind, those of a short prompt first, as far as there is time; the first one takes what it takes.
 
     Args:
         target: its cache is empty afterwards.
-        text: tokens to read.
-        depth: of them, how many are the first prompt.
+        text: tokens to read, more than AFTER.
+        kind: what goes back.
+        affordable: asked before each test.
         exact: prompts are read as in exact mode, and bits must be the same.
     """
-    prompt, behind = list(text[:depth]), list(text[depth : depth + AFTER])
-    for history in _HISTORIES:
-        new = [(token + 1) % target.n_vocab for token in behind[: history.new]]
-        then = [*prompt[: max(1, int(history.kept * depth))], *new]
+    room = min(len(text), target.n_ctx) - AFTER
+    first = True
+    for depth in sorted({min(depth, room) for depth in DEPTHS}):
+        # Rounding is measured by three readings more, where there is any.
+        readings, passes = (2, 12) if exact else (5, 24)
+        if kind == "probe":
+            if depth == min(DEPTHS[0], room) and affordable((len(SIZES) + 1) * depth, 2 * _PROBE_PASSES):
+                yield _probe(target, depth)
+            continue
+        tests = (
+            [partial(_reuse, history=history) for history in _HISTORIES if target.can_rollback or not history.refuses]
+            if kind == "reuse"
+            else [partial(_calibration, later=later) for later in (None, *_RETIMED)]
+        )
+        for test in tests:
+            if not first and not affordable(readings * depth, passes):
+                break
+            first = False
+            yield test(target, list(text[:depth]), list(text[depth : depth + AFTER]), exact=exact)
+    target.clear()
+
+
+def _reuse(
+    target: TargetProtocol, prompt: list[int], behind: list[int], *, history: _History, exact: bool
+) -> StateTest:
+    """A prompt that shares its beginning with what the cache holds."""
+    new = [(token + 1) % target.n_vocab for token in behind[: history.new]]
+    then = [*prompt[: max(1, int(history.kept * len(prompt)))], *new]
+    target.clear()
+    target.prefill(prompt, aligned=exact)
+    done = 0
+    for size, kept in history.passes:
+        target.evaluate(behind[done : done + size])
+        done += kept
+        target.rollback(len(prompt) + done)
+    got = _read(target, then, behind, exact=exact)
+    target.clear()
+    want = _read(target, then, behind, exact=exact)
+    bound = 0.0 if exact or _same(got, want) else _rounding(target, then, behind, want)
+    return _test("reuse", history.what, len(prompt), got, want, bound)
+
+
+def _calibration(
+    target: TargetProtocol, prompt: list[int], behind: list[int], *, later: int | None, exact: bool
+) -> StateTest:
+    """Measuring on top of a prompt and two tokens: as a new process does, or a later one whose turn it is to time."""
+    rows = []
+    for measuring in (True, False):
         target.clear()
         target.prefill(prompt, aligned=exact)
-        done = 0
-        for size, kept in history.passes:
-            target.evaluate(behind[done : done + size])
-            done += kept
-            target.rollback(depth + done)
-        got = _read(target, then, behind, exact=exact)
-        target.clear()
-        want = _read(target, then, behind, exact=exact)
-        bound = 0.0 if exact or _same(got, want) else _rounding(target, then, behind, want)
-        yield _test("reuse", history.what, depth, got, want, bound)
-    target.clear()
+        for token in behind[:2]:
+            target.evaluate([token])
+        if measuring:
+            Calibration(curve=None if later is None else CostCurve({1: 1e-3}), uses=later or 0).ensure_curve(target)
+        rows.append(_evaluate(target, behind[2:]))
+    got, want = rows
+    bound = 0.0 if exact or _same(got, want) else _rounding(target, [*prompt, *behind[:2]], behind[2:], want)
+    what = "measuring all sizes" if later is None else f"timing {MEASURE_ORDER[later]} tokens again"
+    return _test("calibration", what, len(prompt), got, want, bound)
 
 
-def calibration_tests(target: TargetProtocol, text: Sequence[int], depth: int, *, exact: bool) -> Iterator[StateTest]:
-    """Measuring what passes cost on top of a prompt and two tokens, as a new process does, and as later ones do."""
-    prompt, behind = list(text[:depth]), list(text[depth : depth + AFTER])
-    known = Calibration()
-    later = (Calibration(uses=uses) for uses in _RETIMED)
-    for what, calibration in (("measuring", known), *(("timing again", each) for each in later)):
-        calibration.curve = known.curve
-        rows = []
-        for measuring in (True, False):
-            target.clear()
-            target.prefill(prompt, aligned=exact)
-            for token in behind[:2]:
-                target.evaluate([token])
-            if measuring:
-                calibration.ensure_curve(target)
-            rows.append(_evaluate(target, behind[2:]))
-        got, want = rows
-        bound = 0.0 if exact or _same(got, want) else _rounding(target, [*prompt, *behind[:2]], behind[2:], want)
-        yield _test("calibration", what, depth, got, want, bound)
-    target.clear()
-
-
-def probe_test(target: TargetProtocol, depth: int) -> StateTest:
+def _probe(target: TargetProtocol, depth: int) -> StateTest:
     """The probe of batch sizes, against each size in a cache that was cleared before."""
     found = probe(target, (depth,))
     rng = np.random.default_rng(0)

@@ -72,16 +72,20 @@ def check(path: Path, folder: Path, wanted: Sequence[Setting], *, quick: bool) -
 
 
 def rolls_back(path: Path) -> str:
-    """How the memory of a model goes back, and whether it drafts, in words."""
+    """How the memory of a model goes back, in words."""
     with Target(path, n_ctx=256, threads=1) as target:
-        return f"{target.architecture}: {'rolls back' if target.can_rollback else 'plain'}"
+        if not target.can_rollback:
+            return "nothing"
+        if target.replays:
+            return "checkpoints"
+        return "cut" if target.can_branch else f"{target.max_batch - 1} snapshots"
 
 
 def table(rows: dict[str, list[Row]], told: dict[str, str]) -> Table:
     """One line a model."""
     kinds = list(dict.fromkeys(row.kind for of in rows.values() for row in of))
     shown = Table(box=None, padding=(0, 1, 0, 0))
-    for title in ("model", "memory", *kinds, "requests", "passes", "per pass", "gap"):
+    for title in ("model", "goes back by", *kinds, "requests", "passes", "per pass", "gap"):
         shown.add_column(title)
     for name, of in rows.items():
         cells = []

@@ -14,7 +14,7 @@ from tiny_models import write_model
 
 VERIFY = ["verify", "-t", "1", "-c", "512"]
 SHORT = [*VERIFY, "-n", "12", "--seconds", "3"]
-NAMES = ["greedy", "same seed", "logprobs", "rollback", "law"]
+NAMES = ["greedy", "same seed", "logprobs", "rollback", "reuse", "probe", "calibration", "law"]
 MARKER = "running the small demo model"
 """Printed when the model is looked for: absent, nothing was loaded yet."""
 
