@@ -63,12 +63,16 @@ class StateTest:
 
 
 class _History(NamedTuple):
-    """Passes after a prompt, as (tokens, how many of them are kept), and the prompt that comes next."""
+    """Passes after a prompt, as (tokens, how many of them are kept), and the prompt that comes next.
+
+    Where no tokens are evaluated, as many as are "kept", less than 0, are taken back once more.
+    """
 
     what: str
     passes: tuple[tuple[int, int], ...]
     kept: float  # share of the old prompt that the new one begins with
     new: int  # tokens that it has behind that
+    answered: bool = False  # whether what was kept of the passes stands between them
 
     @property
     def refuses(self) -> bool:
@@ -80,6 +84,7 @@ _HISTORIES = (
     _History("a longer prompt after a token", ((1, 1),), 1.0, 3),
     _History("another end after a refused draft", ((5, 2), (1, 1)), 0.8, 4),
     _History("the same prompt after drafts", ((5, 5), (5, 1), (1, 1), (4, 2)), 1.0, 0),
+    _History("another end of an answer that was cut", ((5, 4), (0, -2)), 1.0, 2, answered=True),
     _History("a shorter prompt after two tokens", ((1, 1), (1, 1)), 0.6, 0),
 )
 
@@ -123,12 +128,14 @@ def _reuse(
 ) -> StateTest:
     """A prompt that shares its beginning with what the cache holds."""
     new = [(token + 1) % target.n_vocab for token in behind[: history.new]]
-    then = [*prompt[: max(1, int(history.kept * len(prompt)))], *new]
+    answer = behind[: sum(kept for _, kept in history.passes)] if history.answered else []
+    then = [*prompt[: max(1, int(history.kept * len(prompt)))], *answer, *new]
     target.clear()
     target.prefill(prompt, aligned=exact)
     done = 0
     for size, kept in history.passes:
-        target.evaluate(behind[done : done + size])
+        if size:
+            target.evaluate(behind[done : done + size])
         done += kept
         target.rollback(len(prompt) + done)
     got = _read(target, then, behind, exact=exact)

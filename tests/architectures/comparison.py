@@ -23,6 +23,7 @@ from architectures.settings import Ask, Prompts, Setting
 from ngramspec.cost import CostCurve
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.distribution import BadLogits
+from ngramspec.errors import TargetError
 from ngramspec.protocol import Logits, TargetProtocol
 from ngramspec.sampling import Sampling
 from ngramspec.selfcheck_texts import Recorder
@@ -118,7 +119,8 @@ class Bench:
     def _request(
         self, decoder: SpeculativeDecoder, recorder: Recorder, setting: Setting, prompts: Prompts, ask: Ask
     ) -> Result:
-        prompt, sampling = prompts[ask.prompt], Sampling(setting.temperature, seed=SEED)
+        answer = self._expected(prompts["same"], setting.temperature)[0]
+        prompt, sampling = prompts.get(ask.prompt, answer), Sampling(setting.temperature, seed=SEED)
         text: list[int] = []
         rows: list[Logits] = []
         drafted = accepted = passes = 0
@@ -130,7 +132,7 @@ class Bench:
                 drafted, accepted, passes = drafted + len(step.drafted), accepted + step.accepted, passes + 1
                 if ask.leaves and len(text) >= ask.leaves:
                     generation.close()
-        except BadLogits:
+        except (BadLogits, TargetError):
             return Result(ask, "CORRUPT", len(text), math.inf, LEAST, drafted, accepted, passes)
         judged = self._judge(prompt, text, np.array(rows), setting)
         return Result(ask, *judged, drafted, accepted, passes)

@@ -13,6 +13,9 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
+KEPT = 3
+"""Tokens of an answer that the next prompt begins with."""
+
 LENGTHS = (50, 900)
 """Tokens of the prompts."""
 
@@ -28,8 +31,11 @@ class Ask(NamedTuple):
 AGAIN = (Ask("same", 40), Ask("same", 1), Ask("same", 2), Ask("same", 9), Ask("same", 17), Ask("same", 30))
 ELSEWHERE = (Ask("shorter", 12), Ask("longer", 20), Ask("last", 20), Ask("same", 3), Ask("tail", 20))
 TAILS = (Ask("a", 1), Ask("b", 20), Ask("a", 4), Ask("b", 20))
-LEAVING = (Ask("same", 40, 1), Ask("same", 40, 7), Ask("last", 40, 2), Ask("same", 40))
-ALL = (*AGAIN, *ELSEWHERE, *TAILS, *LEAVING)
+CUT = (Ask("same", 40, 9), Ask("answer", 9), Ask("same", 40, 12), Ask("answer", 20))
+"""An answer of which the first tokens are kept and go on in another way."""
+
+LEAVING = (Ask("same", 40, 1), Ask("same", 40, 7), Ask("last", 40, 2), Ask("same", 40, 3), Ask("same", 40))
+ALL = (*AGAIN, *ELSEWHERE, *TAILS, *LEAVING, *CUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +105,8 @@ QUICK = (
     Setting("cost", ((*AGAIN[:3], *ELSEWHERE), TAILS), policy="cost", measured=True),
     Setting("fixed 4", ((*AGAIN, *TAILS),), draft_max=4),
     Setting("plain", ((*AGAIN, *TAILS),), drafter="plain"),
-    Setting("sampled, fixed 15", (LEAVING,), draft_max=15, temperature=0.8),
-    Setting("fixed 15", ((Ask("shorter", 12), Ask("longer", 30), Ask("same", 9)),), draft_max=15, length=900),
+    Setting("sampled, fixed 15", ((*LEAVING, *CUT),), draft_max=15, temperature=0.8),
+    Setting("fixed 15", ((Ask("shorter", 12), Ask("longer", 30), Ask("same", 9)),), draft_max=15, length=300),
 )
 """What every architecture goes through in a few minutes: the worst, and something of everything."""
 
@@ -128,7 +134,13 @@ class Prompts:
             "tail": [*same[:kept], *other[: length - kept]],
             "a": [*same, *other[:5]],
             "b": [*same, *other[10:15]],
+            "answer": [*same, *other[20:22]],
         }
 
+    def get(self, name: str, answer: Sequence[int]) -> list[int]:
+        """A prompt, of which the one named "answer" has the beginning of the answer to "same" in it."""
+        prompt = list(self._named[name])
+        return [*prompt[:-2], *answer[:KEPT], *prompt[-2:]] if name == "answer" else prompt
+
     def __getitem__(self, name: str) -> list[int]:
-        return list(self._named[name])
+        return self.get(name, ())
