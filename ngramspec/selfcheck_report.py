@@ -190,7 +190,7 @@ def _states(found: SelfCheck, kind: Kind, claim: str) -> Check:
         if found.spent[kind]:
             return _check(found, kind, claim, "skipped", reason=NO_TIME)
         return _skipped(found, kind, claim)
-    covered = f"{len(tests)} tests after {_listed({test.depth for test in tests})} tokens"
+    covered = f"{len(tests)} test{'s' * (len(tests) > 1)} after {_listed({test.depth for test in tests})} tokens"
     rounded = [test for test in tests if test.held and not test.identical]
     if rounded:
         most = max(rounded, key=lambda test: test.difference)
