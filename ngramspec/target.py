@@ -214,8 +214,13 @@ class Vocabulary:
 
     # ------------------------------------------------------------------ end
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._model
+
     def _check_open(self) -> None:
-        if not self._model:
+        if self.closed:
             raise ValueError(f"the {type(self).__name__.lower()} is closed")
 
     def close(self) -> None:

@@ -120,7 +120,7 @@ def mutations(header: Header) -> Iterator[tuple[str, Header]]:
             *(replace(tensor, offset=offset) for offset in (0, 1, tensor.offset + 32, 2**40, 2**64 - 32)),
         ]
         for new in changed:
-            tensors = header.tensors[:i] + (new,) + header.tensors[i + 1 :]
+            tensors = (*header.tensors[:i], new, *header.tensors[i + 1 :])
             yield f"{tensor.name} -> {new.name!r} {new.shape} {new.kind} {new.offset}", replace(header, tensors=tensors)
 
 

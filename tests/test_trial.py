@@ -58,10 +58,10 @@ class Child:
 
 
 def refused(path: Path, folder: Path, child: Child, **options: float) -> str | None:
+    """What is said of a file, if it is refused."""
     try:
         trial.check(path, "a build", folder, command=child.command, **options)
     except ModelError as error:
-        assert "\n" not in str(error)
         return str(error)
     return None
 

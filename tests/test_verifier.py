@@ -162,7 +162,7 @@ def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any
     told: list[Judgement] = []
     made = Verifier(make_sampler(sampling, 6), how, told.append)
     if wrong == 0:
-        with pytest.raises(BadLogits, match="^at position 30 of the text: the logit of token 0 is nan"):
+        with pytest.raises(BadLogits, match=r"^at position 30 of the text: the logit of token 0 is nan"):
             made.verify(rows, certain([2] * 4), 30)
         assert told == []
         return

@@ -24,7 +24,6 @@ from small_loop import Propose, certain, from_counts, speculate
 
 from ngramspec import noise
 from ngramspec import verify as verify_module
-from ngramspec.distribution import BadLogits
 from ngramspec.draft import NO_DRAFT, Choose, Draft
 from ngramspec.errors import GrammarError
 from ngramspec.samplers import SamplerChain
