@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
+from ngramspec.grammar_check import check_grammar
 
 CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 """llama.cpp's `llama_token_data`."""
@@ -126,6 +127,7 @@ def _encode(text: str) -> bytes:
         if depth > _DEEPEST:
             line = text.count("\n", 0, match.start()) + 1
             raise GrammarError(f"the grammar is nested more than {_DEEPEST} brackets deep in line {line}")
+    check_grammar(text)
     return raw
 
 

@@ -178,7 +178,7 @@ def test_the_end_comes_where_the_grammar_ends(demo_vocabulary: Vocabulary) -> No
         ('root ::= "a"{99999}', "does not parse: number of repetitions exceeds sane defaults"),
         ("{}", "does not parse: expecting name in line 1, at '{}'"),
         ('start ::= "a"', "cannot be used: .*'root'"),
-        ("root ::= root root", "cannot be used: .*left recursion"),
+        ("root ::= root root", "'s rule 'root' in line 1 can begin with itself .left recursion"),
         ("root ::= a\na ::= root", "cannot be used: .*left recursion"),
         ('root ::= "<a" [<!] # <!\n  !<[5]>*', "names tokens in line 2: llama.cpp may end the process"),
         ("root ::= <think>", "names tokens in line 1"),
@@ -194,7 +194,7 @@ def test_the_end_comes_where_the_grammar_ends(demo_vocabulary: Vocabulary) -> No
 def test_texts_that_are_no_grammar(
     text: str, reason: str, demo_vocabulary: Vocabulary, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(GrammarError, match=f"^the grammar (is )?{reason}") as error:
+    with pytest.raises(GrammarError, match=f"^the grammar ?(is )?{reason}") as error:
         demo_vocabulary.grammar(text)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 250
