@@ -3,8 +3,8 @@
 llama.cpp follows a grammar as a set of stacks, of what is still to come. Before each character it unfolds the rule on
 top of every stack, and through rules that may be empty also what comes behind. A rule that begins with itself so
 unfolds forever. Its own check finds that where the rules in front are empty by an alternative of their own, as in
-`root ::= "a"? root "b"`, and misses `root ::= a root "b"` with `a ::= b` and `b ::= "c"?`. Stacks may also be finite and
-too many, as in `a ::= "x"{0,900}`, `b ::= a{0,900}`, `root ::= b{0,900}`.
+`root ::= "a"? root "b"`, and misses `root ::= a root "b"` with `a ::= b` and `b ::= "c"?`. Stacks may also be finite,
+and too many, as in `a ::= "x"{0,900}`, `b ::= a{0,900}`, `root ::= b{0,900}`.
 
 So the rules are built here as its parser builds them, with one difference: the n - 1 rules of `x{0,n}`, which differ
 only in how often they may go on, are one that counts n. What does not parse is left to llama.cpp to complain of.

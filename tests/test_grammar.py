@@ -146,7 +146,7 @@ def test_a_grammar_of_a_closed_vocabulary() -> None:
     grammar = vocabulary.grammar('root ::= "a"')
     vocabulary.close()
     for call in (grammar.copy, lambda: grammar.allows(1), lambda: grammar.accept(1)):
-        with pytest.raises(ValueError, match="^the vocabulary is closed$"):
+        with pytest.raises(ValueError, match=r"^the vocabulary is closed$"):
             call()
 
 

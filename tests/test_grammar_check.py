@@ -92,8 +92,8 @@ def test_grammars_of_schemas_pass(schema: object, demo_vocabulary: Vocabulary) -
 _UNCHECKED = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))
-resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
+resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
 from ngramspec import grammar
 from ngramspec.target import Vocabulary
 grammar.check_grammar = lambda text: None
@@ -101,7 +101,7 @@ Vocabulary(sys.argv[1]).grammar(sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("text", RECURSIVE[1:3], ids=lambda text: text[:20])
+@pytest.mark.parametrize("text", RECURSIVE[1:2], ids=lambda text: text[:20])
 def test_llama_would_not_survive(text: str, env: dict[str, str]) -> None:
     """Else there is nothing to refuse: a newer llama.cpp may find these itself."""
     assert run(env, DEMO, text, command=[sys.executable, "-c", _UNCHECKED]).code < 0
