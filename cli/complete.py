@@ -133,10 +133,14 @@ def complete(
             document = result(written, len(prompt), steps, stats, seconds, ending, chosen, acceptance, target.piece)
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
-    parts = [summary(stats), ending, acceptance.lossy, None if chosen.greedy else f"seed {chosen.seed}"]
+    parts = [
+        summary(stats),
+        ending,
+        acceptance.lossy,
+        None if chosen.greedy else f"seed {chosen.seed}",
+        disturbance.note,
+    ]
     note("; ".join(part for part in parts if part))
-    if disturbance.note is not None:
-        note(disturbance.note)
     leave(ended)
 
 
