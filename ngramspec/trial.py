@@ -103,7 +103,7 @@ def _try(command: Sequence[str], patience: float) -> str | None:
     return found[-1] if found else f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)  # type: ignore[untyped-decorator]
 def _silent(_level: int, _text: bytes, _data: Any) -> None:
     pass
 
@@ -148,7 +148,7 @@ if __name__ == "__main__":
     child.confine(_CPU_SECONDS)
     # A child that is refused more work, or gets no memory in Python, tells nothing of the file.
     with suppress(Exception):
-        from ngramspec.target import llama
+        from ngramspec.target import llama  # type: ignore[attr-defined]  # the one file that imports it
 
         attempt(llama, Path(sys.argv[1]))
         os._exit(0)
