@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from ngramspec.beams import SEQUENCES
+from ngramspec.disturbance import Disturbance
 from ngramspec.source import is_model_argument
 from ngramspec.stats import Stats, Step
 from ngramspec.target import Target
@@ -102,7 +103,7 @@ def complete(
     if writer is not None:
         writer.begin(prompt, target.piece, Header.of(decoder, target.name, chosen, acceptance))
 
-    steps, stats = list[Step](), Stats()
+    steps, stats, disturbance = list[Step](), Stats(), Disturbance()
     began = time.perf_counter()
     with guarded_stdout(), writer or nullcontext():
         if echo and not as_json:
@@ -122,6 +123,7 @@ def complete(
                     writer.add(step)
                 steps.append(step if writer is None else replace(step, detail=None))
                 stats.add(step)
+                disturbance.see(step.seconds, step.batch, step.plain_seconds)
                 if not as_json:
                     write_stdout(step.text)
         seconds = time.perf_counter() - began
@@ -131,7 +133,13 @@ def complete(
             document = result(written, len(prompt), steps, stats, seconds, ending, chosen, acceptance, target.piece)
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
-    parts = [summary(stats), ending, acceptance.lossy, None if chosen.greedy else f"seed {chosen.seed}"]
+    parts = [
+        summary(stats),
+        ending,
+        acceptance.lossy,
+        None if chosen.greedy else f"seed {chosen.seed}",
+        disturbance.note,
+    ]
     note("; ".join(part for part in parts if part))
     leave(ended)
 

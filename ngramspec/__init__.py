@@ -11,6 +11,11 @@
 `ngramspec.target` is not imported here: it loads llama.cpp, which the algorithms do without.
 """
 
+import os
+
+# Before ggml loads: where it ends the process, it would start a debugger that prints every thread.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.draft import Draft, Drafter
 from ngramspec.predictor import NGramPredictor

@@ -31,7 +31,7 @@ from llama_cpp._ggml import libggml
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-from ngramspec import amx, huge_pages, machine, probe
+from ngramspec import amx, huge_pages, machine, probe, trial
 from ngramspec.cache import Cache
 from ngramspec.errors import GrammarError, ModelError, TargetError
 from ngramspec.grammar import Grammar
@@ -105,6 +105,7 @@ class Vocabulary:
         self._open_model(params)
 
     def _open_model(self, params: Any) -> None:
+        trial.check(self.path, build())
         _log_tail.clear()
         self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
@@ -227,8 +228,13 @@ class Vocabulary:
 
     # ------------------------------------------------------------------ end
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._model
+
     def _check_open(self) -> None:
-        if not self._model:
+        if self.closed:
             raise ValueError(f"the {type(self).__name__.lower()} is closed")
 
     def close(self) -> None:

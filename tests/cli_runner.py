@@ -16,7 +16,7 @@ DEMO = Path(__file__).parents[1] / "ngramspec" / "demo" / "demo.gguf"
 PATIENCE = 120.0
 """Seconds after which a run is taken to hang."""
 
-_VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-amx-")
+_VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-verdicts-")
 
 COUNTED = """
 import os, sys
@@ -85,12 +85,14 @@ def environment(folder: Path) -> dict[str, str]:
         for k, v in os.environ.items()
         if not re.match("NGRAMSPEC_|HF_|HUGGING|XDG_|COLUMNS|FORCE_COLOR|TTY_|PYTHONIOENCODING", k)
     }
-    # Whether the build's AMX kernels work is found out once, not once per home.
+    # What a child process finds out about build and model is found out once, not once per home.
     cache = folder / "cache"
-    verdicts = cache / "ngramspec" / "amx"
-    verdicts.parent.mkdir(parents=True, exist_ok=True)
-    if not verdicts.is_symlink():
-        verdicts.symlink_to(_VERDICTS.name)
+    for name in ("amx", "trial"):
+        verdicts = cache / "ngramspec" / name
+        verdicts.parent.mkdir(parents=True, exist_ok=True)
+        Path(_VERDICTS.name, name).mkdir(exist_ok=True)
+        if not verdicts.is_symlink():
+            verdicts.symlink_to(Path(_VERDICTS.name, name))
     # PYTHONPATH: where the packages are, should they be found through HOME.
     return kept | {
         "HOME": str(folder),
