@@ -35,7 +35,9 @@ def complete(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="GGUF file or hf:owner/repo:file-or-quant; may be left out.", show_default=False
+            metavar="MODEL",
+            help="GGUF file, hf:owner/repo:file-or-quant, or smollm2; may be left out.",
+            show_default=False,
         ),
     ] = None,
     file: Annotated[
@@ -71,7 +73,7 @@ def complete(
 ) -> None:
     """Continue a text: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
 
-    One argument is the model if it is a GGUF file or an hf: name, else the text file.
+    One argument is the model if it is a GGUF file, an hf: name or smollm2, else the text file.
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()

@@ -62,7 +62,7 @@ def add(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Whose tokenizer; the file needs no weights. Default: $NGRAMSPEC_MODEL, then the demo model.",
+            help="Whose tokenizer; the file needs no weights. Default: the default model.",
             show_default=False,
         ),
     ] = None,
@@ -172,7 +172,7 @@ def _vocabulary(model: str | None) -> Vocabulary:
     """The vocabulary of a model as `resolve` finds it, or of a file without weights."""
     path = Path(os.path.expanduser(model)) if model else None
     file = path if path is not None and has_gguf_magic(path) else None
-    return open_vocabulary(file, model, "no --model given: the memory is for the demo model that comes with ngramspec")
+    return open_vocabulary(file, model, "no --model given: the memory is for")
 
 
 def _stores(memory: str) -> list[Store]:

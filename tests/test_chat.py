@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from cli_runner import PYTHONPATH
 
 CHAT = [sys.executable, "-m", "ngramspec_cli.app", "chat", "-t", "1"]
 SMALL = ["-c", "512", "-n", "30", "-s", "1"]
@@ -28,7 +29,9 @@ PATIENCE = 30.0
 def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment with folders of its own; the cost curve is measured once."""
     folder = tmp_path_factory.mktemp("home")
-    changed = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
+    changed = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")} | {
+        "PYTHONPATH": PYTHONPATH
+    }
     return {k: v for k, v in os.environ.items() if not k.startswith("NGRAMSPEC_")} | changed
 
 
@@ -169,7 +172,7 @@ class Terminal:
         # a socket is short by law, and tmp_path's is not.
         self._folder = tempfile.TemporaryDirectory()
         self._tmux = ["tmux", "-S", f"{self._folder.name}/tmux", "-f", os.devnull]
-        names = ("XDG_CACHE_HOME", "XDG_STATE_HOME")
+        names = ("XDG_CACHE_HOME", "XDG_STATE_HOME", "PYTHONPATH")
         unset = [f"-u{n}" for n in ("NGRAMSPEC_MODEL", "COLUMNS", "LINES", "NO_COLOR")]
         chat = shlex.join(["env", *unset, *(f"{n}={home[n]}" for n in names), *CHAT, *options])
         script = f"cd {shlex.quote(str(folder))}; {chat}; echo exit code $?; exec sleep 100"
