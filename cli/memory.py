@@ -38,6 +38,7 @@ from .options import open_vocabulary
 
 app = typer.Typer(
     name="memory",
+    add_completion=False,
     help="Texts of yours to draft from: files and folders you add, and answers, if you switch that on.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
