@@ -29,7 +29,7 @@ class Subcommands(TyperGroup):
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Imported()
+        self.commands = _Imported()  # type: ignore[assignment]  # never changed, as all that adds to it is in COMMANDS
 
     def format_commands(self, _context: Any, formatter: Any) -> None:
         """List the commands in the help."""

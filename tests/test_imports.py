@@ -24,7 +24,6 @@ atexit.register(lambda: print(*(m for m in {HEAVY!r} if m in sys.modules), file=
     ("script", "loaded"),
     [
         ("import ngramspec; ngramspec.__version__", []),
-        ("from ngramspec import Sampling", []),
         ("from ngramspec import SpeculativeDecoder", ["numpy"]),
         ("from ngramspec_cli.app import run; run(['--help'])", []),
         ("from ngramspec_cli.app import run; run(['--version'])", []),
