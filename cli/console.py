@@ -35,6 +35,16 @@ _SYMBOLS = {
 }
 
 
+@dataclass(slots=True)
+class _Stdout:
+    """What stdout was last given."""
+
+    line_open: bool = False
+
+
+_stdout = _Stdout()
+
+
 class Terminated(BaseException):
     """SIGTERM arrived. Like KeyboardInterrupt, it passes through `except Exception`."""
 
@@ -57,7 +67,19 @@ def complain(message: str) -> None:
 def _print(text: str, style: str) -> None:
     # A terminal gets lines broken between words; a log gets them whole. A stderr that cannot be written ends nothing.
     with suppress(OSError):
+        if _in_the_middle_of_a_line():
+            stderr.print()
+            _stdout.line_open = False
         stderr.print(printable(text), style=style, markup=False, soft_wrap=not stderr.is_terminal)
+
+
+def _in_the_middle_of_a_line() -> bool:
+    """Whether what goes to stderr would stand behind text on the same terminal."""
+    if not _stdout.line_open or not stderr.is_terminal:
+        return False
+    with suppress(OSError, ValueError):
+        return sys.stdout.isatty() and os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    return False
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
@@ -146,7 +168,9 @@ def signals_deferred() -> Iterator[None]:
 @contextmanager
 def _bar(*columns: str | ProgressColumn) -> Iterator[Progress]:
     """A bar on stderr that is not drawn before it is started, nor where nobody watches, and goes away at the end."""
-    bar = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
+    bar = Progress(
+        *columns, console=stderr, transient=True, disable=not stderr.is_terminal or _in_the_middle_of_a_line()
+    )
     try:
         yield bar
     finally:
@@ -213,6 +237,8 @@ def write_stdout(text: str) -> None:
     """Write and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()
+    if text:
+        _stdout.line_open = not text.endswith("\n")
 
 
 @contextmanager
