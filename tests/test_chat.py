@@ -90,6 +90,8 @@ def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(home: dict[str, str]
     assert done.code == 1
     assert re.search(r"a prompt of \d+ tokens, but the context has room for 482 beside", done.err)
     assert "not UTF-8" in done.err
+    assert "standard input is not UTF-8" in pipe(home, b"a\xff", "-f", "-").err
+    assert "standard input is empty" in pipe(home, "\n\n", "-f", "-").err
     assert [m["content"] for m in json.loads(kept.read_text())["messages"][::2]] == ["one", "two"]
 
 
@@ -107,6 +109,9 @@ def test_a_file_is_the_first_message(home: dict[str, str], tmp_path: Path) -> No
     assert (done.code, kept.exists()) == (0, False), done.err
     assert done.out
     assert done.err.count(" tokens") >= 1
+    # The whole of stdin, not a turn a line.
+    piped = pipe(home, question.read_text(), "-f", "-")
+    assert (piped.code, piped.out) == (0, done.out)
 
 
 def test_a_seed_repeats_a_session_and_a_random_one_is_shown(home: dict[str, str]) -> None:
