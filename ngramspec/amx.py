@@ -24,10 +24,8 @@ from ngramspec import child, machine
 from ngramspec.calibration import default_folder as calibration_folder
 
 NOTE = (
-    "this build's AMX kernels are broken (older gcc, such as 12.2, compiles them wrongly), so it goes on without them;"
-    " rebuild with a newer compiler (gcc 14) for full speed, or leave them out:"
-    ' CXXFLAGS="-mno-amx-tile -mno-amx-int8 -mno-amx-bf16" CMAKE_ARGS="-DGGML_LLAMAFILE=off"'
-    " pip install --force-reinstall --no-cache-dir llama-cpp-python"
+    "this build's AMX kernels are broken by an older gcc, such as 12.2, and left out; built with gcc 14, passes of many"
+    " tokens are up to twice as fast (README: CPU with AMX)"
 )
 
 TOLERANCE = 0.1
