@@ -81,7 +81,7 @@ def show(
     parts += _skipped(skipped)
     if comparable:
         several = len(summaries) > 1
-        parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.exact, several)
+        parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.exact == "on", several)
     if not drafting:
         parts.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")
     parts += more
@@ -200,7 +200,7 @@ def _differences(differences: Sequence[Difference], largest: float | None, exact
         doubled = 2 * largest
         lines.append(
             f"(batch sizes alone change a logit by up to {largest:.3g} here, so two by up to {doubled:.3g};"
-            " --exact rules that out)"
+            " --exact on rules that out)"
         )
     return lines
 

@@ -31,14 +31,16 @@ from llama_cpp._ggml import libggml
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-from ngramspec import amx, huge_pages, machine, probe
+from ngramspec import amx, huge_pages, machine, probe, trial
 from ngramspec.errors import GrammarError, ModelError, TargetError
+from ngramspec.exactness import EXACT, Exact
 from ngramspec.grammar import Grammar
 from ngramspec.kv_cache import CACHE_TYPES, CacheShape, CacheType, fitting_context
 from ngramspec.protocol import Logits, Progress
 from ngramspec.samplers import SamplerChain
 from ngramspec.sampling import Sampling
 from ngramspec.sequences import Node, Sequences
+from ngramspec.trial import Trial
 
 MAX_EVALUATE = 64
 """Most tokens one `evaluate` takes: the logits buffer is reserved for this many positions."""
@@ -245,13 +247,17 @@ class Target(Vocabulary):
         flash_attn: "auto" leaves the choice to llama.cpp.
         cache_type_k, cache_type_v: element type of the KV cache.
         mmap: map the file instead of reading it.
-        exact: choose the settings under which most batch sizes give bit-identical logits: no flash attention
+        exact: "on" chooses the settings under which most batch sizes give bit-identical logits: no flash attention
             where the model runs on the CPU (see `probe`), and a micro-batch small enough for its attention
-            scores.
+            scores. "auto" begins with the fastest and lets a decoder change them (see `ngramspec.exact_auto`).
         extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
             `amx_broken` is true). True takes all of ggml's extra memory types for weights, unchecked and before a
             GPU's host memory; False takes none. Both are for the check itself.
         n_seq: most sequences in the cache, 1 to MAX_EVALUATE; they share its cells. `sequences` needs several.
+
+    Attributes:
+        exact: as above.
+        setting: "fast" or "exact": what the context was opened for.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -272,7 +278,7 @@ class Target(Vocabulary):
         cache_type_k: CacheType = "f16",
         cache_type_v: CacheType = "f16",
         mmap: bool = True,
-        exact: bool = False,
+        exact: Exact = "auto",
         extra_buffers: bool | None = None,
         n_seq: int = 1,
     ) -> None:
@@ -284,6 +290,7 @@ class Target(Vocabulary):
             ("flash_attn", flash_attn, _FLASH),
             ("cache_type_k", cache_type_k, CACHE_TYPES),
             ("cache_type_v", cache_type_v, CACHE_TYPES),
+            ("exact", exact, EXACT),
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}")
@@ -301,13 +308,11 @@ class Target(Vocabulary):
         self._load(n_gpu_layers, extra_buffers)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
         # llama.cpp has a quantised V cache with flash attention only.
-        if exact and flash_attn == "auto" and not self.on_gpu and cache_type_v in ("f32", "f16", "bf16"):
-            flash_attn = "off"
-        self.flash_attn = flash_attn
-        self._open_context(self._context_size(n_ctx))
-        self._settings = f"ngl={n_gpu_layers} fa={flash_attn} kv={self.cache_types} ub={self.n_batch}"
+        attention_can_go = not self.on_gpu and cache_type_v in ("f32", "f16", "bf16")
+        self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
         # A build whose kernels get mended keeps its name, and its passes then cost half.
-        self._settings += " amx=off" if self.amx_broken else ""
+        self._loaded_as = f"ngl={n_gpu_layers}{' amx=off' if self.amx_broken else ''}"
+        self._open_context(self._context_size(n_ctx), "exact" if exact == "on" else "fast")
 
     # ------------------------------------------------------------------ loading
 
@@ -380,22 +385,26 @@ class Target(Vocabulary):
             self.notes.append(f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on")
         return asked
 
-    def _open_context(self, n_ctx: int) -> None:
+    def _context_params(self, n_ctx: int, setting: str) -> Any:
         params = llama.llama_context_default_params()
         # Room for the dummy tokens of a padded batch, which never stay in the cache.
         params.n_ctx = n_ctx + MAX_EVALUATE
         # Without flash attention a micro-batch holds heads x n_ctx x n_ubatch scores.
-        self.n_batch = 128 if self.flash_attn == "off" else 512
-        params.n_batch = params.n_ubatch = self.n_batch
+        params.n_batch = params.n_ubatch = 128 if self._flash[setting] == "off" else 512
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
         params.n_seq_max = self.n_seq
         # One pool of cells: what continuations have in common is there once.
         params.kv_unified = self.n_seq > 1
         params.n_threads = params.n_threads_batch = self.threads
-        params.flash_attn_type = _FLASH[self.flash_attn]
+        params.flash_attn_type = _FLASH[self._flash[setting]]
         params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
         # Where the architecture supports it, snapshots make a recurrent state roll back this far.
         params.n_rs_seq = 16 if self._recurrent else 0
+        return params
+
+    def _open_context(self, n_ctx: int, setting: str) -> None:
+        params = self._context_params(n_ctx, setting)
+        self.n_batch: int = params.n_batch
         _log_tail.clear()
         self._ctx = llama.llama_init_from_model(self._model, params)
         if not self._ctx:
@@ -404,6 +413,7 @@ class Target(Vocabulary):
                 " try a smaller -c/--ctx-size"
             )
         self.n_ctx = n_ctx
+        self.setting = setting
         self._memory = llama.llama_get_memory(self._ctx)
         self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
         self._batch_tokens = np.ctypeslib.as_array(self._batch.token, (self.n_batch,))
@@ -570,6 +580,45 @@ class Target(Vocabulary):
         rows: Logits = np.ndarray((n, self.n_vocab), np.float32, buffer)
         return rows
 
+    # ------------------------------------------------------------------ settings
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that `use` changes between: "fast", and "exact" where that is another one."""
+        return ("fast", "exact") if self._flash["exact"] != self._flash["fast"] else ("fast",)
+
+    @property
+    def flash_attn(self) -> str:
+        """Flash attention as it was asked for under the setting that holds now: "auto", "on" or "off"."""
+        return self._flash[self.setting]
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if not self._ctx:
+            raise TargetError("the target has no context: its settings could not be changed")
+
+    def use(self, setting: str) -> None:
+        """Open the context anew under a setting; the cache is then empty, and logits returned before are gone.
+
+        Raises:
+            ModelError: there is no memory for it; the target is then without a context until the next call.
+        """
+        super()._check_open()
+        self.tokens.clear()
+        self._close_context()
+        self._open_context(self.n_ctx, setting)
+
+    def trial(self, setting: str) -> Trial:
+        """A small context of its own to measure a setting in, whatever the target holds.
+
+        Raises:
+            TargetError: there is no memory for it.
+        """
+        self._check_open()
+        params = self._context_params(trial.ROOM, setting)
+        params.n_seq_max, params.kv_unified = 1, False
+        return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
+
     # ------------------------------------------------------------------ identity and end
 
     @property
@@ -580,22 +629,34 @@ class Target(Vocabulary):
     @property
     def fingerprint(self) -> str:
         """Key of everything a measured cost or a probe result depends on: file, build, machine, settings."""
+        return self._key(f"fa={self.flash_attn} kv={self.cache_types} ub={self.n_batch}")
+
+    @property
+    def identity(self) -> str:
+        """The same, but for the setting that holds now."""
+        return self._key(f"fa={self._flash['fast']} kv={self.cache_types}")
+
+    def _key(self, settings: str) -> str:
         digest = hashlib.blake2b(digest_size=12)
         with self.path.open("rb") as file:
             digest.update(file.read(1 << 16))
             file.seek(max(0, self.path.stat().st_size - (1 << 16)))
             digest.update(file.read(1 << 16))
         digest.update(f"{self.path.stat().st_size} {build()} {machine.name()}".encode())
-        digest.update(f"{self.threads} {self._settings} {[d.name for d in self.devices]}".encode())
+        devices = [d.name for d in self.devices]
+        digest.update(f"{self.threads} {self._loaded_as} {settings} {devices}".encode())
         return digest.hexdigest()
 
     def close(self) -> None:
         """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
+        self._close_context()
+        super().close()
+
+    def _close_context(self) -> None:
         if self._ctx:
             llama.llama_batch_free(self._batch)
             llama.llama_free(self._ctx)
             self._ctx = None
-        super().close()
 
 
 def make_sampler(sampling: Sampling, n_vocab: int) -> SamplerChain:
