@@ -138,13 +138,18 @@ class Measured:
         known = self.identity.get(setting)
         return known.max_difference if known else UNMEASURED
 
-    def worth(self, way: Way, prompt: int, tokens: int) -> bool:
-        """Whether decoding that way takes at most `TOLERANCE` times as long as the fastest; False if unmeasured."""
+    def price(self, way: Way, prompt: int, tokens: int) -> float | None:
+        """Expected time of a request decoded that way / that of the fastest settings; None if unmeasured."""
         tokens = min(tokens, TYPICAL)
         if way not in self.speed:
-            return False
+            return None
         fastest = min(s.seconds(prompt, tokens) for s in self.speed.values())
-        return self.speed[way].seconds(prompt, tokens) <= TOLERANCE * fastest
+        return self.speed[way].seconds(prompt, tokens) / fastest
+
+    def worth(self, way: Way, prompt: int, tokens: int) -> bool:
+        """Whether decoding that way costs next to nothing; False if unmeasured."""
+        price = self.price(way, prompt, tokens)
+        return price is not None and price <= TOLERANCE
 
     def choose(self, prompt: int, tokens: int, usable: Sequence[Way] = WAYS) -> Way:
         """How a request is decoded; "fast" also where nothing better is known (`same` then tells what it is)."""

@@ -35,7 +35,7 @@ ROUNDS = 4
 _PREFILLS = 2
 
 IDENTITY_COST = 2 * (COMPARED + 60)
-SPEED_COST = 2 * 2 * (_PREFILLS * 24 + 2 * ROUNDS) + 4 * ROUNDS
+SPEED_COST = 2 * (2 * (_PREFILLS * 13 + 2 * ROUNDS) + 3 * ROUNDS)
 """What `identity` and `speeds` take, roughly, in passes over one token."""
 
 
