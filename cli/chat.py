@@ -60,7 +60,7 @@ def chat(
     first = None if file is None else _read(Path(file))
     interactive = sys.stdin is not None and sys.stdin.isatty()
     writer = TraceWriter(trace) if trace is not None else None
-    target = load.load(load.find(model))
+    target = load.load(load.find(model), draft_max=draft.longest)
     check_sampling(target, chosen)
     memory = draft.open_memory(target, keep=True)
     session = Session(

@@ -88,7 +88,7 @@ def complete(
     # The text first: a mistake there should not cost a download.
     text = _read(source)
     writer = TraceWriter(trace) if trace is not None else None
-    target = load.load(load.find(model), 1 if beams is None else SEQUENCES)
+    target = load.load(load.find(model), n_seq=1 if beams is None else SEQUENCES, draft_max=draft.longest)
     check_sampling(target, chosen, logprobs)
     if beams is not None:
         prompt = _prompt(target, text, limit * beams, truncate)

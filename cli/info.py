@@ -14,7 +14,7 @@ from ngramspec import machine
 from ngramspec.calibration import Calibration
 from ngramspec.exact_auto import ExactAuto
 from ngramspec.exactness import TYPICAL
-from ngramspec.target import Target, build
+from ngramspec.target import MAX_EVALUATE, Target, build
 
 from .console import guarded_stdout, note
 from .options import LoadOptions, Model
@@ -72,7 +72,6 @@ def info(
 
 def _facts(target: Target) -> dict[str, str]:
     devices = ", ".join(f"{d.name} ({d.description}, {d.total / 2**30:.1f} GiB)" for d in target.devices)
-    memory = "can roll back" if target.can_rollback else "cannot roll back (recurrent or hybrid): drafting is off"
     return {
         "model": f"{target.name}, {target.path}",
         "architecture": f"{target.architecture}, {target.description}",
@@ -80,13 +79,23 @@ def _facts(target: Target) -> dict[str, str]:
         "context": f"{target.n_ctx} tokens (the model's: {target.n_ctx_train})",
         "vocabulary": f"{target.n_vocab} tokens",
         "chat template": "the model's own" if target.chat_template else "none in the file; ChatML is used",
-        "memory": memory,
+        "memory": _memory(target),
         "settings": f"{target.threads} threads, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(target.cache_types)}",
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
         "devices": devices or "not reported by this build",
         "machine": machine.name(),
     }
+
+
+def _memory(target: Target) -> str:
+    if not target.can_rollback:
+        return "recurrent or hybrid, and cannot be taken back: drafting is off"
+    if target.replays:
+        return "recurrent or hybrid, without snapshots: a refused draft costs evaluating tokens again"
+    if target.max_batch < MAX_EVALUATE:
+        return f"recurrent or hybrid, with snapshots: drafts of up to {target.max_batch - 1} tokens can be taken back"
+    return "can roll back"
 
 
 def _show(console: Console, facts: dict[str, str]) -> None:
@@ -120,9 +129,7 @@ def _advice(target: Target, classes: int) -> str:
     if any(d.is_gpu for d in target.devices):
         return "On a GPU --exact on pads every pass to one class of sizes; the table shows what they cost here."
     if target.exact == "off":
-        return (
-            "--exact on takes flash attention off, and more sizes agree: ngramspec info --exact on shows it."
-        )
+        return "--exact on takes flash attention off, and more sizes agree: ngramspec info --exact on shows it."
     return (
         "A CPU build without llamafile's kernels agrees at more sizes:"
         ' CMAKE_ARGS="-DGGML_LLAMAFILE=off" pip install --force-reinstall --no-cache-dir llama-cpp-python'

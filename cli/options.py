@@ -22,7 +22,7 @@ from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.names import memory_folder
 from ngramspec.model_file import check_vocabulary_file
-from ngramspec.policy import POLICIES, make_policy
+from ngramspec.policy import POLICIES, FixedPolicy, make_policy
 from ngramspec.source import ModelSource, resolve
 from ngramspec.target import Target, Vocabulary
 from ngramspec.verifier import Acceptance
@@ -115,8 +115,8 @@ class LoadOptions:
         """Find, fetch if need be, and check a model file; says so on stderr if it is only the demo model."""
         return find_model(model, "no model given: running the small demo model that comes with ngramspec")
 
-    def load(self, source: ModelSource, n_seq: int = 1) -> Target:
-        """Load a model, for so many sequences; what the user should know about it goes to stderr, a line each."""
+    def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None) -> Target:
+        """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each."""
         with signals_deferred():
             target = Target(
                 source.path,
@@ -129,6 +129,8 @@ class LoadOptions:
                 mmap=not self.no_mmap,
                 exact=self.exact,
                 n_seq=n_seq,
+                # In exact mode the sizes of passes must not depend on whether or how much is drafted.
+                draft_max=None if self.exact else draft_max,
             )
         for line in target.notes:
             note(line)
@@ -175,6 +177,11 @@ class DraftOptions:
         if self.drafter not in REMEMBERING:
             usage_error(f"the drafter {self.drafter!r} looks at no memory; leave out --memory or --drafter")
 
+    @property
+    def longest(self) -> int | None:
+        """The longest draft that there can be, as far as the options say so."""
+        return 1 if self.no_draft else self.draft_max or (FixedPolicy.DRAFT_MAX if self.policy == "fixed" else None)
+
     def check(self, acceptance: Acceptance) -> None:
         """End the program if there is nothing for this acceptance to accept."""
         if self.no_draft and acceptance.lossy:
@@ -188,8 +195,10 @@ class DraftOptions:
 
     def decoder(self, target: Target, memory: Memory | None) -> SpeculativeDecoder:
         """A decoder on `target`; what the user should know about it goes to stderr."""
-        if not target.can_rollback and not self.no_draft:
-            note("this model's memory cannot roll back (recurrent or hybrid), so drafting is off")
+        if not self.no_draft and not target.can_rollback:
+            note("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
+        if not self.no_draft and target.replays and target.exact:
+            note("drafting is off with --exact: this model's memory is taken back by evaluating tokens again")
         decoder = self.quiet_decoder(target, memory)
         if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
             note("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")

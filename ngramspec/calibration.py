@@ -17,7 +17,7 @@ from typing import Any
 import platformdirs
 
 from ngramspec import cost
-from ngramspec.cost import MEASURE_ORDER, CostCurve
+from ngramspec.cost import MEASURE_ORDER, CostCurve, Replay
 from ngramspec.probe import ProbeReport
 from ngramspec.protocol import TargetProtocol
 
@@ -56,6 +56,7 @@ class Calibration:
         probe: kernel classes of batch sizes.
         exact_sizes: the kernel class that exact mode uses.
         uses: how often the curve was taken up again by a new process.
+        replay: what taking back costs, where that means evaluating tokens again; never kept on disk.
     """
 
     path: Path | None = None
@@ -63,6 +64,7 @@ class Calibration:
     probe: ProbeReport | None = None
     exact_sizes: tuple[int, ...] | None = None
     uses: int = 0
+    replay: Replay | None = None
     _fresh: bool = False
 
     @classmethod
@@ -123,6 +125,8 @@ class Calibration:
         be generated (see `cost.measure`). A curve from an earlier process gets one size in turn timed again:
         the machine may have been busy when it was measured, or the model too slow for all sizes.
         """
+        if target.replays and self.replay is None:
+            self.replay = cost.time_replay(target)
         if self.curve is None:
             self.curve = cost.measure(target, tokens)
         elif not self._fresh:

@@ -10,7 +10,7 @@ import math
 import time
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -246,6 +246,30 @@ def measure(target: TargetProtocol, tokens: int, budget: float = 2.0, rounds: in
     return CostCurve(best, max(0.0, switched - best[1]) if switched < math.inf else 0.0)
 
 
+class Replay(NamedTuple):
+    """What it takes to take tokens back where that means a checkpoint and evaluating tokens again.
+
+    Attributes:
+        save: seconds that a checkpoint takes.
+        restore: seconds that it takes to go back to it.
+    """
+
+    save: float
+    restore: float
+
+
+def time_replay(target: TargetProtocol) -> Replay:
+    """Time a checkpoint of what the cache holds, and going back to it."""
+    start = len(target.tokens)
+    began = time.perf_counter()
+    target.checkpoint()
+    saved = time.perf_counter()
+    target.evaluate([0])
+    evaluated = time.perf_counter()
+    target.rollback(start)
+    return Replay(saved - began, time.perf_counter() - evaluated)
+
+
 def time_pass(target: TargetProtocol, size: int) -> float:
     """Seconds of one pass over `size` tokens, which are taken back afterwards."""
     if len(target.tokens) + size > target.n_ctx:
@@ -257,6 +281,7 @@ def time_pass(target: TargetProtocol, size: int) -> float:
 def time_batch(target: TargetProtocol, tokens: Sequence[int]) -> float:
     """Seconds of one pass over these tokens, which are taken back afterwards."""
     start = len(target.tokens)
+    target.checkpoint()
     began = time.perf_counter()
     target.evaluate(tokens)
     seconds = time.perf_counter() - began

@@ -78,8 +78,10 @@ class SpeculativeDecoder:
             raise ValueError(f"exact is {exact!r}, but must be one of: {', '.join(EXACT)}")
         self.target = target
         drafter = make_drafter(drafter) if isinstance(drafter, str) else drafter
+        # A pass that evaluates tokens again is of another size, and so perhaps of another kernel class.
+        drafts = target.can_rollback and not (exact == "on" and target.replays)
         self.speculation = Speculation(
-            drafter if target.can_rollback else None,
+            drafter if drafts else None,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
         self.exact = exact
@@ -177,17 +179,21 @@ class SpeculativeDecoder:
     def _stand(self, prompt: Sequence[int], tokens: int) -> Footing:
         """Settle how a request is decoded, and open the target's context for it."""
         if self.exact == "on":
-            sizes = self.calibration.ensure_exact(self.target) if self.target.can_rollback else None
+            sizes = None
+            if self.target.can_rollback and not self.target.replays:
+                known = self.calibration.ensure_exact(self.target)
+                # Larger ones of the class would be right as well, but slow to take back.
+                sizes = tuple(n for n in known if n <= self.target.max_batch) or known[:1]
             return Footing(sizes, aligned=True, same=True)
         if self.auto is None:
             return Footing()
-        footing = self.auto.begin(prompt, tokens)
+        footing = self.auto.begin(prompt, tokens, drafts=self.drafter is not None)
         # Another decoder on this target may have changed it too.
         if self.auto.target.setting != self._setting:
             self._calibrations[self._setting] = self.calibration
             self._setting = self.auto.target.setting
-            known = self._calibrations.get(self._setting)
-            self.calibration = known or Calibration.load(self.target, self._folder)
+            shelved = self._calibrations.get(self._setting)
+            self.calibration = shelved or Calibration.load(self.target, self._folder)
         return footing
 
     def read(self, prompt: Sequence[int], max_tokens: int, progress: Progress | None = None) -> Logits:
@@ -214,7 +220,7 @@ class SpeculativeDecoder:
         generation = self._generations = self._generations + 1
 
         footing = self.footing = self._stand(prompt, text.left)
-        sizes = footing.sizes or range(1, target.max_batch + 1)
+        sizes: Sequence[int] = footing.sizes or range(1, target.max_batch + 1)
 
         # 1. Prefill, for the drafter too; the target's logits give the first token.
         began = clock()
@@ -238,7 +244,7 @@ class SpeculativeDecoder:
             if speculation.drafter is not None and text.stop is None:
                 curve = self.calibration.ensure_curve(target, text.left)
                 speculation.first(last)
-            speculation.prepare(curve, sizes)
+            speculation.prepare(curve, sizes, self.calibration.replay)
 
             while text.stop is None:
                 # 2. Ask for a draft, as much of it as pays and fits.
@@ -248,10 +254,12 @@ class SpeculativeDecoder:
                     verifier.choose(settled + 1),
                     blind=verifier.blind,
                     shape=partial(guide.shape, blind=verifier.blind) if guide is not None else None,
+                    owed=target.owed,
                 )
                 judged, sent, ends = self._cut(draft, guide if verifier.blind else None)
                 if len(sent) < len(draft):
                     draft, size = sent, smallest(1 + len(sent), sizes)
+                owed = self._secure(draft)
                 asked = clock()
                 if generation != self._generations or len(target.tokens) != settled:
                     raise RuntimeError("another generation began on this target before this one ended")
@@ -269,21 +277,21 @@ class SpeculativeDecoder:
                 pieces = text.take(verdict.tokens)
                 tokens = verdict.tokens[: len(pieces)]
                 told = report.logprobs(rows, tokens), report.detail(settled + 1, judged)
-                target.rollback(settled + len(tokens))
+                overhead = asked - began + self._take_back(settled + len(tokens))
                 settled += len(tokens)
                 last = tokens[-1]
 
                 # 5. Learn.
                 if guide is not None:
                     guide.learn(len(draft), verdict.accepted, tokens)
-                done = speculation.learn(tokens, draft, size, seconds, asked - began)
+                done = speculation.learn(tokens, draft, owed + size, seconds, overhead)
                 entropy, gamma = speculation.gauge or (None, None)
                 yield Step(
                     tokens,
                     pieces,
                     drafted=draft.tokens,
                     accepted=min(verdict.accepted, len(tokens)),
-                    batch=size,
+                    batch=owed + size,
                     seconds=seconds,
                     draft_seconds=done.draft_seconds,
                     plain_seconds=done.plain_seconds,
@@ -300,6 +308,20 @@ class SpeculativeDecoder:
             if generation == self._generations and len(target.tokens) > settled:
                 target.rollback(settled)
             self.calibration.save()
+
+    def _secure(self, draft: Draft) -> int:
+        """See to it that the draft can be taken back; how many tokens its pass evaluates again before its own."""
+        owed = self.target.owed
+        # Where some are owed, the state before them is a checkpoint.
+        if self.target.replays and draft.tokens and not owed:
+            self.target.checkpoint()
+        return owed
+
+    def _take_back(self, length: int) -> float:
+        """Roll the target back; the seconds that it took."""
+        began = self._clock()
+        self.target.rollback(length)
+        return self._clock() - began
 
     def _cut(self, draft: Draft, guide: GrammarGuide | None) -> tuple[Draft, Draft, bool]:
         """(what of a draft is judged, what of it is sent, whether that ends the text): nothing is past the end.

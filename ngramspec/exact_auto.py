@@ -26,6 +26,8 @@ from ngramspec.protocol import TargetProtocol
 BUDGET, SHARE = 2.0, 0.05
 """Most that is measured before a request: so many seconds, or that part of what it is expected to take."""
 
+_COSTS = {"speed": trial.SPEED_COST, "rounding": trial.ROUNDING_COST}
+
 
 @runtime_checkable
 class Switching(TargetProtocol, Protocol):
@@ -85,9 +87,14 @@ class ExactAuto:
         self._usable: tuple[Way, ...] = WAYS if "exact" in target.settings else WAYS[:2]
         self._read()
 
-    def begin(self, prompt: Sequence[int], tokens: int) -> Footing:
-        """Measure what there is time for, choose, and open the target's context for that."""
-        self.measure(len(prompt), tokens)
+    def begin(self, prompt: Sequence[int], tokens: int, *, drafts: bool = True) -> Footing:
+        """Measure what there is time for, choose, and open the target's context for that.
+
+        Args:
+            prompt, tokens: the request, and the most tokens that it may get.
+            drafts: whether there will be any; the choice does not depend on it.
+        """
+        self.measure(len(prompt), tokens, text=prompt if drafts else ())
         way = self.known.choose(len(prompt), tokens, self._usable)
         setting = "exact" if way == "exact" else "fast"
         if setting != self.target.setting and not self._holds_most(prompt):
@@ -97,9 +104,9 @@ class ExactAuto:
             way = "exact" if self.target.setting == "exact" else "fast"
         sizes = self.known.sizes(way)
         if sizes is not None:
-            return Footing(sizes, same=True)
+            return Footing(tuple(n for n in sizes if n <= self.target.max_batch) or sizes[:1], same=True)
         known = self.known.identity.get(self.target.setting)
-        return Footing(bound=self.known.bound(self.target.setting), harmless=known.agreeing if known else (1,))
+        return Footing(bound=self.known.bound, harmless=known.agreeing if known else (1,))
 
     def _holds_most(self, prompt: Sequence[int]) -> bool:
         half = len(prompt) // 2 + 1
@@ -112,30 +119,34 @@ class ExactAuto:
             self._usable = tuple(way for way in self._usable if way != "exact")
             self.target.use("fast")
 
-    def measure(self, prompt: int, tokens: int, budget: float | None = None) -> None:
-        """Measure what still decides on a request, as far as the time allows (None: a share of the request's)."""
-        if not self.target.can_rollback:
+    def measure(self, prompt: int, tokens: int, *, text: Sequence[int] = (), budget: float | None = None) -> None:
+        """Measure what still decides on a request, as far as the time allows.
+
+        Args:
+            prompt, tokens: lengths of the prompt and of the text.
+            text: what rounding is measured on, should the request be decoded the fastest way; empty: it is not.
+            budget: seconds; None: 2, or 5 % of what the request is expected to take.
+        """
+        # Where tokens are evaluated again after a refusal, passes are of other sizes than anybody chose.
+        if not self.target.can_rollback or self.target.replays:
             return
-        if not self._complete(prompt, tokens):
+        if self._missing(prompt, tokens, text) is not None:
             self._read()
         deadline = None if budget is None else time.perf_counter() + budget
-        while (missing := self._missing(prompt, tokens)) is not None:
+        while (missing := self._missing(prompt, tokens, text)) is not None:
             if deadline is None:
                 if self.known.wanted > self._budget(prompt, tokens):
                     return
                 deadline = time.perf_counter() + self._budget(prompt, tokens)
             try:
-                done = self._measure(missing, prompt, tokens, deadline, bounded=budget is None)
+                done = self._measure(missing, prompt, tokens, text, deadline, bounded=budget is None)
             except TargetError:
                 return
             self._save()
             if not done:
                 return
 
-    def _complete(self, prompt: int, tokens: int) -> bool:
-        return self._missing(prompt, tokens) is None
-
-    def _missing(self, prompt: int, tokens: int) -> str | None:
+    def _missing(self, prompt: int, tokens: int, text: Sequence[int]) -> str | None:
         """What is to be measured next to decide on a request; None if all is known that can decide."""
         known = self.known
         fast = known.identity.get("fast")
@@ -147,8 +158,11 @@ class ExactAuto:
             return "speed"
         if fast.pads and known.worth("padded", prompt, tokens):
             return None
-        wanted = "exact" in self._usable and "exact" not in known.identity and known.worth("exact", prompt, tokens)
-        return "exact" if wanted else None
+        if "exact" in self._usable and known.worth("exact", prompt, tokens):
+            exact = known.identity.get("exact")
+            if exact is None or exact.whole:
+                return None if exact else "exact"
+        return "rounding" if text and known.rounding is None else None
 
     def _budget(self, prompt: int, tokens: int, single: float = 0.0) -> float:
         fast = self.known.speed.get("fast")
@@ -156,13 +170,15 @@ class ExactAuto:
         expected = fast.seconds(prompt, tokens) if fast else single * tokens
         return max(BUDGET, SHARE * expected)
 
-    def _measure(self, what: str, prompt: int, tokens: int, deadline: float, *, bounded: bool) -> bool:
+    def _measure(
+        self, what: str, prompt: int, tokens: int, text: Sequence[int], deadline: float, *, bounded: bool
+    ) -> bool:
         """Whether it was measured: the first pass tells whether there is time for it."""
-        settings = self.target.settings if what == "speed" else (what,)
+        settings = self.target.settings if what == "speed" else ("exact" if what == "exact" else "fast",)
         with ExitStack() as stack:
             trials = {name: stack.enter_context(self.target.trial(name)) for name in settings}
             one = trial.single(trials[settings[0]])
-            expected = one * (trial.SPEED_COST if what == "speed" else trial.IDENTITY_COST)
+            expected = one * _COSTS.get(what, trial.IDENTITY_COST)
             # A slow model's request is long, and so may the measurement be.
             longer = self._budget(prompt, tokens, one) - BUDGET if bounded else math.inf
             if expected > deadline + longer - time.perf_counter():
@@ -170,6 +186,8 @@ class ExactAuto:
                 return False
             if what == "speed":
                 self.known.speed = trial.speeds(trials)
+            elif what == "rounding":
+                self.known.rounding = trial.rounding(trials["fast"], text)
             else:
                 self.known.identity[what] = trial.identity(trials[what])
         self.known.wanted = 0.0
@@ -183,6 +201,8 @@ class ExactAuto:
             kept = Measured.from_json(json.loads(self._path.read_text("utf-8")))
             self.known.identity |= kept.identity
             self.known.speed |= kept.speed
+            if kept.rounding is not None:
+                self.known.rounding = kept.rounding
             self.known.wanted = self.known.wanted or kept.wanted
 
     def _save(self) -> None:

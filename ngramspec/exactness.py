@@ -47,12 +47,10 @@ class Identity:
     Attributes:
         agreeing: the compared sizes that agree bit for bit with single tokens, 1 among them, ascending.
         padded: those, from two on, that agree with the largest that drafts would use.
-        max_difference: largest absolute difference of one logit from single tokens.
     """
 
     agreeing: tuple[int, ...]
     padded: tuple[int, ...]
-    max_difference: float
 
     @property
     def whole(self) -> bool:
@@ -69,7 +67,6 @@ class Identity:
         return Identity(
             tuple(n for n in self.agreeing if n in other.agreeing),
             tuple(n for n in self.padded if n in other.padded),
-            max(self.max_difference, other.max_difference),
         )
 
 
@@ -104,39 +101,38 @@ class Measured:
     Attributes:
         identity: by setting, "fast" or "exact".
         speed: by way to decode.
+        rounding: largest absolute difference of one logit between batches and single tokens, under the fastest
+            settings and on a user's text; None: not measured.
         wanted: seconds that the next measurement would take, where there was no time for it; 0: unknown.
     """
 
     identity: dict[str, Identity] = field(default_factory=dict)
     speed: dict[str, Speed] = field(default_factory=dict)
+    rounding: float | None = None
     wanted: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "identity": {
-                k: {"agreeing": v.agreeing, "padded": v.padded, "max_difference": v.max_difference}
-                for k, v in self.identity.items()
-            },
+            "identity": {k: {"agreeing": v.agreeing, "padded": v.padded} for k, v in self.identity.items()},
             "speed": {k: [getattr(v, f) for f in Speed.__dataclass_fields__] for k, v in self.speed.items()},
+            "rounding": self.rounding,
             "wanted": self.wanted,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measured:
         """The inverse of `to_json`; raises KeyError, TypeError, ValueError or AttributeError on anything else."""
-        identity = {
-            str(k): Identity(_sizes(v["agreeing"]), _sizes(v["padded"]), float(v["max_difference"]))
-            for k, v in data["identity"].items()
-        }
+        identity = {str(k): Identity(_sizes(v["agreeing"]), _sizes(v["padded"])) for k, v in data["identity"].items()}
         speed = {str(k): Speed(int(v[0]), *(float(x) for x in v[1:])) for k, v in data["speed"].items()}
         if any(v.depth < 1 for v in speed.values()):
             raise ValueError("a speed that was measured at no depth")
-        return cls(identity, speed, float(data["wanted"]))
+        rounding = None if data["rounding"] is None else float(data["rounding"])
+        return cls(identity, speed, rounding, float(data["wanted"]))
 
-    def bound(self, setting: str) -> float:
-        """How far batch sizes move a logit under a setting."""
-        known = self.identity.get(setting)
-        return known.max_difference if known else UNMEASURED
+    @property
+    def bound(self) -> float:
+        """How far batch sizes move a logit under the fastest settings."""
+        return UNMEASURED if self.rounding is None else self.rounding
 
     def price(self, way: Way, prompt: int, tokens: int) -> float | None:
         """Expected time of a request decoded that way / that of the fastest settings; None if unmeasured."""

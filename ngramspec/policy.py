@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from ngramspec.cost import CostCurve
 from ngramspec.draft import Draft, Outlook
 from ngramspec.policy_adaptive import EntropyPolicy, HeuristicPolicy, ThresholdPolicy
-from ngramspec.policy_base import FixedPolicy, Gauge, Pass, Policy, ReadsRow, smallest
+from ngramspec.policy_base import Debt, FixedPolicy, Gauge, Pass, Policy, ReadsRow, smallest
 
 __all__ = [
     "POLICIES",
     "CostPolicy",
+    "Debt",
     "EntropyPolicy",
     "FixedPolicy",
     "Gauge",
@@ -76,7 +77,9 @@ class CostPolicy:
         worth = 1.0 / curve.padded(sizes)[1][1]
         return max(worth, self._tokens / self._seconds * curve.level) if self._seconds else worth
 
-    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
         if curve is None:
             return 0, smallest(1, sizes)
         self._measured = curve.measured
@@ -88,6 +91,8 @@ class CostPolicy:
         if self._saved < -credit:
             return 0, costs[1][0]
         worth = self._worth(curve, sizes)
+        if debt is not None:
+            return _plan_in_debt(draft, curve, sizes, worth, debt)
         plain, last = costs[1][0], curve.last
         best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
         reach = expected = 1.0
@@ -128,6 +133,30 @@ class CostPolicy:
         self._plain_due = max(0, self._plain_due - 1)
         if not done.guessed:
             self._asked += done.draft_seconds
+
+
+def _plan_in_debt(draft: Draft, curve: CostCurve, sizes: Sequence[int], worth: float, debt: Debt) -> tuple[int, int]:
+    """The length that pays where a refusal means going back to the state before the pass.
+
+    The pass and all it kept are then evaluated again, in front of the next pass: after j accepted tokens that pass is
+    owed + 1 + j tokens longer than a plain one. So a draft of k tokens is worth
+
+        E[tokens(k)] - lambda (T(owed + 1 + k) + save + sum over j < k of P(j) (restore + T(owed + 2 + j) - T(1)))
+
+    with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted.
+    """
+    level, ratio = curve.level, curve.ratio
+    best, best_value = 0, 1.0 - worth * ratio(debt.owed + 1)
+    reach = expected = 1.0
+    again = debt.save / level
+    for k, p in enumerate(draft.acceptance[: min(len(draft), sizes[-1] - 1 - debt.owed)], 1):
+        again += reach * (1.0 - p) * (debt.restore / level + ratio(debt.owed + 1 + k) - 1.0)
+        reach *= p
+        expected += reach
+        value = expected - worth * (ratio(debt.owed + 1 + k) + again)
+        if value > best_value:
+            best, best_value = k, value
+    return best, 1 + best
 
 
 POLICIES: dict[str, Callable[..., Policy]] = {

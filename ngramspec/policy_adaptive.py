@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ngramspec.cost import CostCurve
 from ngramspec.draft import Draft, Outlook
-from ngramspec.policy_base import FixedPolicy, Gauge, Pass, smallest
+from ngramspec.policy_base import Debt, FixedPolicy, Gauge, Pass, smallest
 
 
 class HeuristicPolicy(FixedPolicy):
@@ -149,7 +149,9 @@ class ThresholdPolicy(FixedPolicy):
         # The drafter goes on to the first token below the threshold: whether that one was right is learnt from.
         return Outlook(self.threshold, self._slopes)
 
-    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
         most = min(len(draft), self.limit(), sizes[-1] - 1)
         reach = 1.0
         for k, p in enumerate(draft.acceptance[:most]):

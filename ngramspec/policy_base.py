@@ -24,7 +24,7 @@ class Pass(NamedTuple):
         drafted: draft tokens in its batch.
         guessed: tokens of the drafter's proposal that were right, sent or not.
         seconds: of the target pass.
-        draft_seconds: spent on asking the drafter.
+        draft_seconds: spent on asking the drafter, and on what lets a refused draft be taken back.
         plain_seconds: what a pass without a draft costs now; 0 when nobody measured.
     """
 
@@ -34,6 +34,20 @@ class Pass(NamedTuple):
     seconds: float
     draft_seconds: float
     plain_seconds: float
+
+
+class Debt(NamedTuple):
+    """What drafts cost beside their pass where a refusal means evaluating tokens again.
+
+    Attributes:
+        owed: tokens that the next pass evaluates again whatever it holds.
+        save: seconds of the checkpoint that a draft needs; 0 where there is one.
+        restore: seconds of going back to it.
+    """
+
+    owed: int
+    save: float
+    restore: float
 
 
 class Policy(Protocol):
@@ -47,13 +61,16 @@ class Policy(Protocol):
     def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
         """What the drafter should know of costs before it drafts; None where costs do not matter."""
 
-    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
         """(draft tokens to send, batch size): the batch is at least one larger and padded where it is more.
 
         Args:
             draft: what the drafter proposed.
             curve: cost of a pass by size; None when nobody measured.
             sizes: batch sizes that may be used, ascending.
+            debt: what taking the draft back would cost; None where it costs nothing.
         """
 
     def record(self, done: Pass) -> None:
@@ -97,7 +114,9 @@ class FixedPolicy:
 
     name = "fixed"
 
-    def __init__(self, draft_max: int = 4) -> None:
+    DRAFT_MAX = 4
+
+    def __init__(self, draft_max: int = DRAFT_MAX) -> None:
         self._draft_max = draft_max
 
     def limit(self) -> int:
@@ -106,7 +125,9 @@ class FixedPolicy:
     def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
         return None
 
-    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
         k = min(len(draft), self.limit(), sizes[-1] - 1)
         return k, smallest(1 + k, sizes)
 

@@ -83,6 +83,7 @@ def probe(target: TargetProtocol, depths: Sequence[int] | None = None) -> ProbeR
     for depth in chosen:
         target.clear()
         target.prefill(text[:depth])
+        target.checkpoint()
         tail = text[depth:]
         single: Logits | None = None
         for size in SIZES:

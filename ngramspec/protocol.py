@@ -28,8 +28,10 @@ class TargetProtocol(Protocol):
         tokens: what the cache holds.
         n_ctx: most tokens it can hold.
         n_vocab: size of the vocabulary.
-        max_batch: most tokens one `evaluate` takes.
+        max_batch: most tokens of a pass of which all but the first can be taken back.
         can_rollback: whether rejected drafts can be taken out of the memory again.
+        replays: whether that takes a `checkpoint` before the pass, and evaluating tokens again after it.
+        owed: tokens that the next call evaluates again, before its own.
     """
 
     tokens: list[int]
@@ -37,6 +39,10 @@ class TargetProtocol(Protocol):
     n_vocab: int
     max_batch: int
     can_rollback: bool
+    replays: bool
+
+    @property
+    def owed(self) -> int: ...
 
     @property
     def fingerprint(self) -> str: ...
@@ -46,6 +52,8 @@ class TargetProtocol(Protocol):
     def evaluate(self, tokens: Sequence[int]) -> Logits: ...
 
     def rollback(self, length: int) -> None: ...
+
+    def checkpoint(self) -> None: ...
 
     def clear(self) -> None: ...
 

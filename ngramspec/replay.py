@@ -73,6 +73,8 @@ class RecordedTarget:
     n_vocab = 0
     max_batch = LARGEST
     can_rollback = True
+    replays = False
+    owed = 0
     fingerprint = "recorded"
 
     def __init__(self, curve: GivenCurve) -> None:
@@ -103,6 +105,9 @@ class RecordedTarget:
 
     def rollback(self, length: int) -> None:
         del self.tokens[length:]
+
+    def checkpoint(self) -> None:
+        pass
 
     def clear(self) -> None:
         self.tokens.clear()
@@ -259,10 +264,16 @@ class Metered(Speculation):
         self.begin_seconds += self._clock() - began
 
     def plan(
-        self, left: int, choose: Choose | None = None, *, blind: bool = False, shape: Shape | None = None
+        self,
+        left: int,
+        choose: Choose | None = None,
+        *,
+        blind: bool = False,
+        shape: Shape | None = None,
+        owed: int = 0,
     ) -> tuple[Draft, int]:
         began = self._clock()
-        planned = super().plan(left, choose, blind=blind, shape=shape)
+        planned = super().plan(left, choose, blind=blind, shape=shape, owed=owed)
         self.work_seconds += self._clock() - began
         return planned
 

@@ -42,7 +42,7 @@ class UnendingTarget:
     def __init__(self, target: TargetProtocol) -> None:
         self._target = target
         self.n_ctx, self.n_vocab = target.n_ctx, target.n_vocab
-        self.max_batch, self.can_rollback = target.max_batch, target.can_rollback
+        self.max_batch, self.can_rollback, self.replays = target.max_batch, target.can_rollback, target.replays
 
     @property
     def tokens(self) -> list[int]:
@@ -64,6 +64,13 @@ class UnendingTarget:
 
     def rollback(self, length: int) -> None:
         self._target.rollback(length)
+
+    @property
+    def owed(self) -> int:
+        return self._target.owed
+
+    def checkpoint(self) -> None:
+        self._target.checkpoint()
 
     def clear(self) -> None:
         self._target.clear()

@@ -142,6 +142,7 @@ def law_tests(
 def _grow(target: TargetProtocol, prompt: Sequence[int], exact: bool) -> _Tree:
     """Evaluate drafts of two tokens; where the target cannot roll back, nothing but the prompt."""
     tree = _Tree({(): target.prefill(prompt, aligned=exact).copy()})
+    target.checkpoint()
     if not target.can_rollback:
         return tree
 

@@ -55,6 +55,7 @@ def rollback_tests(target: TargetProtocol, text: Sequence[int]) -> Iterator[Roll
     for depth in sorted({max(1, min(depth, room - 2 * max(SIZES))) for depth in DEPTHS}):
         target.clear()
         target.prefill(text[:depth])
+        target.checkpoint()
         for size in SIZES:
             end = depth + size
             if end + size > room or size > target.max_batch:

@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ngramspec.cost import CostCurve
+from ngramspec.cost import CostCurve, Replay
 from ngramspec.draft import NO_DRAFT, Choose, Draft, Drafter, ReadsLogits
-from ngramspec.policy import Gauge, Pass, Policy, ReadsRow, smallest
+from ngramspec.policy import Debt, Gauge, Pass, Policy, ReadsRow, smallest
 from ngramspec.protocol import Logits
 
 Shape = Callable[[Draft, int], Draft]
@@ -36,6 +36,7 @@ class Speculation:
         drafter, policy: as above.
         curve: cost of a pass by batch size; None while nobody measured.
         sizes: batch sizes that may be used, ascending.
+        replay: what it takes to take a draft back where tokens are then evaluated again; None: nothing.
         plain: size of a batch without a draft.
         proposal: all that the drafter proposed for the pass planned last, sent or not; None if it was not asked.
         gauge: what a policy that reads logits made of them when that pass was planned; None for any other policy.
@@ -50,10 +51,11 @@ class Speculation:
         self._gauging: ReadsRow | None = None
         self.prepare(None, (1,))
 
-    def prepare(self, curve: CostCurve | None, sizes: Sequence[int]) -> None:
-        """Take the cost curve and the batch sizes that hold from here on."""
+    def prepare(self, curve: CostCurve | None, sizes: Sequence[int], replay: Replay | None = None) -> None:
+        """Take what holds from here on: the cost curve, the batch sizes, and what taking back costs, if anything."""
         self.curve = curve
         self.sizes = sizes
+        self.replay = replay
         self.plain = curve.padded(sizes)[1][0] if curve else smallest(1, sizes)
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -71,7 +73,13 @@ class Speculation:
             self.drafter.accept((token,))
 
     def plan(
-        self, left: int, choose: Choose | None = None, *, blind: bool = False, shape: Shape | None = None
+        self,
+        left: int,
+        choose: Choose | None = None,
+        *,
+        blind: bool = False,
+        shape: Shape | None = None,
+        owed: int = 0,
     ) -> tuple[Draft, int]:
         """The draft for the next pass, and the size of its batch: one more than the draft, or padded further.
 
@@ -79,20 +87,24 @@ class Speculation:
             left: most tokens the pass may emit.
             choose, blind: as in `Drafter.propose`.
             shape: changes what the drafter proposed before the policy looks at it.
+            owed: tokens that the target evaluates again before those of the pass.
         """
         self.proposal = None
         if self.drafter is None:
             return NO_DRAFT, self.plain
         if self._gauging is not None:
             self.gauge = self._gauging.gauge
-        limit = min(self.policy.limit(), left - 1, self.sizes[-1] - 1)
+        limit = min(self.policy.limit(), left - 1, self.sizes[-1] - 1 - owed)
         if limit <= 0:
             return NO_DRAFT, self.plain
         outlook = self.policy.outlook(self.curve, self.sizes)
         self.proposal = draft = self.drafter.propose(limit, choose, blind=blind, outlook=outlook)
         if shape is not None:
             draft = shape(draft, limit)
-        length, size = self.policy.plan(draft, self.curve, self.sizes)
+        debt = None
+        if self.replay is not None:
+            debt = Debt(owed, 0.0 if owed else self.replay.save, self.replay.restore)
+        length, size = self.policy.plan(draft, self.curve, self.sizes, debt)
         return (draft.head(length) if length else NO_DRAFT), size
 
     def see(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
@@ -113,9 +125,10 @@ class Speculation:
 
         Args:
             tokens: what it emitted.
-            draft, size: as planned.
+            draft: as planned.
+            size: tokens that the target evaluated.
             seconds: of the target.
-            plan_seconds: that `plan` took; counted only if the drafter was asked.
+            plan_seconds: that `plan` took, and what lets a draft be taken back; counted if the drafter was asked.
 
         Returns:
             the pass as the policy was told of it.
@@ -127,6 +140,6 @@ class Speculation:
         done = Pass(len(tokens), len(draft), guessed, seconds, draft_seconds, plain_seconds)
         if self.drafter is not None:
             self.policy.record(done)
-        if curve is not None:
+        if curve is not None and size <= self.sizes[-1]:
             curve.observe(size, seconds)
         return done

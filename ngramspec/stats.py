@@ -38,9 +38,9 @@ class Step:
             stop string may still be incomplete.
         drafted: token ids sent as a draft.
         accepted: how many of them were emitted.
-        batch: tokens in the pass, padding included.
+        batch: tokens in the pass, padding and tokens that were evaluated again included.
         seconds: of the target pass (of the whole prefill at the first step).
-        draft_seconds: spent on asking the drafter.
+        draft_seconds: spent on asking the drafter, and on what lets a refused draft be taken back.
         plain_seconds: what a pass without a draft costs now; 0 when nobody measured.
         source: the drafter, or "" without a draft.
         stop: why the generation ended with this step, or None.

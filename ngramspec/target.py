@@ -4,7 +4,7 @@ The contract in four calls:
 
     logits = target.prefill(prompt)        # (n_vocab,) after the last token; reuses the longest common prefix
     logits = target.evaluate(tokens)       # (len(tokens), n_vocab): ONE llama_decode, appended to the cache
-    target.rollback(length)                # the cache holds exactly its first `length` tokens again
+    target.rollback(length)                # the cache stands for exactly its first `length` tokens again
     report = target.probe()                # which batch sizes give bit-identical logits here
 
 This is the only file that imports `llama_cpp`, and it uses the low-level API: logits are requested for the
@@ -32,6 +32,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
 from ngramspec import amx, huge_pages, machine, probe, trial
+from ngramspec.cache import Cache
 from ngramspec.errors import GrammarError, ModelError, TargetError
 from ngramspec.exactness import EXACT, Exact
 from ngramspec.grammar import Grammar
@@ -46,6 +47,19 @@ MAX_EVALUATE = 64
 """Most tokens one `evaluate` takes: the logits buffer is reserved for this many positions."""
 
 MAX_CONTEXT = 2**31 - 1 - MAX_EVALUATE
+
+SNAPSHOTS = 16
+"""States of a recurrent memory that can be gone back to, unless longer or shorter drafts are asked for. Each takes the
+memory of one state, and on some architectures each is copied in every pass."""
+
+SNAPSHOT_SHARE = 1 / 16
+"""Most of the free memory that snapshots may take, the first one excepted."""
+
+TAIL = 8
+"""Tokens of a prompt behind its checkpoint: a template often ends the same prompt in another way, later on."""
+
+APART = 64
+"""Fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass."""
 
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 _CHATML = (
@@ -254,17 +268,23 @@ class Target(Vocabulary):
             `amx_broken` is true). True takes all of ggml's extra memory types for weights, unchecked and before a
             GPU's host memory; False takes none. Both are for the check itself.
         n_seq: most sequences in the cache, 1 to MAX_EVALUATE; they share its cells. `sequences` needs several.
+        draft_max: the longest draft that will be sent, where it is known: a recurrent memory keeps as many snapshots
+            (None: SNAPSHOTS), or fewer where memory is short (`notes` then says so).
 
     Attributes:
+        tokens: what the cache stands for.
         exact: as above.
         setting: "fast" or "exact": what the context was opened for.
+        can_rollback: whether refused drafts can be taken back.
+        replays: whether that is done by evaluating tokens again from a checkpoint on: the memory is recurrent, and
+            llama.cpp keeps no snapshots for this architecture.
+        max_batch: most tokens of a pass of which all but the first can be taken back; `evaluate` takes more.
 
     Raises:
         ValueError: an argument is out of its range.
         ModelError: the file cannot be loaded, cannot generate text, or the context does not fit.
     """
 
-    max_batch = MAX_EVALUATE
     _ctx: Any = None
 
     def __init__(
@@ -281,6 +301,7 @@ class Target(Vocabulary):
         exact: Exact = "auto",
         extra_buffers: bool | None = None,
         n_seq: int = 1,
+        draft_max: int | None = None,
     ) -> None:
         if n_ctx is not None and not 1 <= n_ctx <= MAX_CONTEXT:
             raise ValueError(f"n_ctx is {n_ctx}, but must be 1 to {MAX_CONTEXT}")
@@ -296,6 +317,8 @@ class Target(Vocabulary):
                 raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}")
         if not 1 <= n_seq <= MAX_EVALUATE:
             raise ValueError(f"n_seq is {n_seq}, but must be 1 to {MAX_EVALUATE}")
+        if draft_max is not None and not 1 <= draft_max < MAX_EVALUATE:
+            raise ValueError(f"draft_max is {draft_max}, but must be 1 to {MAX_EVALUATE - 1}")
         self.path = Path(path)
         self.notes: list[str] = []
         self.tokens: list[int] = []
@@ -310,6 +333,7 @@ class Target(Vocabulary):
         # llama.cpp has a quantised V cache with flash attention only.
         attention_can_go = not self.on_gpu and cache_type_v in ("f32", "f16", "bf16")
         self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
+        self._longest = draft_max or SNAPSHOTS
         # A build whose kernels get mended keeps its name, and its passes then cost half.
         self._loaded_as = f"ngl={n_gpu_layers}{' amx=off' if self.amx_broken else ''}"
         self._open_context(self._context_size(n_ctx), "exact" if exact == "on" else "fast")
@@ -385,10 +409,30 @@ class Target(Vocabulary):
             self.notes.append(f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on")
         return asked
 
-    def _context_params(self, n_ctx: int, setting: str) -> Any:
+    def _snapshots(self, wanted: int, setting: str) -> int:
+        """How many snapshots of the recurrent state to ask for: 0 where the architecture has none."""
+        if not self._recurrent:
+            return 0
+        # A context of a few tokens shows what the large one would do.
+        context = llama.llama_init_from_model(self._model, self._params(MAX_EVALUATE, 1, setting))
+        if not context:
+            return wanted
+        try:
+            if llama.llama_n_rs_seq(context) == 0:
+                return 0
+            token = (llama.llama_token * 1)(0)
+            if llama.llama_decode(context, llama.llama_batch_get_one(token, 1)) != 0:
+                return wanted
+            size = llama.llama_state_seq_get_size_ext(context, 0, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+        finally:
+            llama.llama_free(context)
+        free = machine.free_bytes(self.devices, self.on_gpu, 0)
+        return max(1, min(wanted, int(SNAPSHOT_SHARE * free / max(1, size))))
+
+    def _params(self, cells: int, snapshots: int, setting: str) -> Any:
+        """llama.cpp's parameters of a context."""
         params = llama.llama_context_default_params()
-        # Room for the dummy tokens of a padded batch, which never stay in the cache.
-        params.n_ctx = n_ctx + MAX_EVALUATE
+        params.n_ctx = cells
         # Without flash attention a micro-batch holds heads x n_ctx x n_ubatch scores.
         params.n_batch = params.n_ubatch = 128 if self._flash[setting] == "off" else 512
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
@@ -398,23 +442,29 @@ class Target(Vocabulary):
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = _FLASH[self._flash[setting]]
         params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
-        # Where the architecture supports it, snapshots make a recurrent state roll back this far.
-        params.n_rs_seq = 16 if self._recurrent else 0
+        params.n_rs_seq = snapshots
         return params
 
     def _open_context(self, n_ctx: int, setting: str) -> None:
-        params = self._context_params(n_ctx, setting)
-        self.n_batch: int = params.n_batch
-        _log_tail.clear()
-        self._ctx = llama.llama_init_from_model(self._model, params)
+        snapshots = self._snapshots(self._longest, setting)
+        while True:
+            _log_tail.clear()
+            # Room for the dummy tokens of a padded batch, which never stay in the cache.
+            params = self._params(n_ctx + MAX_EVALUATE, snapshots, setting)
+            self._ctx = llama.llama_init_from_model(self._model, params)
+            if self._ctx or snapshots <= 1:
+                break
+            snapshots //= 2
         if not self._ctx:
             raise ModelError(
                 f"{self.path}: no context of {n_ctx} tokens could be made ({_last_complaint()});"
                 " try a smaller -c/--ctx-size"
             )
+        if 0 < snapshots < self._longest:
+            self.notes.append(f"memory is short: no draft is longer than {snapshots} tokens")
         self.n_ctx = n_ctx
         self.setting = setting
-        self._memory = llama.llama_get_memory(self._ctx)
+        self.n_batch: int = params.n_batch
         self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
         self._batch_tokens = np.ctypeslib.as_array(self._batch.token, (self.n_batch,))
         self._batch_pos = np.ctypeslib.as_array(self._batch.pos, (self.n_batch,))
@@ -422,15 +472,23 @@ class Target(Vocabulary):
         for i in range(self.n_batch):
             self._batch.n_seq_id[i] = 1
             self._batch.seq_id[i][0] = 0
-        self._positions = np.arange(params.n_ctx, dtype=np.int32)
+        self._positions = np.arange(n_ctx + MAX_EVALUATE, dtype=np.int32)
         self._aligned = 0
-        self.can_rollback = not self._recurrent or self._try_rollback()
+        window = llama.llama_model_n_swa(self._model)
+        self._cache = Cache(llama, self._ctx, recurrent=self._recurrent, window=window)
+        kept = self._cache.snapshots.count
+        self.replays = self._recurrent and kept == 0
+        self.max_batch = min(MAX_EVALUATE, kept + 1) if kept else MAX_EVALUATE
+        self.can_rollback = not self.replays or self._can_go_back()
 
-    def _try_rollback(self) -> bool:
-        """Whether a recurrent memory really takes back what a rejected draft put into it."""
+    def _can_go_back(self) -> bool:
+        """Whether llama.cpp hands out the state of a recurrent memory, and takes it back."""
         try:
-            self._decode([0, 0], all_logits=True)
-            return bool(llama.llama_memory_seq_rm(self._memory, 0, 1, -1))
+            self._decode([0], all_logits=True)
+            self._cache.save()
+            self._decode([0], all_logits=True)
+            self._cache.cut(1)
+            return self._cache.length == 1
         finally:
             self.clear()
 
@@ -455,18 +513,30 @@ class Target(Vocabulary):
         keep = _common_prefix(self.tokens, tokens, total - 1)
         if aligned:
             keep = min(keep, self._aligned) // self.n_batch * self.n_batch
-        was_aligned = self._aligned
         self.rollback(keep)
-        done = len(self.tokens)
+        if aligned and self._cache.length % self.n_batch:
+            self.clear()
+        was_aligned = self._aligned
+        done = self._cache.length
+        del self.tokens[done:]
+        stop = self._checkpoint_at(total, aligned=aligned)
         while done < total:
-            end = min(total, done + self.n_batch)
+            end = stop if done < stop < done + self.n_batch else min(total, done + self.n_batch)
             self._decode(tokens[done:end], all_logits=False)
             done = end
+            if done == stop:
+                self._cache.save(keep=True)
             if progress is not None:
                 progress(done, total)
         self._aligned = total // self.n_batch * self.n_batch if aligned else min(keep, was_aligned)
         row: Logits = self._logits(1)[0]
         return row
+
+    def _checkpoint_at(self, total: int, *, aligned: bool) -> int:
+        """After which token of a prompt a recurrent state is to be kept for later ones; 0: after none."""
+        # In exact mode the chunks of a prompt must be the same whatever is there already.
+        stop = (total - 1) // self.n_batch * self.n_batch if aligned else total - TAIL
+        return stop if self._recurrent and stop - self._cache.saved >= APART else 0
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         """Append `tokens` (1 to MAX_EVALUATE) to the cache in one `llama_decode`.
@@ -486,10 +556,10 @@ class Target(Vocabulary):
         return self._logits(n)
 
     def rollback(self, length: int) -> None:
-        """Keep the first `length` tokens of the cache.
+        """Let the cache stand for the first `length` of its tokens.
 
-        A memory that refuses (recurrent states without a snapshot that far back) is cleared and filled again,
-        which is slow but right.
+        Where the memory cannot provably go back that far, it goes further, to a checkpoint or to the beginning, and
+        the next call that evaluates anything evaluates the tokens between them again: `owed` says how many.
 
         Raises:
             ValueError: `length` is negative or more than the cache holds.
@@ -498,15 +568,22 @@ class Target(Vocabulary):
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"cannot roll back to {length}: the cache holds {len(self.tokens)} tokens")
         self._aligned = min(self._aligned, length)
-        if length == len(self.tokens):
-            return
-        kept = self.tokens[:length]
-        if llama.llama_memory_seq_rm(self._memory, 0, length, -1):
-            del self.tokens[length:]
-            return
-        self.clear()
-        for start in range(0, length, self.n_batch):
-            self._decode(kept[start : start + self.n_batch], all_logits=False)
+        del self.tokens[length:]
+        self._cache.cut(length)
+
+    @property
+    def owed(self) -> int:
+        """Tokens of the cache that the next call evaluates again, before its own."""
+        return len(self.tokens) - self._cache.length
+
+    def checkpoint(self) -> None:
+        """Make it cheap to roll back to here until the next checkpoint, however much is evaluated meanwhile.
+
+        A recurrent memory copies its state, a few to some hundred MB; any other can be cut everywhere as it is.
+        """
+        self._check_open()
+        self._settle()
+        self._cache.save()
 
     def probe(self, depths: Sequence[int] | None = None) -> probe.ProbeReport:
         """Kernel classes of batch sizes at a short and a long context; see `ngramspec.probe`. Clears the cache."""
@@ -524,12 +601,13 @@ class Target(Vocabulary):
         self._check_open()
         if self.n_seq < 2 or not self.can_branch:
             raise ValueError("a tree needs a target with n_seq above 1 and a memory that is not recurrent")
+        self._settle()
         if root.length != len(self.tokens) or not self.tokens:
             raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")
         return Sequences(
             llama,
             self._ctx,
-            self._memory,
+            llama.llama_get_memory(self._ctx),
             self._logits,
             root,
             count=self.n_seq,
@@ -540,34 +618,47 @@ class Target(Vocabulary):
     def clear(self) -> None:
         """Forget everything in the cache."""
         self._check_open()
-        llama.llama_memory_clear(self._memory, False)
+        self._cache.clear()
         self.tokens.clear()
         self._aligned = 0
 
-    def _decode(self, tokens: Sequence[int], *, all_logits: bool) -> None:
+    def _settle(self) -> None:
+        """Evaluate what is owed."""
         self._check_open()
-        start, n = len(self.tokens), len(tokens)
-        if start + n > self.n_ctx + MAX_EVALUATE:
-            raise ValueError(f"{start + n} tokens do not fit in a context of {self.n_ctx}")
+        while self.owed:
+            start = self._cache.length
+            self._pass(self.tokens[start : start + self.n_batch], logits=0)
+
+    def _decode(self, tokens: Sequence[int], *, all_logits: bool) -> None:
+        """Append tokens, behind what is owed, with the logits of all or of the last."""
+        self._check_open()
+        before, n = len(self.tokens), len(tokens)
+        if before + n > self.n_ctx + MAX_EVALUATE:
+            raise ValueError(f"{before + n} tokens do not fit in a context of {self.n_ctx}")
+        try:
+            self.tokens.extend(tokens)
+            while self.owed > self.n_batch:
+                start = self._cache.length
+                self._pass(self.tokens[start : min(start + self.n_batch, before)], logits=0)
+            self._pass(self.tokens[self._cache.length :], logits=n if all_logits else 1)
+        except BaseException:
+            del self.tokens[before:]
+            self._cache.recover(before)
+            raise
+
+    def _pass(self, tokens: Sequence[int], *, logits: int) -> None:
+        """One `llama_decode`, behind what the memory holds, with the logits of the last so many tokens."""
+        start, n = self._cache.length, len(tokens)
         batch = self._batch
         batch.n_tokens = n
         self._batch_tokens[:n] = tokens
         self._batch_pos[:n] = self._positions[start : start + n]
-        self._batch_logits[:n] = all_logits
-        self._batch_logits[n - 1] = 1
-        decoded = False
-        try:
-            status = llama.llama_decode(self._ctx, batch)
-            if status != 0:
-                raise TargetError(f"llama_decode returned {status} for {n} tokens at position {start}")
-            self.tokens.extend(tokens)
-            decoded = True
-        finally:
-            # Also when Ctrl-C arrives between the two lines above: cache and list must tell the same story.
-            if not decoded:
-                del self.tokens[start:]
-                if not llama.llama_memory_seq_rm(self._memory, 0, start, -1):
-                    self.clear()
+        self._batch_logits[:n] = 0
+        self._batch_logits[n - logits : n] = 1
+        status = llama.llama_decode(self._ctx, batch)
+        if status != 0:
+            raise TargetError(f"llama_decode returned {status} for {n} tokens at position {start}")
+        self._cache.decoded(n)
 
     def _logits(self, n: int) -> Logits:
         first = llama.llama_get_logits_ith(self._ctx, -n)
@@ -615,7 +706,7 @@ class Target(Vocabulary):
             TargetError: there is no memory for it.
         """
         self._check_open()
-        params = self._context_params(trial.ROOM, setting)
+        params = self._params(trial.ROOM, 0, setting)
         params.n_seq_max, params.kv_unified = 1, False
         return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
 

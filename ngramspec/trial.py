@@ -28,6 +28,9 @@ DEPTH = 1024
 REAL, COMPARED = 64, 8
 """Real tokens before those that are compared, and how many of these: the first ones of each batch."""
 
+READ = 9 * REAL + SIZES[-1]
+"""Tokens of a user's text that are read to see how far rounding goes: past 512 cells."""
+
 ROOM = DEPTH + 2 * REAL + SIZES[-1]
 """Size of a trial's context."""
 
@@ -36,7 +39,8 @@ _PREFILLS = 2
 
 IDENTITY_COST = 2 * (COMPARED + 60)
 SPEED_COST = 2 * (2 * (_PREFILLS * 13 + 2 * ROUNDS) + 3 * ROUNDS)
-"""What `identity` and `speeds` take, roughly, in passes over one token."""
+ROUNDING_COST = 9 * 13 + COMPARED + 60
+"""What `identity`, `speeds` and `rounding` take, roughly, in passes over one token."""
 
 
 class Trial:
@@ -189,24 +193,43 @@ def identity(trial: Trial) -> Identity:
     return short.merge(long)
 
 
+def rounding(trial: Trial, text: Sequence[int]) -> float:
+    """The largest difference of one logit between batches and single tokens.
+
+    Args:
+        text: a user's, which is repeated as need be: contents that no text has exaggerate.
+    """
+    text = [*text] * -(-READ // len(text))
+    trial.start(0)
+    for start in range(0, READ - SIZES[-1], REAL):
+        trial.evaluate(text[start : start + REAL])
+    trial.keep()
+    found = _passes(trial, text[READ - SIZES[-1] : READ])
+    return max(float(np.abs(rows - found[1][: len(rows)]).max()) for rows in found.values())
+
+
 def _identity_at(trial: Trial, depth: int) -> Identity:
     text = trial.text(depth, REAL + SIZES[-1])
     trial.start(depth)
     trial.evaluate(text[:REAL])
     trial.keep()
-    tail = text[REAL:]
+    found = _passes(trial, text[REAL:])
+
+    def agreeing(with_size: int) -> tuple[int, ...]:
+        return tuple(n for n in SIZES if _equal(found[n], found[with_size]))
+
+    return Identity(agreeing(1), tuple(n for n in SIZES[1:] if _equal(found[n], found[MOST])))
+
+
+def _passes(trial: Trial, tail: Sequence[int]) -> dict[int, Logits]:
+    """Logits after the first `COMPARED` tokens on top of what was kept, by the size of the pass."""
     singles = np.concatenate([trial.evaluate([token]) for token in tail[:COMPARED]])
     trial.back()
     found = {1: singles}
     for size in SIZES[1:]:
         found[size] = trial.evaluate(tail[:size], min(size, COMPARED))
         trial.back()
-
-    def agreeing(with_size: int) -> tuple[int, ...]:
-        return tuple(n for n in SIZES if _equal(found[n], found[with_size]))
-
-    farthest = max(float(np.abs(rows - singles[: len(rows)]).max()) for rows in found.values())
-    return Identity(agreeing(1), tuple(n for n in SIZES[1:] if _equal(found[n], found[MOST])), farthest)
+    return found
 
 
 def _equal(a: Logits, b: Logits) -> bool:

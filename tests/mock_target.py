@@ -60,6 +60,8 @@ class MockTarget:
             so that the text soon repeats itself.
         eog: end-of-generation tokens.
         fail_rollback: a target whose cache cannot be cut (a recurrent model).
+        replays: a target whose cache goes back to a checkpoint, from where on tokens are evaluated again (a
+            recurrent model, too); going back without one raises.
         kernels: which kernel computes a batch; None: one for all.
         noise: scale of the noise that tells kernels apart.
         seconds: what a pass over n tokens takes on `clock`.
@@ -80,6 +82,7 @@ class MockTarget:
         peak: float = 3.0,
         eog: Collection[int] = (),
         fail_rollback: bool = False,
+        replays: bool = False,
         kernels: Kernels | None = None,
         noise: float = 1e-3,
         seconds: Callable[[int], float] | None = None,
@@ -93,6 +96,9 @@ class MockTarget:
         self.n_batch = n_batch
         self.max_batch = min(max_batch, n_batch)
         self.can_rollback = not fail_rollback
+        self.replays = replays
+        self.owed = 0
+        self._mark = 0
         self.tokens: list[int] = []
         self.batches: list[int] = []
         """Sizes of the `evaluate` calls so far."""
@@ -155,9 +161,10 @@ class MockTarget:
             # Without kernels it makes no difference how a token came into the cache.
             computed = self._aligned if self._kernels else shared
             shared = min(shared, computed) // self.n_batch * self.n_batch
-        if shared < len(self.tokens) and not self.can_rollback:
+        if shared < len(self.tokens) and (self.replays or not self.can_rollback):
             shared = 0
         self._cut(shared)
+        self._mark = self.owed = 0
         was_aligned = self._aligned
         self.prefilled.append(len(tokens) - shared)
         for start in range(shared, len(tokens), self.n_batch):
@@ -178,9 +185,10 @@ class MockTarget:
             raise ValueError(f"the context of {self.n_ctx} tokens is full")
         kernel = self._kernels(len(tokens), start) if self._kernels else 0
         self._append(tokens, self.n_ctx + self._slack, kernel)
-        self.batches.append(len(tokens))
+        size, self.owed = self.owed + len(tokens), 0
+        self.batches.append(size)
         if self._seconds is not None and self._clock is not None:
-            self._clock.now += self._seconds(len(tokens))
+            self._clock.now += self._seconds(size)
         return self._give([self._inexact(start + i + 1) for i in range(len(tokens))])
 
     def rollback(self, length: int) -> None:
@@ -190,8 +198,15 @@ class MockTarget:
         if length < len(self.tokens):
             if not self.can_rollback:
                 raise RuntimeError("this model's cache cannot be rolled back")
+            if self.replays and self._mark > length:
+                raise RuntimeError(f"no checkpoint to go back to {length} from")
             self.rollbacks += 1
             self._cut(length)
+            self.owed = length - self._mark if self.replays else 0
+
+    def checkpoint(self) -> None:
+        """Let `rollback` go back to here, or further on."""
+        self._mark, self.owed = len(self.tokens), 0
 
     def clear(self) -> None:
         """Empty the cache."""

@@ -308,6 +308,9 @@ def test_a_change_of_size_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
             clock[0] += 1e-3 * (1 + 0.5 * (len(tokens) - 1)) + (3e-4 if len(tokens) != last[0] else 0.0)
             last[0] = len(tokens)
 
+        def checkpoint(self) -> None:
+            pass
+
         def rollback(self, length: int) -> None:
             assert length == 0
 

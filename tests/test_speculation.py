@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ngramspec.cost import CostCurve
+from ngramspec.cost import CostCurve, Replay
 from ngramspec.draft import NO_DRAFT, Choose, Draft, Outlook
-from ngramspec.policy import EntropyPolicy, FixedPolicy, Gauge, Pass
+from ngramspec.policy import Debt, EntropyPolicy, FixedPolicy, Gauge, Pass
 from ngramspec.speculation import Speculation
 
 
@@ -47,8 +47,12 @@ class Recorder(FixedPolicy):
     def __init__(self, most: int = 8) -> None:
         super().__init__(most)
         self.passes: list[Pass] = []
+        self.debts: list[Debt | None] = []
 
-    def plan(self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int]) -> tuple[int, int]:
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
+        self.debts.append(debt)
         k, _ = super().plan(draft, curve, sizes)
         return min(3, k), min(3, k) + 2
 
@@ -186,3 +190,19 @@ def test_the_entropy_policy_in_the_loop() -> None:
     speculation.plan(100)
     assert speculation.gauge == (pytest.approx(0.5), 4)  # 1 + 7 / 4^0.5, a half to even
     assert drafter.limits == [8, 4]
+
+
+def test_what_is_owed_is_part_of_the_pass() -> None:
+    speculation, drafter, policy = prepared(sizes=range(1, 9))
+    speculation.begin([7, 8])
+    speculation.first(9)
+    speculation.plan(100)
+    assert policy.debts == [None]
+    assert speculation.curve is not None
+    speculation.prepare(speculation.curve, range(1, 9), Replay(0.25, 0.5))
+    speculation.plan(100)
+    speculation.plan(100, owed=3)
+    # The checkpoint before the tokens that are owed is still there: it costs nothing.
+    assert policy.debts[1:] == [Debt(0, 0.25, 0.5), Debt(3, 0.0, 0.5)]
+    assert drafter.limits == [7, 7, 4]
+    assert speculation.plan(100, owed=7) == (NO_DRAFT, 1)
