@@ -103,9 +103,7 @@ def test_more_than_a_typical_text_makes_no_difference() -> None:
     assert measured.price("exact", 500, TYPICAL) == measured.price("exact", 500, 2**31)
 
 
-@given(
-    st.floats(0.5, 2), st.floats(0.5, 2), st.integers(1, 8000), st.integers(1, 1000), st.sampled_from([ALL, SPLIT])
-)
+@given(st.floats(0.5, 2), st.floats(0.5, 2), st.integers(1, 8000), st.integers(1, 1000), st.sampled_from([ALL, SPLIT]))
 def test_the_choice_never_costs_more_than_the_tolerance(
     decoding: float, prefill: float, prompt: int, tokens: int, fast: Identity
 ) -> None:
