@@ -24,11 +24,11 @@ EXACT: tuple[Exact, ...] = ("auto", "on", "off")
 Way = Literal["fast", "padded", "exact"]
 WAYS: tuple[Way, ...] = ("fast", "padded", "exact")
 
-SIZES = (1, 2, 3, 4, 5, 8, 16, 32, 64)
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
 """Batch sizes that a trial compares."""
 
-MOST = 16
-"""All compared sizes up to this one must agree; longer drafts rarely pay, and are sent where theirs agree too."""
+MOST = 7
+"""All sizes up to this one must agree, and only sizes that do are used: K-quants change their kernel at 8."""
 
 TOLERANCE = 1.05
 """Most that a request may take compared with the fastest settings."""

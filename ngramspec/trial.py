@@ -1,9 +1,10 @@
 """`Trial`: a small context of a target under one of its settings, and what is measured in it for `exact="auto"`.
 
 A trial must not cost the user seconds, and the kernels that tell batch sizes apart depend on the length of the
-context. So the context is made long without evaluating it: a second context runs llama.cpp's passes up to their first
-operation, which gives its cells positions and no contents (zeros), and the cells are copied. Attention takes the same
-time over zeros, by the same kernels; the last tokens before those that are compared are real.
+context. So the context is made long without evaluating most of it: in a second context llama.cpp's passes are stopped
+at their first operation, which gives their cells positions and no contents (zeros), and the cells are copied. Attention
+takes the same time over zeros, by the same kernels. Zeros can be summed in any order, though, and so some tokens of
+every stretch are real, and all of the last ones before those that are compared.
 
 Handed llama.cpp's API by `ngramspec.target`, which alone imports it.
 """
@@ -25,8 +26,15 @@ from ngramspec.protocol import Logits
 DEPTH = 1024
 """Cells that a long context has besides the real ones; CPU kernels were seen to change at 256 and 512."""
 
-REAL, COMPARED = 64, 8
-"""Real tokens before those that are compared, and how many of these: the first ones of each batch."""
+STRETCH, OF_STRETCH = 128, 8
+"""In a long context so many tokens of each stretch are real; kernels split it into stretches no shorter than that."""
+
+REAL, COMPARED = 61, 8
+"""Real tokens before those that are compared, and how many of these: the first ones of each batch. No multiple of
+anything, since some architectures (DeepSeek 4) treat the tokens that complete a block of the context apart."""
+
+CHUNK = 64
+"""Tokens of a prefill that is timed: from here on CPUs read a prompt with kernels of their own."""
 
 READ = 9 * REAL + SIZES[-1]
 """Tokens of a user's text that are read to see how far rounding goes: past 512 cells."""
@@ -37,8 +45,9 @@ ROOM = DEPTH + 2 * REAL + SIZES[-1]
 ROUNDS = 4
 _PREFILLS = 2
 
-IDENTITY_COST = 2 * (COMPARED + 60)
-SPEED_COST = 2 * (2 * (_PREFILLS * 13 + 2 * ROUNDS) + 3 * ROUNDS)
+_FILL = 2 * DEPTH // STRETCH
+IDENTITY_COST = 2 * (COMPARED + 70) + _FILL
+SPEED_COST = 2 * (2 * (_PREFILLS * 13 + 2 * ROUNDS) + 3 * ROUNDS + _FILL)
 ROUNDING_COST = 9 * 13 + COMPARED + 60
 """What `identity`, `speeds` and `rounding` take, roughly, in passes over one token."""
 
@@ -74,7 +83,7 @@ class Trial:
     # ------------------------------------------------------------------ what it holds
 
     def start(self, depth: int) -> None:
-        """Hold `depth` tokens without contents and nothing else."""
+        """Hold `depth` tokens, most of them without contents, and nothing else."""
         self._api.llama_memory_clear(self._api.llama_get_memory(self._ctx), False)
         self._length = 0
         if depth:
@@ -82,16 +91,26 @@ class Trial:
             self._length = depth
 
     def _hollow(self, depth: int) -> Any:
+        stopping = False
+
         @self._api.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator]
-        def stop_at_once(_tensor: Any, asked: bool, _data: Any) -> bool:
-            return asked
+        def stop(_tensor: Any, asked: bool, _data: Any) -> bool:
+            # Who asks to see a tensor and then says no ends the pass.
+            return stopping and asked
 
         params = type(self._params).from_buffer_copy(self._params)
-        params.cb_eval = stop_at_once
+        params.cb_eval = stop
         ctx = self._open(params)
+        text = self.text(1, depth)
         try:
-            for start in range(0, depth, params.n_batch):
-                self._decode(ctx, [0] * min(params.n_batch, depth - start), start, 1)
+            for start in range(0, depth, STRETCH):
+                # A recurrent state that nothing was written to says nothing about one in use.
+                real = start + (STRETCH if self._recurrent else OF_STRETCH)
+                stopping = False
+                self._decode(ctx, text[start:real], start, 1)
+                stopping = True
+                if not self._recurrent:
+                    self._decode(ctx, text[real : start + STRETCH], real, 1)
             return self._save(ctx)
         finally:
             self._api.llama_free(ctx)
@@ -172,7 +191,7 @@ class Trial:
     def time(self, tokens: Sequence[int]) -> float:
         """Seconds of a pass on top of what was kept, taken back afterwards."""
         began = time.perf_counter()
-        self.evaluate(tokens, len(tokens) if len(tokens) < REAL else 1)
+        self.evaluate(tokens, len(tokens) if len(tokens) < CHUNK else 1)
         seconds = time.perf_counter() - began
         self.back()
         return seconds
@@ -253,7 +272,7 @@ def speeds(trials: Mapping[str, Trial]) -> dict[str, Speed]:
             trial.evaluate(trial.text(depth, 2))
             trial.keep()
         for name, trial in [*trials.items()] * _PREFILLS:
-            note(name, depth, REAL, trial.time(trial.text(depth, REAL)))
+            note(name, depth, CHUNK, trial.time(trial.text(depth, CHUNK)))
         for name, trial in [*trials.items()] * ROUNDS:
             for size in (1, 2) if name == "fast" else (1,):
                 # A change of size rebuilds the graph, which a run of passes does once.
@@ -261,7 +280,7 @@ def speeds(trials: Mapping[str, Trial]) -> dict[str, Speed]:
                 note(name, depth, size, trial.time(trial.text(depth, size)))
     found = {}
     for name in trials:
-        prefill = [best[name, depth, REAL] / REAL for depth in (0, DEPTH)]
+        prefill = [best[name, depth, CHUNK] / CHUNK for depth in (0, DEPTH)]
         found[name] = Speed(DEPTH, best[name, 0, 1], best[name, DEPTH, 1], *prefill)
         if name == "fast":
             found["padded"] = Speed(DEPTH, best[name, 0, 2], best[name, DEPTH, 2], *prefill)
