@@ -36,7 +36,8 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="GGUF file or hf:owner/repo:file-or-quant; default: $NGRAMSPEC_MODEL, then the demo model.",
+        help="GGUF file, hf:owner/repo:file-or-quant, or smollm2; default: $NGRAMSPEC_MODEL, smollm2 if it is"
+        " installed, the demo model.",
         show_default=False,
     ),
 ]
@@ -54,19 +55,19 @@ Threads = Annotated[
 ]
 
 
-def find_model(model: str | None, demo: str) -> ModelSource:
-    """Find, fetch if need be, and check a model file; `demo` is the note on stderr if it is only the demo model."""
+def find_model(model: str | None, unnamed: str) -> ModelSource:
+    """Find, fetch if need be, and check a model file; `unnamed` begins the note on stderr where none is named."""
     with download_bar() as progress:
         source = resolve(model, progress=progress)
-    if source.demo:
-        note(demo)
+    if source.fallback:
+        note(f"{unnamed} {source.label}")
     return source
 
 
-def open_vocabulary(file: Path | None, model: str | None, demo: str) -> Vocabulary:
+def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocabulary:
     """The vocabulary of a file, with weights or without; where there is none that of `model`, as in `find_model`."""
     if file is None:
-        file = find_model(model, demo).path
+        file = find_model(model, unnamed).path
     else:
         check_vocabulary_file(file)
     with signals_deferred():
@@ -112,8 +113,8 @@ class LoadOptions:
             usage_error(f"-ctv {self.cache_type_v} needs flash attention; leave out -fa off")
 
     def find(self, model: str | None) -> ModelSource:
-        """Find, fetch if need be, and check a model file; says so on stderr if it is only the demo model."""
-        return find_model(model, "no model given: running the small demo model that comes with ngramspec")
+        """Find, fetch if need be, and check a model file; says so on stderr if none is named."""
+        return find_model(model, "no model given: running")
 
     def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None) -> Target:
         """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each."""

@@ -141,7 +141,8 @@ class SpeculativeDecoder:
                 contradicts `sampling`, a logit bias of an unknown token, or `sampling` or `detail` beside a
                 verifier that is passed in.
             GrammarError: the grammar is not one; during the generation: it leaves no token to choose.
-            BadLogits: during the generation, at a nan in the target's logits.
+            BadLogits: during the generation, at a nan in the target's logits. What plain decoding emits before either
+                is emitted.
             TargetError: llama.cpp failed; the cache still holds what was emitted.
             RuntimeError: another generation began on this decoder before this one ended.
         """
@@ -257,8 +258,7 @@ class SpeculativeDecoder:
                     owed=target.owed,
                 )
                 judged, sent, ends = self._cut(draft, guide if verifier.blind else None)
-                if len(sent) < len(draft):
-                    draft, size = sent, smallest(1 + len(sent), sizes)
+                draft, size = sent, size if len(sent) == len(draft) else smallest(1 + len(sent), sizes)
                 owed = self._secure(draft)
                 asked = clock()
                 if generation != self._generations or len(target.tokens) != settled:
@@ -273,13 +273,12 @@ class SpeculativeDecoder:
                 if calls is not None and size not in footing.harmless:
                     calls.arm(footing.bound)
                 verdict = verifier.verify(rows[: len(draft) + (not ends)], judged, settled + 1)
-                speculation.see(last, draft, rows, verdict.accepted)
+                speculation.see(last, draft, rows, len(verdict.tokens) - 1)
                 pieces = text.take(verdict.tokens)
                 tokens = verdict.tokens[: len(pieces)]
                 told = report.logprobs(rows, tokens), report.detail(settled + 1, judged)
                 overhead = asked - began + self._take_back(settled + len(tokens))
-                settled += len(tokens)
-                last = tokens[-1]
+                settled, last = settled + len(tokens), tokens[-1]
 
                 # 5. Learn.
                 if guide is not None:
@@ -304,6 +303,8 @@ class SpeculativeDecoder:
                     detail=told[1],
                     close_calls=calls.take() if calls is not None else 0,
                 )
+                if verdict.error is not None and text.stop is None:
+                    raise verdict.error
         finally:
             if generation == self._generations and len(target.tokens) > settled:
                 target.rollback(settled)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from ngramspec import trial
+from ngramspec import exact_trial
 from ngramspec.calibration import default_folder, write_whole
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness import TYPICAL, WAYS, Measured, Way
@@ -26,7 +26,7 @@ from ngramspec.protocol import TargetProtocol
 BUDGET, SHARE = 2.0, 0.05
 """Most that is measured before a request: so many seconds, or that part of what it is expected to take."""
 
-_COSTS = {"speed": trial.SPEED_COST, "rounding": trial.ROUNDING_COST}
+_COSTS = {"speed": exact_trial.SPEED_COST, "rounding": exact_trial.ROUNDING_COST}
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ class Switching(TargetProtocol, Protocol):
     def use(self, setting: str) -> None:
         """Change the setting; the cache is then empty."""
 
-    def trial(self, setting: str) -> trial.Trial: ...
+    def trial(self, setting: str) -> exact_trial.Trial: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,19 +177,19 @@ class ExactAuto:
         settings = self.target.settings if what == "speed" else ("exact" if what == "exact" else "fast",)
         with ExitStack() as stack:
             trials = {name: stack.enter_context(self.target.trial(name)) for name in settings}
-            one = trial.single(trials[settings[0]])
-            expected = one * _COSTS.get(what, trial.IDENTITY_COST)
+            one = exact_trial.single(trials[settings[0]])
+            expected = one * _COSTS.get(what, exact_trial.IDENTITY_COST)
             # A slow model's request is long, and so may the measurement be.
             longer = self._budget(prompt, tokens, one) - BUDGET if bounded else math.inf
             if expected > deadline + longer - time.perf_counter():
                 self.known.wanted = expected
                 return False
             if what == "speed":
-                self.known.speed = trial.speeds(trials)
+                self.known.speed = exact_trial.speeds(trials)
             elif what == "rounding":
-                self.known.rounding = trial.rounding(trials["fast"], text)
+                self.known.rounding = exact_trial.rounding(trials["fast"], text)
             else:
-                self.known.identity[what] = trial.identity(trials[what])
+                self.known.identity[what] = exact_trial.identity(trials[what])
         self.known.wanted = 0.0
         return True
 

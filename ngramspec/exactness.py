@@ -1,6 +1,6 @@
 """Whether a text can be the same bit for bit with and without drafts, and at what price: how `exact="auto"` chooses.
 
-Three ways to decode are compared, by what was measured of each (`ngramspec.trial`):
+Three ways to decode are compared, by what was measured of each (`ngramspec.exact_trial`):
 
     fast     the fastest settings; batches of different sizes may differ in the last bits
     padded   the same settings, single tokens padded to two, where all sizes from two on agree

@@ -31,9 +31,11 @@ from llama_cpp._ggml import libggml
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-from ngramspec import amx, huge_pages, machine, probe, trial
+from ngramspec import amx, exact_trial, huge_pages, machine, probe, trial
 from ngramspec.cache import Cache
+from ngramspec.chat_prompt import ChatTemplate, Control
 from ngramspec.errors import GrammarError, ModelError, TargetError
+from ngramspec.exact_trial import Trial
 from ngramspec.exactness import EXACT, Exact
 from ngramspec.grammar import Grammar
 from ngramspec.kv_cache import CACHE_TYPES, CacheShape, CacheType, fitting_context
@@ -41,7 +43,6 @@ from ngramspec.protocol import Logits, Progress
 from ngramspec.samplers import SamplerChain
 from ngramspec.sampling import Sampling
 from ngramspec.sequences import Node, Sequences
-from ngramspec.trial import Trial
 
 MAX_EVALUATE = 64
 """Most tokens one `evaluate` takes: the logits buffer is reserved for this many positions."""
@@ -107,6 +108,7 @@ class Vocabulary:
         self._open_model(params)
 
     def _open_model(self, params: Any) -> None:
+        trial.check(self.path, build())
         _log_tail.clear()
         self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
@@ -165,16 +167,31 @@ class Vocabulary:
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
 
+        Control tokens are the template's own; what looks like one in a message is text.
+
         Raises:
-            ModelError: the template refuses these messages.
+            ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
         """
-        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
         try:
-            formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
-            text: str = formatter(messages=list(messages)).prompt
+            return self._chat.prompt(messages, self.tokenize)
+        except ModelError:
+            raise
         except Exception as error:  # jinja2's and whatever the template itself raises
             raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
-        return self.tokenize(text, special=True, add_bos=not (bos and text.startswith(bos)))
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
+        source = self.chat_template or _CHATML
+        formatter = Jinja2ChatFormatter(source, eos, bos)
+        controls = {}
+        for token in range(self.n_vocab):
+            attributes = llama.llama_vocab_get_attr(self._vocab, token)
+            if attributes & (llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN):
+                strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
+                controls[self._special_text(token)] = Control(token, *map(bool, strips))
+        controls.pop("", None)
+        return ChatTemplate(source, lambda messages: str(formatter(messages=list(messages)).prompt), controls, bos)
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
@@ -229,8 +246,13 @@ class Vocabulary:
 
     # ------------------------------------------------------------------ end
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._model
+
     def _check_open(self) -> None:
-        if not self._model:
+        if self.closed:
             raise ValueError(f"the {type(self).__name__.lower()} is closed")
 
     def close(self) -> None:
@@ -706,7 +728,7 @@ class Target(Vocabulary):
             TargetError: there is no memory for it.
         """
         self._check_open()
-        params = self._params(trial.ROOM, 0, setting)
+        params = self._params(exact_trial.ROOM, 0, setting)
         params.n_seq_max, params.kv_unified = 1, False
         return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_runner import PYTHONPATH
 
 COMMAND = [sys.executable, "-m", "ngramspec_cli.app", "bench"]
 SMALL = ["-t", "1", "-c", "2048"]
@@ -22,7 +23,7 @@ MARKER = "running the small demo model"
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in {"NGRAMSPEC_MODEL", "COLUMNS"}}
-    return kept | {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    return kept | {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": PYTHONPATH}
 
 
 def run(environment: dict[str, str], *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:

@@ -64,7 +64,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def noted(name: str, find: Callable[..., Any]) -> Callable[..., Any]:
         def measure(*args: Any) -> Any:
-            done.append(name if name != "identity" else args[0].setting)
+            done.append(args[0].setting if name == "identity" else name.removesuffix("s"))
             return find(*args)
 
         return measure
@@ -72,10 +72,13 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def speeds(trials: Mapping[str, Trial]) -> dict[str, Speed]:
         return dict(trials["fast"].target.speed_of)
 
-    monkeypatch.setattr(exact_auto.trial, "single", lambda t: t.target.single)
-    monkeypatch.setattr(exact_auto.trial, "identity", noted("identity", lambda t: t.target.identity_of[t.setting]))
-    monkeypatch.setattr(exact_auto.trial, "speeds", noted("speed", speeds))
-    monkeypatch.setattr(exact_auto.trial, "rounding", noted("rounding", lambda t, text: 0.5))
+    found = {"identity": lambda t: t.target.identity_of[t.setting], "speeds": speeds, "rounding": lambda t, text: 0.5}
+    for name, find in found.items():
+        monkeypatch.setattr(exact_auto.exact_trial, name, noted(name, find))
+    monkeypatch.setattr(exact_auto.exact_trial, "single", lambda t: t.target.single)
+    monkeypatch.setattr(
+        exact_auto.exact_trial, "identity", noted("identity", lambda t: t.target.identity_of[t.setting])
+    )
     return done
 
 
