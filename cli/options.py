@@ -131,7 +131,7 @@ class LoadOptions:
                 exact=self.exact,
                 n_seq=n_seq,
                 # In exact mode the sizes of passes must not depend on whether or how much is drafted.
-                draft_max=None if self.exact else draft_max,
+                draft_max=None if self.exact == "on" else draft_max,
             )
         for line in target.notes:
             note(line)
@@ -198,8 +198,8 @@ class DraftOptions:
         """A decoder on `target`; what the user should know about it goes to stderr."""
         if not self.no_draft and not target.can_rollback:
             note("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
-        if not self.no_draft and target.replays and target.exact:
-            note("drafting is off with --exact: this model's memory is taken back by evaluating tokens again")
+        if not self.no_draft and target.replays and target.exact == "on":
+            note("drafting is off with --exact on: this model's memory is taken back by evaluating tokens again")
         decoder = self.quiet_decoder(target, memory)
         if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
             note("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")

@@ -136,7 +136,7 @@ def test_json_and_back() -> None:
 @pytest.mark.parametrize(
     "change",
     [
-        {"identity": {"fast": {"agreeing": [7], "padded": []}}},
+        {"identity": {"fast": {"agreeing": [9], "padded": []}}},
         {"speed": {"fast": [0, 1, 1, 1, 1]}},
         {"speed": {"fast": [10, 1]}},
         {"identity": []},
