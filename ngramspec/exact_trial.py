@@ -26,29 +26,25 @@ from ngramspec.protocol import Logits
 DEPTH = 1024
 """Cells that a long context has besides the real ones; CPU kernels were seen to change at 256 and 512."""
 
-STRETCH, OF_STRETCH = 128, 8
+STRETCH, OF_STRETCH = 128, 4
 """In a long context so many tokens of each stretch are real; kernels split it into stretches no shorter than that."""
 
-REAL, COMPARED = 61, 8
+REAL, COMPARED = 13, 8
 """Real tokens before those that are compared, and how many of these: the first ones of each batch. No multiple of
 anything, since some architectures (DeepSeek 4) treat the tokens that complete a block of the context apart."""
 
 CHUNK = 64
 """Tokens of a prefill that is timed: from here on CPUs read a prompt with kernels of their own."""
 
-READ = 9 * REAL + SIZES[-1]
+READ = 9 * CHUNK + SIZES[-1]
 """Tokens of a user's text that are read to see how far rounding goes: past 512 cells."""
 
-ROOM = DEPTH + 2 * REAL + SIZES[-1]
+ROOM = DEPTH + 2 * CHUNK + SIZES[-1]
 """Size of a trial's context."""
 
-ROUNDS = 4
-_PREFILLS = 2
+ROUNDS = 2
 
-_FILL = 2 * DEPTH // STRETCH
-IDENTITY_COST = 2 * (COMPARED + 70) + _FILL
-SPEED_COST = 2 * (2 * (_PREFILLS * 13 + 2 * ROUNDS) + 3 * ROUNDS + _FILL)
-ROUNDING_COST = 9 * 13 + COMPARED + 60
+IDENTITY_COST, SPEED_COST, ROUNDING_COST = 85, 95, 170
 """What `identity`, `speeds` and `rounding` take, roughly, in passes over one token."""
 
 
@@ -82,15 +78,15 @@ class Trial:
 
     # ------------------------------------------------------------------ what it holds
 
-    def start(self, depth: int) -> None:
-        """Hold `depth` tokens, most of them without contents, and nothing else."""
+    def start(self, depth: int, real: int = OF_STRETCH) -> None:
+        """Hold `depth` tokens and nothing else, with contents so many of each stretch."""
         self._api.llama_memory_clear(self._api.llama_get_memory(self._ctx), False)
         self._length = 0
         if depth:
-            self._load(self._hollow(depth))
+            self._load(self._hollow(depth, real))
             self._length = depth
 
-    def _hollow(self, depth: int) -> Any:
+    def _hollow(self, depth: int, count: int) -> Any:
         stopping = False
 
         @self._api.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator]
@@ -105,9 +101,10 @@ class Trial:
         try:
             for start in range(0, depth, STRETCH):
                 # A recurrent state that nothing was written to says nothing about one in use.
-                real = start + (STRETCH if self._recurrent else OF_STRETCH)
+                real = start + (STRETCH if self._recurrent else count)
                 stopping = False
-                self._decode(ctx, text[start:real], start, 1)
+                if real > start:
+                    self._decode(ctx, text[start:real], start, 1)
                 stopping = True
                 if not self._recurrent:
                     self._decode(ctx, text[real : start + STRETCH], real, 1)
@@ -220,8 +217,8 @@ def rounding(trial: Trial, text: Sequence[int]) -> float:
     """
     text = [*text] * -(-READ // len(text))
     trial.start(0)
-    for start in range(0, READ - SIZES[-1], REAL):
-        trial.evaluate(text[start : start + REAL])
+    for start in range(0, READ - SIZES[-1], CHUNK):
+        trial.evaluate(text[start : start + CHUNK])
     trial.keep()
     found = _passes(trial, text[READ - SIZES[-1] : READ])
     return max(float(np.abs(rows - found[1][: len(rows)]).max()) for rows in found.values())
@@ -268,15 +265,15 @@ def speeds(trials: Mapping[str, Trial]) -> dict[str, Speed]:
 
     for depth in (0, DEPTH):
         for trial in trials.values():
-            trial.start(depth)
+            trial.start(depth, 0)
             trial.evaluate(trial.text(depth, 2))
             trial.keep()
-        for name, trial in [*trials.items()] * _PREFILLS:
+        for name, trial in trials.items():
             note(name, depth, CHUNK, trial.time(trial.text(depth, CHUNK)))
         for name, trial in [*trials.items()] * ROUNDS:
             for size in (1, 2) if name == "fast" else (1,):
                 # A change of size rebuilds the graph, which a run of passes does once.
-                trial.time(trial.text(depth, size))
+                note(name, depth, size, trial.time(trial.text(depth, size)))
                 note(name, depth, size, trial.time(trial.text(depth, size)))
     found = {}
     for name in trials:

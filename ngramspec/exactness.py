@@ -24,7 +24,7 @@ EXACT: tuple[Exact, ...] = ("auto", "on", "off")
 Way = Literal["fast", "padded", "exact"]
 WAYS: tuple[Way, ...] = ("fast", "padded", "exact")
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16, 32, 64)
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 """Batch sizes that a trial compares."""
 
 MOST = 7
