@@ -135,7 +135,8 @@ class ExactAuto:
         deadline = None if budget is None else time.perf_counter() + budget
         while (missing := self._missing(prompt, tokens, text)) is not None:
             if deadline is None:
-                if self.known.wanted > self._budget(prompt, tokens):
+                # A busy machine may have said so, but not of a model that is slow beyond doubt.
+                if self.known.wanted > 2 * self._budget(prompt, tokens):
                     return
                 deadline = time.perf_counter() + self._budget(prompt, tokens)
             try:

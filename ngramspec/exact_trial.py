@@ -44,7 +44,7 @@ ROOM = DEPTH + 2 * CHUNK + SIZES[-1]
 
 ROUNDS = 2
 
-IDENTITY_COST, SPEED_COST, ROUNDING_COST = 85, 95, 170
+IDENTITY_COST, SPEED_COST, ROUNDING_COST = 80, 95, 170
 """What `identity`, `speeds` and `rounding` take, roughly, in passes over one token."""
 
 
