@@ -207,7 +207,9 @@ class ExactAuto:
             self.known.wanted = self.known.wanted or kept.wanted
 
     def _save(self) -> None:
+        wanted = self.known.wanted
         self._read()
+        self.known.wanted = wanted
         write_whole(self._path, self.known.to_json())
 
     def forget(self) -> None:
