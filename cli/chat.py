@@ -83,7 +83,7 @@ def chat(
             chat_commands.set_drafts(session, True)
         except NGramSpecError as error:
             usage_error(f"--show-drafts: {error}")
-    if target.exact and target.can_rollback and session.decoder.calibration.exact_sizes is None:
+    if target.exact == "on" and target.can_rollback and session.decoder.calibration.exact_sizes is None:
         session.decoder.calibration.ensure_exact(target)
     session.stop_key.install()
     if interactive:

@@ -23,7 +23,7 @@ from .chat_view import AnswerView
 from .console import complain, guarded_stdout, note, prefill_bar
 from .recall import keep
 from .sampling_options import SamplingOptions
-from .summary import summary
+from .summary import rounding, summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
 
@@ -164,4 +164,6 @@ class Session:
             line += f"; {self.acceptance.lossy}"
         if not self.sampling.greedy and self.options.seed == -1:
             line += f"; seed {self.sampling.seed}"
+        if (said := rounding(stats)) is not None:
+            line += f"; {said}"
         return line

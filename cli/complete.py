@@ -36,7 +36,7 @@ from .console import (
 from .options import DraftOptions, LoadOptions, TraceFile, check_predict
 from .recall import keep
 from .sampling_options import SamplingOptions, check_sampling
-from .summary import summary
+from .summary import rounding, summary
 
 
 def complete(
@@ -96,7 +96,7 @@ def complete(
         usage_error("--logprobs are part of the JSON object; add --json")
     if beams is not None:
         others = {"--logprobs": logprobs, "--trace": trace}
-        check_beams(chosen, acceptance, draft, others, exact=load.exact)
+        check_beams(chosen, acceptance, draft, others, exact=load.exact == "on")
     model, source = _arguments(model, file, text_file)
     # The text first: a mistake there should not cost a download.
     text = _read(source)
@@ -142,17 +142,19 @@ def complete(
         ending = (steps[-1].stop if steps else None) or ("failed" if ended.error else "interrupted")
         if as_json:
             written = (text if echo else "") + "".join(step.text for step in steps)
-            document = result(written, len(prompt), steps, stats, seconds, ending, chosen, acceptance, target.piece)
+            parts = (written, len(prompt), steps, stats, seconds, ending, chosen, acceptance)
+            document = result(*parts, decoder.footing.same, target.piece)
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
-    parts = [
+    told = [
         summary(stats),
         ending,
         acceptance.lossy,
         None if chosen.greedy else f"seed {chosen.seed}",
+        rounding(stats),
         disturbance.note,
     ]
-    note("; ".join(part for part in parts if part))
+    note("; ".join(part for part in told if part))
     leave(ended)
 
 

@@ -16,6 +16,7 @@ import typer
 
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.exactness import Exact
 from ngramspec.kv_cache import CacheType
 from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT as DEFAULT_MEMORY
@@ -94,15 +95,18 @@ class LoadOptions:
     flash_attn: Annotated[
         Literal["auto", "on", "off"],
         typer.Option(
-            "-fa", "--flash-attn", help="Flash attention; auto: llama.cpp decides, off with --exact on a CPU."
+            "-fa",
+            "--flash-attn",
+            help="Flash attention; auto: llama.cpp decides, off on a CPU for --exact.",
         ),
     ] = "auto"
     cache_type_k: Annotated[CacheType, typer.Option("-ctk", "--cache-type-k", help="Type of the K cache.")] = "f16"
     cache_type_v: Annotated[CacheType, typer.Option("-ctv", "--cache-type-v", help="Type of the V cache.")] = "f16"
     no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Read the model instead of mapping it.")] = False
     exact: Annotated[
-        bool, typer.Option("--exact", help="The same text bit for bit, whatever is drafted; bench shows the price.")
-    ] = False
+        Exact,
+        typer.Option(help="The same text bit for bit, whatever is drafted: on, off; auto: where it costs at most 5 %."),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
@@ -127,7 +131,7 @@ class LoadOptions:
                 exact=self.exact,
                 n_seq=n_seq,
                 # In exact mode the sizes of passes must not depend on whether or how much is drafted.
-                draft_max=None if self.exact else draft_max,
+                draft_max=None if self.exact == "on" else draft_max,
             )
         for line in target.notes:
             note(line)
@@ -194,11 +198,11 @@ class DraftOptions:
         """A decoder on `target`; what the user should know about it goes to stderr."""
         if not self.no_draft and not target.can_rollback:
             note("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
-        if not self.no_draft and target.replays and target.exact:
-            note("drafting is off with --exact: this model's memory is taken back by evaluating tokens again")
+        if not self.no_draft and target.replays and target.exact == "on":
+            note("drafting is off with --exact on: this model's memory is taken back by evaluating tokens again")
         decoder = self.quiet_decoder(target, memory)
-        if decoder.exact and decoder.calibration.exact_sizes is None and target.can_rollback:
-            note("comparing batch sizes bit by bit for --exact; this happens once per model and machine")
+        if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
+            note("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
         return decoder
 
     def quiet_decoder(self, target: Target, memory: Memory | None) -> SpeculativeDecoder:

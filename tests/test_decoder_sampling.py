@@ -390,10 +390,10 @@ def test_the_demo_model_says_the_same_with_and_without_drafts() -> None:
         {"grammar": schema_grammar(schema), "temperature": 0.0},
         {"dynatemp_range": 0.3, "top_n_sigma": 2.0, "logit_bias": ((30, 5.0), (40, -math.inf))},
     ]
-    with Target("ngramspec/demo/demo.gguf", exact=True, n_ctx=512, threads=1) as target:
+    with Target("ngramspec/demo/demo.gguf", exact="on", n_ctx=512, threads=1) as target:
         prompt = target.tokenize(source * 2)
         accepted = 0
-        decoder = unmeasured(target, policy="fixed", draft_max=4, exact=True)
+        decoder = unmeasured(target, policy="fixed", draft_max=4, exact="on")
         for case in cases:
             sampling = Sampling(**{"temperature": 0.8, "seed": 3} | case)
             told = []
