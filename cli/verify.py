@@ -55,8 +55,9 @@ def verify(
     """Check on your model and machine that drafts change nothing.
 
     Plain and drafted texts of prompts of every category, at temperature 0 and of one seed at 0.8, must be equal, and
-    so must their logprobs; logits after a rollback must be the same bits; and the first tokens must follow the
-    model's own probabilities. Drafts of four tokens are sent always, whether they pay or not.
+    so must their logprobs; logits after a rollback must be the same bits; what the cache holds of a prompt already,
+    and what is measured in mid-text, must leave no trace in the logits; and the first tokens must follow the model's
+    own probabilities. Drafts of four tokens are sent always, whether they pay or not.
 
     Batches of different sizes may give logits that differ in their last bits. With --exact off a text may differ
     where that explains it, which is shown; with --exact on everything must be equal bit for bit, and with auto where
@@ -160,6 +161,7 @@ def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped
         "checks": [asdict(check) for check in checks],
         "texts": [_finite(asdict(pair)) for pair in found.pairs],
         "rollbacks": [_finite(asdict(test)) for test in found.rollbacks],
+        "states": [_finite(asdict(test)) for test in found.states],
         "laws": [_finite(asdict(test)) for test in found.laws],
         "skipped": [asdict(prompt) for prompt in skipped],
     }

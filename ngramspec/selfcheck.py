@@ -5,8 +5,9 @@
         ...                                     # its name; what was found so far is in `check`
     verdicts = ngramspec.selfcheck_report.report(check)
 
-Five things are checked, as far as the time goes: greedy texts, sampled texts of the same seed, their logprobs, what
-a rollback leaves behind, and the law of the first tokens. Exceptions of what is checked are findings, too.
+Eight things are checked, as far as the time goes: greedy texts, sampled texts of the same seed, their logprobs, the
+law of the first tokens, and what leaves a trace in the memory: a rollback, a prompt of which the cache holds the
+beginning, the probe, and the measurement of what passes cost. Exceptions of what is checked are findings, too.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from ngramspec.benchmark_cases import Case
 from ngramspec.calibration import Calibration
@@ -29,14 +30,15 @@ from ngramspec.probe import LONG, POSITIONS, SHORT, SIZES, ProbeReport, probe
 from ngramspec.protocol import Logits, TargetProtocol
 from ngramspec.selfcheck_law import PROMPTS, LawTest, law_tests
 from ngramspec.selfcheck_rollback import ROOM, RollbackTest, rollback_tests
+from ngramspec.selfcheck_states import Kind, StateTest, state_tests
 from ngramspec.selfcheck_texts import Recorder, Setting, TextComparison, TextPair, read, settings
 
-Name = Literal["greedy", "same seed", "logprobs", "rollback", "law"]
+Name = Literal["greedy", "same seed", "logprobs", "rollback", "reuse", "probe", "calibration", "law"]
 
 LEAST_PROMPT = 8
 """Tokens that a prompt is cut to at most, from its beginning, where time or context are short."""
 
-_SHARES = {"rollback": 0.12, "texts": 0.75}  # of the time, by which they end
+_SHARES = {"rollback": 0.1, "reuse": 0.18, "probe": 0.28, "calibration": 0.32, "texts": 0.84}  # of the time: their ends
 _PROBE_SHARE = 0.25  # of the time, which it may take
 _GREEDY_SHARE = 0.7  # of a prompt's time: more, and its sampled texts wait for another prompt
 _READING_SHARE = 0.4  # of a prompt's time
@@ -60,7 +62,7 @@ class SelfCheck:
 
     Attributes:
         settings: the ways of choosing tokens under which texts are compared.
-        pairs, rollbacks, laws: all that was found.
+        pairs, rollbacks, states, laws: all that was found.
         broken: what a check raised, by its name.
         spent: seconds by check.
         ungrammatical: why no text was held to a grammar, if so.
@@ -96,6 +98,7 @@ class SelfCheck:
         self.drafter = drafter
         self.pairs: list[TextPair] = []
         self.rollbacks: list[RollbackTest] = []
+        self.states: list[StateTest] = []
         self.laws: list[LawTest] = []
         self.complete = False
         self._clock = clock
@@ -134,6 +137,11 @@ class SelfCheck:
             yield "rollback"
             with self._blaming("rollback"):
                 self._check_rollback()
+        for kind in get_args(Kind) if self.target.can_rollback else ("reuse",):
+            yield kind
+            with self._blaming(kind):
+                self._check_states(kind)
+        if self.target.can_rollback:
             yield "batch sizes"
             with self._blaming("greedy"):
                 self._compare_sizes()
@@ -195,10 +203,19 @@ class SelfCheck:
         self.target.prefill(text)
         self._read = (self._clock() - began) / len(text)
 
-    def _check_rollback(self) -> None:
+    def _text(self) -> list[int]:
+        """Tokens for tests of the memory."""
         text = [token for case in self.cases for token in case.tokens]
-        text *= -(-ROOM // len(text))
-        for test in rollback_tests(self.target, text[:ROOM]):
+        return (text * -(-ROOM // len(text)))[:ROOM]
+
+    def _check_states(self, kind: Kind) -> None:
+        def affordable(tokens: int, passes: int) -> bool:
+            return tokens * self._read + passes * self._pass < self._left(_SHARES[kind])
+
+        self.states.extend(state_tests(self.target, self._text(), kind, affordable, exact=self.exact))
+
+    def _check_rollback(self) -> None:
+        for test in rollback_tests(self.target, self._text()):
             self.rollbacks.append(test)
             if test.left_over or self._left(_SHARES["rollback"]) < 0:
                 break

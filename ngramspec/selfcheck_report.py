@@ -8,12 +8,21 @@ from typing import Literal
 
 from ngramspec.selfcheck import Name, SelfCheck
 from ngramspec.selfcheck_law import ALARM, FALSE_ALARM
+from ngramspec.selfcheck_states import Kind
 from ngramspec.selfcheck_texts import GREEDY, TOP, TextPair
 
 Status = Literal["passed", "explained", "failed", "skipped"]
 
 NO_ROLLBACK = "this model's memory cannot roll back (recurrent or hybrid), so drafting is off"
 NOT_REACHED = "not reached"
+NO_TIME = "no time for it"
+
+CLAIMS: dict[Kind, str] = {
+    "reuse": "a prompt of which the cache holds the beginning gives the logits that a cleared cache gives",
+    "probe": "the probe of batch sizes finds what cleared caches show",
+    "calibration": "measuring what passes cost leaves no trace in the logits",
+}
+"""What must hold of memories that go back, besides refused drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +60,7 @@ def report(found: SelfCheck) -> list[Check]:
         _texts(found, "same seed", f"at temperature 0.8 and one seed {equal}", sampled),
         _logprobs(found),
         _rollback(found),
+        *(_states(found, kind, claim) for kind, claim in CLAIMS.items()),
         _law(found),
     ]
     return [_broken(found, check) for check in checks]
@@ -172,6 +182,25 @@ def _rollback(found: SelfCheck) -> Check:
         largest = max(test.difference for test in wrong)
         reason = f"{len(wrong)} are not, by up to {largest:.3g}; first a batch of {first.size} at {first.depth}"
     return _check(found, name, claim, "failed", covered, reason)
+
+
+def _states(found: SelfCheck, kind: Kind, claim: str) -> Check:
+    tests = [test for test in found.states if test.kind == kind]
+    if not tests:
+        if found.spent[kind]:
+            return _check(found, kind, claim, "skipped", reason=NO_TIME)
+        return _skipped(found, kind, claim)
+    covered = f"{len(tests)} test{'s' * (len(tests) > 1)} after {_listed({test.depth for test in tests})} tokens"
+    rounded = [test for test in tests if test.held and not test.identical]
+    if rounded:
+        most = max(rounded, key=lambda test: test.difference)
+        covered += f"; {len(rounded)} differ by rounding, up to {most.difference:.3g} of {most.bound:.3g}"
+    wrong = [test for test in tests if not test.held]
+    if not wrong:
+        return _check(found, kind, claim, "passed", covered)
+    worst = max(wrong, key=lambda test: test.difference)
+    reason = f"{len(wrong)} differ, by up to {worst.difference:.3g}: {worst.what}, after {worst.depth} tokens"
+    return _check(found, kind, claim, "failed", covered, reason)
 
 
 def _law(found: SelfCheck) -> Check:

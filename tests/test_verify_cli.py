@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from architectures.files import write_models
 from cli_runner import run, run_signalled
-from tiny_models import write_model
 
 VERIFY = ["verify", "-t", "1", "-c", "512"]
 SHORT = [*VERIFY, "-n", "12", "--seconds", "3"]
-NAMES = ["greedy", "same seed", "logprobs", "rollback", "law"]
+NAMES = ["greedy", "same seed", "logprobs", "rollback", "reuse", "probe", "calibration", "law"]
 MARKER = "running the small demo model"
 """Printed when the model is looked for: absent, nothing was loaded yet."""
 
@@ -55,6 +55,7 @@ def test_both_modes_pass_on_the_demo_model(env: dict[str, str], prompts: Path, t
     assert {"greedy", "coupled", "match"} <= {text["setting"] for text in found["texts"]}
     assert sum(text["drafted"] for text in found["texts"]) > 0
     assert all(test["identical"] for test in found["rollbacks"])
+    assert {state["kind"] for state in found["states"]} == {"reuse", "probe", "calibration"}
     assert sum(test["draws"] for test in found["laws"]) > 1000
     assert found["probe"]["max_difference"] >= 0
     for key in ("ngramspec", "date", "machine", "build", "model", "load", "selection"):
@@ -70,13 +71,42 @@ def test_both_modes_pass_on_the_demo_model(env: dict[str, str], prompts: Path, t
     assert all(text["logprobs_identical"] and text["difference"] is None for text in found["texts"])
 
 
-def test_a_model_that_cannot_roll_back_is_told_and_passes(env: dict[str, str], tmp_path: Path, prompts: Path) -> None:
-    model = write_model(tmp_path / "m.gguf", "mamba")
-    done = run(env, *SHORT, "--prompts", prompts, model)
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a recurrent state, of which llama.cpp keeps snapshots."""
+    return write_models(tmp_path_factory.mktemp("models"), ["qwen35"])["qwen35"]
+
+
+def test_a_recurrent_memory_passes(env: dict[str, str], hybrid: Path, prompts: Path) -> None:
+    done = run(env, *SHORT, "--seconds", "10", "--prompts", prompts, hybrid)
     assert done.code == 0, done.err
-    assert results(done.out) == {**dict.fromkeys(NAMES, "skipped"), "law": "passed"}
-    assert "this model's memory cannot roll back" in done.out
-    assert done.out.splitlines()[-1].endswith("not checked: greedy, same seed, logprobs, rollback")
+    assert {results(done.out)[name] for name in ("rollback", "reuse", "probe", "calibration")} == {"passed"}
+
+
+BELIEVING = """
+from ngramspec.snapshots import Snapshots
+from ngramspec_cli.app import main
+
+Snapshots.takes_back = lambda self, depth: depth <= self.count
+main()
+"""
+"""What llama.cpp says of snapshots, believed."""
+
+
+def test_a_memory_that_goes_back_to_a_wrong_state_is_named(
+    env: dict[str, str], hybrid: Path, prompts: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "found.json"
+    arguments = map(str, [*SHORT, "--prompts", prompts, "--json", file, hybrid])
+    done = run(env, command=[sys.executable, "-c", BELIEVING, *arguments])
+    assert done.code == 1
+    for name in ("rollback", "reuse", "probe", "calibration"):
+        assert results(done.out)[name] == "failed"
+        assert f"{name} (" in done.complaint
+    states = json.loads(file.read_text())["states"]
+    assert {state["kind"] for state in states if state["difference"] > state["bound"]} == {
+        *("reuse", "probe", "calibration")
+    }
 
 
 BROKEN = """

@@ -1,0 +1,193 @@
+"""Running a session, and judging every request of it by a decoder that never rolls back.
+
+What is compared are the logits that decided on each token, not the tokens alone: a state that is wrong is seen even
+where the text came out right. Three ends are possible: the text is the reference's and its logits differ by rounding;
+the text is another one, and the logits along it are the reference's but for rounding ("rounding"); or logits are
+farther off than that, or a token is not what its own logits say: "CORRUPT".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from architectures.oracle import Oracle
+from architectures.reference import Choose, Reference, Rows, likeliest
+from architectures.settings import Ask, Prompts, Setting
+from ngramspec.cost import CostCurve
+from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.distribution import BadLogits
+from ngramspec.errors import TargetError
+from ngramspec.protocol import Logits, TargetProtocol
+from ngramspec.sampling import Sampling
+from ngramspec.selfcheck_texts import Recorder
+from ngramspec.target import Target
+from ngramspec.verify import gumbel_pick
+
+N_CTX = 2048
+MOST = 40
+"""Most tokens of a text."""
+
+SEED = 11
+MARGIN = 4.0
+"""A difference is rounding up to so many times the largest one that was measured."""
+
+LEAST = 1e-3
+"""A difference of logits that is rounding anyway; those of corrupt states are above 0.1."""
+
+Status = Literal["equal", "rounding", "CORRUPT"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A request.
+
+    Attributes:
+        ask: which it was.
+        status: as above.
+        first: where its text leaves the reference's; None: nowhere.
+        gap: largest difference of a logit to the reference along the request's own text.
+        tolerance: up to which that is rounding.
+        drafted, accepted, passes: of the whole request.
+    """
+
+    ask: Ask
+    status: Status
+    first: int | None
+    gap: float
+    tolerance: float
+    drafted: int
+    accepted: int
+    passes: int
+
+
+class Bench:
+    """A model loaded in one way, and its reference.
+
+    Args:
+        path: the GGUF file.
+        exact, threads: of the target.
+        folder: for measurements; a new one inside for every session.
+    """
+
+    def __init__(self, path: Path, folder: Path, *, exact: bool = False, threads: int = 1) -> None:
+        self.target = Target(path, n_ctx=N_CTX, threads=threads, exact=exact)
+        flash = {"auto": -1, "off": 0, "on": 1}[self.target.flash_attn]
+        n_batch = self.target.n_batch
+        self.reference = Reference(path, n_ctx=N_CTX, n_batch=n_batch, flash=flash, threads=threads)
+        self.exact = exact
+        self._folder = folder
+        self._texts: dict[tuple[tuple[int, ...], float], tuple[list[int], Rows]] = {}
+        self._tolerances: dict[tuple[int, ...], float] = {}
+        self._sessions = 0
+
+    def run(self, setting: Setting) -> list[Result]:
+        """All requests of a session, after which the cache is empty."""
+        prompts = Prompts(self.target.n_vocab, setting.length)
+        self._sessions += 1
+        folder = self._folder / str(self._sessions)
+        results = []
+        try:
+            for asks in setting.asks:
+                recorder = Recorder(self.target)
+                decoder = SpeculativeDecoder(
+                    cast(TargetProtocol, recorder),
+                    drafter=self._drafter(setting),
+                    policy=setting.policy,
+                    draft_max=setting.draft_max,
+                    exact=self.exact,
+                    calibration_folder=folder,
+                    curve=None if setting.measured or self.exact else CostCurve({1: 1.0}),
+                )
+                results += [self._request(decoder, recorder, setting, prompts, ask) for ask in asks]
+        finally:
+            self.target.clear()
+        return results
+
+    def _drafter(self, setting: Setting) -> Oracle | str | None:
+        if setting.drafter != "oracle":
+            return None if setting.drafter == "plain" else setting.drafter
+        expected = lambda prompt: self._expected(prompt, setting.temperature)[0]  # noqa: E731
+        return Oracle(expected, self.target.n_vocab, seed=setting.draft_max or 0)
+
+    def _request(
+        self, decoder: SpeculativeDecoder, recorder: Recorder, setting: Setting, prompts: Prompts, ask: Ask
+    ) -> Result:
+        answer = self._expected(prompts["same"], setting.temperature)[0]
+        prompt, sampling = prompts.get(ask.prompt, answer), Sampling(setting.temperature, seed=SEED)
+        text: list[int] = []
+        rows: list[Logits] = []
+        drafted = accepted = passes = 0
+        generation = decoder.generate(prompt, max_tokens=ask.tokens, sampling=sampling)
+        try:
+            for step in generation:
+                text += step.tokens
+                rows += [row.copy() for row in recorder.rows[: len(step.tokens)]]
+                drafted, accepted, passes = drafted + len(step.drafted), accepted + step.accepted, passes + 1
+                if ask.leaves and len(text) >= ask.leaves:
+                    generation.close()
+        except (BadLogits, TargetError):
+            return Result(ask, "CORRUPT", len(text), math.inf, LEAST, drafted, accepted, passes)
+        judged = self._judge(prompt, text, np.array(rows), setting)
+        return Result(ask, *judged, drafted, accepted, passes)
+
+    def _judge(
+        self, prompt: list[int], text: list[int], rows: Rows, setting: Setting
+    ) -> tuple[Status, int | None, float, float]:
+        expected, theirs = self._expected(prompt, setting.temperature)
+        first = next((i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b), None)
+        theirs = theirs[: len(text)] if first is None else self.reference.follow(prompt, text)
+        gap = float(np.abs(rows - theirs).max())
+        tolerance = LEAST if gap <= LEAST else self.tolerance(prompt, text, theirs)
+        choose = self._choose(prompt, setting.temperature)
+        chosen = [choose(row, text[:i]) for i, row in enumerate(rows)]
+        if chosen != text or not gap <= tolerance:
+            return "CORRUPT", first, gap, tolerance
+        return "equal" if first is None else "rounding", first, gap, tolerance
+
+    def _expected(self, prompt: Sequence[int], temperature: float) -> tuple[list[int], Rows]:
+        """The reference's own text, and the logits that decided on it."""
+        key = tuple(prompt), temperature
+        if key not in self._texts:
+            self._texts[key] = self.reference.text(prompt, MOST, self._choose(list(prompt), temperature))
+        return self._texts[key]
+
+    def _choose(self, prompt: list[int], temperature: float) -> Choose:
+        if temperature == 0:
+            return likeliest
+        sampling = Sampling(temperature, seed=SEED)
+
+        def sample(row: Logits, text: list[int]) -> int:
+            sampler = self.target.sampler(sampling)
+            sampler.begin([*prompt, *text])
+            return sampler.draw(row, partial(gumbel_pick, SEED, len(prompt) + len(text)))
+
+        return sample
+
+    def tolerance(self, prompt: Sequence[int], text: Sequence[int], rows: Rows) -> float:
+        """How far logits may be off after this prompt, measured on the first text that asks."""
+        key = tuple(prompt)
+        if key not in self._tolerances:
+            self._tolerances[key] = max(LEAST, MARGIN * self.reference.rounding(prompt, text, rows))
+        return self._tolerances[key]
+
+    def close(self) -> None:
+        """Free target and reference."""
+        self.target.close()
+        self.reference.close()
+
+
+def worst(results: Sequence[Result]) -> Result:
+    """The one to show for a session."""
+    return max(results, key=lambda result: (("equal", "rounding", "CORRUPT").index(result.status), result.gap))
+
+
+def to_json(results: Sequence[Result]) -> list[dict[str, Any]]:
+    """All of a session, for a file."""
+    return [asdict(result) | {"ask": result.ask._asdict()} for result in results]

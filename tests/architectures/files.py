@@ -1,0 +1,203 @@
+"""Writing the tiny models: random weights for whatever tensors llama.cpp looks for, and the demo model's vocabulary.
+
+    files = write_models(folder, ["qwen35", "gemma3"])      # {"qwen35": Path, "gemma3": Path}
+
+llama.cpp is given the hyperparameters alone (`llama_model_init_from_user`) and asked for what it would load; it may end
+the process where they do not fit, so that is done in another one. The same name gives the same file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import tempfile
+import tomllib
+import zlib
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+
+if __name__ == "__main__":  # the other process
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from architectures.weights import DROPPED, is_plain, weights
+
+DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
+CONTEXT = 8192
+"""Tokens that the models say they were trained on."""
+
+_ARRAYS = {bool: gguf.GGUFValueType.BOOL, int: gguf.GGUFValueType.UINT32, float: gguf.GGUFValueType.FLOAT32}
+_WIDE = ("layer_multipliers", "head_offsets", "head_vocab_sizes")
+"""Arrays of 64-bit integers."""
+
+
+@cache
+def _catalogue() -> dict[str, Any]:
+    return tomllib.loads(Path(__file__).with_name("models.toml").read_text("utf-8"))
+
+
+def families() -> dict[str, list[str]]:
+    """Names of the models by the kind of their memory."""
+    return {family: list(models) for family, models in _catalogue()["models"].items()}
+
+
+def names() -> list[str]:
+    """Names of all models."""
+    return [name for models in families().values() for name in models]
+
+
+def hyperparameters(name: str) -> tuple[str, dict[str, Any]]:
+    """(architecture, hyperparameters by key without the architecture) of a model."""
+    catalogue = _catalogue()
+    own = dict(next(models[name] for models in catalogue["models"].values() if name in models))
+    architecture, parts = own.pop("architecture", name), own.pop("parts", [])
+    layers = [catalogue["defaults"], *(catalogue["parts"][part] for part in parts), own]
+    return architecture, {"context_length": CONTEXT} | {key: v for layer in layers for key, v in _flat(layer)}
+
+
+def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def write_models(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
+    """Write models, those that are not in the folder yet.
+
+    Raises:
+        RuntimeError: one could not be made; the others were.
+    """
+    files = {name: folder / f"{name}.gguf" for name in wanted}
+    failed: dict[str, str] = {}
+    while missing := [name for name in wanted if name not in failed and not files[name].exists()]:
+        command = [sys.executable, __file__, str(folder), *missing]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            first = next(name for name in missing if not files[name].exists())
+            failed[first] = f"exit code {done.returncode}: {done.stderr.strip()[-600:]}"
+    if failed:
+        raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failed.items()))
+    return files
+
+
+def write_model(path: Path, name: str, *, context: int = CONTEXT, chat_template: str | None = None) -> Path:
+    """Write a model, in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        metadata = Path(folder) / "metadata.gguf"
+        _finish(_writer(metadata, name, context, chat_template))
+        shapes = discover(metadata)
+    writer = _writer(path, name, context, chat_template)
+    control = [t for t, kind in enumerate(_vocabulary()["tokenizer.ggml.token_type"][0]) if kind == _CONTROL]
+    tied = "output.weight" not in shapes
+    for tensor, shape in shapes.items():
+        if tensor.endswith(DROPPED):
+            continue
+        data = weights(tensor, shape, np.random.default_rng([0, zlib.crc32(tensor.encode())]), tied=tied)
+        if tensor == "output.weight" or (tied and tensor == "token_embd.weight"):
+            data[control] = 0  # never the likeliest: texts end by their length alone
+        writer.add_tensor(tensor, data.astype(np.float32 if is_plain(tensor, shape) else np.float16))
+    _finish(writer)
+    return path
+
+
+_CONTROL = int(gguf.TokenType.CONTROL)
+
+
+def _writer(path: Path, name: str, context: int, chat_template: str | None) -> gguf.GGUFWriter:
+    """A file with hyperparameters and vocabulary."""
+    architecture, values = hyperparameters(name)
+    writer = gguf.GGUFWriter(path, architecture)
+    # llama.cpp takes a file of that name to have Phi-3's tokens.
+    writer.add_name("tiny model" if name == "phi3" else f"tiny {name}")
+    vocabulary = _vocabulary()
+    size = len(vocabulary["tokenizer.ggml.tokens"][0])
+    for key, value in (values | {"context_length": context, "vocab_size": size}).items():
+        _add(writer, f"{architecture}.{key}", value)
+    for key, (value, kind) in vocabulary.items():
+        if kind == gguf.GGUFValueType.ARRAY:
+            writer.add_array(key, value)
+        else:
+            writer.add_key_value(key, value, kind)
+    if chat_template is not None:
+        writer.add_chat_template(chat_template)
+    return writer
+
+
+def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, list):
+        kind = gguf.GGUFValueType.UINT64 if key.endswith(_WIDE) else _ARRAYS[type(value[0])]
+        writer.add_key_value(key, value, gguf.GGUFValueType.ARRAY, sub_type=kind)
+    else:
+        {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32}[type(value)](key, value)
+
+
+def _finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+@cache
+def _vocabulary() -> dict[str, tuple[Any, gguf.GGUFValueType]]:
+    """The demo model's: (value, type) by key."""
+    fields = gguf.GGUFReader(DEMO).fields.items()
+    return {k: (field.contents(), field.types[0]) for k, field in fields if k.startswith("tokenizer.ggml.")}
+
+
+class _Tensor(ctypes.Structure):
+    """The beginning of ggml's `ggml_tensor`."""
+
+    _fields_ = (("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("ne", ctypes.c_int64 * 4))
+
+
+class _InitParams(ctypes.Structure):
+    """`gguf_init_params`."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p))
+
+
+def discover(metadata: Path) -> dict[str, tuple[int, ...]]:
+    """Shape, as numpy has it, of every tensor that llama.cpp looks for, by name; those that may be missing included."""
+    import llama_cpp.llama_cpp as llama
+    from llama_cpp._ggml import libggml as base
+
+    base.gguf_init_from_file.restype = ctypes.c_void_p
+    base.gguf_init_from_file.argtypes = [ctypes.c_char_p, _InitParams]
+    base.ggml_get_name.restype = ctypes.c_char_p
+    base.ggml_get_name.argtypes = [ctypes.c_void_p]
+    shapes: dict[str, tuple[int, ...]] = {}
+
+    @llama.llama_model_set_tensor_data_t
+    def note(tensor: int, _data: object) -> None:
+        shape = tuple(ctypes.cast(tensor, ctypes.POINTER(_Tensor)).contents.ne)[::-1]
+        while len(shape) > 1 and shape[0] == 1:
+            shape = shape[1:]
+        shapes[base.ggml_get_name(tensor).decode()] = shape
+
+    context = base.gguf_init_from_file(str(metadata).encode(), _InitParams(True, None))
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = 0
+    model = llama.llama_model_init_from_user(ctypes.cast(context, llama.gguf_context_p_ctypes), note, None, params)
+    if not model:
+        raise RuntimeError("llama.cpp refuses the hyperparameters")
+    llama.llama_model_free(model)
+    return shapes
+
+
+def _main() -> None:
+    folder, *wanted = sys.argv[1:]
+    for name in wanted:
+        # Whole or not at all, since it may be cut short.
+        write_model(Path(folder) / f"{name}.part", name).replace(Path(folder) / f"{name}.gguf")
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,56 @@
+"""`Oracle`: a drafter that knows the text, and is right for a random while and then wrong.
+
+What a refusal takes back is then of every length, from all of a batch but its first token to nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from ngramspec.draft import Choose, Draft, Outlook
+
+KNOWN = 10
+"""Token ids from here on are no control tokens."""
+
+
+class Oracle:
+    """Drafts as many tokens as it may, a random beginning of which is what the text has there.
+
+    Args:
+        text: the continuation of a prompt.
+        n_vocab: size of the vocabulary.
+        seed: of the lengths.
+    """
+
+    name = "oracle"
+
+    def __init__(self, text: Callable[[Sequence[int]], Sequence[int]], n_vocab: int, seed: int = 0) -> None:
+        self._text = text
+        self._n_vocab = n_vocab
+        self._rng = np.random.default_rng(seed)
+        self._left: list[int] = []
+        self._drafted: tuple[int, ...] = ()
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a request."""
+        self._left, self._drafted = list(self._text(prompt)), ()
+
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
+        """Always `limit` tokens."""
+        del choose, blind, outlook
+        right = self._left[: int(self._rng.integers(0, limit + 1))]
+        known = [*self._left[len(right) : limit], *[KNOWN] * limit][: limit - len(right)]
+        wrong = [KNOWN + (token + 1) % (self._n_vocab - KNOWN) for token in known]
+        self._drafted = (*right, *wrong)
+        return Draft(self._drafted, acceptance=(0.98,) * limit, source=self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Go on behind these."""
+        pairs = zip(self._drafted, tokens, strict=False)
+        equal = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(self._drafted), len(tokens)))
+        self._left, self._drafted = self._left[len(tokens) :], ()
+        return equal

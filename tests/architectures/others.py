@@ -1,0 +1,77 @@
+"""Two things that are no requests: the probe of batch sizes, and beam search."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from architectures.comparison import LEAST, MARGIN, N_CTX, Bench, Result, Status
+from architectures.settings import Ask, Prompts
+from ngramspec.beam_draft import BeamDrafter
+from ngramspec.beams import SEQUENCES, BeamSearch
+from ngramspec.probe import POSITIONS, SIZES
+from ngramspec.selfcheck_texts import log_softmax
+from ngramspec.target import Target
+
+DEPTH = 96
+BEAMS = 3
+BEAM_LEAST = 0.02
+"""A mean difference of logarithms that is rounding anyway: where beams lie in the cache moves last bits."""
+
+
+def check_probe(bench: Bench) -> Result:
+    """What the probe says of batch sizes, against the same tokens in contexts of which nothing was taken back.
+
+    Corrupt is a largest difference beyond rounding; "rounding" would be other classes of sizes.
+    """
+    rng = np.random.default_rng(0)
+    text = [int(t) for t in rng.integers(0, bench.target.n_vocab, DEPTH + 24)]  # the probe's own
+    found = bench.target.probe((DEPTH,))
+    rows = {}
+    for size in SIZES:
+        passes = -(-POSITIONS // size)
+        tail = text[DEPTH : DEPTH + passes * size]
+        rows[size] = bench.reference.follow(text[:DEPTH], [*tail, 0], size)[1 : 1 + POSITIONS]
+    classes: dict[bytes, list[int]] = {}
+    for size, logits in rows.items():
+        classes.setdefault(logits.tobytes(), []).append(size)
+    largest = max(float(np.abs(logits - rows[1]).max()) for logits in rows.values())
+    gap, tolerance = abs(found.max_difference - largest), max(LEAST, MARGIN * largest)
+    same = found.classes == tuple(tuple(sizes) for sizes in classes.values())
+    status: Status = "CORRUPT" if gap > tolerance else "equal" if same else "rounding"
+    return Result(Ask("probe", POSITIONS), status, None, gap, tolerance, 0, 0, sum(-(-POSITIONS // n) for n in SIZES))
+
+
+def check_beams(path: Path, bench: Bench, length: int, tokens: int = 24) -> list[Result]:
+    """Beam search without and with drafts: scores against the reference's of the same texts, per token.
+
+    Empty where the memory is recurrent and beams are refused.
+    """
+    with Target(path, n_ctx=N_CTX, threads=bench.target.threads, n_seq=SEQUENCES) as target:
+        if not target.can_branch:
+            return []
+        results: list[Result] = []
+        texts: list[list[tuple[int, ...]]] = []
+        for name in ("same", "shorter"):
+            prompt = Prompts(target.n_vocab, length)[name]
+            for drafter in (None, BeamDrafter()):
+                search = BeamSearch(target, BEAMS, drafter=drafter)
+                for _ in search.run(prompt, max_tokens=tokens):
+                    pass
+                found = search.hypotheses()
+                texts.append([tuple(each.tokens) for each in found])
+                gap = tolerance = 0.0
+                for each in found:
+                    rows = bench.reference.follow(prompt, each.tokens)
+                    score = sum(log_softmax(row, token) for row, token in zip(rows, each.tokens, strict=True))
+                    gap = max(gap, abs(score - each.score) / tokens)
+                    # Each of the two terms of a logarithm moves as far as a logit.
+                    tolerance = max(BEAM_LEAST, 2 * bench.tolerance(prompt, each.tokens, rows))
+                status: Status = "CORRUPT" if not gap <= tolerance else "equal"
+                if status == "equal" and drafter is not None and texts[-1] != texts[-2]:
+                    status = "rounding"
+                stats = search.stats
+                ask = Ask(name, tokens)
+                results.append(Result(ask, status, None, gap, tolerance, stats.drafted, stats.accepted, stats.passes))
+    return results

@@ -1,0 +1,134 @@
+"""`Reference`: decodes token by token in fresh contexts of llama.cpp, and never takes anything back.
+
+It shares nothing with `ngramspec.target`: what that one gets wrong about a memory cannot be wrong here too. Rounding
+does depend on the sizes of batches; how far is measured here as well, by sending the same tokens in other sizes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+from numpy.typing import NDArray
+
+Rows = NDArray[np.float32]
+Choose = Callable[[NDArray[np.float32], list[int]], int]
+"""(logits, the text so far) -> its next token."""
+
+WAYS = ((1, 32, 0), (1, 512, 5), (7, 128, 1), (16, 300, 17))
+"""(tokens in a batch of the text, in a batch of the prompt, of the prompt's end in a batch of their own): how tokens
+are sent again."""
+
+
+def likeliest(row: NDArray[np.float32], _text: list[int]) -> int:
+    """Greedy decoding."""
+    return int(row.argmax())
+
+
+class Reference:
+    """A model, of which every call opens a context of its own.
+
+    Args:
+        path: the GGUF file.
+        n_ctx: context size in tokens.
+        n_batch: tokens in a chunk of the prompt.
+        flash: whether attention is llama.cpp's flash attention: -1 leaves that to llama.cpp, else 0 or 1.
+        threads: CPU threads.
+    """
+
+    def __init__(self, path: Path, *, n_ctx: int, n_batch: int, flash: int, threads: int) -> None:
+        llama.llama_backend_init()
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = 0
+        params.use_extra_bufts = False  # AMX, which some builds break
+        self._model = llama.llama_model_load_from_file(str(path).encode(), params)
+        if not self._model:
+            raise RuntimeError(f"{path}: llama.cpp cannot load this model")
+        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
+        self.n_batch = n_batch
+        params = llama.llama_context_default_params()
+        params.n_ctx = n_ctx
+        params.n_batch = params.n_ubatch = n_batch
+        params.n_threads = params.n_threads_batch = threads
+        params.flash_attn_type = flash
+        self._params = params
+
+    def text(self, prompt: Sequence[int], count: int, choose: Choose = likeliest) -> tuple[list[int], Rows]:
+        """(the next `count` tokens, the logits of shape (count, n_vocab) that decided on each)."""
+        with self._context() as decode:
+            rows = [self._read(decode, prompt)]
+            text = [choose(rows[0], [])]
+            while len(text) < count:
+                rows.append(decode(text[-1:])[0])
+                text.append(choose(rows[-1], text))
+        return text, np.array(rows)
+
+    def follow(
+        self, prompt: Sequence[int], text: Sequence[int], size: int = 1, chunk: int | None = None, end: int = 0
+    ) -> Rows:
+        """The logits that decide on each token of a given text, sent in batches of `size`.
+
+        Args:
+            prompt, text: both not empty.
+            size: of a batch behind the prompt.
+            chunk: of a batch of the prompt; None: the largest.
+            end: tokens of the prompt's end that are a batch of their own.
+        """
+        with self._context() as decode:
+            rows = [self._read(decode, prompt, chunk, end)[np.newaxis]]
+            rows += [decode(text[i : i + size]) for i in range(0, len(text) - 1, size)]
+        return np.concatenate(rows)[: len(text)]
+
+    def rounding(self, prompt: Sequence[int], text: Sequence[int], rows: Rows) -> float:
+        """How far sizes of batches move a logit: largest difference of `rows` to what other ways of sending give."""
+        return max(float(np.abs(self.follow(prompt, text, *way) - rows).max()) for way in WAYS)
+
+    def _read(
+        self, decode: Callable[..., Rows], prompt: Sequence[int], chunk: int | None = None, end: int = 0
+    ) -> NDArray[np.float32]:
+        """The logits after a prompt, sent in chunks."""
+        chunk = min(chunk or self.n_batch, self.n_batch)
+        before = len(prompt) - end
+        parts = [prompt[start : min(start + chunk, before)] for start in range(0, before, chunk)]
+        rows = [decode(part, last=True) for part in (*parts, prompt[before:]) if part]
+        row: NDArray[np.float32] = rows[-1][-1]
+        return row
+
+    @contextmanager
+    def _context(self) -> Iterator[Callable[..., Rows]]:
+        """A function that appends tokens to a fresh context and returns their logits, or those of the last one."""
+        context = llama.llama_init_from_model(self._model, self._params)
+        if not context:
+            raise RuntimeError("llama.cpp cannot make a context")
+        batch: Any = llama.llama_batch_init(self.n_batch, 0, 1)
+        length = 0
+
+        def decode(tokens: Sequence[int], *, last: bool = False) -> Rows:
+            nonlocal length
+            batch.n_tokens = len(tokens)
+            for i, token in enumerate(tokens):
+                batch.token[i], batch.pos[i] = token, length + i
+                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+                batch.logits[i] = not last or i == len(tokens) - 1
+            status = llama.llama_decode(context, batch)
+            if status:
+                raise RuntimeError(f"llama_decode returned {status}")
+            length += len(tokens)
+            wanted = (len(tokens) - 1,) if last else range(len(tokens))
+            shape = (self.n_vocab,)
+            rows = [np.ctypeslib.as_array(llama.llama_get_logits_ith(context, i), shape).copy() for i in wanted]
+            return np.array(rows)
+
+        try:
+            yield decode
+        finally:
+            llama.llama_batch_free(batch)
+            llama.llama_free(context)
+
+    def close(self) -> None:
+        """Free the model."""
+        llama.llama_model_free(self._model)

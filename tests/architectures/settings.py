@@ -1,0 +1,154 @@
+"""What is tried on every architecture: sessions of requests on one target, each with its own way of drafting.
+
+A request names its prompt by how it differs from the session's: what the cache holds of earlier ones is reused, so the
+order matters. The worst for a recurrent state are requests that end after few passes and are followed by one that
+takes back a little more than those, and measurements on top of a user's prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+KEPT = 3
+"""Tokens of an answer that the next prompt begins with."""
+
+LENGTHS = (50, 900)
+"""Tokens of the prompts."""
+
+
+class Ask(NamedTuple):
+    """A request: which prompt (see `Prompts`), how many tokens, and after how many its consumer leaves; 0: never."""
+
+    prompt: str
+    tokens: int
+    leaves: int = 0
+
+
+AGAIN = (Ask("same", 40), Ask("same", 1), Ask("same", 2), Ask("same", 9), Ask("same", 17), Ask("same", 30))
+ELSEWHERE = (Ask("shorter", 12), Ask("longer", 20), Ask("last", 20), Ask("same", 3), Ask("tail", 20))
+TAILS = (Ask("a", 1), Ask("b", 20), Ask("a", 4), Ask("b", 20))
+CUT = (Ask("same", 40, 9), Ask("answer", 9), Ask("same", 40, 12), Ask("answer", 20))
+"""An answer of which the first tokens are kept and go on in another way."""
+
+LEAVING = (Ask("same", 40, 1), Ask("same", 40, 7), Ask("last", 40, 2), Ask("same", 40, 3), Ask("same", 40))
+ALL = (*AGAIN, *ELSEWHERE, *TAILS, *LEAVING, *CUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A session.
+
+    Attributes:
+        name: of its kind.
+        asks: the requests, in order. After those of one tuple the decoder is a new one, as in a new process.
+        drafter: what drafts: an `Oracle`, the default drafter, or nothing.
+        policy, draft_max: of the decoder.
+        measured: whether it measures what passes cost; else it is told that all cost the same.
+        temperature: above 0, tokens are sampled with a seed.
+        length: of the prompt.
+        exact, threads: of the target.
+    """
+
+    name: str
+    asks: tuple[tuple[Ask, ...], ...] = (ALL,)
+    drafter: Literal["oracle", "mixture", "plain"] = "oracle"
+    policy: str = "fixed"
+    draft_max: int | None = None
+    measured: bool = False
+    temperature: float = 0.0
+    length: int = 50
+    exact: bool = False
+    threads: int = 1
+
+    @property
+    def label(self) -> str:
+        """Name and all that is not usual."""
+        more = [f"{self.length} tokens"]
+        more += ["exact"] * self.exact + [f"{self.threads} threads"] * (self.threads > 1)
+        return f"{self.name} ({', '.join(more)})"
+
+
+def sessions() -> list[Setting]:
+    """One of each kind."""
+    fixed = [Setting(f"fixed {n}", draft_max=n) for n in (1, 4, 8, 15, 40)]
+    timed = [Setting(f"fixed {n}, measured", draft_max=n, measured=True) for n in (4, 15)]
+    warm = [Setting(f"sampled, fixed {n}", draft_max=n, temperature=0.8) for n in (4, 15)]
+    return [
+        Setting("plain", drafter="plain"),
+        *fixed,
+        *timed,
+        Setting("cost", (ALL, AGAIN, AGAIN, ELSEWHERE), policy="cost", measured=True),
+        Setting("cost, mixture", (AGAIN, ELSEWHERE), "mixture", "cost", measured=True),
+        Setting("fixed 8, mixture", drafter="mixture", draft_max=8),
+        *warm,
+        Setting("sampled, cost", (ALL, AGAIN), policy="cost", measured=True, temperature=0.8),
+    ]
+
+
+LONG = ("plain", "fixed 4", "fixed 15", "fixed 15, measured", "cost", "sampled, fixed 15")
+"""Kinds of session that are run on long prompts, too; a short one shows the others as well, in less time."""
+
+THREADED = ("fixed 8", "cost", "sampled, fixed 15")
+"""Kinds of session that are run on two threads, too."""
+
+
+def matrix() -> Iterator[Setting]:
+    """All that one command runs."""
+    for length in LENGTHS:
+        for setting in sessions():
+            if length > LENGTHS[0] and setting.name not in LONG:
+                continue
+            for exact in (False, True):
+                yield replace(setting, length=length, exact=exact)
+            if setting.name in THREADED:
+                yield replace(setting, length=length, threads=2)
+                yield replace(setting, length=length, threads=2, exact=True)
+
+
+QUICK = (
+    Setting("cost", ((*AGAIN[:3], *ELSEWHERE), TAILS), policy="cost", measured=True),
+    Setting("fixed 4", ((*AGAIN, *TAILS),), draft_max=4),
+    Setting("plain", ((*AGAIN, *TAILS),), drafter="plain"),
+    Setting("sampled, fixed 15", ((*LEAVING, *CUT),), draft_max=15, temperature=0.8),
+    Setting("fixed 15", ((Ask("shorter", 12), Ask("longer", 30), Ask("same", 9)),), draft_max=15, length=300),
+)
+"""What every architecture goes through in a few minutes: the worst, and something of everything."""
+
+
+class Prompts:
+    """Random prompts that repeat themselves, by name.
+
+    Args:
+        n_vocab: size of the vocabulary.
+        length: of the prompt "same", in tokens.
+    """
+
+    def __init__(self, n_vocab: int, length: int) -> None:
+        rng = np.random.default_rng(length)
+        block = [int(t) for t in rng.integers(10, n_vocab, -(-length // 3))]
+        other = [int(t) for t in rng.integers(10, n_vocab, length)]
+        same = [*block, *block[: len(block) // 2], *other[: len(block) // 2], *block][:length]
+        same += other[: length - len(same)]
+        kept = length * 3 // 5
+        self._named: dict[str, Sequence[int]] = {
+            "same": same,
+            "shorter": same[:kept],
+            "longer": [*same, *other[:37]],
+            "last": [*same[:-1], (same[-1] + 1 - 10) % (n_vocab - 10) + 10],
+            "tail": [*same[:kept], *other[: length - kept]],
+            "a": [*same, *other[:5]],
+            "b": [*same, *other[10:15]],
+            "answer": [*same, *other[20:22]],
+        }
+
+    def get(self, name: str, answer: Sequence[int]) -> list[int]:
+        """A prompt, of which the one named "answer" has the beginning of the answer to "same" in it."""
+        prompt = list(self._named[name])
+        return [*prompt[:-2], *answer[:KEPT], *prompt[-2:]] if name == "answer" else prompt
+
+    def __getitem__(self, name: str) -> list[int]:
+        return self.get(name, ())

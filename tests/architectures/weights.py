@@ -1,0 +1,72 @@
+"""Random weights under which memory matters.
+
+A gate keeps a recurrent state for some tens of tokens, the logits of a position depend on all of that, and they lie
+well apart, so that what a memory gets wrong is seen, and rounding is not taken for it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+DROPPED = (".scale", ".input_scale", "rope_factors_long.weight", "rope_factors_short.weight")
+"""Ends of names of tensors that a model does without."""
+
+_PLAIN = (
+    *("conv", "ssm_a", "ssm_d.", "norm", "gate_inp", "time_mix_lerp", "time_mix_first", ".bias", "altup", "hc_"),
+    *("_base", "attn_res", "_ape"),
+)
+
+
+def is_plain(name: str, shape: tuple[int, ...]) -> bool:
+    """Whether a tensor is of type F32: llama.cpp has no other kernels for some, and small ones gain nothing."""
+    return len(shape) < 2 or shape[-1] % 32 != 0 or any(part in name for part in _PLAIN)
+
+
+def weights(name: str, shape: tuple[int, ...], rng: np.random.Generator, *, tied: bool) -> NDArray[np.float64]:
+    """Random numbers of a size that keeps activations near 1 and the gates of a memory half open.
+
+    Args:
+        name: of the tensor.
+        shape: of the tensor, as numpy has it.
+        rng: where they come from.
+        tied: whether the embedding is the output as well: what the blocks add must then outweigh it, or every token
+            repeats itself.
+    """
+    last = name.removesuffix(".weight").removesuffix(".bias").split(".")[-1]
+    noise = rng.standard_normal(shape)
+    if tied:
+        if last == "token_embd":
+            return noise * shape[-1] ** -0.5
+        if last == "output_norm":
+            return 4 + 0.4 * noise
+        if last.startswith("post_"):
+            return 8 + 0.8 * noise
+    if last.startswith("time_mix_lerp"):
+        return rng.random(shape)
+    if (small := _vector(name, last, shape, noise)) is not None:
+        return small
+    # Logits of some 4, the best one of some 16; experts that rounding seldom swaps.
+    scale = 4.0 if last in ("output", "ffn_gate_inp") else 8.0 if tied and last in ("attn_output", "ffn_down") else 1.0
+    return scale * noise * shape[-1] ** -0.5
+
+
+def _vector(name: str, last: str, shape: tuple[int, ...], noise: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """Weights of what is no matrix, or is none that mixes activations; None for the others."""
+    is_bias = name.endswith("bias")
+    if last in ("ssm_d", "rope_freqs") or "layer_output_scale" in name or last.endswith("_scale"):
+        return np.ones(shape)
+    if "norm" in last and not is_bias:
+        return 1 + 0.1 * noise
+    if last in ("ssm_dt", "ssm_f_b", "ssm_dt_bias") and (is_bias or len(shape) == 1):
+        return noise - 3.0  # softplus makes it a step of some 0.05
+    own = {
+        "ssm_a": lambda: -np.exp(noise),  # a decay
+        "time_mix_w0": lambda: noise - 3.0,
+        "time_mix_decay": lambda: noise - 4.0,
+        "token_embd": lambda: noise,
+        "attn_sinks": lambda: noise,
+    }
+    if last in own:
+        return own[last]()
+    return 0.1 * noise if is_bias or len(shape) == 1 else None

@@ -1,0 +1,152 @@
+"""Whether drafts change the text of any architecture: `python tests/matrix.py [NAME...] [--quick] [--json FILE]`.
+
+Prints a table, one line a model and one column a kind of session: `=` all texts are those of a decoder that never rolls
+back, `~` some leave it by rounding, `CORRUPT` something else decided. Exits with 1 if anything is corrupt, or if
+anything at all differs in exact mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from architectures.comparison import Bench, Result, to_json, worst
+from architectures.files import families, names, write_models
+from architectures.others import check_beams, check_probe
+from architectures.settings import LENGTHS, QUICK, Setting, matrix
+from rich.console import Console
+from rich.table import Table
+
+from ngramspec.target import Target
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A session of a model, or what stands for one.
+
+    Attributes:
+        kind: name of the column.
+        label: what of it.
+        exact: whether everything must be equal.
+        results: its requests.
+    """
+
+    kind: str
+    label: str
+    exact: bool
+    results: Sequence[Result]
+
+    @property
+    def cell(self) -> str:
+        """What the table says of it."""
+        status = worst(self.results).status
+        return {"equal": "=", "rounding": "UNEQUAL" if self.exact else "~"}.get(status, status)
+
+
+CELLS = ("=", "~", "UNEQUAL", "CORRUPT")
+"""From good to bad."""
+
+
+def check(path: Path, folder: Path, wanted: Sequence[Setting], *, quick: bool) -> Iterator[Row]:
+    """All sessions of a model, grouped by how it is loaded; then the probe, and beams."""
+    for exact, threads in dict.fromkeys((setting.exact, setting.threads) for setting in wanted):
+        bench = Bench(path, folder / f"{path.stem}-{exact}-{threads}", exact=exact, threads=threads)
+        try:
+            for setting in wanted:
+                if (setting.exact, setting.threads) == (exact, threads):
+                    yield Row(setting.name, setting.label, exact, bench.run(setting))
+            if threads == 1:
+                yield Row("probe", "exact" if exact else "default", exact, [check_probe(bench)])
+            for length in () if exact or threads > 1 or quick else LENGTHS:
+                if results := check_beams(path, bench, length):
+                    yield Row("beams", f"{length} tokens", False, results)
+        finally:
+            bench.close()
+
+
+def rolls_back(path: Path) -> str:
+    """How the memory of a model goes back, in words."""
+    with Target(path, n_ctx=256, threads=1) as target:
+        if not target.can_rollback:
+            return "nothing"
+        if target.replays:
+            return "checkpoints"
+        return "cut" if target.can_branch else f"{target.max_batch - 1} snapshots"
+
+
+def table(rows: dict[str, list[Row]], told: dict[str, str]) -> Table:
+    """One line a model."""
+    kinds = list(dict.fromkeys(row.kind for of in rows.values() for row in of))
+    shown = Table(box=None, padding=(0, 1, 0, 0))
+    for title in ("model", "goes back by", *kinds, "requests", "passes", "per pass", "gap"):
+        shown.add_column(title)
+    for name, of in rows.items():
+        cells = []
+        for kind in kinds:
+            mine = [row.cell for row in of if row.kind == kind]
+            bad = max(mine, key=CELLS.index, default="-")
+            many = f" {mine.count(bad)}/{len(mine)}" if bad in CELLS[2:] else ""
+            cells.append(bad + many)
+        results = [result for row in of for result in row.results]
+        drafting = [result for row in of if row.kind.startswith(("fixed", "sampled")) for result in row.results]
+        passes = sum(result.passes for result in drafting)
+        tokens = passes + sum(result.accepted for result in drafting)
+        gap = max(result.gap for result in results)
+        shown.add_row(
+            name, told[name], *cells, str(len(results)), str(passes), f"{tokens / max(1, passes):.2f}", f"{gap:.2g}"
+        )
+    return shown
+
+
+def document(rows: dict[str, list[Row]], told: dict[str, str]) -> dict[str, Any]:
+    """Everything, for a file."""
+    return {
+        name: {
+            "memory": told[name],
+            "family": next(family for family, of in families().items() if name in of),
+            "sessions": [
+                {"kind": row.kind, "label": row.label, "cell": row.cell, "requests": to_json(row.results)} for row in of
+            ],
+        }
+        for name, of in rows.items()
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("name", nargs="*", help=f"a model or a family ({', '.join(families())}); default: all")
+    parser.add_argument("--quick", action="store_true", help="what the tests run of every model")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every request to a file")
+    options = parser.parse_args()
+    wanted = [name for given in options.name or families() for name in families().get(given, [given])]
+    if unknown := sorted(set(wanted) - set(names())):
+        parser.error(f"no such model: {', '.join(unknown)}; there are: {', '.join(names())}")
+    rows: dict[str, list[Row]] = {}
+    told: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        files = write_models(Path(folder), wanted)
+        for name in wanted:
+            began = time.perf_counter()
+            told[name], rows[name] = rolls_back(files[name]), []
+            settings = QUICK if options.quick else tuple(matrix())
+            for row in check(files[name], Path(folder), settings, quick=options.quick):
+                rows[name].append(row)
+                if row.cell in CELLS[2:]:
+                    first = worst(row.results)
+                    print(f"{name}: {row.cell} in {row.kind}, {row.label}: {first}", file=sys.stderr)
+            print(f"{name}: {len(rows[name])} sessions in {time.perf_counter() - began:.0f} s", file=sys.stderr)
+    Console(width=None if sys.stdout.isatty() else 250).print(table(rows, told))
+    if options.json:
+        options.json.write_text(json.dumps(document(rows, told), indent=1))
+    return int(any(row.cell in CELLS[2:] for of in rows.values() for row in of))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
