@@ -10,24 +10,16 @@ import typer
 import ngramspec
 from ngramspec.errors import NGramSpecError
 
-from . import bench, chat, complete, info, memory, replay, trace, verify
 from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, prepare_streams, raise_on_sigterm
-from .options import grouped
+from .subcommands import Subcommands
 
 app = typer.Typer(
+    cls=Subcommands,
     name="ngramspec",
     help="Faster local GGUF generation without a draft model and without changing the output.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("chat")(grouped(chat.chat))
-app.command("complete")(grouped(complete.complete))
-app.command("bench")(grouped(bench.bench))
-app.command("replay")(grouped(replay.replay))
-app.command("trace")(grouped(trace.trace))
-app.command("verify")(grouped(verify.verify))
-app.command("info")(grouped(info.info))
-app.add_typer(memory.app)
 
 
 def _show_version(asked: bool) -> None:

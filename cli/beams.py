@@ -23,7 +23,7 @@ def check_beams(
 ) -> None:
     """End the program for an option that beam search would have to ignore; `others`: by their flags."""
     if exact:
-        usage_error("--exact holds for one text at a time, and where beams lie in the cache moves last bits; drop it")
+        usage_error("--exact on is for one text at a time: where beams lie in the cache moves last bits; drop it")
     if not sampling.greedy:
         usage_error("--beams looks for the likeliest text and samples none; leave out --temp")
     if sampling.moves_logits:

@@ -96,7 +96,7 @@ def bench(
     --alpha decodes every prompt once more per n-gram order, with the counts of the context as q and drafts of
     --draft-max (4): alpha by its definition, the mean of sum min(p, q), and as inferred from what was accepted.
 
-    With --exact both sides run in exact mode, and its price against ordinary plain decoding is measured too.
+    With --exact on both sides run in exact mode, and its price against ordinary plain decoding is measured too.
     --no-draft compares plain decoding with itself: how far the machine's own noise moves the ratios.
     """
     chosen = sampling.sampling()
@@ -116,9 +116,9 @@ def bench(
             first = skipped[0]
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
         default = None
-        if target.exact:
-            ordinary = replace(load, exact=False, ctx_size=target.n_ctx).load(found)
-            default = SpeculativeDecoder(ordinary, drafter=None)
+        if target.exact == "on":
+            ordinary = replace(load, exact="off", ctx_size=target.n_ctx).load(found)
+            default = SpeculativeDecoder(ordinary, drafter=None, exact="off")
         benchmark = Benchmark(decoder, cases, predict, repeat, chosen, acceptance, default, others)
         note(
             f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
@@ -195,7 +195,7 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
         f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run,"
         f" {benchmark.repeat} of each kind per prompt in rotating order, one decoder of each kind for all prompts",
     ]
-    if decoder.exact:
+    if decoder.exact == "on":
         lines.append(exact_mode(decoder.calibration.exact_sizes))
     return lines
 

@@ -81,7 +81,8 @@ def show(
     parts += _skipped(skipped)
     if comparable:
         several = len(summaries) > 1
-        parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.exact, several)
+        parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.exact == "on", several)
+        parts += _close_calls(benchmark)
     if not drafting:
         parts.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")
     parts += more
@@ -200,9 +201,19 @@ def _differences(differences: Sequence[Difference], largest: float | None, exact
         doubled = 2 * largest
         lines.append(
             f"(batch sizes alone change a logit by up to {largest:.3g} here, so two by up to {doubled:.3g};"
-            " --exact rules that out)"
+            " --exact on rules that out)"
         )
     return lines
+
+
+def _close_calls(benchmark: Benchmark) -> list[str]:
+    """How many drafted tokens rounding could have decided, where any could."""
+    drafted = [run.stats for run in benchmark.runs if run.kind == "drafted"]
+    calls = sum(stats.close_calls for stats in drafted)
+    if not calls:
+        return []
+    tokens = sum(stats.generated for stats in drafted)
+    return [f"{calls} of {tokens} tokens with drafts were so close that rounding could have decided otherwise"]
 
 
 def _number(value: float | None, form: str, unit: str = "") -> str:

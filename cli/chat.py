@@ -17,7 +17,7 @@ from . import chat_commands
 from .chat_input import StopKey, Terminal, piped_lines
 from .chat_session import Session
 from .chat_view import AnswerView
-from .console import FAILED, complain, fail, note, read_text, usage_error
+from .console import FAILED, complain, fail, note, read_stdin, read_text, usage_error
 from .options import DraftOptions, LoadOptions, Model, TraceFile, check_predict
 from .sampling_options import SamplingOptions, check_sampling
 
@@ -39,7 +39,8 @@ def chat(
     ] = -1,
     system: Annotated[str | None, typer.Option("-sys", "--system", help="System message.", show_default=False)] = None,
     file: Annotated[
-        str | None, typer.Option("-f", "--file", help="First user message, from a file.", show_default=False)
+        str | None,
+        typer.Option("-f", "--file", help="First user message, from a file; -: from stdin.", show_default=False),
     ] = None,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
     show_drafts: Annotated[
@@ -57,7 +58,7 @@ def chat(
     draft.check(acceptance)
     if any(not s for s in stop or ()):
         usage_error("--stop needs some text")
-    first = None if file is None else _read(Path(file))
+    first = None if file is None else _read(file)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     writer = TraceWriter(trace) if trace is not None else None
     target = load.load(load.find(model), draft_max=draft.longest)
@@ -82,7 +83,7 @@ def chat(
             chat_commands.set_drafts(session, True)
         except NGramSpecError as error:
             usage_error(f"--show-drafts: {error}")
-    if target.exact and target.can_rollback and session.decoder.calibration.exact_sizes is None:
+    if target.exact == "on" and target.can_rollback and session.decoder.calibration.exact_sizes is None:
         session.decoder.calibration.ensure_exact(target)
     session.stop_key.install()
     if interactive:
@@ -91,11 +92,15 @@ def chat(
         raise typer.Exit(FAILED)
 
 
-def _read(path: Path) -> str:
+def _read(source: str) -> str:
     """The first message; ends the program if there is none or it is not UTF-8."""
-    text = read_text(path).rstrip("\r\n")
+    if source == "-":
+        text = read_stdin("no message on standard input: pipe one in, or name a file with -f/--file")
+    else:
+        text = read_text(Path(source))
+    text = text.rstrip("\r\n")
     if not text.strip():
-        fail(f"{path} is empty: there is nothing to answer")
+        fail(f"{'standard input' if source == '-' else source} is empty: there is nothing to answer")
     return text
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from ngramspec.conversation import Conversation, Prompt, answer_room
 from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.disturbance import Disturbance
 from ngramspec.errors import NGramSpecError
 from ngramspec.memory import Memory
 from ngramspec.sampling import Sampling
@@ -22,7 +23,7 @@ from .chat_view import AnswerView
 from .console import complain, guarded_stdout, note, prefill_bar
 from .recall import keep
 from .sampling_options import SamplingOptions
-from .summary import summary
+from .summary import rounding, summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
 
@@ -42,6 +43,7 @@ class Session:
         memory: what is drafted from beside the context, and told of every answer.
         totals: counters over all answers, those before a /reset included.
         answers: how many there were.
+        disturbed: whether the user was told that another process holds the cores.
     """
 
     target: Target
@@ -58,6 +60,7 @@ class Session:
     trace: TraceWriter | None = None
     totals: Stats = field(default_factory=Stats)
     answers: int = 0
+    disturbed: bool = False
     _unheard: list[list[int]] = field(default_factory=list)
 
     def reset(self) -> None:
@@ -72,12 +75,12 @@ class Session:
 
     def ask(self, question: str) -> bool:
         """Answer a user turn. An error is one line, takes the turn back, and gives False."""
-        stats, answer = Stats(), list[int]()
+        stats, answer, disturbance = Stats(), list[int](), Disturbance()
         try:
             prompt = self._prompt(question)
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
-                    text, ending = self._answer(prompt, stats, answer)
+                    text, ending = self._answer(prompt, stats, answer, disturbance)
                 finally:
                     self.view.end()
         except NGramSpecError as error:
@@ -93,6 +96,9 @@ class Session:
         keep(self.memory, answer)
         self._unheard.append(answer)
         note(self._status(stats, ending))
+        if disturbance.note is not None and not self.disturbed:
+            self.disturbed = True
+            note(disturbance.note)
         return True
 
     def _prompt(self, question: str) -> Prompt:
@@ -104,7 +110,7 @@ class Session:
             note(f"the {turns} in the context; the model answers without")
         return prompt
 
-    def _answer(self, prompt: Prompt, stats: Stats, tokens: list[int]) -> tuple[str, str]:
+    def _answer(self, prompt: Prompt, stats: Stats, tokens: list[int], disturbance: Disturbance) -> tuple[str, str]:
         """(text, why it ended) and, added to `tokens`, its tokens; stopped by Ctrl-C, what was written so far."""
         pieces: list[str] = []
         with prefill_bar() as bar:
@@ -131,6 +137,7 @@ class Session:
                 with closing(steps):
                     for step in steps:
                         self._take(step, stats, pieces)
+                        disturbance.see(step.seconds, step.batch, step.plain_seconds)
                         tokens += [token for token in step.tokens if not self.target.is_eog(token)]
                         if step.stop is not None:
                             return "".join(pieces), step.stop
@@ -157,4 +164,6 @@ class Session:
             line += f"; {self.acceptance.lossy}"
         if not self.sampling.greedy and self.options.seed == -1:
             line += f"; seed {self.sampling.seed}"
+        if (said := rounding(stats)) is not None:
+            line += f"; {said}"
         return line

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from contextlib import nullcontext
 from dataclasses import replace
@@ -13,6 +12,7 @@ from typing import Annotated
 import typer
 
 from ngramspec.beams import SEQUENCES
+from ngramspec.disturbance import Disturbance
 from ngramspec.source import is_model_argument
 from ngramspec.stats import Stats, Step
 from ngramspec.target import Target
@@ -21,11 +21,22 @@ from ngramspec.trace_file import TraceWriter
 
 from .beams import check_beams, complete_with_beams
 from .complete_json import result
-from .console import fail, guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
+from .console import (
+    fail,
+    guarded_stdout,
+    leave,
+    note,
+    outcome,
+    prefill_bar,
+    read_stdin,
+    read_text,
+    usage_error,
+    write_stdout,
+)
 from .options import DraftOptions, LoadOptions, TraceFile, check_predict
 from .recall import keep
 from .sampling_options import SamplingOptions, check_sampling
-from .summary import summary
+from .summary import rounding, summary
 
 
 def complete(
@@ -35,7 +46,9 @@ def complete(
     model: Annotated[
         str | None,
         typer.Argument(
-            metavar="MODEL", help="GGUF file or hf:owner/repo:file-or-quant; may be left out.", show_default=False
+            metavar="MODEL",
+            help="GGUF file, hf:owner/repo:file-or-quant, or smollm2; may be left out.",
+            show_default=False,
         ),
     ] = None,
     file: Annotated[
@@ -71,7 +84,7 @@ def complete(
 ) -> None:
     """Continue a text: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
 
-    One argument is the model if it is a GGUF file or an hf: name, else the text file.
+    One argument is the model if it is a GGUF file, an hf: name or smollm2, else the text file.
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
@@ -83,7 +96,7 @@ def complete(
         usage_error("--logprobs are part of the JSON object; add --json")
     if beams is not None:
         others = {"--logprobs": logprobs, "--trace": trace}
-        check_beams(chosen, acceptance, draft, others, exact=load.exact)
+        check_beams(chosen, acceptance, draft, others, exact=load.exact == "on")
     model, source = _arguments(model, file, text_file)
     # The text first: a mistake there should not cost a download.
     text = _read(source)
@@ -102,7 +115,7 @@ def complete(
     if writer is not None:
         writer.begin(prompt, target.piece, Header.of(decoder, target.name, chosen, acceptance))
 
-    steps, stats = list[Step](), Stats()
+    steps, stats, disturbance = list[Step](), Stats(), Disturbance()
     began = time.perf_counter()
     with guarded_stdout(), writer or nullcontext():
         if echo and not as_json:
@@ -122,17 +135,26 @@ def complete(
                     writer.add(step)
                 steps.append(step if writer is None else replace(step, detail=None))
                 stats.add(step)
+                disturbance.see(step.seconds, step.batch, step.plain_seconds)
                 if not as_json:
                     write_stdout(step.text)
         seconds = time.perf_counter() - began
         ending = (steps[-1].stop if steps else None) or ("failed" if ended.error else "interrupted")
         if as_json:
             written = (text if echo else "") + "".join(step.text for step in steps)
-            document = result(written, len(prompt), steps, stats, seconds, ending, chosen, acceptance, target.piece)
+            parts = (written, len(prompt), steps, stats, seconds, ending, chosen, acceptance)
+            document = result(*parts, decoder.footing.same, target.piece)
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
-    parts = [summary(stats), ending, acceptance.lossy, None if chosen.greedy else f"seed {chosen.seed}"]
-    note("; ".join(part for part in parts if part))
+    told = [
+        summary(stats),
+        ending,
+        acceptance.lossy,
+        None if chosen.greedy else f"seed {chosen.seed}",
+        rounding(stats),
+        disturbance.note,
+    ]
+    note("; ".join(part for part in told if part))
     leave(ended)
 
 
@@ -156,19 +178,12 @@ def _names_model(argument: str, *, text_given: bool) -> bool:
 
 def _read(source: str) -> str:
     """The text to continue; ends the program if there is none or it is not UTF-8."""
-    name = "standard input" if source == "-" else source
     if source == "-":
-        if sys.stdin is None or sys.stdin.isatty():
-            usage_error("no text to continue: name a file, or pipe one in (see ngramspec complete --help)")
-        raw = sys.stdin.buffer.read()
+        text = read_stdin("no text to continue: name a file, or pipe one in (see ngramspec complete --help)")
     else:
-        raw = Path(source).read_bytes()
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        fail(f"{name} is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert it first")
+        text = read_text(Path(source))
     if not text:
-        fail(f"{name} is empty: there is nothing to continue")
+        fail(f"{'standard input' if source == '-' else source} is empty: there is nothing to continue")
     return text
 
 

@@ -20,6 +20,7 @@ def result(
     ending: str,
     sampling: Sampling,
     acceptance: Acceptance,
+    same: bool,
     piece: Callable[[int], bytes],
 ) -> dict[str, Any]:
     """What was generated, and how.
@@ -29,6 +30,7 @@ def result(
         prompt_tokens, seconds, ending: of the whole run.
         steps, stats: all of them, and their counters.
         sampling, acceptance: as asked for.
+        same: whether the text is the same bit for bit without drafts.
         piece: the bytes of a token.
     """
     document = {
@@ -47,6 +49,8 @@ def result(
         "stop_reason": ending,
         "seed": sampling.seed,
         "lossy": acceptance.lossy,
+        "exact": same,
+        "close_calls": stats.close_calls,
     }
     measured = [step for step in steps if step.entropy is not None]
     if measured:

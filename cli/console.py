@@ -35,6 +35,16 @@ _SYMBOLS = {
 }
 
 
+@dataclass(slots=True)
+class _Stdout:
+    """What stdout was last given."""
+
+    line_open: bool = False
+
+
+_stdout = _Stdout()
+
+
 class Terminated(BaseException):
     """SIGTERM arrived. Like KeyboardInterrupt, it passes through `except Exception`."""
 
@@ -57,7 +67,19 @@ def complain(message: str) -> None:
 def _print(text: str, style: str) -> None:
     # A terminal gets lines broken between words; a log gets them whole. A stderr that cannot be written ends nothing.
     with suppress(OSError):
+        if _in_the_middle_of_a_line():
+            stderr.print()
+            _stdout.line_open = False
         stderr.print(printable(text), style=style, markup=False, soft_wrap=not stderr.is_terminal)
+
+
+def _in_the_middle_of_a_line() -> bool:
+    """Whether what goes to stderr would stand behind text on the same terminal."""
+    if not _stdout.line_open or not stderr.is_terminal:
+        return False
+    with suppress(OSError, ValueError):
+        return sys.stdout.isatty() and os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    return False
 
 
 def fail(message: str, code: int = FAILED) -> NoReturn:
@@ -104,10 +126,22 @@ def outcome() -> Iterator[Outcome]:
 
 def read_text(path: Path) -> str:
     """A text file whole; ends the program if it is not UTF-8."""
+    raw = path.read_bytes()
     try:
-        return path.read_bytes().decode("utf-8")
+        return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        fail(f"{path} is not UTF-8 text (byte {error.start}); convert it first")
+        fail(f"{path} is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert it first")
+
+
+def read_stdin(wanted: str) -> str:
+    """Standard input whole; ends the program if it is a terminal (`wanted` says what is missing) or not UTF-8."""
+    if sys.stdin is None or sys.stdin.isatty():
+        usage_error(wanted)
+    raw = sys.stdin.buffer.read()
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        fail(f"standard input is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert it first")
 
 
 def leave(ended: Outcome) -> None:
@@ -146,7 +180,9 @@ def signals_deferred() -> Iterator[None]:
 @contextmanager
 def _bar(*columns: str | ProgressColumn) -> Iterator[Progress]:
     """A bar on stderr that is not drawn before it is started, nor where nobody watches, and goes away at the end."""
-    bar = Progress(*columns, console=stderr, transient=True, disable=not stderr.is_terminal)
+    bar = Progress(
+        *columns, console=stderr, transient=True, disable=not stderr.is_terminal or _in_the_middle_of_a_line()
+    )
     try:
         yield bar
     finally:
@@ -213,6 +249,8 @@ def write_stdout(text: str) -> None:
     """Write and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()
+    if text:
+        _stdout.line_open = not text.endswith("\n")
 
 
 @contextmanager

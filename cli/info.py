@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Annotated
 
@@ -11,10 +12,15 @@ from rich.table import Table
 
 from ngramspec import machine
 from ngramspec.calibration import Calibration
+from ngramspec.exact_auto import ExactAuto
+from ngramspec.exactness import TYPICAL
 from ngramspec.target import MAX_EVALUATE, Target, build
 
 from .console import guarded_stdout, note
 from .options import LoadOptions, Model
+
+PROMPTS = (128, 1000, 4000)
+"""Lengths of a prompt for which the choice of --exact auto is shown, in tokens."""
 
 
 def info(
@@ -25,8 +31,11 @@ def info(
     """Show the build, the model, its cost curve and its bit-identical batch sizes."""
     target = load.load(load.find(model))
     calibration = Calibration.load(target)
+    auto = ExactAuto(target) if target.exact == "auto" else None
     if fresh:
         calibration.forget()
+        if auto is not None:
+            auto.forget()
     # A table in a file or a pipe must not be cut at 80 columns.
     width = None if sys.stdout.isatty() else 200
     console = Console(highlight=False, markup=False, emoji=False, width=width)
@@ -53,7 +62,12 @@ def info(
             f"Largest logit difference from single tokens: {report.max_difference:.3g} (contexts of {depths})"
         )
         console.print(f"Exact mode here uses batches of {' '.join(str(n) for n in sizes)}.")
-        console.print(_advice(target, len(report.classes)))
+        if auto is None:
+            console.print(_advice(target, len(report.classes)))
+            return
+        for prompt in PROMPTS:
+            auto.measure(prompt, TYPICAL, budget=math.inf)
+            console.print(_choice(auto, prompt))
 
 
 def _facts(target: Target) -> dict[str, str]:
@@ -97,14 +111,25 @@ def _show(console: Console, facts: dict[str, str]) -> None:
     console.print(table)
 
 
+def _choice(auto: ExactAuto, prompt: int) -> str:
+    """How --exact auto decodes a request with such a prompt."""
+    known = auto.known
+    way = known.choose(prompt, TYPICAL)
+    line = f"--exact auto, {TYPICAL} tokens after {prompt}: "
+    line += "the same text with and without drafts" if known.sizes(way) else "the fastest settings, rounding may differ"
+    prices = [known.price(other, prompt, TYPICAL) for other in ("exact", "padded")]
+    priced = [price for price in prices if price is not None]
+    return line + (f" (the same text costs {min(priced):.2f} of the fastest settings' time)" if priced else "")
+
+
 def _advice(target: Target, classes: int) -> str:
     """What would make more batch sizes agree on this build."""
     if classes == 1:
         return "All sizes agree: drafts cannot change this model's text here, exact mode or not."
     if any(d.is_gpu for d in target.devices):
-        return "On a GPU --exact pads every pass to one class of sizes; the table shows what they cost here."
-    if not target.exact:
-        return "With --exact flash attention is off, under which more sizes agree: ngramspec info --exact shows it."
+        return "On a GPU --exact on pads every pass to one class of sizes; the table shows what they cost here."
+    if target.exact == "off":
+        return "--exact on takes flash attention off, and more sizes agree: ngramspec info --exact on shows it."
     return (
         "A CPU build without llamafile's kernels agrees at more sizes:"
         ' CMAKE_ARGS="-DGGML_LLAMAFILE=off" pip install --force-reinstall --no-cache-dir llama-cpp-python'

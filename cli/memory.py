@@ -38,6 +38,7 @@ from .options import open_vocabulary
 
 app = typer.Typer(
     name="memory",
+    add_completion=False,
     help="Texts of yours to draft from: files and folders you add, and answers, if you switch that on.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -62,7 +63,7 @@ def add(
         str | None,
         typer.Option(
             metavar="MODEL",
-            help="Whose tokenizer; the file needs no weights. Default: $NGRAMSPEC_MODEL, then the demo model.",
+            help="Whose tokenizer; the file needs no weights. Default: the default model.",
             show_default=False,
         ),
     ] = None,
@@ -172,7 +173,7 @@ def _vocabulary(model: str | None) -> Vocabulary:
     """The vocabulary of a model as `resolve` finds it, or of a file without weights."""
     path = Path(os.path.expanduser(model)) if model else None
     file = path if path is not None and has_gguf_magic(path) else None
-    return open_vocabulary(file, model, "no --model given: the memory is for the demo model that comes with ngramspec")
+    return open_vocabulary(file, model, "no --model given: the memory is for")
 
 
 def _stores(memory: str) -> list[Store]:

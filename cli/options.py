@@ -16,6 +16,7 @@ import typer
 
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.exactness import Exact
 from ngramspec.kv_cache import CacheType
 from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT as DEFAULT_MEMORY
@@ -35,7 +36,8 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="GGUF file or hf:owner/repo:file-or-quant; default: $NGRAMSPEC_MODEL, then the demo model.",
+        help="GGUF file, hf:owner/repo:file-or-quant, or smollm2; default: $NGRAMSPEC_MODEL, smollm2 if it is"
+        " installed, the demo model.",
         show_default=False,
     ),
 ]
@@ -53,19 +55,19 @@ Threads = Annotated[
 ]
 
 
-def find_model(model: str | None, demo: str) -> ModelSource:
-    """Find, fetch if need be, and check a model file; `demo` is the note on stderr if it is only the demo model."""
+def find_model(model: str | None, unnamed: str) -> ModelSource:
+    """Find, fetch if need be, and check a model file; `unnamed` begins the note on stderr where none is named."""
     with download_bar() as progress:
         source = resolve(model, progress=progress)
-    if source.demo:
-        note(demo)
+    if source.fallback:
+        note(f"{unnamed} {source.label}")
     return source
 
 
-def open_vocabulary(file: Path | None, model: str | None, demo: str) -> Vocabulary:
+def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocabulary:
     """The vocabulary of a file, with weights or without; where there is none that of `model`, as in `find_model`."""
     if file is None:
-        file = find_model(model, demo).path
+        file = find_model(model, unnamed).path
     else:
         check_vocabulary_file(file)
     with signals_deferred():
@@ -93,23 +95,26 @@ class LoadOptions:
     flash_attn: Annotated[
         Literal["auto", "on", "off"],
         typer.Option(
-            "-fa", "--flash-attn", help="Flash attention; auto: llama.cpp decides, off with --exact on a CPU."
+            "-fa",
+            "--flash-attn",
+            help="Flash attention; auto: llama.cpp decides, off on a CPU for --exact.",
         ),
     ] = "auto"
     cache_type_k: Annotated[CacheType, typer.Option("-ctk", "--cache-type-k", help="Type of the K cache.")] = "f16"
     cache_type_v: Annotated[CacheType, typer.Option("-ctv", "--cache-type-v", help="Type of the V cache.")] = "f16"
     no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Read the model instead of mapping it.")] = False
     exact: Annotated[
-        bool, typer.Option("--exact", help="The same text bit for bit, whatever is drafted; bench shows the price.")
-    ] = False
+        Exact,
+        typer.Option(help="The same text bit for bit, whatever is drafted: on, off; auto: where it costs at most 5 %."),
+    ] = "auto"
 
     def __post_init__(self) -> None:
         if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
             usage_error(f"-ctv {self.cache_type_v} needs flash attention; leave out -fa off")
 
     def find(self, model: str | None) -> ModelSource:
-        """Find, fetch if need be, and check a model file; says so on stderr if it is only the demo model."""
-        return find_model(model, "no model given: running the small demo model that comes with ngramspec")
+        """Find, fetch if need be, and check a model file; says so on stderr if none is named."""
+        return find_model(model, "no model given: running")
 
     def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None) -> Target:
         """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each."""
@@ -126,7 +131,7 @@ class LoadOptions:
                 exact=self.exact,
                 n_seq=n_seq,
                 # In exact mode the sizes of passes must not depend on whether or how much is drafted.
-                draft_max=None if self.exact else draft_max,
+                draft_max=None if self.exact == "on" else draft_max,
             )
         for line in target.notes:
             note(line)
@@ -193,11 +198,11 @@ class DraftOptions:
         """A decoder on `target`; what the user should know about it goes to stderr."""
         if not self.no_draft and not target.can_rollback:
             note("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
-        if not self.no_draft and target.replays and target.exact:
-            note("drafting is off with --exact: this model's memory is taken back by evaluating tokens again")
+        if not self.no_draft and target.replays and target.exact == "on":
+            note("drafting is off with --exact on: this model's memory is taken back by evaluating tokens again")
         decoder = self.quiet_decoder(target, memory)
-        if decoder.exact and decoder.calibration.exact_sizes is None and target.can_rollback:
-            note("comparing batch sizes bit by bit for --exact; this happens once per model and machine")
+        if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
+            note("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
         return decoder
 
     def quiet_decoder(self, target: Target, memory: Memory | None) -> SpeculativeDecoder:

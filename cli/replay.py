@@ -30,7 +30,7 @@ from .replay_view import replay_bar, show
 SHOWN = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Sizes of a batch whose cost is printed."""
 
-DEMO = "no --vocab or --model: the texts are cut into the demo model's tokens, shorter than most models'"
+UNNAMED = "no --vocab or --model: the texts are cut into the tokens of"
 
 ABOUT = {
     MEASURED: "passes of the model, measured here before the replay",
@@ -133,7 +133,7 @@ def replay(
         Path | None,
         typer.Option(
             metavar="FILE.gguf",
-            help="Whose tokens; weights need not be in it. Default: the model's, or the demo model's.",
+            help="Whose tokens; weights need not be in it. Default: the model's, or the default model's.",
             show_default=False,
         ),
     ] = None,
@@ -168,7 +168,7 @@ def replay(
         if target is not None:
             stack.enter_context(target)
         vocabulary: Vocabulary = (
-            target if target and not vocab else stack.enter_context(open_vocabulary(vocab, None, DEMO))
+            target if target and not vocab else stack.enter_context(open_vocabulary(vocab, None, UNNAMED))
         )
         recordings = record(transcripts, vocabulary, limit)
         timed = None

@@ -18,3 +18,11 @@ def summary(stats: Stats) -> str:
     if stats.drafted and stats.estimated_gain is not None:
         parts.append(f"about {stats.estimated_gain:.2f}x plain decoding")
     return ", ".join(parts)
+
+
+def rounding(stats: Stats) -> str | None:
+    """What to say where tokens were decided by less than batch sizes move logits; None where none was."""
+    if not stats.close_calls:
+        return None
+    times = "once" if stats.close_calls == 1 else f"{stats.close_calls} times"
+    return f"text may differ in rounding from undrafted decoding: {times} two tokens were that close (see --exact)"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,8 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ngramspec.benchmark_cases import Skipped, prepare
+from ngramspec.benchmark_cases import Case, Skipped, prepare
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
+from ngramspec.exact_auto import ExactAuto
 from ngramspec.prompts_io import load_prompts
 from ngramspec.selfcheck import SelfCheck
 from ngramspec.selfcheck_report import Check, report, verdict
@@ -57,8 +59,9 @@ def verify(
     and what is measured in mid-text, must leave no trace in the logits; and the first tokens must follow the model's
     own probabilities. Drafts of four tokens are sent always, whether they pay or not.
 
-    Batches of different sizes may give logits that differ in their last bits. Without --exact a text may differ
-    where that explains it, which is shown; with --exact everything must be equal bit for bit.
+    Batches of different sizes may give logits that differ in their last bits. With --exact off a text may differ
+    where that explains it, which is shown; with --exact on everything must be equal bit for bit, and with auto where
+    texts like these are decoded so.
 
     Ends with exit code 1 if something that must hold does not.
     """
@@ -74,13 +77,14 @@ def verify(
             first = skipped[0]
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
         try:
+            strict = _strict(target, cases, predict)
             found = SelfCheck(
-                target, cases, drafter=drafter, max_tokens=predict, seconds=seconds, seed=seed, exact=target.exact
+                target, cases, drafter=drafter, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
             )
         except ValueError as wrong:
             usage_error(f"-n/--predict: {wrong}")
-        if target.exact and found.exact_sizes is None and target.can_rollback:
-            note("comparing batch sizes bit by bit for --exact; this happens once per model and machine")
+        if strict and found.exact_sizes is None and target.can_rollback:
+            note("comparing batch sizes bit by bit; this happens once per model and machine")
         note(f"checking for up to {seconds:g} seconds")
         ended = _run(found)
         checks = report(found)
@@ -99,6 +103,19 @@ def verify(
     if failed and not ended.code:
         fail(f"this must hold and does not: {'; '.join(failed)}")
     leave(ended)
+
+
+def _strict(target: Target, cases: Sequence[Case], predict: int) -> bool:
+    """Whether everything must be equal bit for bit; with --exact auto, under the settings these texts would take."""
+    if target.exact != "auto" or not target.can_rollback:
+        return target.exact == "on"
+    auto = ExactAuto(target)
+    prompt = statistics.median_low(len(case.tokens) for case in cases)
+    auto.measure(prompt, predict, budget=math.inf)
+    way = auto.known.choose(prompt, predict)
+    if way == "exact":
+        target.use(way)
+    return auto.known.sizes(way) is not None
 
 
 class _Endless:

@@ -8,14 +8,40 @@
     for step in decoder.generate(target.tokenize("def fib(n):"), max_tokens=200):
         print(step.text, end="", flush=True)
 
-`ngramspec.target` is not imported here: it loads llama.cpp, which the algorithms do without.
+Importing this is cheap: what it names is imported when it is first used. `ngramspec.target` is not among it: it loads
+llama.cpp, which the algorithms do without.
 """
 
-from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.draft import Draft, Drafter
-from ngramspec.predictor import NGramPredictor
-from ngramspec.sampling import Sampling
-from ngramspec.stats import Stats, Step
+import os
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+# Before ggml loads: where it ends the process, it would start a debugger that prints every thread.
+os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+
+if TYPE_CHECKING:
+    from ngramspec.decoder import SpeculativeDecoder
+    from ngramspec.draft import Draft, Drafter
+    from ngramspec.predictor import NGramPredictor
+    from ngramspec.sampling import Sampling
+    from ngramspec.stats import Stats, Step
+else:
+    _MODULES = {
+        "Draft": "draft",
+        "Drafter": "draft",
+        "NGramPredictor": "predictor",
+        "Sampling": "sampling",
+        "SpeculativeDecoder": "decoder",
+        "Stats": "stats",
+        "Step": "stats",
+    }
+
+    def __getattr__(name):
+        if name not in _MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
+        return value
+
 
 __all__ = ["Draft", "Drafter", "NGramPredictor", "Sampling", "SpeculativeDecoder", "Stats", "Step"]
 __version__ = "0.1.0"

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from ngramspec.curves import GivenCurve
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.draft import Choose, Draft, Outlook
+from ngramspec.exactness import Exact
 from ngramspec.policy import FixedPolicy
 from ngramspec.protocol import TargetProtocol
 from ngramspec.sampling import Sampling
@@ -136,7 +137,7 @@ class AlphaMeasurement:
         orders: the results so far.
     """
 
-    def __init__(self, target: TargetProtocol, sampling: Sampling, gamma: int, *, exact: bool = False) -> None:
+    def __init__(self, target: TargetProtocol, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
         self._sampling = sampling
         self.orders = [AlphaOfOrder(order, gamma) for order in ORDERS]
         self._decoders = [
@@ -146,7 +147,7 @@ class AlphaMeasurement:
                 policy=FixedPolicy(gamma),
                 exact=exact,
                 # Nothing here is timed.
-                curve=None if exact else GivenCurve({1: 1.0}),
+                curve=None if exact == "on" else GivenCurve({1: 1.0}),
             )
             for order in ORDERS
         ]

@@ -191,7 +191,7 @@ class Benchmark:
         """Run every decoder once, uncounted, after measuring what a drafted run of this length would measure."""
         prompt, drafted = self.cases[0].tokens, self.drafted
         if drafted.drafter is not None:
-            drafted.target.prefill(prompt, aligned=drafted.exact)
+            drafted.read(prompt, self.max_tokens)
             drafted.calibration.ensure_curve(drafted.target, self.max_tokens)
         for decoder in self._decoders.values():
             self._generate(decoder, prompt, min(self.max_tokens, WARM_UP_TOKENS))
@@ -222,7 +222,7 @@ class Benchmark:
         for decoder in filter(None, (self.drafted, self.default)):
             decoder.target.clear()
             began = time.perf_counter()
-            decoder.target.prefill(case.tokens, aligned=decoder.exact)
+            decoder.read(case.tokens, self.max_tokens)
             seconds = time.perf_counter() - began
             if decoder is self.drafted:
                 self.prefills.append(Prefill(case.category, case.id, len(case.tokens), seconds))
@@ -274,7 +274,7 @@ class Benchmark:
             if bare and a is not None and b is not None:
                 target = self.drafted.target
                 target.clear()
-                logits = target.prefill([*case.tokens, *plain[:position]], aligned=self.drafted.exact)
+                logits = target.prefill([*case.tokens, *plain[:position]], aligned=self.drafted.footing.aligned)
                 margin = abs(float(logits[a]) - float(logits[b]))
             self.differences.append(Difference(case.category, case.id, repeat, position, a, b, policy, margin))
             return

@@ -12,6 +12,7 @@ import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -27,6 +28,22 @@ EXACT_TOLERANCE = 1.25
 def default_folder() -> Path:
     """Where calibrations are kept unless the caller says otherwise."""
     return Path(platformdirs.user_cache_dir("ngramspec", appauthor=False)) / "calibration"
+
+
+def write_whole(path: Path, data: Any) -> None:
+    """Write JSON whole or not at all; a folder that cannot be written costs a new measurement, no more."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                json.dump(data, file)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError:
+        pass
 
 
 @dataclass(slots=True)
@@ -80,7 +97,7 @@ class Calibration:
             self.probe, self.exact_sizes = probe, exact_sizes
 
     def save(self) -> None:
-        """Write the file whole or not at all; a folder that cannot be written costs a new measurement, no more."""
+        """Keep what is known; see `write_whole`."""
         if self.path is None:
             return
         # Another process may have settled on the sizes of exact mode in the meantime.
@@ -91,18 +108,7 @@ class Calibration:
             "exact_sizes": self.exact_sizes,
             "uses": self.uses,
         }
-        try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
-            try:
-                with os.fdopen(handle, "w", encoding="utf-8") as file:
-                    json.dump(data, file)
-                Path(name).replace(self.path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
-        except OSError:
-            pass
+        write_whole(self.path, data)
 
     def forget(self) -> None:
         """Drop what is known, in the file too; what exact mode then settles on may be another class of sizes."""

@@ -17,13 +17,16 @@ from pathlib import Path
 import numpy as np
 
 from ngramspec.calibration import Calibration
+from ngramspec.close_calls import CloseCalls
 from ngramspec.cost import CostCurve
 from ngramspec.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.errors import PromptError
+from ngramspec.exact_auto import ExactAuto, Footing, Switching
+from ngramspec.exactness import EXACT, Exact
 from ngramspec.grammar_draft import GrammarGuide
 from ngramspec.policy import Policy, make_policy, smallest
-from ngramspec.protocol import Progress, TargetProtocol
+from ngramspec.protocol import Logits, Progress, TargetProtocol
 from ngramspec.sampling import Sampling
 from ngramspec.speculation import Speculation
 from ngramspec.stats import Step, StopReason
@@ -40,18 +43,21 @@ class SpeculativeDecoder:
         drafter: a name, a drafter, or None for plain decoding.
         policy: a name or a policy: how much to draft.
         draft_max: most tokens in a draft; None leaves it to the policy named.
-        exact: every pass uses batch sizes of one kernel class, so that the text depends on model, prompt,
-            sampling and seed alone, bit for bit (see `ngramspec.probe`). Load the target with `exact=True`
-            too: it then picks the settings under which this costs least.
+        exact: "on": every pass uses batch sizes of one kernel class, so that the text depends on model, prompt,
+            sampling and seed alone, bit for bit (see `ngramspec.probe`). Load the target with `exact="on"`
+            too: it then picks the settings under which this costs least. "auto": so it is for requests that take
+            at most 5 % longer by it (see `ngramspec.exactness`); in others, tokens that rounding could have decided
+            are counted in `Step.close_calls`. "off": neither.
         calibration_folder: where measurements are kept; None for the user's cache folder.
         curve: cost of a pass by batch size, if it is known: nothing is then measured, and nothing kept on disk.
         clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
 
     Attributes:
         speculation: the drafting side of the loop, drafter and policy included.
+        footing: how the last request was decoded, as far as exactness goes.
 
     Raises:
-        ValueError: an unknown drafter or policy name, a `draft_max` below 1, or one beside a policy object.
+        ValueError: an unknown drafter, policy or `exact`, a `draft_max` below 1, or one beside a policy object.
     """
 
     def __init__(
@@ -61,23 +67,32 @@ class SpeculativeDecoder:
         drafter: str | Drafter | None = DEFAULT,
         policy: str | Policy = "cost",
         draft_max: int | None = None,
-        exact: bool = False,
+        exact: Exact = "auto",
         calibration_folder: Path | None = None,
         curve: CostCurve | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         if draft_max is not None and not isinstance(policy, str):
             raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
+        if exact not in EXACT:
+            raise ValueError(f"exact is {exact!r}, but must be one of: {', '.join(EXACT)}")
         self.target = target
         drafter = make_drafter(drafter) if isinstance(drafter, str) else drafter
         # A pass that evaluates tokens again is of another size, and so perhaps of another kernel class.
-        drafts = target.can_rollback and not (exact and target.replays)
+        drafts = target.can_rollback and not (exact == "on" and target.replays)
         self.speculation = Speculation(
             drafter if drafts else None,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
         self.exact = exact
+        self.footing = Footing()
+        self._folder = calibration_folder
         self.calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)
+        # Where nothing is to be measured, nothing says what exactness would cost.
+        measurable = exact == "auto" and curve is None and isinstance(target, Switching) and target.can_rollback
+        self._setting = target.setting if isinstance(target, Switching) else ""
+        self._calibrations: dict[str, Calibration] = {}
+        self.auto = ExactAuto(target, calibration_folder) if measurable and isinstance(target, Switching) else None
         self._clock = clock or time.perf_counter
         self._generations = 0
 
@@ -126,7 +141,8 @@ class SpeculativeDecoder:
                 contradicts `sampling`, a logit bias of an unknown token, or `sampling` or `detail` beside a
                 verifier that is passed in.
             GrammarError: the grammar is not one; during the generation: it leaves no token to choose.
-            BadLogits: during the generation, at a nan in the target's logits.
+            BadLogits: during the generation, at a nan in the target's logits. What plain decoding emits before either
+                is emitted.
             TargetError: llama.cpp failed; the cache still holds what was emitted.
             RuntimeError: another generation began on this decoder before this one ended.
         """
@@ -147,16 +163,49 @@ class SpeculativeDecoder:
             raise ValueError(f"logprobs is {logprobs}, but must be 0 to {self.target.n_vocab}, the vocabulary's size")
         watched: list[Judgement] | None = [] if detail else None
         guide: GrammarGuide | None = None
+        calls: CloseCalls | None = None
         if verify is None or isinstance(verify, str | Acceptance):
             sampler = self.target.sampler(sampling or Sampling())
-            verify = Verifier(sampler, verify, watched.append if watched is not None else None)
-            sampler.begin(prompt)
+            # Where nothing is drafted, or all sizes agree, nothing is close.
+            calls = CloseCalls(sampler) if self.auto is not None and self.drafter is not None else None
+            verify = Verifier(calls or sampler, verify, watched.append if watched is not None else None)
+            (calls or sampler).begin(prompt)
             if sampler.grammar is not None:
                 guide = GrammarGuide(sampler.grammar)
         elif sampling is not None or detail:
             raise ValueError("sampling and detail go with a method's name; a verifier that is passed in has its own")
         report = StepReport(logprobs, watched)
-        return self._run(list(prompt), verify, text, guide, report, progress)
+        return self._run(list(prompt), verify, text, guide, calls, report, progress)
+
+    def _stand(self, prompt: Sequence[int], tokens: int) -> Footing:
+        """Settle how a request is decoded, and open the target's context for it."""
+        if self.exact == "on":
+            sizes = None
+            if self.target.can_rollback and not self.target.replays:
+                known = self.calibration.ensure_exact(self.target)
+                # Larger ones of the class would be right as well, but slow to take back.
+                sizes = tuple(n for n in known if n <= self.target.max_batch) or known[:1]
+            return Footing(sizes, aligned=True, same=True)
+        if self.auto is None:
+            return Footing()
+        footing = self.auto.begin(prompt, tokens, drafts=self.drafter is not None)
+        # Another decoder on this target may have changed it too.
+        if self.auto.target.setting != self._setting:
+            self._calibrations[self._setting] = self.calibration
+            self._setting = self.auto.target.setting
+            shelved = self._calibrations.get(self._setting)
+            self.calibration = shelved or Calibration.load(self.target, self._folder)
+        return footing
+
+    def read(self, prompt: Sequence[int], max_tokens: int, progress: Progress | None = None) -> Logits:
+        """Make the target's cache hold a prompt as `generate` does, under the settings it takes; see `Target.prefill`.
+
+        Args:
+            prompt, max_tokens: of the request.
+            progress: of the prefill.
+        """
+        self.footing = self._stand(prompt, max_tokens)
+        return self.target.prefill(prompt, aligned=self.footing.aligned, progress=progress)
 
     def _run(
         self,
@@ -164,21 +213,20 @@ class SpeculativeDecoder:
         verifier: Verification,
         text: GenerationText,
         guide: GrammarGuide | None,
+        calls: CloseCalls | None,
         report: StepReport,
         progress: Progress | None,
     ) -> Generator[Step]:
         target, speculation, clock = self.target, self.speculation, self._clock
         generation = self._generations = self._generations + 1
-        sizes: Sequence[int] = range(1, target.max_batch + 1)
-        if self.exact and target.can_rollback and not target.replays:
-            known = self.calibration.ensure_exact(target)
-            # Larger ones of the class would be right as well, but slow to take back.
-            sizes = tuple(n for n in known if n <= target.max_batch) or known[:1]
+
+        footing = self.footing = self._stand(prompt, text.left)
+        sizes: Sequence[int] = footing.sizes or range(1, target.max_batch + 1)
 
         # 1. Prefill, for the drafter too; the target's logits give the first token.
         began = clock()
         speculation.begin(prompt)
-        rows = target.prefill(prompt, aligned=self.exact, progress=progress)[np.newaxis]
+        rows = target.prefill(prompt, aligned=footing.aligned, progress=progress)[np.newaxis]
         settled = len(prompt)
         try:
             last = verifier.verify(rows, NO_DRAFT, settled).tokens[0]
@@ -193,7 +241,7 @@ class SpeculativeDecoder:
                 logprobs=report.logprobs(rows, (last,)),
                 detail=report.detail(settled, NO_DRAFT),
             )
-            curve = self.calibration.curve if self.exact else None
+            curve = self.calibration.curve if footing.same else None
             if speculation.drafter is not None and text.stop is None:
                 curve = self.calibration.ensure_curve(target, text.left)
                 speculation.first(last)
@@ -210,8 +258,7 @@ class SpeculativeDecoder:
                     owed=target.owed,
                 )
                 judged, sent, ends = self._cut(draft, guide if verifier.blind else None)
-                if len(sent) < len(draft):
-                    draft, size = sent, smallest(1 + len(sent), sizes)
+                draft, size = sent, size if len(sent) == len(draft) else smallest(1 + len(sent), sizes)
                 owed = self._secure(draft)
                 asked = clock()
                 if generation != self._generations or len(target.tokens) != settled:
@@ -223,14 +270,15 @@ class SpeculativeDecoder:
 
                 # 4. The accepted prefix and one token of the target's, up to the text's end: plain decoding would
                 #    not have seen the logits behind it.
+                if calls is not None and size not in footing.harmless:
+                    calls.arm(footing.bound)
                 verdict = verifier.verify(rows[: len(draft) + (not ends)], judged, settled + 1)
-                speculation.see(last, draft, rows, verdict.accepted)
+                speculation.see(last, draft, rows, len(verdict.tokens) - 1)
                 pieces = text.take(verdict.tokens)
                 tokens = verdict.tokens[: len(pieces)]
                 told = report.logprobs(rows, tokens), report.detail(settled + 1, judged)
                 overhead = asked - began + self._take_back(settled + len(tokens))
-                settled += len(tokens)
-                last = tokens[-1]
+                settled, last = settled + len(tokens), tokens[-1]
 
                 # 5. Learn.
                 if guide is not None:
@@ -253,7 +301,10 @@ class SpeculativeDecoder:
                     gamma=gamma,
                     logprobs=told[0],
                     detail=told[1],
+                    close_calls=calls.take() if calls is not None else 0,
                 )
+                if verdict.error is not None and text.stop is None:
+                    raise verdict.error
         finally:
             if generation == self._generations and len(target.tokens) > settled:
                 target.rollback(settled)

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
+from ngramspec.grammar_check import check_grammar
 
 CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 """llama.cpp's `llama_token_data`."""
@@ -30,6 +31,9 @@ class Tokenizer(Protocol):
     """The vocabulary that a grammar is about; see `ngramspec.target.Vocabulary`."""
 
     n_vocab: int
+
+    @property
+    def closed(self) -> bool: ...
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]: ...
 
@@ -50,6 +54,7 @@ class Grammar:
 
     Raises:
         GrammarError: the text is not such a grammar; the message names the line.
+        ValueError: by all methods, once the vocabulary is closed.
     """
 
     def __init__(self, api: Any, vocabulary: Tokenizer, handle: Any, text: str, complaint: Callable[[], str]) -> None:
@@ -62,6 +67,7 @@ class Grammar:
 
     def copy(self) -> Self:
         """An independent grammar at the same place."""
+        self._check_open()
         twin = object.__new__(type(self))
         twin._api, twin.vocabulary = self._api, self.vocabulary
         twin._sampler = self._api.llama_sampler_clone(self._sampler)
@@ -69,6 +75,7 @@ class Grammar:
 
     def forbid(self, candidates: NDArray[np.void]) -> None:
         """Set the logit of every forbidden token to -inf; `candidates` is a contiguous array of `CANDIDATE`."""
+        self._check_open()
         data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(self._api.llama_token_data))
         array = self._api.llama_token_data_array(data=data, size=candidates.size, selected=-1, sorted=False)
         self._api.llama_sampler_apply(self._sampler, ctypes.byref(array))
@@ -88,7 +95,13 @@ class Grammar:
 
     def accept(self, token: int) -> None:
         """Move on by a token that is allowed."""
+        self._check_open()
         self._api.llama_sampler_accept(self._sampler, token)
+
+    def _check_open(self) -> None:
+        # llama.cpp's grammar points into the vocabulary, which goes with the model.
+        if self.vocabulary.closed:
+            raise ValueError(f"the {type(self.vocabulary).__name__.lower()} is closed")
 
     def __del__(self) -> None:
         if getattr(self, "_sampler", None):
@@ -114,6 +127,7 @@ def _encode(text: str) -> bytes:
         if depth > _DEEPEST:
             line = text.count("\n", 0, match.start()) + 1
             raise GrammarError(f"the grammar is nested more than {_DEEPEST} brackets deep in line {line}")
+    check_grammar(text)
     return raw
 
 

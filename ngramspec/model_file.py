@@ -6,6 +6,7 @@ llama.cpp itself reports all of these as "failed to load model", after printing 
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from pathlib import Path
 
@@ -39,6 +40,7 @@ _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     ),
 )
 _PEEK = 512
+_MAX_LAYERS = 512  # llama.cpp's src/llama-hparams.h, LLAMA_MAX_LAYERS
 
 
 def has_gguf_magic(path: Path) -> bool:
@@ -68,7 +70,29 @@ def check_model_file(path: Path) -> GGUFHeader:
         _check_parts(path, parts)
     elif header.tensors == 0:
         raise ModelError(f"{path} holds only a vocabulary and no weights; it cannot generate text")
+    check_values(path, header)
     return header
+
+
+def check_values(path: Path, header: GGUFHeader) -> None:
+    """Check the hyperparameters on which llama.cpp ends the process, or never comes back, in the middle of computing.
+
+    Raises:
+        ModelError: with the key and its value.
+    """
+    for key, value in header.metadata.items():
+        if isinstance(value, str | bool) or key.partition(".")[0] != header.metadata.get("general.architecture"):
+            continue
+        name = key.partition(".")[2]
+        if name == "block_count" and not 1 <= value <= _MAX_LAYERS:
+            wanted = f"but must be 1 to {_MAX_LAYERS}"
+        elif name.endswith("epsilon") and not 0 <= value < math.inf:
+            wanted = "but must be a number of at least 0"
+        elif name.startswith("rope.dimension_count") and value % 2:
+            wanted = "but must be even"
+        else:
+            continue
+        raise ModelError(f"{path} is damaged: {key} is {value}, {wanted}; get it again")
 
 
 def check_vocabulary_file(path: Path) -> GGUFHeader:

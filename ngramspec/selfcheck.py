@@ -56,7 +56,7 @@ class SelfCheck:
         seconds: that the checks may take, above 0. What each must do at least may take longer, as does the first
             comparison of batch sizes for exact mode.
         seed: of all sampling.
-        exact: the target was loaded for exact mode, and everything must be equal bit for bit.
+        exact: the target runs under its exact settings, and everything must be equal bit for bit.
         calibration_folder: as in `SpeculativeDecoder`.
         clock: tells seconds.
 
@@ -111,7 +111,7 @@ class SelfCheck:
                 cast(TargetProtocol, recorder),
                 drafter=name,
                 policy="fixed",
-                exact=exact,
+                exact="on" if exact else "off",
                 calibration_folder=calibration_folder,
                 curve=curve,
             )

@@ -218,7 +218,7 @@ class TextComparison:
         """Look into the first difference of two texts, which is where the second one ends."""
         common = first_difference(plain.tokens, drafted.tokens)
         bound, target, sampling = self.bound(), self.target, setting.sampling
-        read(target, prompt, exact=self.plain.exact)  # the probe may have emptied the cache
+        read(target, prompt, exact=self.plain.exact == "on")  # the probe may have emptied the cache
         self._generate(self.plain, prompt, setting, common + 1, math.inf)
         row = target.rows[0]
         a, b, needed = plain.tokens[common], None, None

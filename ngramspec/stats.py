@@ -50,6 +50,8 @@ class Step:
         gamma: that limit, in tokens; what was asked for may be less, at the end of a text or a context.
         logprobs: of each emitted token, where they were asked for.
         detail: how each token was decided on, where that was asked for.
+        close_calls: tokens that rounding could have decided otherwise than in undrafted decoding (see
+            `ngramspec.close_calls`), where `exact="auto"` did not take settings that rule it out.
     """
 
     tokens: tuple[int, ...]
@@ -67,6 +69,7 @@ class Step:
     gamma: int | None = None
     logprobs: tuple[Logprobs, ...] = ()
     detail: Detail | None = None
+    close_calls: int = 0
 
     @property
     def text(self) -> str:
@@ -95,6 +98,7 @@ class Stats:
         plain_seconds: what the same tokens would have taken one by one, by the cost curve.
         prefill_seconds: of prefills.
         generated: all tokens emitted, the prefill's included.
+        close_calls: see `Step`.
     """
 
     tokens: int = 0
@@ -110,10 +114,12 @@ class Stats:
     plain_seconds: float = 0.0
     prefill_seconds: float = 0.0
     generated: int = 0
+    close_calls: int = 0
 
     def add(self, step: Step) -> None:
         """Count a step."""
         self.generated += len(step.tokens)
+        self.close_calls += step.close_calls
         if step.batch == 0:
             self.prefill_seconds += step.seconds
             return

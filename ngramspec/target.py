@@ -31,9 +31,12 @@ from llama_cpp._ggml import libggml
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from llama_cpp.llama_grammar import json_schema_to_gbnf
 
-from ngramspec import amx, huge_pages, machine, probe
+from ngramspec import amx, exact_trial, huge_pages, machine, probe, trial
 from ngramspec.cache import Cache
+from ngramspec.chat_prompt import ChatTemplate, Control
 from ngramspec.errors import GrammarError, ModelError, TargetError
+from ngramspec.exact_trial import Trial
+from ngramspec.exactness import EXACT, Exact
 from ngramspec.grammar import Grammar
 from ngramspec.kv_cache import CACHE_TYPES, CacheShape, CacheType, fitting_context
 from ngramspec.protocol import Logits, Progress
@@ -105,6 +108,7 @@ class Vocabulary:
         self._open_model(params)
 
     def _open_model(self, params: Any) -> None:
+        trial.check(self.path, build())
         _log_tail.clear()
         self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
@@ -163,16 +167,31 @@ class Vocabulary:
     def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
 
+        Control tokens are the template's own; what looks like one in a message is text.
+
         Raises:
-            ModelError: the template refuses these messages.
+            ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
         """
-        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
         try:
-            formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
-            text: str = formatter(messages=list(messages)).prompt
+            return self._chat.prompt(messages, self.tokenize)
+        except ModelError:
+            raise
         except Exception as error:  # jinja2's and whatever the template itself raises
             raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
-        return self.tokenize(text, special=True, add_bos=not (bos and text.startswith(bos)))
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
+        source = self.chat_template or _CHATML
+        formatter = Jinja2ChatFormatter(source, eos, bos)
+        controls = {}
+        for token in range(self.n_vocab):
+            attributes = llama.llama_vocab_get_attr(self._vocab, token)
+            if attributes & (llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN):
+                strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
+                controls[self._special_text(token)] = Control(token, *map(bool, strips))
+        controls.pop("", None)
+        return ChatTemplate(source, lambda messages: str(formatter(messages=list(messages)).prompt), controls, bos)
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
@@ -227,8 +246,13 @@ class Vocabulary:
 
     # ------------------------------------------------------------------ end
 
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._model
+
     def _check_open(self) -> None:
-        if not self._model:
+        if self.closed:
             raise ValueError(f"the {type(self).__name__.lower()} is closed")
 
     def close(self) -> None:
@@ -259,9 +283,9 @@ class Target(Vocabulary):
         flash_attn: "auto" leaves the choice to llama.cpp.
         cache_type_k, cache_type_v: element type of the KV cache.
         mmap: map the file instead of reading it.
-        exact: choose the settings under which most batch sizes give bit-identical logits: no flash attention
+        exact: "on" chooses the settings under which most batch sizes give bit-identical logits: no flash attention
             where the model runs on the CPU (see `probe`), and a micro-batch small enough for its attention
-            scores.
+            scores. "auto" begins with the fastest and lets a decoder change them (see `ngramspec.exact_auto`).
         extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
             `amx_broken` is true). True takes all of ggml's extra memory types for weights, unchecked and before a
             GPU's host memory; False takes none. Both are for the check itself.
@@ -271,6 +295,8 @@ class Target(Vocabulary):
 
     Attributes:
         tokens: what the cache stands for.
+        exact: as above.
+        setting: "fast" or "exact": what the context was opened for.
         can_rollback: whether refused drafts can be taken back.
         replays: whether that is done by evaluating tokens again from a checkpoint on: the memory is recurrent, and
             llama.cpp keeps no snapshots for this architecture.
@@ -294,7 +320,7 @@ class Target(Vocabulary):
         cache_type_k: CacheType = "f16",
         cache_type_v: CacheType = "f16",
         mmap: bool = True,
-        exact: bool = False,
+        exact: Exact = "auto",
         extra_buffers: bool | None = None,
         n_seq: int = 1,
         draft_max: int | None = None,
@@ -307,6 +333,7 @@ class Target(Vocabulary):
             ("flash_attn", flash_attn, _FLASH),
             ("cache_type_k", cache_type_k, CACHE_TYPES),
             ("cache_type_v", cache_type_v, CACHE_TYPES),
+            ("exact", exact, EXACT),
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}")
@@ -326,16 +353,12 @@ class Target(Vocabulary):
         self._load(n_gpu_layers, extra_buffers)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
         # llama.cpp has a quantised V cache with flash attention only.
-        if exact and flash_attn == "auto" and not self.on_gpu and cache_type_v in ("f32", "f16", "bf16"):
-            flash_attn = "off"
-        self.flash_attn = flash_attn
-        # Without flash attention a micro-batch holds heads x n_ctx x n_ubatch scores.
-        self.n_batch = 128 if self.flash_attn == "off" else 512
-        size = self._context_size(n_ctx)
-        self._open_context(size, draft_max or SNAPSHOTS)
-        self._settings = f"ngl={n_gpu_layers} fa={flash_attn} kv={self.cache_types} ub={self.n_batch}"
+        attention_can_go = not self.on_gpu and cache_type_v in ("f32", "f16", "bf16")
+        self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
+        self._longest = draft_max or SNAPSHOTS
         # A build whose kernels get mended keeps its name, and its passes then cost half.
-        self._settings += " amx=off" if self.amx_broken else ""
+        self._loaded_as = f"ngl={n_gpu_layers}{' amx=off' if self.amx_broken else ''}"
+        self._open_context(self._context_size(n_ctx), "exact" if exact == "on" else "fast")
 
     # ------------------------------------------------------------------ loading
 
@@ -408,12 +431,12 @@ class Target(Vocabulary):
             self.notes.append(f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on")
         return asked
 
-    def _snapshots(self, wanted: int) -> int:
+    def _snapshots(self, wanted: int, setting: str) -> int:
         """How many snapshots of the recurrent state to ask for: 0 where the architecture has none."""
         if not self._recurrent:
             return 0
         # A context of a few tokens shows what the large one would do.
-        context = self._make_context(MAX_EVALUATE, 1)
+        context = llama.llama_init_from_model(self._model, self._params(MAX_EVALUATE, 1, setting))
         if not context:
             return wanted
         try:
@@ -428,27 +451,29 @@ class Target(Vocabulary):
         free = machine.free_bytes(self.devices, self.on_gpu, 0)
         return max(1, min(wanted, int(SNAPSHOT_SHARE * free / max(1, size))))
 
-    def _make_context(self, cells: int, snapshots: int) -> Any:
-        """llama.cpp's handle of a context, null if it refuses."""
+    def _params(self, cells: int, snapshots: int, setting: str) -> Any:
+        """llama.cpp's parameters of a context."""
         params = llama.llama_context_default_params()
         params.n_ctx = cells
-        params.n_batch = params.n_ubatch = self.n_batch
+        # Without flash attention a micro-batch holds heads x n_ctx x n_ubatch scores.
+        params.n_batch = params.n_ubatch = 128 if self._flash[setting] == "off" else 512
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
         params.n_seq_max = self.n_seq
         # One pool of cells: what continuations have in common is there once.
         params.kv_unified = self.n_seq > 1
         params.n_threads = params.n_threads_batch = self.threads
-        params.flash_attn_type = _FLASH[self.flash_attn]
+        params.flash_attn_type = _FLASH[self._flash[setting]]
         params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
         params.n_rs_seq = snapshots
-        return llama.llama_init_from_model(self._model, params)
+        return params
 
-    def _open_context(self, n_ctx: int, longest: int) -> None:
-        snapshots = self._snapshots(longest)
+    def _open_context(self, n_ctx: int, setting: str) -> None:
+        snapshots = self._snapshots(self._longest, setting)
         while True:
             _log_tail.clear()
             # Room for the dummy tokens of a padded batch, which never stay in the cache.
-            self._ctx = self._make_context(n_ctx + MAX_EVALUATE, snapshots)
+            params = self._params(n_ctx + MAX_EVALUATE, snapshots, setting)
+            self._ctx = llama.llama_init_from_model(self._model, params)
             if self._ctx or snapshots <= 1:
                 break
             snapshots //= 2
@@ -457,9 +482,11 @@ class Target(Vocabulary):
                 f"{self.path}: no context of {n_ctx} tokens could be made ({_last_complaint()});"
                 " try a smaller -c/--ctx-size"
             )
-        if 0 < snapshots < longest:
+        if 0 < snapshots < self._longest:
             self.notes.append(f"memory is short: no draft is longer than {snapshots} tokens")
         self.n_ctx = n_ctx
+        self.setting = setting
+        self.n_batch: int = params.n_batch
         self._batch = llama.llama_batch_init(self.n_batch, 0, 1)
         self._batch_tokens = np.ctypeslib.as_array(self._batch.token, (self.n_batch,))
         self._batch_pos = np.ctypeslib.as_array(self._batch.pos, (self.n_batch,))
@@ -666,6 +693,45 @@ class Target(Vocabulary):
         rows: Logits = np.ndarray((n, self.n_vocab), np.float32, buffer)
         return rows
 
+    # ------------------------------------------------------------------ settings
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that `use` changes between: "fast", and "exact" where that is another one."""
+        return ("fast", "exact") if self._flash["exact"] != self._flash["fast"] else ("fast",)
+
+    @property
+    def flash_attn(self) -> str:
+        """Flash attention as it was asked for under the setting that holds now: "auto", "on" or "off"."""
+        return self._flash[self.setting]
+
+    def _check_open(self) -> None:
+        super()._check_open()
+        if not self._ctx:
+            raise TargetError("the target has no context: its settings could not be changed")
+
+    def use(self, setting: str) -> None:
+        """Open the context anew under a setting; the cache is then empty, and logits returned before are gone.
+
+        Raises:
+            ModelError: there is no memory for it; the target is then without a context until the next call.
+        """
+        super()._check_open()
+        self.tokens.clear()
+        self._close_context()
+        self._open_context(self.n_ctx, setting)
+
+    def trial(self, setting: str) -> Trial:
+        """A small context of its own to measure a setting in, whatever the target holds.
+
+        Raises:
+            TargetError: there is no memory for it.
+        """
+        self._check_open()
+        params = self._params(exact_trial.ROOM, 0, setting)
+        params.n_seq_max, params.kv_unified = 1, False
+        return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
+
     # ------------------------------------------------------------------ identity and end
 
     @property
@@ -676,22 +742,34 @@ class Target(Vocabulary):
     @property
     def fingerprint(self) -> str:
         """Key of everything a measured cost or a probe result depends on: file, build, machine, settings."""
+        return self._key(f"fa={self.flash_attn} kv={self.cache_types} ub={self.n_batch}")
+
+    @property
+    def identity(self) -> str:
+        """The same, but for the setting that holds now."""
+        return self._key(f"fa={self._flash['fast']} kv={self.cache_types}")
+
+    def _key(self, settings: str) -> str:
         digest = hashlib.blake2b(digest_size=12)
         with self.path.open("rb") as file:
             digest.update(file.read(1 << 16))
             file.seek(max(0, self.path.stat().st_size - (1 << 16)))
             digest.update(file.read(1 << 16))
         digest.update(f"{self.path.stat().st_size} {build()} {machine.name()}".encode())
-        digest.update(f"{self.threads} {self._settings} {[d.name for d in self.devices]}".encode())
+        devices = [d.name for d in self.devices]
+        digest.update(f"{self.threads} {self._loaded_as} {settings} {devices}".encode())
         return digest.hexdigest()
 
     def close(self) -> None:
         """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
+        self._close_context()
+        super().close()
+
+    def _close_context(self) -> None:
         if self._ctx:
             llama.llama_batch_free(self._batch)
             llama.llama_free(self._ctx)
             self._ctx = None
-        super().close()
 
 
 def make_sampler(sampling: Sampling, n_vocab: int) -> SamplerChain:

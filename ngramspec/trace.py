@@ -47,7 +47,7 @@ class Header:
         verify: see `Verifier.name`.
         lossy: what changes the output, None if nothing does.
         drafter, policy: their names; the drafter's is "" in plain decoding.
-        exact: see `SpeculativeDecoder`.
+        exact: whether `SpeculativeDecoder`'s `exact` was "on".
         date: when it was written, in ISO 8601; `TraceWriter` fills it in.
         program: what wrote it.
     """
@@ -80,7 +80,7 @@ class Header:
             lossy=how.lossy,
             drafter=decoder.drafter.name if decoder.drafter is not None else "",
             policy=decoder.policy.name,
-            exact=decoder.exact,
+            exact=decoder.exact == "on",
             program=f"ngramspec {ngramspec.__version__}",
         )
 

@@ -1,6 +1,7 @@
 """Recorded conversations: reading them from files, and turning them into tokens for `ngramspec.replay`.
 
-A file is JSON lines (or one JSON array), with an object per answer in any of these shapes:
+A file is JSON lines (or one JSON array, or one object, such as chat saves), with an object per answer in any of these
+shapes:
 
     {"messages": [...], "response": "..."}                       a conversation and the answer to it
     {"messages": [..., {"role": "assistant", "content": "..."}]} the last message is the answer
@@ -125,6 +126,8 @@ def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
         yield from _array(raw)
     elif re.match(rb"=== (prompt|response)\s*?(\n|$)", start):
         yield from _pairs(raw)
+    elif b"\n" in start.rstrip() and isinstance(whole := _parse(raw), dict):
+        yield "the whole file", whole
     else:
         # Not splitlines(): JSON strings may hold U+2028 and others that it splits at.
         for number, line in enumerate(raw.split(b"\n"), 1):

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
+from ngramspec.distribution import BadLogits
 from ngramspec.draft import Choose, Draft
+from ngramspec.errors import GrammarError
 from ngramspec.sampling import Sampler, Sampling
 from ngramspec.verify import (
+    Row,
     Rows,
     Verdict,
     Watch,
@@ -123,7 +127,28 @@ class Verifier:
         return rejection_choice(self.sampler.sampling, position) if self.name == "rejection" else None
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
-        """Verify a draft (an empty one: just choose a token); see `ngramspec.verify`."""
+        """Verify a draft (an empty one: just choose a token); see `ngramspec.verify`.
+
+        Raises BadLogits and GrammarError at the first row only. At a later one the verdict holds the error and what
+        was accepted before: the sampler has moved on by that, and plain decoding would have emitted it.
+        """
+        read = 0
+
+        def counted() -> Iterator[Row]:
+            nonlocal read
+            for row in rows:
+                read += 1
+                yield row
+
+        try:
+            return self._decide(counted(), draft, position)
+        except (BadLogits, GrammarError) as error:
+            # No row is read before all the ones before it accepted their drafted token.
+            if read < 2:
+                raise
+            return Verdict(draft.tokens[: read - 1], whole=True, error=error)
+
+    def _decide(self, rows: Rows, draft: Draft, position: int) -> Verdict:
         tokens, sampler, watch = draft.tokens, self.sampler, self._watch
         if self.name == "greedy" and self._lenience < 1:
             return verify_lenient_greedy(rows, tokens, self._lenience, sampler, position, watch)

@@ -53,11 +53,13 @@ class Verdict:
 
     Attributes:
         tokens: ids.
-        whole: the draft was accepted whole, and ends the text: there is no token of the target's own.
+        whole: all tokens are the draft's: it was accepted whole and ends the text, or an error came next.
+        error: what kept the next token from being chosen.
     """
 
     tokens: tuple[int, ...]
     whole: bool = False
+    error: BadLogits | GrammarError | None = None
 
     @property
     def accepted(self) -> int:

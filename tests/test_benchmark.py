@@ -20,6 +20,7 @@ from ngramspec.cost import CostCurve
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.errors import ModelError
+from ngramspec.exactness import Exact
 from ngramspec.probe import ProbeReport
 from ngramspec.prompts_io import Prompt
 from ngramspec.sampling import Sampling
@@ -61,7 +62,7 @@ def bench(
     repeat: int = 2,
     sampling: Sampling | None = None,
     verify: str | None = None,
-    exact: bool = False,
+    exact: Exact = "off",
     default: MockTarget | None = None,
 ) -> Benchmark:
     decoder, *others = [SpeculativeDecoder(target, drafter=drafter, policy=p, exact=exact) for p in policies]
@@ -257,7 +258,7 @@ def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
     list(ordinary.measure())
     assert len(ordinary.differences) > 0
 
-    exact = bench(inexact(), prompts=cases(3), exact=True, default=inexact())
+    exact = bench(inexact(), prompts=cases(3), exact="on", default=inexact())
     runs = list(exact.measure())
     assert exact.differences == []
     assert exact.drafted.calibration.exact_sizes is not None
@@ -279,7 +280,7 @@ def test_both_sides_share_one_probe(tmp_path: Path) -> None:
     target = Counting()
     unwritable = tmp_path / "file"
     unwritable.touch()
-    decoder = SpeculativeDecoder(target, exact=True, calibration_folder=unwritable)
+    decoder = SpeculativeDecoder(target, exact="on", calibration_folder=unwritable)
     benchmark = Benchmark(decoder, cases(1), max_tokens=8)
     benchmark.warm_up()
     list(benchmark.measure())
@@ -373,7 +374,7 @@ def test_costs_are_measured_once_and_then_each_policy_keeps_its_own(
 
 def test_exact_mode_is_of_one_class_for_every_policy() -> None:
     target = MockTarget(peak=PREDICTABLE, kernels=one_class_per_parity, noise=4.0, n_batch=64)
-    benchmark = bench(target, policies=POLICIES, prompts=cases(2), exact=True)
+    benchmark = bench(target, policies=POLICIES, prompts=cases(2), exact="on")
     runs = list(benchmark.measure())
     sizes = benchmark.drafted.calibration.exact_sizes
     assert sizes is not None

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from cli_runner import PYTHONPATH
 
 CHAT = [sys.executable, "-m", "ngramspec_cli.app", "chat", "-t", "1"]
 SMALL = ["-c", "512", "-n", "30", "-s", "1"]
@@ -28,7 +29,9 @@ PATIENCE = 30.0
 def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment with folders of its own; the cost curve is measured once."""
     folder = tmp_path_factory.mktemp("home")
-    changed = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")}
+    changed = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")} | {
+        "PYTHONPATH": PYTHONPATH
+    }
     return {k: v for k, v in os.environ.items() if not k.startswith("NGRAMSPEC_")} | changed
 
 
@@ -87,6 +90,8 @@ def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(home: dict[str, str]
     assert done.code == 1
     assert re.search(r"a prompt of \d+ tokens, but the context has room for 482 beside", done.err)
     assert "not UTF-8" in done.err
+    assert "standard input is not UTF-8" in pipe(home, b"a\xff", "-f", "-").err
+    assert "standard input is empty" in pipe(home, "\n\n", "-f", "-").err
     assert [m["content"] for m in json.loads(kept.read_text())["messages"][::2]] == ["one", "two"]
 
 
@@ -104,6 +109,9 @@ def test_a_file_is_the_first_message(home: dict[str, str], tmp_path: Path) -> No
     assert (done.code, kept.exists()) == (0, False), done.err
     assert done.out
     assert done.err.count(" tokens") >= 1
+    # The whole of stdin, not a turn a line.
+    piped = pipe(home, question.read_text(), "-f", "-")
+    assert (piped.code, piped.out) == (0, done.out)
 
 
 def test_a_seed_repeats_a_session_and_a_random_one_is_shown(home: dict[str, str]) -> None:
@@ -169,7 +177,7 @@ class Terminal:
         # a socket is short by law, and tmp_path's is not.
         self._folder = tempfile.TemporaryDirectory()
         self._tmux = ["tmux", "-S", f"{self._folder.name}/tmux", "-f", os.devnull]
-        names = ("XDG_CACHE_HOME", "XDG_STATE_HOME")
+        names = ("XDG_CACHE_HOME", "XDG_STATE_HOME", "PYTHONPATH")
         unset = [f"-u{n}" for n in ("NGRAMSPEC_MODEL", "COLUMNS", "LINES", "NO_COLOR")]
         chat = shlex.join(["env", *unset, *(f"{n}={home[n]}" for n in names), *CHAT, *options])
         script = f"cd {shlex.quote(str(folder))}; {chat}; echo exit code $?; exec sleep 100"

@@ -22,7 +22,7 @@ from ngramspec.target import Target
 
 TEXT = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(4)) + "def value_4("
 SMALL = ["complete", "-t", "1", "-c", "512"]
-EXACT = [*SMALL, "--exact"]
+EXACT = [*SMALL, "--exact", "on"]
 TOKENS = 40
 SUMMARY = re.compile(r"^\d+ tokens, .*; (length|eog|stop|context)(; seed \d+)?$", re.MULTILINE)
 
@@ -36,7 +36,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def target() -> Iterator[Target]:
-    with Target(DEMO, n_ctx=512, threads=1, exact=True) as loaded:
+    with Target(DEMO, n_ctx=512, threads=1, exact="on") as loaded:
         yield loaded
 
 
@@ -48,7 +48,7 @@ def decoder(env: dict[str, str], target: Target) -> SpeculativeDecoder:
         patch.setenv("XDG_CACHE_HOME", env["XDG_CACHE_HOME"])
         folder = default_folder()
     assert folder.is_relative_to(env["HOME"])
-    return SpeculativeDecoder(target, drafter=None, exact=True, calibration_folder=folder)
+    return SpeculativeDecoder(target, drafter=None, exact="on", calibration_folder=folder)
 
 
 def pieces(target: Target, decoder: SpeculativeDecoder, sampling: Sampling | None = None) -> list[str]:

@@ -24,6 +24,7 @@ from ngramspec.distribution import BadLogits
 from ngramspec.draft import NO_DRAFT, Choose, Draft, Outlook
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.errors import PromptError, TargetError
+from ngramspec.exactness import Exact
 from ngramspec.policy import FixedPolicy
 from ngramspec.sampling import Sampling
 from ngramspec.stats import Stats
@@ -366,8 +367,8 @@ def test_what_cannot_be_done_fails_at_the_call(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- targets with limits
 
 
-@pytest.mark.parametrize("exact", [False, True])
-def test_a_target_that_cannot_roll_back_decodes_plainly(exact: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize("exact", ["off", "on"])
+def test_a_target_that_cannot_roll_back_decodes_plainly(exact: Exact, tmp_path: Path) -> None:
     _, prompt, text = looping()
     mock, *_ = looping(fail_rollback=True)  # raises if it is asked to
     decoder = SpeculativeDecoder(mock, exact=exact, calibration_folder=tmp_path)
@@ -428,7 +429,7 @@ def test_exact_text_does_not_depend_on_drafts(tmp_path: Path) -> None:
         def text(exact: bool, folder: Path, before: Sequence[int] = (), **options: Any) -> list[int]:
             nonlocal drafted
             mock = exact_model(seed=case)  # noqa: B023
-            decoder = SpeculativeDecoder(mock, exact=exact, calibration_folder=folder, **options)
+            decoder = SpeculativeDecoder(mock, exact="on" if exact else "off", calibration_folder=folder, **options)
             if before:
                 drive(decoder, before, max_tokens=20)
             if exact:
@@ -460,9 +461,9 @@ def test_exact_text_does_not_depend_on_drafts(tmp_path: Path) -> None:
 
 def test_exact_mode_remembers_its_sizes(tmp_path: Path) -> None:
     mock = exact_model()
-    drive(SpeculativeDecoder(mock, exact=True, calibration_folder=tmp_path), [1, 2, 3], max_tokens=5)
+    drive(SpeculativeDecoder(mock, exact="on", calibration_folder=tmp_path), [1, 2, 3], max_tokens=5)
     again = exact_model(seconds=lambda n: 1e-3 * n**2)  # another class would be chosen today
-    decoder = SpeculativeDecoder(again, exact=True, calibration_folder=tmp_path)
+    decoder = SpeculativeDecoder(again, exact="on", calibration_folder=tmp_path)
     drive(decoder, [1, 2, 3], max_tokens=20)
     assert decoder.calibration.exact_sizes == (2, 3, 4, 5, 8)
 

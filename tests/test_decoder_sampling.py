@@ -338,24 +338,39 @@ def test_a_dead_end_is_an_error_with_its_position(method: str, word_vocabulary: 
     with pytest.raises(GrammarError, match=r"^at position 10 of the text: the grammar comes to a dead end"):  # noqa: PT012
         for step in decoder.generate(prompt, max_tokens=20, sampling=sampling, verify=method):
             emitted += step.tokens
-    assert emitted == [a, b, a, b][: len(emitted)]
+    assert emitted == [a, b, a, b]
     assert mock.tokens == [*prompt, *emitted[:-1]]
 
 
+@pytest.mark.parametrize("length", range(3, 13))
 @pytest.mark.parametrize("name", ["greedy", "defaults", "penalties", "mirostat 2"])
-def test_nan_is_an_error_with_its_position(name: str) -> None:
+def test_nan_is_an_error_with_its_position_behind_all_that_came_before_it(name: str, length: int) -> None:
+    """The logits after so many tokens are broken, wherever in a pass that is."""
+
     class Broken(MockTarget):
         def row(self, context: Sequence[int]) -> NDArray[np.float32]:
             row = super().row(context)
-            if len(context) == 9:
+            if len(context) == length:
                 row[5] = np.nan
             return row
 
+    prompt = [1, 2, 3]
     sampling = Sampling(**{"temperature": 0.8} | SAMPLINGS[name])
-    for draft_max in (1, 4):
-        decoder = unmeasured(Broken(12), drafter=Oracle([1] * 50), policy="fixed", draft_max=draft_max)
-        with pytest.raises(BadLogits, match=r"^at position 9 of the text: the logit of token 5 is nan"):
-            list(decoder.generate([1, 2, 3], max_tokens=20, sampling=sampling))
+    text = plain_generate(MockTarget(12), prompt, 20, sampling)
+    for draft_max, policy in ((1, "fixed"), (4, "fixed"), (4, "entropy")):
+        mock = Broken(12)
+        decoder = unmeasured(mock, drafter=Oracle(text), policy=policy, draft_max=draft_max)
+        emitted: list[int] = []
+        with pytest.raises(BadLogits, match=rf"^at position {length} of the text: the logit of token 5 is nan"):  # noqa: PT012
+            for step in decoder.generate(prompt, max_tokens=20, sampling=sampling, logprobs=1, detail=True):
+                emitted += step.tokens
+                assert step.stop is None
+                assert len(step.logprobs) == len(step.tokens)
+        assert emitted == text[: length - len(prompt)]
+        assert mock.tokens == [*prompt, *emitted[:-1]]
+        # A text that ends before has nothing to do with it.
+        if emitted:
+            assert drive(decoder, prompt, max_tokens=len(emitted), sampling=sampling)[0] == emitted
 
 
 # -------------------------------------------------------------------------------- the demo model
@@ -375,10 +390,10 @@ def test_the_demo_model_says_the_same_with_and_without_drafts() -> None:
         {"grammar": schema_grammar(schema), "temperature": 0.0},
         {"dynatemp_range": 0.3, "top_n_sigma": 2.0, "logit_bias": ((30, 5.0), (40, -math.inf))},
     ]
-    with Target("ngramspec/demo/demo.gguf", exact=True, n_ctx=512, threads=1) as target:
+    with Target("ngramspec/demo/demo.gguf", exact="on", n_ctx=512, threads=1) as target:
         prompt = target.tokenize(source * 2)
         accepted = 0
-        decoder = unmeasured(target, policy="fixed", draft_max=4, exact=True)
+        decoder = unmeasured(target, policy="fixed", draft_max=4, exact="on")
         for case in cases:
             sampling = Sampling(**{"temperature": 0.8, "seed": 3} | case)
             told = []

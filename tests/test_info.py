@@ -81,6 +81,6 @@ def test_a_recurrent_model_says_how_drafts_are_taken_back(env: dict[str, str], t
     drafted = run(env, *text, "--policy", "fixed", stdin=b"one two three")
     plain = run(env, *text, "--no-draft", stdin=b"one two three")
     assert (drafted.code, drafted.raw) == (0, plain.raw)
-    exact = run(env, *text, "--exact", stdin=b"one two three")
+    exact = run(env, *text, "--exact", "on", stdin=b"one two three")
     assert "drafting is off with --exact" in exact.err
     assert "drafting is off" not in drafted.err + plain.err

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from cli_runner import COUNTED, DEMO, Done, environment, run, shell
+from cli_runner import COUNTED, DEMO, NO_SMOLLM, Done, environment, run, shell
 from ngramspec_cli import app, options, recall
 from vocabulary_files import write_vocabulary
 
@@ -56,6 +56,7 @@ def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
         monkeypatch.setenv(name, value)
     for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.syspath_prepend(NO_SMOLLM)
     assert tmp_path in memory_folder().parents
     assert tmp_path in settings_path().parents
     return tmp_path

@@ -6,8 +6,10 @@ import os
 import pickle
 import struct
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
+import hostile_gguf
 import pytest
 from tiny_gguf import write_gguf
 
@@ -181,3 +183,24 @@ def test_has_gguf_magic(tmp_path: Path) -> None:
     assert has_gguf_magic(DEMO)
     for name in ("text", "none", ".", "a\0b", "x" * 5000):
         assert not has_gguf_magic(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("llama.block_count", 0, "llama.block_count is 0, but must be 1 to 512"),
+        ("llama.block_count", 513, "llama.block_count is 513, but must be 1 to 512"),
+        ("llama.attention.layer_norm_rms_epsilon", -1e-5, "but must be a number of at least 0"),
+        ("llama.attention.layer_norm_rms_epsilon", float("nan"), "epsilon is nan, but must be a number of at least 0"),
+        ("llama.attention.layer_norm_rms_epsilon", float("inf"), "epsilon is inf, but must be a number of at least 0"),
+        ("llama.rope.dimension_count", 31, "llama.rope.dimension_count is 31, but must be even"),
+    ],
+)
+def test_values_that_end_the_process(key: str, value: float, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    header = hostile_gguf.read(DEMO)
+    entries = tuple(replace(entry, value=value) if entry.key == key else entry for entry in header.entries)
+    path.write_bytes(replace(header, entries=entries).bytes())
+    message = complaint(path)
+    assert message.startswith(f"{path} is damaged: {key} is ")
+    assert reason in message

@@ -70,7 +70,7 @@ def test_bad_input_is_one_line(env: dict[str, str], arguments: str, code: int, c
     ],
 )
 def test_a_seed_gives_one_text(env: dict[str, str], texts: dict[str, str], settings: str, drafts: list[str]) -> None:
-    common = ["-n", "24", "-t", "1", "--exact", "--temp", "0.9", "-s", "11", *settings.split()]
+    common = ["-n", "24", "-t", "1", "--exact", "on", "--temp", "0.9", "-s", "11", *settings.split()]
     done = run(env, "complete", DEMO, *common, *drafts, stdin=TEXT)
     assert done.code == 0, done.err
     assert done.out == texts.setdefault(settings, done.out)
@@ -86,7 +86,7 @@ def texts() -> dict[str, str]:
 def test_a_schema_is_kept_to(env: dict[str, str], tmp_path: Path, temperature: str) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(SCHEMA))
-    arguments = ["-n", "80", "-t", "1", "--temp", temperature, "-s", "3", "--exact"]
+    arguments = ["-n", "80", "-t", "1", "--temp", temperature, "-s", "3", "--exact", "on"]
     outputs = {
         run(env, "complete", DEMO, *arguments, *more, stdin=TEXT).out
         for more in (
@@ -102,7 +102,7 @@ def test_a_schema_is_kept_to(env: dict[str, str], tmp_path: Path, temperature: s
 
 
 def test_logprobs_are_those_of_plain_decoding(env: dict[str, str]) -> None:
-    arguments = ["-n", "20", "-t", "1", "--exact", "--json", "--logprobs", "3"]
+    arguments = ["-n", "20", "-t", "1", "--exact", "on", "--json", "--logprobs", "3"]
     plain = run(env, "complete", DEMO, *arguments, "--no-draft", stdin=TEXT)
     drafted = run(env, "complete", DEMO, *arguments, "--policy", "fixed", stdin=TEXT)
     a, b = json.loads(plain.out), json.loads(drafted.out)

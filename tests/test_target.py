@@ -19,6 +19,7 @@ from ngramspec import amx, huge_pages, machine
 from ngramspec import target as target_module
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError, TargetError
+from ngramspec.exactness import Exact
 from ngramspec.kv_cache import CacheShape
 from ngramspec.probe import SIZES
 from ngramspec.sampling import Sampling
@@ -58,7 +59,7 @@ def demo() -> Iterator[Target]:
 
 @pytest.fixture(scope="module")
 def exact(folder: Path) -> Iterator[Target]:
-    with Target(DEMO, n_ctx=512, threads=1, exact=True) as target:
+    with Target(DEMO, n_ctx=512, threads=1, exact="on") as target:
         yield target
 
 
@@ -288,8 +289,8 @@ def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
 
 
 @pytest.mark.parametrize("kind", ["llama", "gemma2", "mamba"])
-@pytest.mark.parametrize("exactly", [False, True])
-def test_the_decoder_on_every_memory(kind: str, exactly: bool, files: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("exactly", ["off", "auto", "on"])
+def test_the_decoder_on_every_memory(kind: str, exactly: Exact, files: dict[str, Path], tmp_path: Path) -> None:
     with Target(files[kind], n_ctx=256, threads=1, exact=exactly) as target:
         prompt = some(target, 20) * 3
         decoder = SpeculativeDecoder(target, exact=exactly, policy="fixed", calibration_folder=tmp_path)
@@ -302,7 +303,7 @@ def test_the_decoder_on_every_memory(kind: str, exactly: bool, files: dict[str, 
         for token in tokens:
             assert row[token] >= row.max() - margin_of_error
             row = target.evaluate([token])[0]
-        assert any(s.drafted for s in steps) == (kind != "mamba" or not exactly)
+        assert any(s.drafted for s in steps) == (kind != "mamba" or exactly != "on")
 
 
 # --------------------------------------------------------------------------- exact mode
@@ -316,10 +317,10 @@ def texts(steps: list[Step]) -> list[int]:
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_drafts_change_no_bit_in_exact_mode(prompt: str, sampling: Sampling, exact: Target, folder: Path) -> None:
     tokens = exact.tokenize(prompt)
-    plain = SpeculativeDecoder(exact, drafter=None, exact=True, calibration_folder=folder)
+    plain = SpeculativeDecoder(exact, drafter=None, exact="on", calibration_folder=folder)
     expected = texts(list(plain.generate(tokens, max_tokens=64, sampling=sampling)))
     for policy in ("fixed", "cost"):
-        drafted = SpeculativeDecoder(exact, policy=policy, exact=True, calibration_folder=folder)
+        drafted = SpeculativeDecoder(exact, policy=policy, exact="on", calibration_folder=folder)
         steps = list(drafted.generate(tokens, max_tokens=64, sampling=sampling))
         assert texts(steps) == expected
         sizes = drafted.calibration.exact_sizes
@@ -336,9 +337,9 @@ def test_drafts_change_no_bit_across_a_long_context(exact: Target, folder: Path)
     # Past 256 tokens llama.cpp's attention takes in another block of the cache; the draft spans the border.
     tokens = exact.tokenize(PROMPTS[0] * 12)[:225]
     assert len(tokens) == 225
-    plain = SpeculativeDecoder(exact, drafter=None, exact=True, calibration_folder=folder)
+    plain = SpeculativeDecoder(exact, drafter=None, exact="on", calibration_folder=folder)
     expected = texts(list(plain.generate(tokens, max_tokens=90)))
-    drafted = SpeculativeDecoder(exact, policy="fixed", draft_max=7, exact=True, calibration_folder=folder)
+    drafted = SpeculativeDecoder(exact, policy="fixed", draft_max=7, exact="on", calibration_folder=folder)
     assert texts(list(drafted.generate(tokens, max_tokens=90))) == expected
 
 
@@ -527,7 +528,7 @@ def test_the_reason_is_llama_cpps_own(files: dict[str, Path]) -> None:
 
 
 def test_exact_mode_with_a_quantised_cache(tmp_path: Path) -> None:
-    with Target(DEMO, n_ctx=256, threads=1, exact=True, cache_type_k="q8_0", cache_type_v="q8_0") as target:
+    with Target(DEMO, n_ctx=256, threads=1, exact="on", cache_type_k="q8_0", cache_type_v="q8_0") as target:
         assert np.isfinite(target.prefill([5, 6, 7])).all()
 
 

@@ -116,7 +116,7 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
 
 
 def test_the_header_of_a_generation(tmp_path: Path) -> None:
-    plain = SpeculativeDecoder(MockTarget(), drafter=None, exact=True, calibration_folder=tmp_path)
+    plain = SpeculativeDecoder(MockTarget(), drafter=None, exact="on", calibration_folder=tmp_path)
     header = Header.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)))
     assert (header.drafter, header.policy, header.verify, header.lossy, header.exact) == (
         "",

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 
+from ngramspec.conversation import Conversation, Turn, save
 from ngramspec.errors import ModelError, TranscriptError
 from ngramspec.transcripts import MAX_RESPONSE, MAX_TOTAL, Recorder, Transcript, Transcripts, sample
 
@@ -50,6 +52,15 @@ def test_conversations(entry: object) -> None:
     assert transcript.prompt == ({"role": "user", "content": "hello"},)
     assert transcript.response == "hi"
     assert (transcript.category, transcript.id) == ("talk", "line 1")
+
+
+def test_a_conversation_that_chat_saved(tmp_path: Path) -> None:
+    file = tmp_path / "talk.json"
+    save(Conversation("Be brief.", [Turn("hello", "hi"), Turn("and?", "bye")]), file, model="m", sampling={})
+    found = read(file.read_bytes(), "talk.json")
+    assert (found.broken, len(found.usable)) == ([], 1)
+    assert found.usable[0].response == "bye"
+    assert [m["content"] for m in found.usable[0].prompt] == ["Be brief.", "hello", "hi", "and?"]
 
 
 def test_texts() -> None:

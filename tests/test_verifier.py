@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from small_loop import certain
 
+from ngramspec.distribution import BadLogits
+from ngramspec.draft import NO_DRAFT
 from ngramspec.sampling import Sampling
 from ngramspec.target import make_sampler
 from ngramspec.verifier import METHODS, Acceptance, Verifier
@@ -136,3 +138,38 @@ def test_who_watches_is_told_why(sampling: Sampling, how: Any, why: set[str]) ->
     assert sum(bool(j.accepted) for j in guesses) == verdict.accepted
     assert all(set(j.why) == why for j in guesses)
     assert [(j.token, set(j.why)) for j in seen if j.accepted is None] == [(verdict.tokens[-1], set())]
+
+
+@pytest.mark.parametrize("wrong", range(5))
+@pytest.mark.parametrize(
+    ("sampling", "how"),
+    [
+        (Sampling(), None),
+        (Sampling(), Acceptance(lenience=0.5)),
+        (HOT, "coupled"),
+        (HOT, "match"),
+        (HOT, "rejection"),
+        (HOT, Acceptance(typical=True)),
+        (MIROSTAT, None),
+    ],
+    ids=str,
+)
+def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any, wrong: int) -> None:
+    """The row at `wrong` is broken; all before it are certain of the draft."""
+    good = np.array([0, 0, 90, 0, 0, 0], np.float32)
+    rows = [good] * 5
+    rows[wrong] = np.full(6, np.nan, np.float32)
+    told: list[Judgement] = []
+    made = Verifier(make_sampler(sampling, 6), how, told.append)
+    if wrong == 0:
+        with pytest.raises(BadLogits, match=r"^at position 30 of the text: the logit of token 0 is nan"):
+            made.verify(rows, certain([2] * 4), 30)
+        assert told == []
+        return
+    verdict = made.verify(rows, certain([2] * 4), 30)
+    assert (verdict.tokens, verdict.accepted) == ((2,) * wrong, wrong)
+    assert isinstance(verdict.error, BadLogits)
+    assert str(verdict.error).startswith(f"at position {30 + wrong} of the text: the logit of token 0 is nan")
+    assert [(judgement.token, judgement.accepted) for judgement in told] == [(2, True)] * wrong
+    again = made.verify([good], NO_DRAFT, 30 + wrong)
+    assert (again.tokens, again.error) == ((2,), None)

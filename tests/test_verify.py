@@ -24,7 +24,6 @@ from small_loop import Propose, certain, from_counts, speculate
 
 from ngramspec import noise
 from ngramspec import verify as verify_module
-from ngramspec.distribution import BadLogits
 from ngramspec.draft import NO_DRAFT, Choose, Draft
 from ngramspec.errors import GrammarError
 from ngramspec.samplers import SamplerChain
@@ -365,8 +364,8 @@ def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
     read.clear()
     assert verifier.verify(rows(), NO_DRAFT, 7) == Verdict((1,))
     assert read == [0]
-    with pytest.raises(BadLogits, match=r"^at position 10 of the text: the logit of token 0 is nan"):
-        verifier.verify(rows(), certain([1, 1, 1]), 7)
+    failed = verifier.verify(rows(), certain([1, 1, 1]), 7)
+    assert str(failed.error).startswith("at position 10 of the text: the logit of token 0 is nan")
     assert verifier.verify([row, row], certain([1, 1]), 7) == Verdict((1, 1), whole=True)
     with pytest.raises(ValueError, match="a draft of 3 tokens came with 2 rows"):
         verifier.verify([row, row], certain([1, 1, 1]), 7)
@@ -379,8 +378,12 @@ def test_a_dead_end_is_named_with_its_position(method: str, word_vocabulary: Voc
     chain = word_vocabulary.sampler(Sampling(1.0, grammar='root ::= "a" "c"', **ALL))
     row = np.full(word_vocabulary.n_vocab, -np.inf, np.float32)
     row[[words["a"], words["b"]]] = 0.0
+    verdict = Verifier(chain, method).verify([row, row], certain([words["a"]]), 41)
+    assert (verdict.tokens, verdict.accepted) == ((words["a"],), 1)
+    assert isinstance(verdict.error, GrammarError)
+    assert str(verdict.error).startswith("at position 42 of the text: the grammar comes to a dead end")
     with pytest.raises(GrammarError, match=r"^at position 42 of the text: .*dead end"):
-        Verifier(chain, method).verify([row, row], certain([words["a"]]), 41)
+        Verifier(chain, method).verify([row], NO_DRAFT, 42)
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:

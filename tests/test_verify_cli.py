@@ -36,7 +36,7 @@ def results(out: str) -> dict[str, str]:
 
 def test_both_modes_pass_on_the_demo_model(env: dict[str, str], prompts: Path, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    done = run(env, *SHORT, "--seconds", "6", "--prompts", prompts, "--json", file)
+    done = run(env, *SHORT, "--exact", "off", "--seconds", "6", "--prompts", prompts, "--json", file)
     assert done.code == 0, done.err
     assert MARKER in done.err
     assert list(results(done.out)) == NAMES
@@ -61,7 +61,7 @@ def test_both_modes_pass_on_the_demo_model(env: dict[str, str], prompts: Path, t
     for key in ("ngramspec", "date", "machine", "build", "model", "load", "selection"):
         assert found[key], key
 
-    options = ["--exact", "--json", "-", "--drafter", "suffix", "-s", "7"]
+    options = ["--exact", "on", "--json", "-", "--drafter", "suffix", "-s", "7"]
     exact = run(env, *SHORT, "--seconds", "6", "--prompts", prompts, *options)
     assert exact.code == 0, exact.err
     found = json.loads(exact.out)
@@ -126,7 +126,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("exact", [[], ["--exact"]])
+@pytest.mark.parametrize("exact", [[], ["--exact", "on"]])
 def test_what_must_hold_and_does_not_is_named(
     env: dict[str, str], prompts: Path, tmp_path: Path, exact: list[str]
 ) -> None:

@@ -30,7 +30,7 @@ def margin(target: Target, prefix: list[int]) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
-    parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--exact", choices=("auto", "on", "off"), default="auto")
     parser.add_argument("-n", type=int, default=128)
     parser.add_argument("-c", type=int, default=2048)
     parser.add_argument("--seeds", type=int, default=20)
@@ -61,7 +61,7 @@ def main() -> None:
             gap = margin(target, ids + a[:at])
             verdict = "within" if gap < bound else "NOT WITHIN"
             print(f"{name}: first difference at token {at}, margin {gap:.4f}, {verdict} the bound {bound:.4f}")
-    mode = "exact" if options.exact else "default"
+    mode = f"exact {options.exact}"
     print(f"{mode} mode, longest prompt {longest} tokens, {options.n} generated, probe bound {bound:.4g}:")
     for kind, (same, of) in equal.items():
         print(f"  {kind}: {same} of {of} texts equal with and without drafts")

@@ -1,0 +1,62 @@
+"""The subcommands: known by name and a line of help each, imported when they run or are asked for their own help.
+
+llama.cpp, numpy and the line editor take longer to import than `ngramspec --help` may take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+COMMANDS = {
+    "chat": "Chat with a model.",
+    "complete": "Continue a text from a file or a pipe.",
+    "bench": "Compare drafted with plain decoding, by kind of text.",
+    "replay": "Replay recorded conversations: what would drafting have gained?",
+    "trace": "Show a trace, one line a pass.",
+    "verify": "Check on your model and machine that drafts change nothing.",
+    "info": "Show build, model, cost of a batch, and sizes that agree bit for bit.",
+    "memory": "Texts of yours to draft from.",
+}
+
+
+class Subcommands(TyperGroup):
+    """A group whose help imports none of its commands."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self.commands = _Imported()  # type: ignore[assignment]  # never changed, as all that adds to it is in COMMANDS
+
+    def format_commands(self, _context: Any, formatter: Any) -> None:
+        """List the commands in the help."""
+        with formatter.section("Commands"):
+            formatter.write_dl([*COMMANDS.items()])
+
+
+class _Imported(Mapping[str, Any]):
+    """Commands by name, each from the module of that name: its `app`, or its function of that name."""
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(COMMANDS)
+
+    def __len__(self) -> int:
+        return len(COMMANDS)
+
+    def __contains__(self, name: object) -> bool:
+        return name in COMMANDS
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in COMMANDS:
+            raise KeyError(name)
+        from .options import grouped
+
+        module = import_module(f".{name}", __package__)
+        app = getattr(module, "app", None)
+        if app is None:
+            app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+            app.command(name)(grouped(getattr(module, name)))
+        return typer.main.get_command(app)

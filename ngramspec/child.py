@@ -1,0 +1,95 @@
+"""A try in a child process: what may end the process ends that one, and the verdict is kept for the next time."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+_FROM_OUTSIDE = (-2, -9, -15)  # SIGINT, SIGKILL (also for want of memory), SIGTERM
+
+
+def module(name: str) -> tuple[str, ...]:
+    """The command that runs a module of this package."""
+    return sys.executable, "-P", "-m", name
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a child ended.
+
+    Attributes:
+        code: its exit code; negative for a signal (on Windows a crash is beyond 255 instead).
+        said: what it wrote to stderr.
+    """
+
+    code: int
+    said: str
+
+    @property
+    def died(self) -> bool:
+        """Whether it crashed by itself."""
+        return (self.code < 0 and self.code not in _FROM_OUTSIDE) or self.code > 255
+
+
+def run(command: Sequence[str], patience: float) -> Ended | None:
+    """Run a child to its end.
+
+    Args:
+        command: the program and its arguments.
+        patience: seconds after which it is ended.
+
+    Returns:
+        None where it could not be started.
+
+    Raises:
+        subprocess.TimeoutExpired: it took longer.
+    """
+    # The program of a frozen application is no Python: it would start the application again.
+    if not command[0] or getattr(sys, "frozen", False):
+        return None
+    # The child imports from where this process does, and not from the folder it happens to run in.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)}
+    none = subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            command, stdin=none, stdout=none, stderr=subprocess.PIPE, env=env, timeout=patience, check=False
+        )
+    except OSError:
+        return None
+    return Ended(done.returncode, done.stderr.decode("utf-8", "replace"))
+
+
+def confine(cpu_seconds: int | None = None) -> None:
+    """For the child: leave no core file in the user's folder, and die (SIGXCPU) of too much work."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        if cpu_seconds is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
+            signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+
+
+def recall(file: Path) -> str | None:
+    """A verdict that was kept; None for none, or one that cannot be read."""
+    with suppress(OSError, ValueError):
+        return file.read_text("utf-8")
+    return None
+
+
+def keep(file: Path, verdict: str) -> None:
+    """Keep a verdict whole; a folder that cannot be written costs another try, no more."""
+    draft = file.with_name(f"{file.name}.{os.getpid()}")
+    with suppress(OSError):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            draft.write_text(verdict, "utf-8")
+            draft.replace(file)
+        finally:
+            draft.unlink(missing_ok=True)
