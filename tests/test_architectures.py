@@ -171,7 +171,7 @@ def memory_checks(path: Path, folder: Path, *, exact: bool = False) -> dict[str,
     """What the self-check says of a model's memory: status by name."""
     rng = np.random.default_rng(3)
     cases = [Case("random", "0", tuple(int(t) for t in rng.integers(10, 4000, 340)))]
-    with Target(path, n_ctx=1024, threads=1, exact=exact) as target:
+    with Target(path, n_ctx=1024, threads=1, exact="on" if exact else "off") as target:
         found = SelfCheck(target, cases, max_tokens=8, seconds=120.0, exact=exact, calibration_folder=folder)
         for doing in found.run():
             if doing == "batch sizes":

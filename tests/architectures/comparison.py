@@ -77,7 +77,7 @@ class Bench:
     """
 
     def __init__(self, path: Path, folder: Path, *, exact: bool = False, threads: int = 1) -> None:
-        self.target = Target(path, n_ctx=N_CTX, threads=threads, exact=exact)
+        self.target = Target(path, n_ctx=N_CTX, threads=threads, exact="on" if exact else "off")
         flash = {"auto": -1, "off": 0, "on": 1}[self.target.flash_attn]
         n_batch = self.target.n_batch
         self.reference = Reference(path, n_ctx=N_CTX, n_batch=n_batch, flash=flash, threads=threads)
@@ -101,7 +101,7 @@ class Bench:
                     drafter=self._drafter(setting),
                     policy=setting.policy,
                     draft_max=setting.draft_max,
-                    exact=self.exact,
+                    exact="on" if self.exact else "off",
                     calibration_folder=folder,
                     curve=None if setting.measured or self.exact else CostCurve({1: 1.0}),
                 )

@@ -48,7 +48,7 @@ def check_beams(path: Path, bench: Bench, length: int, tokens: int = 24) -> list
 
     Empty where the memory is recurrent and beams are refused.
     """
-    with Target(path, n_ctx=N_CTX, threads=bench.target.threads, n_seq=SEQUENCES) as target:
+    with Target(path, n_ctx=N_CTX, threads=bench.target.threads, n_seq=SEQUENCES, exact="off") as target:
         if not target.can_branch:
             return []
         results: list[Result] = []
