@@ -85,7 +85,7 @@ def test_default_mode_gives_the_same_text(model: Path, folder: Path, monkeypatch
 @needs_smollm
 def test_the_fastest_settings_are_told_by_close_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert SMOLLM is not None
-    differing = 0
+    close = 0
     with Target(SMOLLM, n_ctx=1024, threads=2) as target:
         auto = settle(target, folder, monkeypatch)
         fast = auto.known.identity["fast"]
@@ -98,9 +98,9 @@ def test_the_fastest_settings_are_told_by_close_calls(folder: Path, monkeypatch:
             drafted, calls, decoder = text(target, folder, prompt, "mixture", Sampling())
             assert not decoder.footing.same
             assert none == 0
-            differing += drafted != plain
+            close += calls
             assert calls or drafted == plain
-    assert differing, "settings that differ in the last bits and never change a text would need no other ones"
+    assert close, "settings that differ in the last bits, and yet no token that this could have decided"
 
 
 def test_what_is_settled_holds_in_every_process(tmp_path: Path) -> None:
