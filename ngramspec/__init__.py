@@ -18,6 +18,10 @@ from typing import TYPE_CHECKING
 
 # Before ggml loads: where it ends the process, it would start a debugger that prints every thread.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+# Before libgomp loads, too: threads that spin for milliseconds, its default, wait many times as long as a pass takes
+# where another process holds a core. So short a spin was measured to cost nothing where none does.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
     from ngramspec.decoder import SpeculativeDecoder
