@@ -26,6 +26,10 @@ REFRESH = 0.05
 PADDING_GAIN = 0.97
 """A batch is padded to a larger size only if that costs less than this part of the fitting one."""
 
+BEYOND = 0.5
+"""Weight of the first pass that is larger than all before it: what was expected of it is no more than a slope drawn
+out, which rises with the context where attention is not shared by the tokens of a batch."""
+
 WORST = 1.5
 """No batch costs more than this many times its tokens one by one; a curve that says so was disturbed."""
 
@@ -178,10 +182,12 @@ class CostCurve:
         seconds = max(seconds - switch, 0.1 * seconds)
         self._since_single += 1
         self.level += REFRESH / 8 * (seconds / ratio - self.level)
+        beyond = size > max(self._ratios)
         known = self._ratios.get(size, ratio)
-        self._ratios[size] = min(known + REFRESH * (seconds / self.level - known), self.worst * size)
+        weight = BEYOND if beyond else REFRESH
+        self._ratios[size] = min(known + weight * (seconds / self.level - known), self.worst * size)
         self._unseen += 1
-        if self._unseen >= REBUILD_EVERY:
+        if beyond or self._unseen >= REBUILD_EVERY:
             self._rebuild()
 
     def retime(self, size: int, single: float, seconds: float) -> None:

@@ -330,3 +330,15 @@ def test_level_and_switch_are_told_apart(true: float) -> None:
             curve.observe(4, 3e-3 + true)
     assert curve.level == pytest.approx(1.5e-3, rel=0.05)
     assert curve.switch == pytest.approx(true, rel=0.35)
+
+
+def test_a_pass_larger_than_all_before_corrects_the_slope_at_once() -> None:
+    curve = CostCurve({1: 1e-3, 16: 4e-3})
+    assert curve.ratio(31) == pytest.approx(7.0)
+    curve.observe(21, 9e-3)  # expected: 5
+    assert curve.ratio(21) == pytest.approx(7.0, rel=0.01)
+    assert curve.ratio(31) == pytest.approx(10.0, rel=0.01)
+    assert curve.ratio(16) == pytest.approx(4.0, rel=0.01)
+    # One of a size that was seen is one of many.
+    curve.observe(21, 9e-3)
+    assert curve.ratio(21) < 7.2
