@@ -1,7 +1,7 @@
 """`ExactAuto`: `exact="auto"` at work on one target. It measures what decides, a bounded time of it, and switches.
 
 What is measured is kept beside the calibration, and what stands there is not measured again: a choice that changed
-with the noise of a measurement would change the text. What there is no time for (2 seconds, or 5 % of the request) is
+with the noise of a measurement would change the text. What there is no time for (8 seconds, or 5 % of the request) is
 left to a longer request, or to a caller that gives it all the time there is; until then requests are decoded the
 fastest way.
 """
@@ -23,7 +23,7 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness import TYPICAL, WAYS, Measured, Way
 from ngramspec.protocol import TargetProtocol
 
-BUDGET, SHARE = 2.0, 0.05
+BUDGET, SHARE = 8.0, 0.05
 """Most that is measured before a request: so many seconds, or that part of what it is expected to take."""
 
 _COSTS = {"speed": exact_trial.SPEED_COST, "rounding": exact_trial.ROUNDING_COST}
@@ -125,7 +125,7 @@ class ExactAuto:
         Args:
             prompt, tokens: lengths of the prompt and of the text.
             text: what rounding is measured on, should the request be decoded the fastest way; empty: it is not.
-            budget: seconds; None: 2, or 5 % of what the request is expected to take.
+            budget: seconds; None: 8, or 5 % of what the request is expected to take.
         """
         # Where tokens are evaluated again after a refusal, passes are of other sizes than anybody chose.
         if not self.target.can_rollback or self.target.replays:

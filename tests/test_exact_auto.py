@@ -136,7 +136,7 @@ def test_drafts_do_not_move_the_choice(tmp_path: Path) -> None:
 
 def test_a_slow_model_is_not_kept_waiting(tmp_path: Path, measured: list[str]) -> None:
     slow = Switching()
-    slow.single = 0.1
+    slow.single = 0.4
     footing = ExactAuto(slow, tmp_path).begin(PROMPT, 10)
     assert measured == []
     assert (footing.same, footing.bound) == (False, UNMEASURED)
