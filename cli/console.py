@@ -126,22 +126,21 @@ def outcome() -> Iterator[Outcome]:
 
 def read_text(path: Path) -> str:
     """A text file whole; ends the program if it is not UTF-8."""
-    raw = path.read_bytes()
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        fail(f"{path} is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert it first")
+    return _decoded(path.read_bytes(), str(path))
 
 
 def read_stdin(wanted: str) -> str:
     """Standard input whole; ends the program if it is a terminal (`wanted` says what is missing) or not UTF-8."""
     if sys.stdin is None or sys.stdin.isatty():
         usage_error(wanted)
-    raw = sys.stdin.buffer.read()
+    return _decoded(sys.stdin.buffer.read(), "standard input")
+
+
+def _decoded(raw: bytes, name: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        fail(f"standard input is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert it first")
+        fail(f"{name} is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert it first")
 
 
 def leave(ended: Outcome) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cli_runner import DEMO, run
+from fake_child import Child
 from numpy.typing import NDArray
 
 from ngramspec import amx, target
@@ -21,19 +22,6 @@ from ngramspec.target import Target
 
 KILL_OUTSIDE = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
 CRASHES = ["SIGSEGV", "SIGILL", "SIGABRT"]
-
-
-class Child:
-    """A fake child command, and how often it was started."""
-
-    def __init__(self, folder: Path, script: str) -> None:
-        self._count = folder / "count"
-        self._count.write_text("")
-        self.command = [sys.executable, "-c", f"open({str(self._count)!r}, 'a').write('x')\n{script}"]
-
-    @property
-    def starts(self) -> int:
-        return len(self._count.read_text())
 
 
 @pytest.fixture

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import random
-import sys
 from pathlib import Path
 
 import hostile_gguf
 import pytest
 from cli_runner import DEMO, run
+from fake_child import Child
 
 from ngramspec import trial
 from ngramspec.errors import ModelError
@@ -42,19 +42,6 @@ def file(tmp_path: Path) -> Path:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     return tmp_path / "new" / "verdicts"
-
-
-class Child:
-    """A fake child, how often it was started, and the check that starts it."""
-
-    def __init__(self, folder: Path, script: str) -> None:
-        self._count = folder / "count"
-        self._count.write_text("")
-        self.command = [sys.executable, "-c", f"open({str(self._count)!r}, 'a').write('x')\n{script}"]
-
-    @property
-    def starts(self) -> int:
-        return len(self._count.read_text())
 
 
 def refused(path: Path, folder: Path, child: Child, **options: float) -> str | None:
