@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 from ngramspec.cost import CostCurve
@@ -39,10 +40,15 @@ class CostPolicy:
     size costs (see `CostCurve`).
 
     Never slower, by construction: what drafting saved so far is booked (the seconds that a pass's tokens would
-    have taken one by one, less the seconds they took; the past fades). When the account falls below -ALLOWANCE
-    of the time spent, and a credit of CREDIT plain passes, drafting stops until time has diluted the loss. Where
-    drafts do not pay, the drafter is asked only so often that asking in vain takes less than OVERHEAD of the
-    time, and a credit of ASKING_CREDIT plain passes; a right guess, though it did not pay yet, is not in vain. And
+    have taken one by one, less the seconds they took; the past fades). With ALLOWANCE of the time spent and CREDIT
+    plain passes beside, those are the funds; when they are used up, drafting stops until time has diluted the loss.
+    A draft is a bet that may be lost whole, so its pass may cost at most STAKE of the funds more than a plain one:
+    a fraction, since the estimates are none too sure (fractional Kelly betting; Thorp 2006, "The Kelly criterion in
+    blackjack, sports betting, and the stock market"). The cheapest draft that takes at most SURE of its tokens' time
+    is always within the stake, or nothing would ever be won. Of what earlier texts left, a new text may lose START
+    plain passes: none is much slower because others were faster. Where drafts do not pay, the drafter is asked only
+    so often that asking in vain takes less than OVERHEAD of the time, and a credit of ASKING_CREDIT plain passes; a
+    right guess, though it did not pay yet, is not in vain. And
     after PLAIN_EVERY drafted passes in a row come two without a draft: were none ever timed, nothing would tell
     that a measured curve is wrong about them.
     """
@@ -51,6 +57,9 @@ class CostPolicy:
 
     ALLOWANCE = 0.004
     CREDIT = 1.0
+    STAKE = 1 / 3
+    SURE = 0.8
+    START = 1.5
     OVERHEAD = 0.004
     DECAY = 0.93
     FADE = 0.995
@@ -64,6 +73,9 @@ class CostPolicy:
         self._plain_seconds = 0.0
         self._in_a_row = self._plain_due = 0
         self._measured = False
+
+    def begin(self) -> None:
+        self._saved = min(self._saved, self.START * self._plain_seconds - self.ALLOWANCE * self._spent)
 
     def limit(self) -> int:
         in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
@@ -87,19 +99,25 @@ class CostPolicy:
         if not draft.tokens:
             return 0, costs[1][0]
         plain_cost = costs[1][1]
-        credit = self.ALLOWANCE * self._spent + self.CREDIT * plain_cost * curve.level
-        if self._saved < -credit:
+        funds = (self._saved + self.ALLOWANCE * self._spent) / curve.level + self.CREDIT * plain_cost
+        if funds < 0:
             return 0, costs[1][0]
+        stake = self.STAKE * funds
         worth = self._worth(curve, sizes)
         if debt is not None:
-            return _plan_in_debt(draft, curve, sizes, worth, debt)
+            return self._plan_in_debt(draft, curve, sizes, worth, debt, stake)
         plain, last = costs[1][0], curve.last
         best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
         reach = expected = 1.0
+        least = math.inf
         for k, p in enumerate(draft.acceptance[: sizes[-1] - 1], 1):
             reach *= p
             expected += reach
             size, cost = costs[1 + k]
+            if cost <= self.SURE * (1 + k):
+                least = min(least, cost)
+            if cost > max(plain_cost + stake, least):
+                continue
             cost += curve.switching(size, plain)
             # Padding to the size of the last pass spares the change of size.
             if last > k + 1 and last != plain and last in sizes and curve.ratio(last) < cost:
@@ -134,29 +152,39 @@ class CostPolicy:
         if not done.guessed:
             self._asked += done.draft_seconds
 
+    def _plan_in_debt(
+        self, draft: Draft, curve: CostCurve, sizes: Sequence[int], worth: float, debt: Debt, stake: float
+    ) -> tuple[int, int]:
+        """The length that pays where a refusal means going back to the state before the pass.
 
-def _plan_in_debt(draft: Draft, curve: CostCurve, sizes: Sequence[int], worth: float, debt: Debt) -> tuple[int, int]:
-    """The length that pays where a refusal means going back to the state before the pass.
+        The pass and all it kept are then evaluated again, in front of the next pass: after j accepted tokens that
+        pass is owed + 1 + j tokens longer than a plain one. So a draft of k tokens is worth
 
-    The pass and all it kept are then evaluated again, in front of the next pass: after j accepted tokens that pass is
-    owed + 1 + j tokens longer than a plain one. So a draft of k tokens is worth
+            E[tokens(k)] - lambda (T(owed + 1 + k) + save + sum over j < k of P(j) (restore + T(owed + 2 + j) - T(1)))
 
-        E[tokens(k)] - lambda (T(owed + 1 + k) + save + sum over j < k of P(j) (restore + T(owed + 2 + j) - T(1)))
-
-    with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted.
-    """
-    level, ratio = curve.level, curve.ratio
-    best, best_value = 0, 1.0 - worth * ratio(debt.owed + 1)
-    reach = expected = 1.0
-    again = debt.save / level
-    for k, p in enumerate(draft.acceptance[: min(len(draft), sizes[-1] - 1 - debt.owed)], 1):
-        again += reach * (1.0 - p) * (debt.restore / level + ratio(debt.owed + 1 + k) - 1.0)
-        reach *= p
-        expected += reach
-        value = expected - worth * (ratio(debt.owed + 1 + k) + again)
-        if value > best_value:
-            best, best_value = k, value
-    return best, 1 + best
+        with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted. At stake is what a
+        draft costs that is refused at its first token: the longer pass, going back, and the longer pass after it.
+        """
+        level, ratio = curve.level, curve.ratio
+        plain = ratio(debt.owed + 1)
+        best, best_value = 0, 1.0 - worth * plain
+        refused = (debt.save + debt.restore) / level + ratio(debt.owed + 2) - 1.0 - plain
+        least = math.inf
+        reach = expected = 1.0
+        again = debt.save / level
+        for k, p in enumerate(draft.acceptance[: min(len(draft), sizes[-1] - 1 - debt.owed)], 1):
+            again += reach * (1.0 - p) * (debt.restore / level + ratio(debt.owed + 1 + k) - 1.0)
+            reach *= p
+            expected += reach
+            cost = ratio(debt.owed + 1 + k)
+            if cost - plain + 1.0 + debt.save / level <= self.SURE * (1 + k):
+                least = min(least, cost)
+            if cost > max(stake - refused, least):
+                continue
+            value = expected - worth * (cost + again)
+            if value > best_value:
+                best, best_value = k, value
+        return best, 1 + best
 
 
 POLICIES: dict[str, Callable[..., Policy]] = {

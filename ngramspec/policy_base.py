@@ -1,7 +1,7 @@
 """What a policy is: it decides how many tokens to draft, and knows nothing about where drafts come from.
 
-The loop asks three times per pass: `limit()` before the drafter is asked, `plan(draft, curve)` for what to
-send, and `record(...)` with what came of it. `ngramspec.policy` has them all by name.
+The loop says `begin()` once per request, and asks three times per pass: `limit()` before the drafter is asked,
+`plan(draft, curve)` for what to send, and `record(...)` with what came of it. `ngramspec.policy` has them all by name.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class Policy(Protocol):
     """Decides on the length of each draft. One instance serves many requests."""
 
     name: str
+
+    def begin(self) -> None:
+        """Start a request: what earlier ones taught stays."""
 
     def limit(self) -> int:
         """How many tokens to ask the drafter for; 0 spares the asking."""
@@ -118,6 +121,9 @@ class FixedPolicy:
 
     def __init__(self, draft_max: int = DRAFT_MAX) -> None:
         self._draft_max = draft_max
+
+    def begin(self) -> None:
+        pass
 
     def limit(self) -> int:
         return self._draft_max

@@ -61,6 +61,7 @@ class Speculation:
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a request."""
         self.proposal = self.gauge = None
+        self.policy.begin()
         # Asked here, since it takes longer than all else that a pass costs who reads nothing.
         self._reader = self.drafter if isinstance(self.drafter, ReadsLogits) else None
         self._gauging = self.policy if self.drafter is not None and isinstance(self.policy, ReadsRow) else None

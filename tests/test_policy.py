@@ -82,6 +82,12 @@ def test_smallest_size_that_fits() -> None:
 # --------------------------------------------------------------------------- cost: the length
 
 
+class Rich(CostPolicy):
+    """One that can afford to lose any draft."""
+
+    CREDIT = 1e6
+
+
 def brute_force(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], rate: float) -> float:
     """The largest value of E[tokens(k)] - rate * T(1 + k), T over the cheapest allowed batch that holds it."""
     best = -math.inf
@@ -107,7 +113,7 @@ def test_length_maximises_the_objective(costs: list[float], acceptance: list[flo
     def cost(n: int) -> float:
         return costs[n - 1]
 
-    k, size = CostPolicy().plan(draft(acceptance), curve_of(cost), sizes)
+    k, size = Rich().plan(draft(acceptance), curve_of(cost), sizes)
     assert size in sizes
     assert size >= 1 + k
     cheapest = min(cost(n) for n in sizes if n >= 1 + k)
@@ -124,7 +130,7 @@ def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slo
     def cost(n: int) -> float:
         return 0.01 * (1 + slope * (n - 1))
 
-    policy = CostPolicy()
+    policy = Rich()
     for _ in range(300):  # passes of 10 tokens that reach the throughput
         policy.record(Pass(10, 9, 9, 10 * 0.01 / throughput, 0.0, 0.01))
     k, _ = policy.plan(draft([p] * 15), curve_of(cost), ALL)
@@ -143,7 +149,7 @@ def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slo
 def test_an_outlook_ends_no_draft_that_would_pay(
     costs: list[float], acceptance: list[float], sizes: tuple[int, ...], passes: list[tuple[int, float]]
 ) -> None:
-    curve, policy = curve_of(lambda n: costs[n - 1]), CostPolicy()
+    curve, policy = curve_of(lambda n: costs[n - 1]), Rich()
     for emitted, seconds in passes:
         policy.record(Pass(emitted, 0, 0, seconds, 0.0, 1.0))
     outlook = policy.outlook(curve, sizes)
@@ -161,7 +167,7 @@ def test_only_the_cost_policy_looks_at_costs() -> None:
     curve = curve_of(lambda n: 1 + 0.1 * (n - 1))
     for name in ("fixed", "heuristic", "entropy"):
         assert make_policy(name).outlook(curve, ALL) is None
-    policy = CostPolicy()
+    policy = Rich()
     assert policy.outlook(None, ALL) is None
     for throughput in (0.5, 1.0, 2.0):  # tokens per second; a plain pass takes one
         for _ in range(300):
@@ -174,39 +180,39 @@ def test_only_the_cost_policy_looks_at_costs() -> None:
 
 def test_steep_curves_and_poor_guesses_get_no_draft() -> None:
     steep, flat = curve_of(float), curve_of(lambda n: 1 + 0.001 * n)
-    assert CostPolicy().plan(draft([0.99] * 15), steep, ALL) == (0, 1)
-    assert CostPolicy().plan(draft([0.0005] * 15), flat, ALL) == (0, 1)
-    assert CostPolicy().plan(draft([0.5] * 15), flat, ALL)[0] > 5
-    assert CostPolicy().plan(draft([0.95] * 15), curve_of(lambda n: 1 + 0.3 * n), ALL)[0] > 5
-    assert CostPolicy().plan(NO_DRAFT, flat, ALL)[0] == 0
-    assert CostPolicy().plan(draft([0.99] * 15), None, ALL) == (0, 1)
+    assert Rich().plan(draft([0.99] * 15), steep, ALL) == (0, 1)
+    assert Rich().plan(draft([0.0005] * 15), flat, ALL) == (0, 1)
+    assert Rich().plan(draft([0.5] * 15), flat, ALL)[0] > 5
+    assert Rich().plan(draft([0.95] * 15), curve_of(lambda n: 1 + 0.3 * n), ALL)[0] > 5
+    assert Rich().plan(NO_DRAFT, flat, ALL)[0] == 0
+    assert Rich().plan(draft([0.99] * 15), None, ALL) == (0, 1)
 
 
 def test_a_cheaper_size_is_padded_to() -> None:
     curve = CostCurve({1: 1.0, 2: 1.5, 3: 3.0, 4: 1.6, 5: 5.0, 8: 5.0, 16: 6.0})
-    assert CostPolicy().plan(draft([0.9, 0.8]), curve, ALL) == (2, 4)
-    assert CostPolicy().plan(draft([0.9]), curve, ALL) == (1, 2)
+    assert Rich().plan(draft([0.9, 0.8]), curve, ALL) == (2, 4)
+    assert Rich().plan(draft([0.9]), curve, ALL) == (1, 2)
 
 
 def test_noise_is_no_reason_to_pad() -> None:
     # A GPU: all sizes cost the same within what can be measured.
     curve = CostCurve({1: 1.0, 2: 0.99, 3: 1.01, 4: 0.985, 8: 0.99, 16: 0.98})
-    assert CostPolicy().plan(draft([0.9]), curve, ALL)[1] == 2
-    assert CostPolicy().plan(NO_DRAFT, curve, ALL) == (0, 1)
-    k, size = CostPolicy().plan(draft([0.9] * 15), curve, ALL)
+    assert Rich().plan(draft([0.9]), curve, ALL)[1] == 2
+    assert Rich().plan(NO_DRAFT, curve, ALL) == (0, 1)
+    k, size = Rich().plan(draft([0.9] * 15), curve, ALL)
     assert (k, size) == (15, 16)
 
 
 def test_a_longer_blind_estimate_sends_no_more_than_the_draft() -> None:
     flat = curve_of(lambda n: 1 + 0.01 * n)
-    assert CostPolicy().plan(draft([0.9] * 15, length=3), flat, ALL) == (3, 4)
+    assert Rich().plan(draft([0.9] * 15, length=3), flat, ALL) == (3, 4)
 
 
 def test_the_batch_holds_what_the_sizes_allow() -> None:
     flat = curve_of(lambda n: 1 + 0.01 * n)
-    assert CostPolicy().plan(draft([0.9] * 15), flat, (1,)) == (0, 1)
-    assert CostPolicy().plan(draft([0.9] * 15), flat, (1, 2, 3)) == (2, 3)
-    assert CostPolicy(63).plan(draft([0.99] * 80), flat, ALL)[0] <= 63
+    assert Rich().plan(draft([0.9] * 15), flat, (1,)) == (0, 1)
+    assert Rich().plan(draft([0.9] * 15), flat, (1, 2, 3)) == (2, 3)
+    assert Rich(63).plan(draft([0.99] * 80), flat, ALL)[0] <= 63
 
 
 # --------------------------------------------------------------------------- cost: the account
@@ -319,6 +325,42 @@ def test_old_gains_buy_no_new_losses() -> None:
     machine = Machine(CostPolicy(), typical, 20e-6)
     assert machine.run(20_000, lambda: ([0.97] * 15, next(hits))) < 0.7
     assert machine.run(4000, lambda: ([0.6] * 15, 0)) < 1.2
+
+
+@pytest.mark.parametrize("slope", [0.05, 0.25, 0.6])
+@pytest.mark.parametrize("p", [0.6, 0.9, 0.99])
+def test_a_short_text_loses_little_whatever_others_gained(slope: float, p: float) -> None:
+    # Every text is a confident copy that is wrong: a draft of 15 refused costs up to nine plain passes.
+    def cost(n: int) -> float:
+        return 2e-3 * (1 + slope * (n - 1))
+
+    hits = right(0.97)
+    machine = Machine(CostPolicy(), cost, 0.0)
+    machine.run(20_000, lambda: ([0.97] * 15, next(hits)))
+    for _ in range(20):
+        machine.policy.begin()
+        lost = (machine.run(64, lambda: ([p] * 15, 0)) - 1) * 64
+        # START and CREDIT, what fades and is allowed meanwhile, and the last draft beyond the funds.
+        assert lost < 1.5 + 1 + 1 + slope
+
+
+def test_stakes_grow_with_what_was_saved() -> None:
+    policy, curve, sure = CostPolicy(), curve_of(typical), draft([0.99] * 15)
+    lengths = []
+    for _ in range(8):
+        k, size = policy.plan(sure, curve, ALL)
+        lengths.append(k)
+        policy.record(Pass(1 + k, k, k, typical(size), 0.0, typical(1)))
+    assert lengths == sorted(lengths)
+    assert 1 <= lengths[0] < 4
+    assert lengths[-1] == 15
+
+
+def test_the_cheapest_draft_that_can_pay_is_always_within_the_stake() -> None:
+    # A mixture of experts: two tokens cost twice what one does, and eight hardly more.
+    steep = CostCurve({1: 1.0, 2: 2.5, 4: 3.0, 8: 3.6, 16: 5.4})
+    k, size = CostPolicy().plan(draft([0.99] * 15), steep, ALL)
+    assert (k, size) == (3, 4)
 
 
 @pytest.mark.parametrize("ask", [1e-6, 20e-6, 100e-6, 2e-3])

@@ -17,6 +17,12 @@ from ngramspec.sampling import Sampling
 SIZES = range(1, 65)
 
 
+class Rich(CostPolicy):
+    """One that can afford to lose any draft."""
+
+    CREDIT = 1e6
+
+
 def draft(acceptance: list[float]) -> Draft:
     return Draft(tuple(range(len(acceptance))), acceptance=tuple(acceptance))
 
@@ -47,19 +53,19 @@ def test_the_length_is_the_best_of_all(seed: int) -> None:
     t = curve(rng.choice((0.02, 0.1, 0.4)))
     debt = Debt(rng.choice((0, 0, 3, 20)), rng.choice((0.0, 0.1, 0.5)), rng.choice((0.0, 0.1)))
     best = max(range(7), key=lambda k: worth_of(k, acceptance, t, debt))
-    assert CostPolicy().plan(draft(acceptance), t, SIZES, debt) == (best, 1 + best)
+    assert Rich().plan(draft(acceptance), t, SIZES, debt) == (best, 1 + best)
 
 
 def test_a_refusal_costs() -> None:
     t, acceptance = curve(0.3), [0.7] * 8
-    free, _ = CostPolicy().plan(draft(acceptance), t, SIZES)
-    cheap, _ = CostPolicy().plan(draft(acceptance), t, SIZES, Debt(0, 0.0, 0.0))
-    dear, _ = CostPolicy().plan(draft(acceptance), t, SIZES, Debt(0, 0.5, 0.5))
+    free, _ = Rich().plan(draft(acceptance), t, SIZES)
+    cheap, _ = Rich().plan(draft(acceptance), t, SIZES, Debt(0, 0.0, 0.0))
+    dear, _ = Rich().plan(draft(acceptance), t, SIZES, Debt(0, 0.5, 0.5))
     assert free > cheap >= dear == 0
 
 
 def test_no_pass_is_larger_than_the_largest() -> None:
-    k, size = CostPolicy().plan(draft([0.99] * 60), curve(0.01), SIZES, Debt(40, 0.0, 0.0))
+    k, size = Rich().plan(draft([0.99] * 60), curve(0.01), SIZES, Debt(40, 0.0, 0.0))
     assert size == 1 + k
     assert 40 + size <= 64
 
@@ -95,6 +101,25 @@ def test_never_slower(p: float, slope: float, replay: Replay) -> None:
         assert ratio < 0.6
     if replay.save == 2.0 and p <= 0.7:
         assert drafted == 0
+
+
+@pytest.mark.parametrize("replay", [Replay(0.0, 0.0), Replay(0.1, 0.1)], ids=str)
+@pytest.mark.parametrize("slope", [0.05, 0.3])
+def test_a_draft_that_is_refused_loses_a_text_little(slope: float, replay: Replay) -> None:
+    t, policy = curve(slope), CostPolicy()
+    for _ in range(50):  # a text that gained much
+        policy.record(Pass(16, 15, 15, t.ratio(16), 0.0, 1.0))
+    policy.begin()
+    seconds, owed = 0.0, 0
+    for _ in range(64):
+        k, _ = policy.plan(draft([0.98] * 15), t, SIZES, Debt(owed, 0.0 if owed else replay.save, replay.restore))
+        overhead = (0.0 if owed else replay.save) + replay.restore if k else 0.0
+        spent = t.ratio(owed + 1 + k)
+        policy.record(Pass(1, k, 0, spent, overhead, 1.0))
+        owed = owed + 1 if k else 0
+        seconds += spent + overhead
+    # The funds at the beginning, what fades and is allowed meanwhile, and the last draft beyond them.
+    assert seconds - 64 < 2.5 + 1 + 3 * slope + 2 * (replay.save + replay.restore)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "heuristic", "threshold", "entropy", "cost"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from ngramspec.policy import FixedPolicy
 from ngramspec.replay import BINS, ENDLESS, Metered, RecordedTarget, Recording, Reliability, Replay, Tally
 from ngramspec.replay_report import Comparison, by_category, figures
 from ngramspec.sampling import Sampling
+from ngramspec.stats import Step
 from ngramspec.verifier import Verifier
 from ngramspec.verify import Verdict
 
@@ -123,14 +125,17 @@ def test_it_drafts_as_real_decoding_does() -> None:
     replay = Replay(make_drafter(drafter), curve=GivenCurve(points))
     for first in range(6):
         prompt = [first, 2, 3]
-        steps = list(decoder.generate(prompt, max_tokens=200))
+        steps: list[Step] = []
+        # A record says nothing of its end: here too nobody knows it beforehand.
+        running = decoder.generate(prompt, max_tokens=3000)
+        while sum(len(step.tokens) for step in steps) < 200:
+            steps.append(next(running))
+        running.close()
         response = [token for step in steps for token in step.tokens]
-        assert response == plain_generate(MockTarget(12, peak=6.0), prompt, 200, Sampling())
+        assert response == plain_generate(MockTarget(12, peak=6.0), prompt, len(response), Sampling())
         tally = replay.run(Recording("c", str(first), prompt, response))
-        # The decoder knows that 200 tokens are the end, so the last drafts may be shorter.
-        sizes = [step.batch for step in steps[1:]]
-        assert sum(abs(tally.batches[n] - sizes.count(n)) for n in {*sizes, *tally.batches}) <= 4
-        assert abs(tally.stats.passes - len(sizes)) <= 1
+        assert tally.batches == Counter(step.batch for step in steps[1:])
+        assert tally.stats.accepted == sum(step.accepted for step in steps)
         assert tally.stats.accepted > 20
 
 
