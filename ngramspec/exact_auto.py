@@ -1,15 +1,14 @@
 """`ExactAuto`: `exact="auto"` at work on one target. It measures what decides, a bounded time of it, and switches.
 
 What is measured is kept beside the calibration, and what stands there is not measured again: a choice that changed
-with the noise of a measurement would change the text. What there is no time for (8 seconds, or 5 % of the request) is
-left to a longer request, or to a caller that gives it all the time there is; until then requests are decoded the
-fastest way.
+with the noise of a measurement would change the text. It is measured in steps, each of which takes some fifty passes
+at most. What there is no time for (8 seconds, or a quarter of the request) is left to the next request, or to a caller
+that gives it all the time there is; until then requests are decoded the fastest way.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
@@ -20,13 +19,18 @@ from typing import Protocol, runtime_checkable
 from ngramspec import exact_trial
 from ngramspec.calibration import default_folder, write_whole
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.exactness import TYPICAL, WAYS, Measured, Way
+from ngramspec.exactness import DEPTHS, TYPICAL, WAYS, Measured, Way
 from ngramspec.protocol import TargetProtocol
 
-BUDGET, SHARE = 8.0, 0.05
+BUDGET, SHARE = 8.0, 0.25
 """Most that is measured before a request: so many seconds, or that part of what it is expected to take."""
 
-_COSTS = {"speed": exact_trial.SPEED_COST, "rounding": exact_trial.ROUNDING_COST}
+_COSTS = {
+    "fast": exact_trial.IDENTITY_COST,
+    "exact": exact_trial.IDENTITY_COST,
+    "speed": exact_trial.TIMES_COST,
+    "rounding": exact_trial.ROUNDING_COST,
+}
 
 
 @runtime_checkable
@@ -125,22 +129,21 @@ class ExactAuto:
         Args:
             prompt, tokens: lengths of the prompt and of the text.
             text: what rounding is measured on, should the request be decoded the fastest way; empty: it is not.
-            budget: seconds; None: 8, or 5 % of what the request is expected to take.
+            budget: seconds; None: 8, or a quarter of what the request is expected to take.
         """
         # Where tokens are evaluated again after a refusal, passes are of other sizes than anybody chose.
         if not self.target.can_rollback or self.target.replays:
             return
         if self._missing(prompt, tokens, text) is not None:
             self._read()
-        deadline = None if budget is None else time.perf_counter() + budget
+        began = time.perf_counter()
         while (missing := self._missing(prompt, tokens, text)) is not None:
-            if deadline is None:
-                # A busy machine may have said so, but not of a model that is slow beyond doubt.
-                if self.known.wanted > 2 * self._budget(prompt, tokens):
-                    return
-                deadline = time.perf_counter() + self._budget(prompt, tokens)
+            # A busy machine may have said so, but not of a model that is slow beyond doubt.
+            single = self.known.wanted / _COSTS[missing]
+            if budget is None and self.known.wanted > 2 * self._budget(prompt, tokens, single):
+                return
             try:
-                done = self._measure(missing, prompt, tokens, text, deadline, bounded=budget is None)
+                done = self._measure(missing, prompt, tokens, text, began, budget)
             except TargetError:
                 return
             self._save()
@@ -172,25 +175,26 @@ class ExactAuto:
         return max(BUDGET, SHARE * expected)
 
     def _measure(
-        self, what: str, prompt: int, tokens: int, text: Sequence[int], deadline: float, *, bounded: bool
+        self, what: str, prompt: int, tokens: int, text: Sequence[int], began: float, budget: float | None
     ) -> bool:
         """Whether it was measured: the first pass tells whether there is time for it."""
         settings = self.target.settings if what == "speed" else ("exact" if what == "exact" else "fast",)
         with ExitStack() as stack:
             trials = {name: stack.enter_context(self.target.trial(name)) for name in settings}
             one = exact_trial.single(trials[settings[0]])
-            expected = one * _COSTS.get(what, exact_trial.IDENTITY_COST)
+            expected = one * _COSTS[what]
             # A slow model's request is long, and so may the measurement be.
-            longer = self._budget(prompt, tokens, one) - BUDGET if bounded else math.inf
-            if expected > deadline + longer - time.perf_counter():
+            allowed = self._budget(prompt, tokens, one) if budget is None else budget
+            if expected > began + allowed - time.perf_counter():
                 self.known.wanted = expected
                 return False
             if what == "speed":
-                self.known.speed = exact_trial.speeds(trials)
+                self.known.add_times(exact_trial.times(trials, DEPTHS[bool(self.known.shallow_times)]))
             elif what == "rounding":
                 self.known.rounding = exact_trial.rounding(trials["fast"], text)
             else:
-                self.known.identity[what] = exact_trial.identity(trials[what])
+                depth = DEPTHS[what in self.known.shallow_identity]
+                self.known.add_identity(what, exact_trial.identity(trials[what], depth))
         self.known.wanted = 0.0
         return True
 
@@ -202,6 +206,8 @@ class ExactAuto:
             kept = Measured.from_json(json.loads(self._path.read_text("utf-8")))
             self.known.identity |= kept.identity
             self.known.speed |= kept.speed
+            self.known.shallow_identity |= kept.shallow_identity
+            self.known.shallow_times |= kept.shallow_times
             if kept.rounding is not None:
                 self.known.rounding = kept.rounding
             self.known.wanted = self.known.wanted or kept.wanted

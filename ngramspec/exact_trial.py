@@ -20,11 +20,8 @@ from typing import Any
 import numpy as np
 
 from ngramspec.errors import TargetError
-from ngramspec.exactness import MOST, SIZES, Identity, Speed
+from ngramspec.exactness import DEPTHS, MOST, SIZES, Identity, Times
 from ngramspec.protocol import Logits
-
-DEPTH = 1024
-"""Cells that a long context has besides the real ones; CPU kernels were seen to change at 256 and 512."""
 
 STRETCH, OF_STRETCH = 128, 4
 """In a long context so many tokens of each stretch are real; kernels split it into stretches no shorter than that."""
@@ -39,13 +36,13 @@ CHUNK = 64
 READ = 9 * CHUNK + SIZES[-1]
 """Tokens of a user's text that are read to see how far rounding goes: past 512 cells."""
 
-ROOM = DEPTH + 2 * CHUNK + SIZES[-1]
+ROOM = DEPTHS[1] + 2 * CHUNK + SIZES[-1]
 """Size of a trial's context."""
 
 ROUNDS = 2
 
-IDENTITY_COST, SPEED_COST, ROUNDING_COST = 80, 95, 170
-"""What `identity`, `speeds` and `rounding` take, roughly, in passes over one token."""
+IDENTITY_COST, TIMES_COST, ROUNDING_COST = 50, 50, 170
+"""The most that `identity`, `times` and `rounding` take, roughly, in passes over one token."""
 
 
 class Trial:
@@ -203,10 +200,18 @@ def single(trial: Trial) -> float:
     return trial.time([1])
 
 
-def identity(trial: Trial) -> Identity:
-    """Compare batch sizes bit by bit, after a short and a long context."""
-    short, long = (_identity_at(trial, depth) for depth in (0, DEPTH))
-    return short.merge(long)
+def identity(trial: Trial, depth: int) -> Identity:
+    """Compare batch sizes bit by bit, after a context of `depth` tokens and a few real ones."""
+    text = trial.text(depth, REAL + SIZES[-1])
+    trial.start(depth)
+    trial.evaluate(text[:REAL])
+    trial.keep()
+    found = _passes(trial, text[REAL:])
+
+    def agreeing(with_size: int) -> tuple[int, ...]:
+        return tuple(n for n in SIZES if _equal(found[n], found[with_size]))
+
+    return Identity(agreeing(1), tuple(n for n in SIZES[1:] if _equal(found[n], found[MOST])))
 
 
 def rounding(trial: Trial, text: Sequence[int]) -> float:
@@ -222,19 +227,6 @@ def rounding(trial: Trial, text: Sequence[int]) -> float:
     trial.keep()
     found = _passes(trial, text[READ - SIZES[-1] : READ])
     return max(float(np.abs(rows - found[1][: len(rows)]).max()) for rows in found.values())
-
-
-def _identity_at(trial: Trial, depth: int) -> Identity:
-    text = trial.text(depth, REAL + SIZES[-1])
-    trial.start(depth)
-    trial.evaluate(text[:REAL])
-    trial.keep()
-    found = _passes(trial, text[REAL:])
-
-    def agreeing(with_size: int) -> tuple[int, ...]:
-        return tuple(n for n in SIZES if _equal(found[n], found[with_size]))
-
-    return Identity(agreeing(1), tuple(n for n in SIZES[1:] if _equal(found[n], found[MOST])))
 
 
 def _passes(trial: Trial, tail: Sequence[int]) -> dict[int, Logits]:
@@ -253,32 +245,27 @@ def _equal(a: Logits, b: Logits) -> bool:
     return a[:rows].tobytes() == b[:rows].tobytes()
 
 
-def speeds(trials: Mapping[str, Trial]) -> dict[str, Speed]:
-    """Seconds of each way to decode, by setting; of "fast" also padded to two tokens.
+def times(trials: Mapping[str, Trial], depth: int) -> dict[str, Times]:
+    """Seconds of each way to decode after a context of `depth` tokens, by setting; of "fast" also padded to two tokens.
 
     The settings take turns, and the fastest of some rounds counts: whatever else the machine does only adds time.
     """
-    best: dict[tuple[str, int, int], float] = {}
+    best: dict[tuple[str, int], float] = {}
 
-    def note(name: str, depth: int, size: int, seconds: float) -> None:
-        best[name, depth, size] = min(best.get((name, depth, size), math.inf), seconds)
+    def note(name: str, size: int) -> None:
+        seconds = trials[name].time(trials[name].text(depth, size))
+        best[name, size] = min(best.get((name, size), math.inf), seconds)
 
-    for depth in (0, DEPTH):
-        for trial in trials.values():
-            trial.start(depth, 0)
-            trial.evaluate(trial.text(depth, 2))
-            trial.keep()
-        for name, trial in trials.items():
-            note(name, depth, CHUNK, trial.time(trial.text(depth, CHUNK)))
-        for name, trial in [*trials.items()] * ROUNDS:
-            for size in (1, 2) if name == "fast" else (1,):
-                # A change of size rebuilds the graph, which a run of passes does once.
-                note(name, depth, size, trial.time(trial.text(depth, size)))
-                note(name, depth, size, trial.time(trial.text(depth, size)))
-    found = {}
-    for name in trials:
-        prefill = [best[name, depth, CHUNK] / CHUNK for depth in (0, DEPTH)]
-        found[name] = Speed(DEPTH, best[name, 0, 1], best[name, DEPTH, 1], *prefill)
-        if name == "fast":
-            found["padded"] = Speed(DEPTH, best[name, 0, 2], best[name, DEPTH, 2], *prefill)
+    for name, trial in trials.items():
+        trial.start(depth, 0)
+        trial.evaluate(trial.text(depth, 2))
+        trial.keep()
+        note(name, CHUNK)
+    for name in [*trials] * ROUNDS:
+        for size in (1, 2) if name == "fast" else (1,):
+            # A change of size rebuilds the graph, which a run of passes does once.
+            note(name, size)
+            note(name, size)
+    found = {name: Times(best[name, 1], best[name, CHUNK] / CHUNK) for name in trials}
+    found["padded"] = found["fast"]._replace(single=best["fast", 2])
     return found

@@ -15,8 +15,8 @@ same way, in every process that reads the same measurements.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, astuple, dataclass, field
+from typing import Any, Literal, NamedTuple
 
 Exact = Literal["auto", "on", "off"]
 EXACT: tuple[Exact, ...] = ("auto", "on", "off")
@@ -26,6 +26,10 @@ WAYS: tuple[Way, ...] = ("fast", "padded", "exact")
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
 """Batch sizes that a trial compares."""
+
+DEPTHS = (0, 1024)
+"""Tokens of context after which sizes are compared and passes are timed, one after the other; CPU kernels were seen to
+change at 256 and 512."""
 
 MOST = 7
 """All sizes up to this one must agree, and only sizes that do are used: K-quants change their kernel at 8."""
@@ -70,6 +74,18 @@ class Identity:
         )
 
 
+class Times(NamedTuple):
+    """Seconds of one way to decode, after a context of one depth.
+
+    Attributes:
+        single: of a pass without a draft.
+        prefill: per token of a prompt.
+    """
+
+    single: float
+    prefill: float
+
+
 @dataclass(frozen=True, slots=True)
 class Speed:
     """Seconds of one way to decode, to be drawn as lines over the length of the context.
@@ -101,6 +117,7 @@ class Measured:
     Attributes:
         identity: by setting, "fast" or "exact".
         speed: by way to decode.
+        shallow_identity, shallow_times: what was found at the first of `DEPTHS`, which is measured first.
         rounding: largest absolute difference of one logit between batches and single tokens, under the fastest
             settings and on a user's text; None: not measured.
         wanted: seconds that the next measurement would take, where there was no time for it; 0: unknown.
@@ -108,13 +125,17 @@ class Measured:
 
     identity: dict[str, Identity] = field(default_factory=dict)
     speed: dict[str, Speed] = field(default_factory=dict)
+    shallow_identity: dict[str, Identity] = field(default_factory=dict)
+    shallow_times: dict[str, Times] = field(default_factory=dict)
     rounding: float | None = None
     wanted: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "identity": {k: {"agreeing": v.agreeing, "padded": v.padded} for k, v in self.identity.items()},
-            "speed": {k: [getattr(v, f) for f in Speed.__dataclass_fields__] for k, v in self.speed.items()},
+            "identity": {k: asdict(v) for k, v in self.identity.items()},
+            "speed": {k: astuple(v) for k, v in self.speed.items()},
+            "shallow_identity": {k: asdict(v) for k, v in self.shallow_identity.items()},
+            "shallow_times": self.shallow_times,
             "rounding": self.rounding,
             "wanted": self.wanted,
         }
@@ -122,12 +143,36 @@ class Measured:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measured:
         """The inverse of `to_json`; raises KeyError, TypeError, ValueError or AttributeError on anything else."""
-        identity = {str(k): Identity(_sizes(v["agreeing"]), _sizes(v["padded"])) for k, v in data["identity"].items()}
         speed = {str(k): Speed(int(v[0]), *(float(x) for x in v[1:])) for k, v in data["speed"].items()}
         if any(v.depth < 1 for v in speed.values()):
             raise ValueError("a speed that was measured at no depth")
-        rounding = None if data["rounding"] is None else float(data["rounding"])
-        return cls(identity, speed, rounding, float(data["wanted"]))
+        times = {str(k): Times(float(single), float(prefill)) for k, (single, prefill) in data["shallow_times"].items()}
+        if times and "fast" not in times:
+            raise ValueError("times of other settings than the fastest")
+        return cls(
+            _identities(data["identity"]),
+            speed,
+            _identities(data["shallow_identity"]),
+            times,
+            None if data["rounding"] is None else float(data["rounding"]),
+            float(data["wanted"]),
+        )
+
+    def add_identity(self, setting: str, found: Identity) -> None:
+        """Take in what was found at the next depth."""
+        if setting not in self.shallow_identity:
+            self.shallow_identity[setting] = found
+        else:
+            self.identity[setting] = self.shallow_identity[setting].merge(found)
+
+    def add_times(self, found: Mapping[str, Times]) -> None:
+        """Take in what was timed at the next depth, of every way to decode."""
+        if not self.shallow_times:
+            self.shallow_times = dict(found)
+            return
+        for way in found.keys() & self.shallow_times.keys():
+            shallow, deep = self.shallow_times[way], found[way]
+            self.speed[way] = Speed(DEPTHS[1], shallow.single, deep.single, shallow.prefill, deep.prefill)
 
     @property
     def bound(self) -> float:
@@ -166,6 +211,10 @@ class Measured:
         if way == "padded":
             return known.padded if known.pads else None
         return known.agreeing if known.whole else None
+
+
+def _identities(data: Mapping[str, Any]) -> dict[str, Identity]:
+    return {str(k): Identity(_sizes(v["agreeing"]), _sizes(v["padded"])) for k, v in data.items()}
 
 
 def _sizes(values: Sequence[Any]) -> tuple[int, ...]:

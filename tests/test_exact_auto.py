@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from mock_target import MockTarget
+from mock_target import Clock, MockTarget
 
 from ngramspec import exact_auto
 from ngramspec.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError
 from ngramspec.exact_auto import ExactAuto
-from ngramspec.exactness import SIZES, UNMEASURED, Identity, Speed
+from ngramspec.exactness import DEPTHS, SIZES, UNMEASURED, Identity, Times
 
 ALL, SPLIT = Identity(SIZES, SIZES[1:]), Identity((1,), SIZES[1:])
+FAST_STEPS = [f"{what} {depth}" for what in ("fast", "speed") for depth in DEPTHS]
+ALL_STEPS = FAST_STEPS + [f"exact {depth}" for depth in DEPTHS]
 PROMPT = [1, 2, 3, 4, 5, 6] * 10
 
 
 class Switching(MockTarget):
-    """A mock target with two settings. `identity_of` and `speed_of` are what a trial would find."""
+    """A mock target with two settings. `identity_of` and `times_of` are what a trial would find, at any depth."""
 
     settings = ("fast", "exact")
     identity = "mock"
@@ -32,8 +34,9 @@ class Switching(MockTarget):
         self.refuses = False
         self.single = 0.001
         self.identity_of = {"fast": SPLIT, "exact": ALL}
-        self.speed_of = {name: Speed(1000, 0.01, 0.01, 0.001, 0.001) for name in self.settings}
-        self.speed_of["padded"] = Speed(1000, 0.02, 0.02, 0.001, 0.001)
+        self.times_of = {name: Times(0.01, 0.001) for name in self.settings}
+        self.times_of["padded"] = Times(0.02, 0.001)
+        self.deep_times_of: dict[str, Times] = {}
 
     def use(self, setting: str) -> None:
         self.uses.append(setting)
@@ -59,33 +62,40 @@ class Trial:
 
 @pytest.fixture(autouse=True)
 def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was measured, in order."""
+    """What was measured, in order; each step takes as long as is expected of it."""
     done: list[str] = []
+    clock = Clock(0.0)
+    monkeypatch.setattr(exact_auto, "time", clock)
 
-    def noted(name: str, find: Callable[..., Any]) -> Callable[..., Any]:
-        def measure(*args: Any) -> Any:
-            done.append(args[0].setting if name == "identity" else name.removesuffix("s"))
-            return find(*args)
+    def note(target: Switching, what: str) -> None:
+        done.append(what)
+        clock.now += target.single * exact_auto.exact_trial.IDENTITY_COST
 
-        return measure
+    def identity(trial: Trial, depth: int) -> Identity:
+        note(trial.target, f"{trial.setting} {depth}")
+        return trial.target.identity_of[trial.setting]
 
-    def speeds(trials: Mapping[str, Trial]) -> dict[str, Speed]:
-        return dict(trials["fast"].target.speed_of)
+    def times(trials: Mapping[str, Trial], depth: int) -> dict[str, Times]:
+        note(trials["fast"].target, f"speed {depth}")
+        found = dict(trials["fast"].target.times_of)
+        if depth:
+            found |= trials["fast"].target.deep_times_of
+        return found
 
-    found = {"identity": lambda t: t.target.identity_of[t.setting], "speeds": speeds, "rounding": lambda t, text: 0.5}
-    for name, find in found.items():
-        monkeypatch.setattr(exact_auto.exact_trial, name, noted(name, find))
+    def rounding(trial: Trial, text: Sequence[int]) -> float:
+        note(trial.target, "rounding")
+        return 0.5
+
+    for function in (identity, times, rounding):
+        monkeypatch.setattr(exact_auto.exact_trial, function.__name__, function)
     monkeypatch.setattr(exact_auto.exact_trial, "single", lambda t: t.target.single)
-    monkeypatch.setattr(
-        exact_auto.exact_trial, "identity", noted("identity", lambda t: t.target.identity_of[t.setting])
-    )
     return done
 
 
 def test_settings_under_which_sizes_agree_are_found_and_taken(tmp_path: Path, measured: list[str]) -> None:
     target = Switching()
     footing = ExactAuto(target, tmp_path).begin(PROMPT, 100)
-    assert measured == ["fast", "speed", "exact"]
+    assert measured == ALL_STEPS
     assert (footing.same, footing.sizes, footing.bound) == (True, SIZES, 0)
     assert target.setting == "exact"
 
@@ -94,17 +104,17 @@ def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str])
     target = Switching()
     target.identity_of["fast"] = ALL
     assert ExactAuto(target, tmp_path).begin(PROMPT, 100).same
-    assert measured == ["fast"]
+    assert measured == FAST_STEPS[:2]
     assert target.uses == []
 
 
 def test_dear_settings_are_not_taken_and_rounding_is_measured_for_drafts(tmp_path: Path, measured: list[str]) -> None:
     target = Switching()
-    target.speed_of["exact"] = Speed(1000, 0.011, 0.011, 0.001, 0.001)
+    target.times_of["exact"] = Times(0.011, 0.001)
     assert not ExactAuto(target, tmp_path).begin(PROMPT, 100, drafts=False).same
-    assert measured == ["fast", "speed"]
+    assert measured == FAST_STEPS
     footing = ExactAuto(target, tmp_path).begin(PROMPT, 100)
-    assert measured == ["fast", "speed", "rounding"]
+    assert measured == [*FAST_STEPS, "rounding"]
     assert (footing.same, footing.sizes, footing.bound, footing.harmless) == (False, None, 0.5, (1,))
     assert target.setting == "fast"
 
@@ -112,7 +122,7 @@ def test_dear_settings_are_not_taken_and_rounding_is_measured_for_drafts(tmp_pat
 def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Path, measured: list[str]) -> None:
     ExactAuto(Switching(), tmp_path).begin(PROMPT, 100, drafts=False)
     later = Switching()
-    later.speed_of["exact"] = Speed(1000, 9.0, 9.0, 9.0, 9.0)
+    later.times_of["exact"] = Times(9.0, 9.0)
     later.identity_of["exact"] = SPLIT
     before = list(measured)
     assert ExactAuto(later, tmp_path).begin(PROMPT, 100).same
@@ -121,7 +131,7 @@ def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Pa
 
 def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
     early, late = Switching(), Switching()
-    late.speed_of["exact"] = Speed(1000, 9.0, 9.0, 9.0, 9.0)
+    late.times_of["exact"] = Times(9.0, 9.0)
     first, second = ExactAuto(early, tmp_path), ExactAuto(late, tmp_path)  # both have read an empty folder
     assert first.begin(PROMPT, 100).same
     assert second.begin(PROMPT, 100).same
@@ -136,7 +146,7 @@ def test_drafts_do_not_move_the_choice(tmp_path: Path) -> None:
 
 def test_a_slow_model_is_not_kept_waiting(tmp_path: Path, measured: list[str]) -> None:
     slow = Switching()
-    slow.single = 0.4
+    slow.single = 4.0
     footing = ExactAuto(slow, tmp_path).begin(PROMPT, 10)
     assert measured == []
     assert (footing.same, footing.bound) == (False, UNMEASURED)
@@ -146,13 +156,26 @@ def test_a_slow_model_is_not_kept_waiting(tmp_path: Path, measured: list[str]) -
     assert opened == [], "the file says that there is no time for it"
     auto = ExactAuto(slow, tmp_path)
     auto.measure(len(PROMPT), 10, budget=float("inf"))
-    assert measured == ["fast", "speed", "exact"]
+    assert measured == ALL_STEPS
     assert ExactAuto(slow, tmp_path).begin(PROMPT, 10).same
+
+
+def test_a_slow_model_is_measured_step_by_step(tmp_path: Path, measured: list[str]) -> None:
+    slow = Switching()
+    slow.single = 0.5  # a step takes 25 seconds, a typical request 128
+    slow.times_of = {"fast": Times(0.5, 0.05), "exact": Times(0.5, 0.05), "padded": Times(0.7, 0.05)}
+    chosen = []
+    for number in range(len(ALL_STEPS) + 1):
+        footing = ExactAuto(slow, tmp_path).begin(PROMPT, 256)  # a process each
+        assert len(measured) == min(number + 1, len(ALL_STEPS))
+        chosen.append(footing.same)
+    assert measured == ALL_STEPS
+    assert chosen == [False] * 5 + [True] * 2
 
 
 def test_a_conversation_goes_on_as_it_began(tmp_path: Path) -> None:
     target = Switching(n_ctx=4096)
-    target.speed_of["exact"] = Speed(1000, 0.01, 0.01, 0.001, 0.003)
+    target.deep_times_of["exact"] = Times(0.01, 0.003)
     auto = ExactAuto(target, tmp_path)
     long = PROMPT * 40
     assert auto.begin(PROMPT, 100).same
@@ -176,7 +199,7 @@ def test_settings_that_do_not_fit_are_given_up(tmp_path: Path) -> None:
 def test_a_damaged_file_counts_as_nothing_known(content: str, tmp_path: Path, measured: list[str]) -> None:
     (tmp_path / "mock-exact.json").write_text(content)
     assert ExactAuto(Switching(), tmp_path).begin(PROMPT, 100).same
-    assert measured == ["fast", "speed", "exact"]
+    assert measured == ALL_STEPS
 
 
 def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
@@ -184,7 +207,7 @@ def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
     auto.begin(PROMPT, 100)
     auto.forget()
     ExactAuto(Switching(), tmp_path).begin(PROMPT, 100)
-    assert measured == ["fast", "speed", "exact"] * 2
+    assert measured == ALL_STEPS * 2
 
 
 def test_no_draft_is_longer_than_can_be_taken_back(tmp_path: Path) -> None:
