@@ -9,7 +9,7 @@ from typing import Any
 
 import ngramspec
 from ngramspec import machine
-from ngramspec.target import Target, build
+from ngramspec.llama.target import Target, build
 
 
 def model_lines(target: Target) -> list[str]:

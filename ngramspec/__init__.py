@@ -1,15 +1,15 @@
 """ngramspec: any local GGUF model, faster, without a draft model and without changing its output.
 
     from ngramspec import Sampling, SpeculativeDecoder
-    from ngramspec.target import Target
+    from ngramspec.llama.target import Target
 
     target = Target("model.gguf")
     decoder = SpeculativeDecoder(target)
     for step in decoder.generate(target.tokenize("def fib(n):"), max_tokens=200):
         print(step.text, end="", flush=True)
 
-Importing this is cheap: what it names is imported when it is first used. `ngramspec.target` is not among it: it loads
-llama.cpp, which the algorithms do without.
+Importing this is cheap: what it names is imported when it is first used. `ngramspec.llama.target` is not among it: it
+loads llama.cpp, which the algorithms do without.
 """
 
 import os
@@ -24,20 +24,20 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from ngramspec.decoder import SpeculativeDecoder
-    from ngramspec.draft import Draft, Drafter
-    from ngramspec.predictor import NGramPredictor
-    from ngramspec.sampling import Sampling
-    from ngramspec.stats import Stats, Step
+    from ngramspec.decoding.decoder import SpeculativeDecoder
+    from ngramspec.decoding.step import Stats, Step
+    from ngramspec.drafting.draft import Draft, Drafter
+    from ngramspec.drafting.predictor import NGramPredictor
+    from ngramspec.sampling.settings import Sampling
 else:
     _MODULES = {
-        "Draft": "draft",
-        "Drafter": "draft",
-        "NGramPredictor": "predictor",
-        "Sampling": "sampling",
-        "SpeculativeDecoder": "decoder",
-        "Stats": "stats",
-        "Step": "stats",
+        "Draft": "drafting.draft",
+        "Drafter": "drafting.draft",
+        "NGramPredictor": "drafting.predictor",
+        "Sampling": "sampling.settings",
+        "SpeculativeDecoder": "decoding.decoder",
+        "Stats": "decoding.step",
+        "Step": "decoding.step",
     }
 
     def __getattr__(name):

@@ -1,12 +1,12 @@
-"""Drafters: everything that guesses the next tokens, behind the protocol of `ngramspec.draft`."""
+"""Drafters: everything that guesses the next tokens, behind the protocol of `ngramspec.drafting.draft`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ngramspec.draft import Drafter
-from ngramspec.drafting.mixture import MemoryDrafter, MixtureDrafter
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.recycle import RecycleDrafter
 from ngramspec.drafting.suffix import SuffixDrafter
