@@ -11,7 +11,6 @@ import typer
 from rich.console import RenderableType
 
 from ngramspec.benchmark.alpha import AlphaMeasurement
-from ngramspec.benchmark.cases import Skipped, prepare
 from ngramspec.benchmark.report import Summary, summarise, verdicts
 from ngramspec.benchmark.runs import Benchmark, Run
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -19,8 +18,8 @@ from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT
-from ngramspec.policies.cost_aware import POLICIES
-from ngramspec.prompts import Prompt, load_prompts
+from ngramspec.policies import POLICIES
+from ngramspec.prompts import Prompt, Skipped, load_prompts, prepare
 from ngramspec.sampling.settings import Sampling
 
 from .about import exact_mode, load_settings, model_lines, provenance

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import RenderableType
 
 from ngramspec.benchmark.alpha import ORDERS, AlphaMeasurement, AlphaOfOrder
-from ngramspec.benchmark.cases import Case
+from ngramspec.prompts import Case
 
 from .bench_view import bench_bar, table
 from .console import Outcome, outcome

@@ -14,7 +14,8 @@ from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.exactness.choice import TYPICAL
-from ngramspec.llama.target import MAX_EVALUATE, Target, build
+from ngramspec.llama.devices import build
+from ngramspec.llama.target import MAX_EVALUATE, Target
 
 from .console import guarded_stdout, note
 from .options import LoadOptions, Model

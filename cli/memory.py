@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from ngramspec import machine
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
 from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.names import DEFAULT, memory_folder
 from ngramspec.memory.remember import read_settings

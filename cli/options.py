@@ -19,13 +19,15 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.exactness.choice import Exact
 from ngramspec.llama.kv_cache import CacheType
-from ngramspec.llama.target import Target, Vocabulary
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.names import memory_folder
 from ngramspec.models.check import check_vocabulary_file
 from ngramspec.models.find import ModelSource, resolve
-from ngramspec.policies.cost_aware import POLICIES, FixedPolicy, make_policy
+from ngramspec.policies import POLICIES, make_policy
+from ngramspec.policies.simple import FixedPolicy
 
 from .console import download_bar, note, signals_deferred, usage_error
 from .memory_option import open_memory

@@ -14,9 +14,11 @@ import ngramspec
 from ngramspec.cost.given import CURVES, GivenCurve, find_curves
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.llama.target import Target, Vocabulary
-from ngramspec.policies.cost_aware import POLICIES, make_policy
-from ngramspec.replay.replay import Recording, Replay, check_replayable
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.policies import POLICIES, make_policy
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay, check_replayable
 from ngramspec.replay.report import TIMED, Comparison, Figures
 from ngramspec.replay.timed import DISTURBED, TimedReplay
 from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL

@@ -11,8 +11,9 @@ import numpy as np
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import GivenCurve, find_curves, measured
 from ngramspec.errors import CurveError
-from ngramspec.llama.target import Target, Vocabulary
-from ngramspec.replay.replay import Recording
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.replay.recording import Recording
 from ngramspec.replay.report import TIMED
 from ngramspec.replay.transcripts import Recorder, Transcripts, sample
 

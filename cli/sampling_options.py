@@ -11,7 +11,8 @@ from typing import Annotated, Literal
 import typer
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.llama.target import Vocabulary, schema_grammar
+from ngramspec.llama.grammar import schema_grammar
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import SAMPLERS, Sampling, parse_samplers
 
 from .console import fail, note, read_text, usage_error

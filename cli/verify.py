@@ -12,11 +12,10 @@ from typing import Annotated, Any
 
 import typer
 
-from ngramspec.benchmark.cases import Case, Skipped, prepare
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.llama.target import Target
-from ngramspec.prompts import load_prompts
+from ngramspec.prompts import Case, Skipped, load_prompts, prepare
 from ngramspec.selfcheck.check import SelfCheck
 from ngramspec.selfcheck.report import Check, report, verdict
 

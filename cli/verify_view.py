@@ -13,7 +13,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.benchmark.cases import Skipped
+from ngramspec.prompts import Skipped
 from ngramspec.selfcheck.check import SelfCheck
 from ngramspec.selfcheck.difference import TextDifference
 from ngramspec.selfcheck.report import Check, verdict

@@ -16,13 +16,13 @@ from __future__ import annotations
 import importlib.resources
 import json
 import tomllib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.errors import ModelError, NGramSpecError
 
 PACKAGE = "ngramspec_prompts"
 
@@ -223,3 +223,54 @@ def _check_unique(prompts: Iterable[Prompt], where: str) -> None:
         if (prompt.category, prompt.id) in seen:
             raise NGramSpecError(f"{where}: two prompts of {prompt.category} have the id {prompt.id}")
         seen.add((prompt.category, prompt.id))
+
+
+class PromptTarget(Protocol):
+    """What turns prompts into tokens; see `ngramspec.llama.target.Target`."""
+
+    n_ctx: int
+
+    def tokenize(self, text: str) -> list[int]: ...
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A prompt as token ids."""
+
+    category: str
+    id: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A prompt that cannot be run on this target, and why."""
+
+    category: str
+    id: str
+    reason: str
+
+
+def prepare(target: PromptTarget, prompts: Iterable[Prompt], max_tokens: int) -> tuple[list[Case], list[Skipped]]:
+    """Tokenize prompts; those that leave no room for `max_tokens`, or that the chat template refuses, are skipped."""
+    cases: list[Case] = []
+    skipped: list[Skipped] = []
+    for prompt in prompts:
+        try:
+            if prompt.text is not None:
+                tokens = target.tokenize(prompt.text)
+            else:
+                tokens = target.chat_prompt(prompt.messages or ())
+        except ModelError as error:
+            skipped.append(Skipped(prompt.category, prompt.id, str(error)))
+            continue
+        if not tokens:
+            skipped.append(Skipped(prompt.category, prompt.id, "no tokens"))
+        elif len(tokens) + max_tokens > target.n_ctx:
+            reason = f"{len(tokens)} tokens and {max_tokens} to generate are too long for a context of {target.n_ctx}"
+            skipped.append(Skipped(prompt.category, prompt.id, reason))
+        else:
+            cases.append(Case(prompt.category, prompt.id, tuple(tokens)))
+    return cases, skipped

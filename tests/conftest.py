@@ -9,7 +9,7 @@ import pytest
 from support.cli_runner import DEMO, environment
 from support.vocabulary_files import WORDS, write_words
 
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec import prompts as prompts_io
+from ngramspec import prompts
 from ngramspec.errors import NGramSpecError
 from ngramspec.prompts import Prompt, load_prompts
 
@@ -112,7 +112,7 @@ def test_none_is_the_packaged_toml_files(tmp_path: Path, monkeypatch: pytest.Mon
     write(package / "__init__.py", "raise_if_read_as_a_prompt = 1\n")
     write(package / "chat.toml", TOML)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(prompts_io, "PACKAGE", package.name)
+    monkeypatch.setattr(prompts, "PACKAGE", package.name)
     try:
         assert load_prompts(None) == [ONE, TWO]
     finally:
@@ -120,7 +120,7 @@ def test_none_is_the_packaged_toml_files(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_a_missing_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts_io, "PACKAGE", "no_such_package_of_prompts")
+    monkeypatch.setattr(prompts, "PACKAGE", "no_such_package_of_prompts")
     with pytest.raises(NGramSpecError, match="missing from this installation"):
         load_prompts(None)
 

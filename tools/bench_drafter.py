@@ -29,7 +29,8 @@ from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.decoding.speculation import Speculation
 from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
-from ngramspec.policies.cost_aware import CostPolicy, Pass
+from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.policies.policy import Pass
 
 AFTER = 4000
 """Tokens of a stream past the context, for the passes."""

@@ -16,7 +16,7 @@ from ngramspec.cost.given import CURVES, LARGEST, parse_curve
 from ngramspec.decoding.speculation import Speculation
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.policies.cost_aware import make_policy
+from ngramspec.policies import make_policy
 
 PADDING = -1
 """No token: whoever evaluates the draft refuses it, and pays for its place in the batch."""

@@ -22,7 +22,7 @@ from ngramspec.acceptance.rules import (
     probability,
     whole,
 )
-from ngramspec.sampling.settings import Sampler
+from ngramspec.sampling.sampler import Sampler
 from ngramspec.theory import typical_threshold
 
 

@@ -33,7 +33,8 @@ from ngramspec.drafting.draft import Choose
 from ngramspec.errors import GrammarError
 from ngramspec.sampling import noise
 from ngramspec.sampling.distribution import BadLogits, Distribution
-from ngramspec.sampling.settings import Pick, Sampler, Sampling
+from ngramspec.sampling.sampler import Pick, Sampler
+from ngramspec.sampling.settings import Sampling
 
 Row = NDArray[np.float32]
 Rows = Iterable[Row]

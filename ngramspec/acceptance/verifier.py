@@ -21,7 +21,8 @@ from ngramspec.acceptance.rules import (
 from ngramspec.drafting.draft import Choose, Draft
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits
-from ngramspec.sampling.settings import Sampler, Sampling
+from ngramspec.sampling.sampler import Sampler
+from ngramspec.sampling.settings import Sampling
 
 METHODS = ("greedy", "coupled", "match", "rejection")
 

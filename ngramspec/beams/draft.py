@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ngramspec.backend import Likely, Node
 from ngramspec.drafting.suffix_automaton import SuffixAutomaton
-from ngramspec.llama.sequences import Likely, Node
 
 ORDERS = 3
 """Most tokens of context that a row is remembered by."""

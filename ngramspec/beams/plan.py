@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ngramspec.backend import Node
 from ngramspec.beams.draft import FADE, BeamDrafter
 from ngramspec.cost.curve import CostCurve
-from ngramspec.llama.sequences import Node
 
 DECAY = 0.95
 """Of what was gained and spent before, at each pass."""

@@ -1,42 +1,10 @@
-"""What beam search needs of a target, and what comes of it: `Hypothesis`, a text found, and `BeamStats`."""
+"""What comes of a beam search: `Hypothesis`, a text found, and `BeamStats`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
-from ngramspec.backend import Logits, TargetProtocol
 from ngramspec.decoding.step import StopReason
-from ngramspec.llama.sequences import Node
-
-
-class TreeProtocol(Protocol):
-    """A tree of continuations in a target's cache; see `ngramspec.llama.sequences.Sequences` for the contracts."""
-
-    leaves: int
-    max_batch: int
-    windowed: bool
-
-    def evaluate(self, nodes: Sequence[Node]) -> Logits: ...
-
-    def keep(self, nodes: Sequence[Node]) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class BranchingTarget(TargetProtocol, Protocol):
-    """A target whose cache can hold several continuations of a prompt; see `ngramspec.llama.target.Target`."""
-
-    n_seq: int
-
-    @property
-    def suppressed(self) -> tuple[int, ...]: ...
-
-    @property
-    def can_branch(self) -> bool: ...
-
-    def sequences(self, root: Node) -> TreeProtocol: ...
 
 
 @dataclass(frozen=True, slots=True)

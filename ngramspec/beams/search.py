@@ -21,15 +21,14 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 
-from ngramspec.backend import Logits, Progress
+from ngramspec.backend import BranchingTarget, Likely, Logits, Node, Progress, TreeProtocol, common_ancestor
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.plan import BeamPlan
-from ngramspec.beams.result import BeamStats, BranchingTarget, Hypothesis, TreeProtocol
+from ngramspec.beams.result import BeamStats, Hypothesis
 from ngramspec.beams.state import BeamState
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.step import StopReason
 from ngramspec.errors import ModelError, PromptError
-from ngramspec.llama.sequences import Likely, Node, common_ancestor
 from ngramspec.sampling.distribution import top_token
 from ngramspec.sampling.logprobs import logprobs
 

@@ -7,11 +7,10 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Likely, Node, TargetProtocol
 from ngramspec.beams.result import Hypothesis
 from ngramspec.decoding.step import StopReason
 from ngramspec.decoding.text import TextStream
-from ngramspec.llama.sequences import Likely, Node
 
 
 class Beam(NamedTuple):

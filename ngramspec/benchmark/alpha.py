@@ -20,7 +20,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
 from ngramspec.drafting.draft import Choose, Draft, Outlook
 from ngramspec.exactness.choice import Exact
-from ngramspec.policies.cost_aware import FixedPolicy
+from ngramspec.policies.simple import FixedPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.theory import alpha_from_acceptance
 

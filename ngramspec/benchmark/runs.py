@@ -25,11 +25,12 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.benchmark.cases import Case
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step, StopReason
+from ngramspec.prompts import Case
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tokens import common_prefix
 
 Kind = Literal["plain", "drafted", "default"]
 """`plain` and `drafted` are the comparison. `default` is plain decoding on a target without exact mode: the
@@ -267,7 +268,7 @@ class Benchmark:
             plain, drafted = outputs["plain", repeat], outputs["drafted", repeat]
             if plain == drafted:
                 continue
-            position = first_difference(plain, drafted)
+            position = common_prefix(plain, drafted)
             a, b = (out[position] if position < len(out) else None for out in (plain, drafted))
             margin = None
             bare = self._sampling.greedy and not self._sampling.moves_logits
@@ -278,9 +279,3 @@ class Benchmark:
                 margin = abs(float(logits[a]) - float(logits[b]))
             self.differences.append(Difference(case.category, case.id, repeat, position, a, b, policy, margin))
             return
-
-
-def first_difference(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many tokens two outputs share from the start."""
-    shorter = min(len(a), len(b))
-    return next((i for i in range(shorter) if a[i] != b[i]), shorter)

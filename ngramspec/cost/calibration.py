@@ -7,43 +7,19 @@ sizes that exact mode uses. The last is stored because it must not change from o
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import platformdirs
 
 from ngramspec.backend import TargetProtocol
-from ngramspec.cost import curve as cost
-from ngramspec.cost.curve import MEASURE_ORDER, CostCurve, Replay
+from ngramspec.cost import kernels, measure
+from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import ProbeReport
+from ngramspec.cost.measure import MEASURE_ORDER, Replay
+from ngramspec.storage import cache_folder, write_whole
 
 EXACT_TOLERANCE = 1.25
 """Exact mode takes the largest kernel class whose cheapest pass costs at most this many one-token passes."""
-
-
-def default_folder() -> Path:
-    """Where calibrations are kept unless the caller says otherwise."""
-    return Path(platformdirs.user_cache_dir("ngramspec", appauthor=False)) / "calibration"
-
-
-def write_whole(path: Path, data: Any) -> None:
-    """Write JSON whole or not at all; a folder that cannot be written costs a new measurement, no more."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError:
-        pass
 
 
 @dataclass(slots=True)
@@ -70,7 +46,7 @@ class Calibration:
     @classmethod
     def load(cls, target: TargetProtocol, folder: Path | None = None) -> Calibration:
         """What is known about `target`; a missing, damaged or foreign file counts as nothing known."""
-        known = cls((folder or default_folder()) / f"{target.fingerprint}.json")
+        known = cls((folder or cache_folder("calibration")) / f"{target.fingerprint}.json")
         known._read()
         return known
 
@@ -122,13 +98,13 @@ class Calibration:
         """The cost curve; the cache stays as it is.
 
         Measured on top of what the cache holds if nothing is known, in a time that befits the `tokens` about to
-        be generated (see `cost.measure`). A curve from an earlier process gets one size in turn timed again:
+        be generated (see `measure.measure`). A curve from an earlier process gets one size in turn timed again:
         the machine may have been busy when it was measured, or the model too slow for all sizes.
         """
         if target.replays and self.replay is None:
-            self.replay = cost.time_replay(target)
+            self.replay = measure.time_replay(target)
         if self.curve is None:
-            self.curve = cost.measure(target, tokens)
+            self.curve = measure.measure(target, tokens)
         elif not self._fresh:
             self._retime(target, self.curve, tokens)
         self._fresh = True
@@ -140,9 +116,9 @@ class Calibration:
         expected = (repeats + 1) * curve.level + repeats * curve.seconds(size)
         if expected > max(0.5, 0.05 * tokens * curve.level) or len(target.tokens) + size > target.n_ctx:
             return
-        cost.time_pass(target, 1)
-        single = min(cost.time_pass(target, 1) for _ in range(repeats))
-        curve.retime(size, single, min(cost.time_pass(target, size) for _ in range(repeats)))
+        measure.time_pass(target, 1)
+        single = min(measure.time_pass(target, 1) for _ in range(repeats))
+        curve.retime(size, single, min(measure.time_pass(target, size) for _ in range(repeats)))
         self.uses += 1
 
     def ensure_exact(self, target: TargetProtocol) -> tuple[int, ...]:
@@ -150,7 +126,7 @@ class Calibration:
         if self.exact_sizes is None:
             self._read()
         if self.exact_sizes is None:
-            self.probe = self.probe or target.probe()
+            self.probe = self.probe or kernels.probe(target)
             target.clear()
             target.prefill([0])
             self.exact_sizes = choose_class(self.probe, self.ensure_curve(target))

@@ -22,8 +22,8 @@ from ngramspec.backend import Logits, Progress, TargetProtocol
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.speculation import Speculation
-from ngramspec.decoding.step import Step, StopReason
-from ngramspec.decoding.step_parts import GenerationText, StepReport
+from ngramspec.decoding.step import Detail, Step, StopReason
+from ngramspec.decoding.text import GenerationText
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
@@ -31,7 +31,9 @@ from ngramspec.errors import PromptError
 from ngramspec.exactness.auto import ExactAuto, Footing, Switching
 from ngramspec.exactness.choice import EXACT, Exact
 from ngramspec.exactness.close_calls import CloseCalls
-from ngramspec.policies.cost_aware import Policy, make_policy, smallest
+from ngramspec.policies import make_policy
+from ngramspec.policies.policy import Policy, smallest
+from ngramspec.sampling.logprobs import Logprobs, logprobs
 from ngramspec.sampling.settings import Sampling
 
 
@@ -334,3 +336,23 @@ class SpeculativeDecoder:
         draft = draft if end is None else draft.head(end)
         legal = len(draft) if guide is None else guide.legal(draft)
         return draft.head(legal + 1), draft.head(legal), legal == end
+
+
+class StepReport:
+    """What a step tells besides, where it was asked for."""
+
+    def __init__(self, logprobs: int | None, watched: list[Judgement] | None) -> None:
+        self._count = logprobs
+        self._watched = watched
+
+    def logprobs(self, rows: Logits, tokens: Sequence[int]) -> tuple[Logprobs, ...]:
+        if self._count is None:
+            return ()
+        return tuple(logprobs(row, token, self._count) for row, token in zip(rows, tokens, strict=False))
+
+    def detail(self, position: int, judged: Draft) -> Detail | None:
+        if self._watched is None:
+            return None
+        judgements = tuple(self._watched)
+        self._watched.clear()
+        return Detail(position, judged, judgements)

@@ -17,9 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ngramspec.backend import Logits
-from ngramspec.cost.curve import CostCurve, Replay
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import Replay
 from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Drafter, ReadsLogits
-from ngramspec.policies.cost_aware import Debt, Gauge, Pass, Policy, ReadsRow, smallest
+from ngramspec.policies.policy import Debt, Gauge, Pass, Policy, ReadsRow, smallest
 
 Shape = Callable[[Draft, int], Draft]
 """(what the drafter proposed, most tokens) -> what to draft."""

@@ -10,6 +10,9 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
+from ngramspec.backend import TargetProtocol
+from ngramspec.decoding.step import StopReason
+
 
 class TextStream:
     """Turns the byte pieces of successive tokens into text that ends before the first stop string.
@@ -99,3 +102,35 @@ class TextStream:
             if any(stop.startswith(tail) for stop in self._stop):
                 return start
         return len(text)
+
+
+class GenerationText:
+    """The text of one generation: its pieces, and when and why it ends."""
+
+    def __init__(self, target: TargetProtocol, stop: Sequence[str], limit: int, out_of: StopReason) -> None:
+        self._target = target
+        self._stream = TextStream(stop)
+        self._out_of = out_of
+        self.left = limit
+        self.stop: StopReason | None = None
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._stream.stopped
+
+    def take(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """One piece of text per token, up to the token that ends the text."""
+        pieces = []
+        for token in tokens:
+            self.left -= 1
+            eog = self._target.is_eog(token)
+            piece = "" if eog else self._stream.push(self._target.piece(token))
+            if not eog and self.left > 0 and self._stream.stopped is None:
+                pieces.append(piece)
+                continue
+            if self._stream.stopped is None:
+                piece += self._stream.finish()
+            self.stop = "stop" if self._stream.stopped else "eog" if eog else self._out_of
+            pieces.append(piece)
+            break
+        return tuple(pieces)

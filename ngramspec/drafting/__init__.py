@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
 from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.drafting.recall import Recall
 from ngramspec.drafting.recycle import RecycleDrafter
 from ngramspec.drafting.suffix import SuffixDrafter
-
-if TYPE_CHECKING:
-    from ngramspec.memory import Memory
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "mixture": MixtureDrafter,
@@ -28,7 +25,7 @@ REMEMBERING = frozenset({"mixture", "memory"})
 DEFAULT = "mixture"
 
 
-def make_drafter(name: str, *, memory: Memory | bool | None = None) -> Drafter:
+def make_drafter(name: str, *, memory: Recall | bool | None = None) -> Drafter:
     """A drafter by name.
 
     Args:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.draft import Draft
-from ngramspec.llama.grammar import Grammar, Tokenizer
+from ngramspec.sampling.sampler import GrammarState, Tokenizer
 
 _CHARACTERS = ["\t", "\n", *map(chr, range(0x20, 0x7F))]
 _SPACE = b" \t\n\r"
@@ -85,7 +85,7 @@ class GrammarGuide:
         grammar: where the text is; the sampler moves it on.
     """
 
-    grammar: Grammar
+    grammar: GrammarState
     # The last token of a forced text may be longer in the model's own spelling, and run into what follows.
     _inner: _Rate = field(default_factory=lambda: _Rate(3.6))
     _final: _Rate = field(default_factory=lambda: _Rate(2.0))
@@ -131,7 +131,7 @@ class GrammarGuide:
         for token in tokens:
             self._layout.read(self.grammar.vocabulary.piece(token))
 
-    def _forced_tokens(self, here: Grammar) -> Sequence[int]:
+    def _forced_tokens(self, here: GrammarState) -> Sequence[int]:
         vocabulary = self.grammar.vocabulary
         probes = _probes(vocabulary)
         ahead = self._layout.copy()
@@ -176,7 +176,7 @@ def _spell(vocabulary: Tokenizer, text: str) -> list[int]:
     return []
 
 
-def _walk(here: Grammar, tokens: Sequence[int]) -> int:
+def _walk(here: GrammarState, tokens: Sequence[int]) -> int:
     """How many of the tokens the grammar allows one after the other; moves it past them."""
     for i, token in enumerate(tokens):
         if not here.allows(token):

@@ -18,15 +18,15 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ngramspec.backend import TargetProtocol
-from ngramspec.cost.calibration import default_folder, write_whole
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.exactness import trial as exact_trial
+from ngramspec.exactness import trial
 from ngramspec.exactness.choice import TYPICAL, WAYS, Measured, Way
+from ngramspec.storage import cache_folder, write_whole
 
 BUDGET, SHARE = 8.0, 0.05
 """Most that is measured before a request: so many seconds, or that part of what it is expected to take."""
 
-_COSTS = {"speed": exact_trial.SPEED_COST, "rounding": exact_trial.ROUNDING_COST}
+_COSTS = {"speed": trial.SPEED_COST, "rounding": trial.ROUNDING_COST}
 
 
 @runtime_checkable
@@ -50,7 +50,7 @@ class Switching(TargetProtocol, Protocol):
     def use(self, setting: str) -> None:
         """Change the setting; the cache is then empty."""
 
-    def trial(self, setting: str) -> exact_trial.Trial: ...
+    def trial(self, setting: str) -> trial.Trial: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ class ExactAuto:
     def __init__(self, target: Switching, folder: Path | None = None) -> None:
         self.target = target
         self.known = Measured()
-        self._path = (folder or default_folder()) / f"{target.identity}-exact.json"
+        self._path = (folder or cache_folder("calibration")) / f"{target.identity}-exact.json"
         self._usable: tuple[Way, ...] = WAYS if "exact" in target.settings else WAYS[:2]
         self._read()
 
@@ -178,19 +178,19 @@ class ExactAuto:
         settings = self.target.settings if what == "speed" else ("exact" if what == "exact" else "fast",)
         with ExitStack() as stack:
             trials = {name: stack.enter_context(self.target.trial(name)) for name in settings}
-            one = exact_trial.single(trials[settings[0]])
-            expected = one * _COSTS.get(what, exact_trial.IDENTITY_COST)
+            one = trial.single(trials[settings[0]])
+            expected = one * _COSTS.get(what, trial.IDENTITY_COST)
             # A slow model's request is long, and so may the measurement be.
             longer = self._budget(prompt, tokens, one) - BUDGET if bounded else math.inf
             if expected > deadline + longer - time.perf_counter():
                 self.known.wanted = expected
                 return False
             if what == "speed":
-                self.known.speed = exact_trial.speeds(trials)
+                self.known.speed = trial.speeds(trials)
             elif what == "rounding":
-                self.known.rounding = exact_trial.rounding(trials["fast"], text)
+                self.known.rounding = trial.rounding(trials["fast"], text)
             else:
-                self.known.identity[what] = exact_trial.identity(trials[what])
+                self.known.identity[what] = trial.identity(trials[what])
         self.known.wanted = 0.0
         return True
 

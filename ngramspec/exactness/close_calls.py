@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.errors import GrammarError
-from ngramspec.llama.grammar import Grammar
 from ngramspec.sampling.distribution import BadLogits, Distribution
-from ngramspec.sampling.settings import Pick, Sampler, Sampling
+from ngramspec.sampling.sampler import GrammarState, Pick, Sampler
+from ngramspec.sampling.settings import Sampling
 
 
 class CloseCalls:
@@ -49,9 +49,8 @@ class CloseCalls:
         return count
 
     @property
-    def grammar(self) -> Grammar | None:
-        found: Grammar | None = getattr(self._sampler, "grammar", None)
-        return found
+    def grammar(self) -> GrammarState | None:
+        return self._sampler.grammar
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._position = len(prompt)

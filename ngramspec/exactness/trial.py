@@ -6,7 +6,7 @@ at their first operation, which gives their cells positions and no contents (zer
 takes the same time over zeros, by the same kernels. Zeros can be summed in any order, though, and so some tokens of
 every stretch are real, and all of the last ones before those that are compared.
 
-Handed llama.cpp's API by `ngramspec.llama.target`, which alone imports it.
+llama.cpp is handed in by `ngramspec.llama.target`.
 """
 
 from __future__ import annotations

@@ -13,15 +13,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import subprocess
-import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
-
 from ngramspec import child, machine
-from ngramspec.cost.calibration import default_folder as calibration_folder
+from ngramspec.storage import cache_folder
 
 NOTE = (
     "this build's AMX kernels are broken by an older gcc, such as 12.2, and left out; built with gcc 14, passes of many"
@@ -32,13 +29,8 @@ TOLERANCE = 0.1
 """Most that the logits may differ from other kernels', relative, in the 2-norm. Working ones differ by 0.008."""
 
 _VERDICTS = {"works": True, "broken": False}
-_DIFFERS = 3
-_CHILD = child.module("ngramspec.llama.amx")
-
-
-def default_folder() -> Path:
-    """Where verdicts are kept unless the caller says otherwise."""
-    return calibration_folder().parent / "amx"
+DIFFERS = 3
+_CHILD = child.module("ngramspec.llama.amx_trial")
 
 
 def works(
@@ -48,7 +40,8 @@ def works(
 
     Args:
         library: ggml's shared library, with the parts of ggml beside it.
-        folder: where the verdict is kept; if it cannot be written, each call tries again.
+        folder: where the verdict is kept; None for the user's cache folder. If it cannot be written, each call tries
+            again.
         command: what tries; it exits with 0 if the kernels work.
         patience: seconds after which the child is taken to hang.
 
@@ -58,7 +51,7 @@ def works(
     """
     parts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in library.parent.glob("*ggml*") if f.is_file()]
     key = hashlib.blake2b(f"{machine.name()} {sorted(parts)}".encode(), digest_size=12).hexdigest()
-    known = (folder or default_folder()) / key
+    known = (folder or cache_folder("amx")) / key
     with suppress(KeyError):
         return _VERDICTS[child.recall(known) or ""]
     verdict = _try(command, patience)
@@ -74,7 +67,7 @@ def _try(command: Sequence[str], patience: float) -> bool | None:
         return False
     if ended is None:
         return None
-    return True if ended.code == 0 else False if ended.died or ended.code == _DIFFERS else None
+    return True if ended.code == 0 else False if ended.died or ended.code == DIFFERS else None
 
 
 def hide(libggml: ctypes.CDLL) -> bool:
@@ -103,22 +96,3 @@ def hide(libggml: ctypes.CDLL) -> bool:
     for i, kind in enumerate([*(t for t in found if name(t) != b"AMX"), None]):
         types[i] = kind
     return True
-
-
-def _compare() -> int:
-    """What the child does: a few batches with the AMX kernels and with plain ones. Returns its exit code."""
-    from ngramspec.llama.target import Target
-    from ngramspec.models.find import demo_model
-
-    results = []
-    for extra, threads in ((False, 1), (True, 2)):
-        with Target(demo_model().path, n_ctx=64, n_gpu_layers=0, threads=threads, extra_buffers=extra) as target:
-            results.append(np.concatenate([target.evaluate(range(1, n + 1)).copy() for n in (2, 5, 16)]))
-    plain, tried = results
-    # False for a NaN too.
-    return 0 if np.linalg.norm(tried - plain) <= TOLERANCE * np.linalg.norm(plain) else _DIFFERS
-
-
-if __name__ == "__main__":
-    child.confine()
-    sys.exit(_compare())

@@ -5,7 +5,7 @@ contradict each other. An assertion that fails ends the process. So a file never
 child, and its verdict kept in the user's cache folder. Nearly all of those assertions stand where the hyperparameters
 are read, the tensors placed and the graph built, which takes no weights: the child loads with `no_alloc`, in the time
 it takes to start Python. The few that only computing meets are found by two passes where the file is small
-(`COMPUTED`); the values known to cause them are checked in every file (`model_file.check_values`).
+(`COMPUTED`); the values known to cause them are checked in every file (`models.check.check_values`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec import child
-from ngramspec.cost.calibration import default_folder as calibration_folder
 from ngramspec.errors import ModelError
 from ngramspec.models.check import check_values, has_gguf_magic
 from ngramspec.models.gguf import read_header
+from ngramspec.storage import cache_folder
 
 COMPUTED = 1 << 30
 """Bytes of the largest file whose weights the child reads and computes with: some seconds on a slow disk."""
@@ -36,11 +36,6 @@ _ASSERTION = re.compile(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*")
 _EDGE = 1 << 16
 _CPU_SECONDS = 60
 _N_CTX = 256
-
-
-def default_folder() -> Path:
-    """Where verdicts are kept unless the caller says otherwise."""
-    return calibration_folder().parent / "trial"
 
 
 def check(
@@ -56,7 +51,8 @@ def check(
     Args:
         path: a GGUF file; of anything else, and of files that cannot be read, llama.cpp says itself what they are.
         build: names the build of llama.cpp that is to load it.
-        folder: where verdicts are kept; if it cannot be written, each call tries again.
+        folder: where verdicts are kept; None for the user's cache folder. If it cannot be written, each call tries
+            again.
         command: what tries, called with the file's name.
         patience: seconds after which the child is given up; that, like a child that could not be started or was ended
             from outside, condemns no file.
@@ -67,7 +63,7 @@ def check(
     if not has_gguf_magic(path):
         return
     check_values(path, read_header(path))
-    known = (folder or default_folder()) / _fingerprint(path, build)
+    known = (folder or cache_folder("trial")) / _fingerprint(path, build)
     verdict = child.recall(known)
     if not verdict:
         verdict = _try([*(command or child.module("ngramspec.llama.first_load")), str(path)], patience)
@@ -148,7 +144,7 @@ if __name__ == "__main__":
     child.confine(_CPU_SECONDS)
     # A child that is refused more work, or gets no memory in Python, tells nothing of the file.
     with suppress(Exception):
-        from ngramspec.llama.target import llama  # type: ignore[attr-defined]  # the one file that imports it
+        import llama_cpp.llama_cpp as llama
 
         attempt(llama, Path(sys.argv[1]))
         os._exit(0)

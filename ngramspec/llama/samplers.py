@@ -7,7 +7,7 @@ draw once per emitted token, in the order of plain decoding.
 
 The chain ends before llama.cpp's last sampler, the draw: that is the verifier's (see `ngramspec.acceptance.rules`).
 
-Handed llama.cpp's API by `ngramspec.llama.target`, which alone imports it.
+llama.cpp is handed in by `ngramspec.llama.vocabulary`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 from ngramspec.errors import GrammarError
 from ngramspec.llama.grammar import CANDIDATE, Grammar
 from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
-from ngramspec.sampling.settings import Pick, Sampling
+from ngramspec.sampling.sampler import Pick
+from ngramspec.sampling.settings import Sampling
 
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
 _MOVING = ("penalties", "dry")
@@ -31,7 +32,7 @@ _MIROSTAT_M = 100  # tokens that mirostat 1 fits Zipf's law to; llama.cpp's cons
 
 
 class SamplerChain:
-    """See `ngramspec.sampling.settings.Sampler`.
+    """See `ngramspec.sampling.sampler.Sampler`.
 
     Args:
         api: llama.cpp's functions.

@@ -12,7 +12,7 @@ the cache carries, any of them at once. A path from the root to a leaf is one se
 share are shared: a fork copies no key and no value, it writes a number into cells (`llama_memory_seq_cp` in a
 unified cache). One llama_decode takes the tokens of many paths, each of which sees its own path only.
 
-llama.cpp is handed in: only `ngramspec.llama.target` imports it.
+llama.cpp is handed in by `ngramspec.llama.target`.
 """
 
 from __future__ import annotations
@@ -20,55 +20,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
 
-from ngramspec.backend import Logits
+from ngramspec.backend import Logits, Node, common_ancestor
 from ngramspec.errors import TargetError
-
-Likely = Sequence[tuple[int, float]]
-"""(token id, natural logarithm of its probability), best first."""
 
 NEAR = 8
 """How far up a node a free sequence is searched for that holds its beginning and nothing else."""
-
-
-class Node:
-    """A token after all that stands before it.
-
-    Attributes:
-        parent: the node before it; None for the root.
-        token: its id; -1 for the root, which stands for the prompt.
-        length: tokens from the start of the prompt to here.
-        children: nodes that follow it, by token.
-        likely: what the logits after it say, for whoever reads them to leave here; None until then.
-        notes: a drafter's.
-    """
-
-    __slots__ = ("children", "holder", "length", "likely", "mark", "notes", "parent", "token")
-
-    def __init__(self, parent: Node | None, token: int, length: int) -> None:
-        self.parent = parent
-        self.token = token
-        self.length = length
-        self.children: dict[int, Node] = {}
-        self.likely: Likely | None = None
-        self.notes: Any = None
-        self.holder = 0  # a sequence that holds it, if any does
-        self.mark = 0  # the last `keep` that it lived through
-
-    def child(self, token: int) -> Node:
-        """The node of `token` after this one, made if there is none."""
-        node = self.children.get(token)
-        if node is None:
-            node = self.children[token] = Node(self, token, self.length + 1)
-        return node
-
-    def path(self) -> list[int]:
-        """The tokens after the prompt, in order."""
-        tokens: list[int] = []
-        node = self
-        while node.parent is not None:
-            tokens.append(node.token)
-            node = node.parent
-        return tokens[::-1]
 
 
 class Sequences:
@@ -253,15 +209,3 @@ class Sequences:
 
 def _length(node: Node) -> int:
     return node.length
-
-
-def common_ancestor(a: Node, b: Node) -> Node:
-    """The last node that two paths of one tree have in common."""
-    while a is not b:
-        later = a if a.length >= b.length else b
-        assert later.parent is not None
-        if later is a:
-            a = later.parent
-        else:
-            b = later.parent
-    return a

@@ -1,52 +1,40 @@
 """`Target`: a loaded GGUF model with one sequence in its KV cache.
 
-The contract in four calls:
+The contract in three calls:
 
     logits = target.prefill(prompt)        # (n_vocab,) after the last token; reuses the longest common prefix
     logits = target.evaluate(tokens)       # (len(tokens), n_vocab): ONE llama_decode, appended to the cache
     target.rollback(length)                # the cache stands for exactly its first `length` tokens again
-    report = target.probe()                # which batch sizes give bit-identical logits here
 
-This is the only file that imports `llama_cpp`, and it uses the low-level API: logits are requested for the
-positions that are read and for no others, so nothing grows with n_ctx x n_vocab. It knows nothing about
-drafts or acceptance.
+The low-level API is used: logits are requested for the positions that are read and for no others, so nothing grows
+with n_ctx x n_vocab. It knows nothing about drafts or acceptance.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import os
-from collections import deque
 from collections.abc import Sequence
-from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
-from llama_cpp import __version__ as binding_version
 from llama_cpp._ggml import libggml
-from llama_cpp.llama_chat_format import Jinja2ChatFormatter
-from llama_cpp.llama_grammar import json_schema_to_gbnf
 
 from ngramspec import machine
-from ngramspec.backend import Logits, Progress
-from ngramspec.chat_prompt import ChatTemplate, Control
-from ngramspec.cost import kernels as probe
-from ngramspec.errors import GrammarError, ModelError, TargetError
-from ngramspec.exactness import trial as exact_trial
+from ngramspec.backend import Logits, Node, Progress
+from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.choice import EXACT, Exact
-from ngramspec.exactness.trial import Trial
-from ngramspec.llama import amx, huge_pages
-from ngramspec.llama import first_load as trial
-from ngramspec.llama.grammar import Grammar
+from ngramspec.exactness.trial import ROOM, Trial
+from ngramspec.llama import amx, devices, huge_pages, log
+from ngramspec.llama.devices import build
 from ngramspec.llama.kv_cache import CACHE_TYPES, CacheShape, CacheType, fitting_context
-from ngramspec.llama.samplers import SamplerChain
-from ngramspec.llama.sequences import Node, Sequences
+from ngramspec.llama.sequences import Sequences
 from ngramspec.llama.state import Cache
-from ngramspec.sampling.settings import Sampling
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.tokens import common_prefix
 
 MAX_EVALUATE = 64
 """Most tokens one `evaluate` takes: the logits buffer is reserved for this many positions."""
@@ -67,212 +55,6 @@ APART = 64
 """Fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass."""
 
 _FLASH = {"auto": -1, "off": 0, "on": 1}
-_CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-_LOG_ERROR = 4  # ggml.h, enum ggml_log_level
-_log_tail: deque[tuple[int, str]] = deque(maxlen=60)
-
-
-@llama.llama_log_callback  # type: ignore[untyped-decorator]
-def _collect_log(level: int, text: bytes, _data: Any) -> None:
-    _log_tail.append((level, text.decode("utf-8", "replace").strip()))
-
-
-def _last_complaint() -> str:
-    """llama.cpp's own words for what went wrong, out of its log: the first error, as later ones only follow."""
-    errors = [text for level, text in _log_tail if level == _LOG_ERROR and text]
-    return errors[0] if errors else "no reason given"
-
-
-def _init_backend() -> None:
-    llama.llama_log_set(_collect_log, ctypes.c_void_p(0))
-    llama.llama_backend_init()
-
-
-class Vocabulary:
-    """The tokenizer of a GGUF file: text to tokens and back. The file may lack the weights.
-
-    Args:
-        path: a GGUF file.
-
-    Raises:
-        ModelError: the file cannot be loaded, or holds no vocabulary.
-    """
-
-    n_ctx = 0
-    _model: Any = None
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-        _init_backend()
-        params = llama.llama_model_default_params()
-        params.vocab_only = True
-        self._open_model(params)
-
-    def _open_model(self, params: Any) -> None:
-        trial.check(self.path, build())
-        _log_tail.clear()
-        self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not self._model:
-            # Python prints and drops an exception in a callback; what llama.cpp reads as its answer may be "stop".
-            if any("cancelled model load" in text for _, text in _log_tail):
-                raise KeyboardInterrupt
-            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({_last_complaint()})")
-        self._vocab = llama.llama_model_get_vocab(self._model)
-        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
-        if self.n_vocab == 0:
-            raise ModelError(f"{self.path}: the file holds no vocabulary; ask for one with a tokenizer in it")
-        self._pieces: dict[int, bytes] = {}
-
-    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
-        self._check_open()
-        raw = text.encode("utf-8", "surrogatepass")
-        size = len(raw) + 8
-        ids = (llama.llama_token * size)()
-        n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, size, add_bos, special)
-        if n < 0:
-            ids = (llama.llama_token * -n)()
-            n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, -n, add_bos, special)
-        if n < 0:
-            raise TargetError("the text could not be tokenized")
-        return list(ids[:n])
-
-    def piece(self, token: int) -> bytes:
-        """The bytes a token stands for; control tokens stand for none."""
-        piece = self._pieces.get(token)
-        if piece is None:
-            self._check_open()
-            if not 0 <= token < self.n_vocab:
-                raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab}")
-            size = 64
-            while True:
-                buffer = ctypes.create_string_buffer(size)
-                n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-                if n >= 0:
-                    break
-                size = -n
-            piece = self._pieces[token] = buffer.raw[:n]
-        return piece
-
-    def is_eog(self, token: int) -> bool:
-        """Whether the token ends a generation (end of text, of turn, of message)."""
-        self._check_open()
-        return bool(llama.llama_vocab_is_eog(self._vocab, token))
-
-    @property
-    def chat_template(self) -> str | None:
-        """The model's own chat template (Jinja), or None."""
-        raw = llama.llama_model_chat_template(self._model, None)
-        return raw.decode("utf-8", "replace") if raw else None
-
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
-
-        Control tokens are the template's own; what looks like one in a message is text.
-
-        Raises:
-            ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
-        """
-        try:
-            return self._chat.prompt(messages, self.tokenize)
-        except ModelError:
-            raise
-        except Exception as error:  # jinja2's and whatever the template itself raises
-            raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
-
-    @cached_property
-    def _chat(self) -> ChatTemplate:
-        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
-        source = self.chat_template or _CHATML
-        formatter = Jinja2ChatFormatter(source, eos, bos)
-        controls = {}
-        for token in range(self.n_vocab):
-            attributes = llama.llama_vocab_get_attr(self._vocab, token)
-            if attributes & (llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN):
-                strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
-                controls[self._special_text(token)] = Control(token, *map(bool, strips))
-        controls.pop("", None)
-        return ChatTemplate(source, lambda messages: str(formatter(messages=list(messages)).prompt), controls, bos)
-
-    def _special_text(self, token: int) -> str:
-        text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
-        return text.decode("utf-8", "replace") if text else ""
-
-    @property
-    def end_of_turn(self) -> int | None:
-        """The token that ends an answer; None if the vocabulary has none."""
-        token = llama.llama_vocab_eot(self._vocab)
-        token = token if token >= 0 else llama.llama_vocab_eos(self._vocab)
-        return int(token) if token >= 0 else None
-
-    def grammar(self, text: str) -> Grammar:
-        """A GBNF grammar over this vocabulary, at its start. Raises GrammarError for a text that is not one."""
-        self._check_open()
-        _log_tail.clear()
-        return Grammar(llama, self, self._vocab, text, _last_complaint)
-
-    def sampler(self, sampling: Sampling) -> SamplerChain:
-        """The samplers that a `Sampling` asks for, for one text.
-
-        Raises:
-            ValueError: a logit bias of a token that is not in the vocabulary.
-            GrammarError: the grammar is not one.
-        """
-        self._check_open()
-        return SamplerChain(
-            llama,
-            sampling,
-            self.n_vocab,
-            vocab=self._vocab,
-            n_ctx=self.n_ctx,
-            grammar=self.grammar(sampling.grammar) if sampling.grammar is not None else None,
-            suppressed=self.suppressed,
-        )
-
-    @cached_property
-    def suppressed(self) -> tuple[int, ...]:
-        """Token ids that the model's file forbids."""
-        self._check_open()
-        count = ctypes.c_int32()
-        tokens = llama.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
-        return tuple(tokens[i] for i in range(count.value))
-
-    @cached_property
-    def vocabulary_hash(self) -> bytes:
-        """16 bytes that name the vocabulary: equal where every token id stands for the same text."""
-        self._check_open()
-        text, vocab = llama.llama_vocab_get_text, self._vocab
-        texts = b"\0".join([text(vocab, token) for token in range(self.n_vocab)])
-        return hashlib.blake2b(texts, digest_size=16).digest()
-
-    # ------------------------------------------------------------------ end
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called."""
-        return not self._model
-
-    def _check_open(self) -> None:
-        if self.closed:
-            raise ValueError(f"the {type(self).__name__.lower()} is closed")
-
-    def close(self) -> None:
-        """Free what llama.cpp holds; the object, and logits it returned, cannot be used afterwards."""
-        if self._model:
-            llama.llama_model_free(self._model)
-            self._model = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class Target(Vocabulary):
@@ -288,8 +70,9 @@ class Target(Vocabulary):
         cache_type_k, cache_type_v: element type of the KV cache.
         mmap: map the file instead of reading it.
         exact: "on" chooses the settings under which most batch sizes give bit-identical logits: no flash attention
-            where the model runs on the CPU (see `probe`), and a micro-batch small enough for its attention
-            scores. "auto" begins with the fastest and lets a decoder change them (see `ngramspec.exactness.auto`).
+            where the model runs on the CPU (see `ngramspec.cost.kernels`), and a micro-batch small enough for its
+            attention scores. "auto" begins with the fastest and lets a decoder change them (see
+            `ngramspec.exactness.auto`).
         extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
             `amx_broken` is true). True takes all of ggml's extra memory types for weights, unchecked and before a
             GPU's host memory; False takes none. Both are for the check itself.
@@ -353,7 +136,7 @@ class Target(Vocabulary):
         self.exact = exact
         self.n_seq = n_seq
         self._mapped = mmap
-        _init_backend()
+        log.init_backend()
         self._load(n_gpu_layers, extra_buffers)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
         # llama.cpp has a quantised V cache with flash attention only.
@@ -399,7 +182,7 @@ class Target(Vocabulary):
         buffer = ctypes.create_string_buffer(256)
         llama.llama_model_desc(self._model, buffer, 256)
         self.description = buffer.value.decode("utf-8", "replace")
-        self.devices = machine.devices(libggml)
+        self.devices = devices.devices(libggml)
         is_recurrent = llama.llama_model_is_recurrent, llama.llama_model_is_hybrid
         self._recurrent = any(ask(self._model) for ask in is_recurrent)
 
@@ -420,11 +203,11 @@ class Target(Vocabulary):
         if asked is None:
             # Mapped weights still count as free memory, and will not stay so.
             mapped = self.size_bytes if self._mapped and not self.on_gpu else 0
-            free = machine.free_bytes(self.devices, self.on_gpu, mapped)
+            free = devices.free_bytes(self.devices, self.on_gpu, mapped)
             size, note = fitting_context(self.n_ctx_train, per_token, free)
             self.notes += [note] if note else []
             return size
-        total = machine.total_bytes(self.devices, self.on_gpu)
+        total = devices.total_bytes(self.devices, self.on_gpu)
         # The estimate is exact for plain attention only. Without this check the system ends the process.
         if asked * per_token > total and not self._recurrent and llama.llama_model_n_swa(self._model) == 0:
             raise ModelError(
@@ -452,7 +235,7 @@ class Target(Vocabulary):
             size = llama.llama_state_seq_get_size_ext(context, 0, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
         finally:
             llama.llama_free(context)
-        free = machine.free_bytes(self.devices, self.on_gpu, 0)
+        free = devices.free_bytes(self.devices, self.on_gpu, 0)
         return max(1, min(wanted, int(SNAPSHOT_SHARE * free / max(1, size))))
 
     def _params(self, cells: int, snapshots: int, setting: str) -> Any:
@@ -474,7 +257,7 @@ class Target(Vocabulary):
     def _open_context(self, n_ctx: int, setting: str) -> None:
         snapshots = self._snapshots(self._longest, setting)
         while True:
-            _log_tail.clear()
+            log.tail.clear()
             # Room for the dummy tokens of a padded batch, which never stay in the cache.
             params = self._params(n_ctx + MAX_EVALUATE, snapshots, setting)
             self._ctx = llama.llama_init_from_model(self._model, params)
@@ -483,7 +266,7 @@ class Target(Vocabulary):
             snapshots //= 2
         if not self._ctx:
             raise ModelError(
-                f"{self.path}: no context of {n_ctx} tokens could be made ({_last_complaint()});"
+                f"{self.path}: no context of {n_ctx} tokens could be made ({log.last_complaint()});"
                 " try a smaller -c/--ctx-size"
             )
         if 0 < snapshots < self._longest:
@@ -518,7 +301,7 @@ class Target(Vocabulary):
         finally:
             self.clear()
 
-    # ------------------------------------------------------------------ the four calls
+    # ------------------------------------------------------------------ the three calls
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
         """Make the cache hold exactly `tokens` and return the logits after the last one, shape (n_vocab,).
@@ -536,7 +319,7 @@ class Target(Vocabulary):
         total = len(tokens)
         if not 0 < total <= self.n_ctx:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {total}")
-        keep = _common_prefix(self.tokens, tokens, total - 1)
+        keep = min(common_prefix(self.tokens, tokens), total - 1)
         if aligned:
             keep = min(keep, self._aligned) // self.n_batch * self.n_batch
         self.rollback(keep)
@@ -610,10 +393,6 @@ class Target(Vocabulary):
         self._check_open()
         self._settle()
         self._cache.save()
-
-    def probe(self, depths: Sequence[int] | None = None) -> probe.ProbeReport:
-        """Kernel classes of batch sizes, at a short and a long context; see `cost.kernels`. Clears the cache."""
-        return probe.probe(self, depths)
 
     def sequences(self, root: Node) -> Sequences:
         """A tree of continuations of what the cache holds; nothing else may be evaluated until it is closed.
@@ -732,7 +511,7 @@ class Target(Vocabulary):
             TargetError: there is no memory for it.
         """
         self._check_open()
-        params = self._params(exact_trial.ROOM, 0, setting)
+        params = self._params(ROOM, 0, setting)
         params.n_seq_max, params.kv_unified = 1, False
         return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
 
@@ -776,47 +555,9 @@ class Target(Vocabulary):
             self._ctx = None
 
 
-def make_sampler(sampling: Sampling, n_vocab: int) -> SamplerChain:
-    """The samplers that a `Sampling` asks for, without a vocabulary and so without DRY and grammars."""
-    return SamplerChain(llama, sampling, n_vocab)
-
-
-def schema_grammar(schema: str) -> str:
-    """The GBNF grammar of a JSON schema, as llama.cpp converts it.
-
-    Raises:
-        GrammarError: the text is not JSON, or not a schema that the conversion knows.
-    """
-    try:
-        loaded = json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"the JSON schema is not JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise GrammarError(f"the JSON schema is a {type(loaded).__name__}, but must be an object")
-    try:
-        grammar: str = json_schema_to_gbnf(schema)
-    except Exception as error:  # asserts and whatever a strange schema runs into
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise GrammarError(f"the JSON schema cannot be turned into a grammar: {reason}") from error
-    return grammar
-
-
-def build() -> str:
-    """The build behind `llama_cpp`: its version and what llama.cpp says of its backends."""
-    info = llama.llama_print_system_info().decode("utf-8", "replace")
-    return f"llama-cpp-python {binding_version}; {' '.join(info.split())}"
-
-
 def _has_broken_amx(n_gpu_layers: int) -> bool:
     """Whether weights would be placed for AMX kernels that do not work."""
     if "AMX_INT8 = 1" not in build():
         return False
-    all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in machine.devices(libggml))
+    all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in devices.devices(libggml))
     return not all_on_gpu and not amx.works(Path(libggml._name))
-
-
-def _common_prefix(a: Sequence[int], b: Sequence[int], limit: int) -> int:
-    n = min(len(a), len(b), limit)
-    if list(a[:n]) == list(b[:n]):
-        return n
-    return next(i for i in range(n) if a[i] != b[i])

@@ -10,9 +10,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from ngramspec.errors import NGramSpecError
+from ngramspec.storage import config_folder
 
 
 class SettingsError(NGramSpecError):
@@ -32,7 +31,7 @@ class Settings:
 
 def settings_path() -> Path:
     """Where the settings are kept."""
-    return Path(platformdirs.user_config_dir("ngramspec", appauthor=False)) / "config.toml"
+    return config_folder() / "config.toml"
 
 
 def read_settings(path: Path | None = None) -> Settings:

@@ -1,29 +1,12 @@
-"""How many tokens to draft: the policies by name, and `cost`, the default. See `ngramspec.policies.policy`."""
+"""`CostPolicy`, the default: draft the length that pays on this machine, by what a pass costs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import Draft, Outlook
-from ngramspec.policies.entropy import EntropyPolicy, HeuristicPolicy, ThresholdPolicy
-from ngramspec.policies.policy import Debt, FixedPolicy, Gauge, Pass, Policy, ReadsRow, smallest
-
-__all__ = [
-    "POLICIES",
-    "CostPolicy",
-    "Debt",
-    "EntropyPolicy",
-    "FixedPolicy",
-    "Gauge",
-    "HeuristicPolicy",
-    "Pass",
-    "Policy",
-    "ReadsRow",
-    "ThresholdPolicy",
-    "make_policy",
-    "smallest",
-]
+from ngramspec.policies.policy import Debt, Pass, smallest
 
 
 class CostPolicy:
@@ -157,27 +140,3 @@ def _plan_in_debt(draft: Draft, curve: CostCurve, sizes: Sequence[int], worth: f
         if value > best_value:
             best, best_value = k, value
     return best, 1 + best
-
-
-POLICIES: dict[str, Callable[..., Policy]] = {
-    "fixed": FixedPolicy,
-    "heuristic": HeuristicPolicy,
-    "entropy": EntropyPolicy,
-    "threshold": ThresholdPolicy,
-    "cost": CostPolicy,
-}
-
-
-def make_policy(name: str, draft_max: int | None = None) -> Policy:
-    """A policy by name, with its own default for `draft_max` unless one is given.
-
-    Raises:
-        ValueError: an unknown name, or a `draft_max` below 1.
-    """
-    if name not in POLICIES:
-        raise ValueError(f"unknown policy {name!r}; choose one of: {', '.join(POLICIES)}")
-    if draft_max is None:
-        return POLICIES[name]()
-    if draft_max < 1:
-        raise ValueError(f"draft_max is {draft_max}, but must be at least 1")
-    return POLICIES[name](draft_max)

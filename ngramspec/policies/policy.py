@@ -1,7 +1,7 @@
 """What a policy is: it decides how many tokens to draft, and knows nothing about where drafts come from.
 
 The loop asks three times per pass: `limit()` before the drafter is asked, `plan(draft, curve)` for what to
-send, and `record(...)` with what came of it. `ngramspec.policies.cost_aware` has them all by name.
+send, and `record(...)` with what came of it. `ngramspec.policies` has them all by name.
 """
 
 from __future__ import annotations
@@ -107,29 +107,3 @@ class ReadsRow(Protocol):
 def smallest(needed: int, sizes: Sequence[int]) -> int:
     """The smallest allowed batch size that holds `needed` tokens."""
     return next(n for n in sizes if n >= needed)
-
-
-class FixedPolicy:
-    """Always as many as the drafter has, up to `draft_max`: what most peers do."""
-
-    name = "fixed"
-
-    DRAFT_MAX = 4
-
-    def __init__(self, draft_max: int = DRAFT_MAX) -> None:
-        self._draft_max = draft_max
-
-    def limit(self) -> int:
-        return self._draft_max
-
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
-        return None
-
-    def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
-    ) -> tuple[int, int]:
-        k = min(len(draft), self.limit(), sizes[-1] - 1)
-        return k, smallest(1 + k, sizes)
-
-    def record(self, done: Pass) -> None:
-        pass

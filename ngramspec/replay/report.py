@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.replay.oracle import copy_lengths, least_cost
-from ngramspec.replay.replay import BINS, Recording, Replay, Tally
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
+from ngramspec.replay.tally import BINS, Tally
 from ngramspec.replay.timed import TimedReplay
 
 Figures = dict[str, Any]

@@ -16,14 +16,16 @@ from collections.abc import Sequence
 from statistics import median
 
 from ngramspec.backend import Logits, Progress, TargetProtocol
-from ngramspec.cost.curve import CostCurve, time_batch
+from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import LARGEST, GivenCurve
-from ngramspec.cost.kernels import ProbeReport
+from ngramspec.cost.measure import time_batch
 from ngramspec.decoding.step import Step
 from ngramspec.drafting.draft import Drafter
-from ngramspec.llama.samplers import SamplerChain
-from ngramspec.policies.cost_aware import Policy
-from ngramspec.replay.replay import Recording, Replay, Tally
+from ngramspec.policies.policy import Policy
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
+from ngramspec.replay.tally import Tally
+from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
 CHUNK = 16
@@ -75,11 +77,8 @@ class UnendingTarget:
     def clear(self) -> None:
         self._target.clear()
 
-    def sampler(self, sampling: Sampling) -> SamplerChain:
+    def sampler(self, sampling: Sampling) -> Sampler:
         return self._target.sampler(sampling)
-
-    def probe(self) -> ProbeReport:
-        return self._target.probe()
 
     def is_eog(self, token: int) -> bool:
         return False

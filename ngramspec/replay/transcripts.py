@@ -32,7 +32,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from ngramspec.errors import ModelError, TranscriptError
-from ngramspec.replay.replay import Recording
+from ngramspec.replay.recording import Recording
 
 MAX_TOTAL = 8192
 """Tokens of a prompt and its response; of a longer prompt the head is left out."""
@@ -279,7 +279,7 @@ def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcr
 
 
 class Tokenizer(Protocol):
-    """What turns a transcript into tokens; see `ngramspec.llama.target.Vocabulary`."""
+    """What turns a transcript into tokens; see `ngramspec.llama.vocabulary.Vocabulary`."""
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]: ...
 

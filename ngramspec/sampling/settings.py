@@ -11,12 +11,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
-
-from ngramspec.sampling.distribution import Distribution
 
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """llama.cpp's default order."""
@@ -190,37 +187,3 @@ def parse_samplers(text: str) -> tuple[str, ...]:
     """Names of samplers out of "top_k;temperature", hyphens and llama.cpp's other names allowed."""
     names = (name.strip().lower().replace("-", "_") for name in text.split(";"))
     return tuple(_ALIASES.get(name, name) for name in names if name)
-
-
-Pick = Callable[[Distribution, int], int]
-"""Draws a token from a law: (law, attempt) -> token id. Attempts of one position need independent draws."""
-
-
-class Sampler(Protocol):
-    """A `Sampling` at work on one text: with the state that plain decoding would have at this position.
-
-    Attributes:
-        sampling: the settings.
-    """
-
-    sampling: Sampling
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start a text: what the penalties look back on is `prompt`, the grammar is at its start."""
-
-    def draw(self, logits: NDArray[np.float32], pick: Pick) -> int:
-        """The next token, given its logits of shape (n_vocab,); `pick` draws from the law they come to.
-
-        As llama.cpp does it: a token is drawn without the grammar; if the grammar forbids it, another is drawn
-        from the law of the tokens that the grammar allows.
-
-        Raises:
-            BadLogits: a nan or +inf among the logits that matter, or no finite one.
-            GrammarError: the grammar allows no token.
-        """
-
-    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        """The law of `draw`. Of the two, one is called, once for each token emitted: samplers may be random."""
-
-    def accept(self, token: int) -> None:
-        """A token was emitted."""

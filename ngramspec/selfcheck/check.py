@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Literal, cast, get_args
 
 from ngramspec.backend import Logits, TargetProtocol
-from ngramspec.benchmark.cases import Case
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import LONG, POSITIONS, SHORT, SIZES, ProbeReport, probe
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT
 from ngramspec.errors import GrammarError
+from ngramspec.prompts import Case
 from ngramspec.selfcheck.law import PROMPTS, LawTest, law_tests
 from ngramspec.selfcheck.rollback import ROOM, RollbackTest, rollback_tests
 from ngramspec.selfcheck.states import Kind, StateTest, state_tests

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from ngramspec.acceptance.verifier import Verifier
 from ngramspec.backend import Logits, TargetProtocol
-from ngramspec.benchmark.cases import Case
 from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.prompts import Case
 from ngramspec.sampling.settings import Sampling
 
 FALSE_ALARM = 1e-6

@@ -17,8 +17,9 @@ import numpy as np
 
 from ngramspec.backend import Logits, TargetProtocol
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.curve import MEASURE_ORDER, CostCurve
+from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import POSITIONS, SIZES, probe
+from ngramspec.cost.measure import MEASURE_ORDER
 
 Kind = Literal["reuse", "probe", "calibration"]
 Affordable = Callable[[int, int], bool]

@@ -12,13 +12,13 @@ import numpy as np
 
 from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.backend import Logits, TargetProtocol
-from ngramspec.benchmark.cases import Case
-from ngramspec.benchmark.runs import first_difference
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError
+from ngramspec.prompts import Case
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.selfcheck.difference import TextDifference, movement
+from ngramspec.tokens import common_prefix
 
 TOP = 3
 """Logprobs are compared of emitted tokens and of so many of the likeliest."""
@@ -164,7 +164,7 @@ class TextComparison:
             b = self._generate(self.drafted, case.tokens, setting, len(a.tokens), began + seconds, a.tokens)
         except GrammarError as error:
             raise RuntimeError(f"a grammar that plain decoding keeps to stops drafting: {error}") from error
-        common = first_difference(a.tokens, b.tokens)
+        common = common_prefix(a.tokens, b.tokens)
         # What the second text had no time for is not compared.
         differs = b.row is not None or (len(b.tokens) < len(a.tokens) and not b.cut)
         ours, theirs = a.logprobs[:common], b.logprobs[:common]
@@ -216,7 +216,7 @@ class TextComparison:
 
     def _explain(self, prompt: Sequence[int], setting: Setting, plain: _Text, drafted: _Text) -> TextDifference:
         """Look into the first difference of two texts, which is where the second one ends."""
-        common = first_difference(plain.tokens, drafted.tokens)
+        common = common_prefix(plain.tokens, drafted.tokens)
         bound, target, sampling = self.bound(), self.target, setting.sampling
         read(target, prompt, exact=self.plain.exact == "on")  # the probe may have emptied the cache
         self._generate(self.plain, prompt, setting, common + 1, math.inf)

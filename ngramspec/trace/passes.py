@@ -19,7 +19,6 @@ from heapq import nsmallest
 from itertools import takewhile
 from typing import Any
 
-import ngramspec
 from ngramspec.acceptance.rules import Judgement
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -28,6 +27,7 @@ from ngramspec.drafting.draft import Draft
 from ngramspec.json_data import encode
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
+from ngramspec.version import __version__
 
 VERSION = 1
 TOP = 5
@@ -81,7 +81,7 @@ class Header:
             drafter=decoder.drafter.name if decoder.drafter is not None else "",
             policy=decoder.policy.name,
             exact=decoder.exact == "on",
-            program=f"ngramspec {ngramspec.__version__}",
+            program=f"ngramspec {__version__}",
         )
 
 

@@ -24,7 +24,7 @@ from support.vocabulary_files import END, FIRST_WORD
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.drafting.draft import Choose, Draft
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 from support.laws import ALARM, Path, check_law, law_of_text, next_law
 from support.mock_target import MockTarget, plain_generate
+from support.samplers import make_sampler
 from support.small_loop import certain, from_counts, speculate
 
 from ngramspec.acceptance.lossy import verify_lenient_greedy, verify_typical
 from ngramspec.acceptance.rules import Judgement, Verdict, rejection_choice, verify_rejection
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.llama.target import Vocabulary, make_sampler
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

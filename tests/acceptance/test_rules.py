@@ -20,9 +20,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.laws import ALARM, check_law, next_law
 from support.mock_target import MockTarget, plain_generate
+from support.samplers import make_sampler
 from support.small_loop import Propose, certain, from_counts, speculate
 
-from ngramspec.acceptance import rules as verify_module
+from ngramspec.acceptance import rules
 from ngramspec.acceptance.rules import (
     Judgement,
     Verdict,
@@ -36,7 +37,7 @@ from ngramspec.acceptance.verifier import Verifier
 from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft
 from ngramspec.errors import GrammarError
 from ngramspec.llama.samplers import SamplerChain
-from ngramspec.llama.target import Vocabulary, make_sampler
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling import noise
 from ngramspec.sampling.settings import Sampling
 
@@ -271,7 +272,7 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     class Recorder:
         uniform = staticmethod(recorded)
 
-    monkeypatch.setattr(verify_module, "noise", Recorder)
+    monkeypatch.setattr(rules, "noise", Recorder)
     mock = MockTarget(8, peak=1.0)
     propose = from_counts([{t: 1 + (t + i) % 8 for t in range(8)} for i in range(4)])
     speculate(mock, PROMPT, 300, Sampling(1.0), propose, "rejection")

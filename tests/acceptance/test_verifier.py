@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.samplers import make_sampler
 from support.small_loop import certain
 
 from ngramspec.acceptance.rules import Judgement, coupled_choice, rejection_choice
 from ngramspec.acceptance.verifier import METHODS, Acceptance, Verifier
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.llama.target import make_sampler
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
 

@@ -10,7 +10,7 @@ from architectures.comparison import LEAST, MARGIN, N_CTX, Bench, Result, Status
 from architectures.settings import Ask, Prompts
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
-from ngramspec.cost.kernels import POSITIONS, SIZES
+from ngramspec.cost.kernels import POSITIONS, SIZES, probe
 from ngramspec.llama.target import Target
 from ngramspec.selfcheck.texts import log_softmax
 
@@ -27,7 +27,7 @@ def check_probe(bench: Bench) -> Result:
     """
     rng = np.random.default_rng(0)
     text = [int(t) for t in rng.integers(0, bench.target.n_vocab, DEPTH + 24)]  # the probe's own
-    found = bench.target.probe((DEPTH,))
+    found = probe(bench.target, (DEPTH,))
     rows = {}
     for size in SIZES:
         passes = -(-POSITIONS // size)

@@ -17,10 +17,10 @@ from architectures.comparison import Bench, Result
 from architectures.files import families, names, write_models
 from architectures.others import check_beams, check_probe
 from architectures.settings import CUT, QUICK, Ask, Setting, matrix
-from ngramspec.benchmark.cases import Case
 from ngramspec.llama.snapshots import Snapshots
 from ngramspec.llama.state import Cache
 from ngramspec.llama.target import Target
+from ngramspec.prompts import Case
 from ngramspec.selfcheck.check import SelfCheck
 from ngramspec.selfcheck.report import report
 

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from support.mock_target import Clock, plain_generate
 from support.mock_tree import MockBranchingTarget
 
+from ngramspec.backend import Node
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.result import Hypothesis
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import GivenCurve
 from ngramspec.errors import ModelError, PromptError
-from ngramspec.llama.sequences import Node
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.logprobs import logprobs
 from ngramspec.sampling.settings import Sampling

@@ -13,18 +13,16 @@ from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.benchmark.cases import Case, prepare
 from ngramspec.benchmark.report import OVERALL, Spread, predicted_gain, summarise, verdict, verdicts
-from ngramspec.benchmark.runs import Benchmark, Kind, Run, first_difference
-from ngramspec.cost import curve as cost
+from ngramspec.benchmark.runs import Benchmark, Kind, Run
+from ngramspec.cost import kernels, measure
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.kernels import ProbeReport
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.errors import ModelError
 from ngramspec.exactness.choice import Exact
-from ngramspec.prompts import Prompt
+from ngramspec.prompts import Case, Prompt, prepare
 from ngramspec.sampling.settings import Sampling
 from ngramspec.theory import expected_tokens, improvement_on_curve
 
@@ -269,22 +267,18 @@ def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
     assert summarise(runs, None)[-1].identical == 3
 
 
-def test_both_sides_share_one_probe(tmp_path: Path) -> None:
-    class Counting(MockTarget):
-        probes = 0
-
-        def probe(self) -> ProbeReport:
-            self.probes += 1
-            return super().probe()
-
-    target = Counting()
+def test_both_sides_share_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probes = []
+    find = kernels.probe
+    monkeypatch.setattr(kernels, "probe", lambda *arguments: probes.append(1) or find(*arguments))
+    target = MockTarget()
     unwritable = tmp_path / "file"
     unwritable.touch()
     decoder = SpeculativeDecoder(target, exact="on", calibration_folder=unwritable)
     benchmark = Benchmark(decoder, cases(1), max_tokens=8)
     benchmark.warm_up()
     list(benchmark.measure())
-    assert target.probes == 1
+    assert len(probes) == 1
 
 
 def test_a_target_that_cannot_roll_back_is_compared_with_itself(clock: Clock) -> None:
@@ -356,7 +350,7 @@ def test_costs_are_measured_once_and_then_each_policy_keeps_its_own(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
-    monkeypatch.setattr(cost, "measure", lambda *a, **o: measured.append(1) or CostCurve({1: 1.0, 5: 1.5}))
+    monkeypatch.setattr(measure, "measure", lambda *a, **o: measured.append(1) or CostCurve({1: 1.0, 5: 1.5}))
     target = MockTarget(seconds=lambda n: 1 + 0.2 * (n - 1), clock=clock)
     benchmark = bench(target, policies=("fixed", "heuristic", "cost"), prompts=cases(1), repeat=1)
     assert measured == [1]
@@ -432,12 +426,6 @@ def test_a_benchmark_of_nothing_is_refused() -> None:
     for arguments in (([], 8, 1), (cases(), 1, 1), (cases(), 8, 0)):
         with pytest.raises(ValueError, match="needs a case"):
             Benchmark(decoder, *arguments)
-
-
-def test_first_difference() -> None:
-    assert first_difference((1, 2, 3), (1, 2, 4)) == 2
-    assert first_difference((1, 2), (1, 2, 4)) == 2
-    assert first_difference((), (1,)) == 0
 
 
 # ---------------------------------------------------------------- figures

@@ -14,11 +14,11 @@ import pytest
 from support.cli_runner import DEMO, run, shell
 from support.fake_hub import FakeHub, serve
 
-from ngramspec.cost.calibration import default_folder
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama import amx
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
+from ngramspec.storage import cache_folder
 
 TEXT = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(4)) + "def value_4("
 SMALL = ["complete", "-t", "1", "-c", "512"]
@@ -46,7 +46,7 @@ def decoder(env: dict[str, str], target: Target) -> SpeculativeDecoder:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", env["HOME"])
         patch.setenv("XDG_CACHE_HOME", env["XDG_CACHE_HOME"])
-        folder = default_folder()
+        folder = cache_folder("calibration")
     assert folder.is_relative_to(env["HOME"])
     return SpeculativeDecoder(target, drafter=None, exact="on", calibration_folder=folder)
 

@@ -19,7 +19,7 @@ from support.vocabulary_files import write_vocabulary
 
 from ngramspec import drafting
 from ngramspec.drafting.ngram import NGramDrafter
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, Store
 from ngramspec.memory.names import memory_folder, memory_names
 from ngramspec.memory.remember import settings_path, write_remember

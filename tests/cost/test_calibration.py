@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.cost.calibration import EXACT_TOLERANCE, Calibration, choose_class, default_folder
+from ngramspec.cost.calibration import EXACT_TOLERANCE, Calibration, choose_class
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import SIZES, ProbeReport
 
@@ -20,7 +20,7 @@ from ngramspec.cost.kernels import SIZES, ProbeReport
 def clock() -> Iterator[Clock]:
     fake = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ngramspec.cost.curve.time", fake)
+        patch.setattr("ngramspec.cost.measure.time", fake)
         yield fake
 
 
@@ -199,7 +199,7 @@ def test_a_write_that_fails_leaves_the_old_file(clock: Clock, tmp_path: Path, mo
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr("ngramspec.cost.calibration.json.dump", full)
+        patch.setattr("ngramspec.storage.json.dump", full)
         calibration.save()
     assert path.read_text() == before
     assert list(tmp_path.iterdir()) == [path]
@@ -212,10 +212,6 @@ def test_no_path_keeps_it_in_memory(clock: Clock, tmp_path: Path) -> None:
     calibration.save()
     assert calibration.exact_sizes == (2, 3, 4, 5, 6, 8)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_default_folder_is_the_users_cache() -> None:
-    assert default_folder().parts[-2:] == ("ngramspec", "calibration")
 
 
 # --------------------------------------------------------------------------- several processes

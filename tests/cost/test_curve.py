@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.cost.curve import MEASURE_ORDER, CostCurve, measure, time_pass
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import MEASURE_ORDER, measure, time_pass
 
 ALL = range(1, 65)
 Cost = Callable[[int], float]
@@ -25,7 +26,7 @@ curves = st.dictionaries(st.integers(2, 64), st.floats(0.2, 40.0), max_size=10).
 def clock() -> Iterator[Clock]:
     fake = Clock()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("ngramspec.cost.curve.time", fake)
+        patch.setattr("ngramspec.cost.measure.time", fake)
         yield fake
 
 

@@ -74,7 +74,7 @@ def test_what_was_in_the_cache_does_not_matter() -> None:
     first = probe(target)
     target.prefill([1, 2, 3])
     target.evaluate([4, 5])
-    assert probe(target) == first == target.probe()
+    assert probe(target) == first
 
 
 def test_it_costs_little() -> None:

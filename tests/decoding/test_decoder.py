@@ -25,7 +25,7 @@ from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Outlook
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.choice import Exact
-from ngramspec.policies.cost_aware import FixedPolicy
+from ngramspec.policies.simple import FixedPolicy
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
 
@@ -36,7 +36,7 @@ POLICIES = ("fixed", "heuristic", "cost")
 def mock_clock() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("ngramspec.decoding.decoder.time", CLOCK)
-        patch.setattr("ngramspec.cost.curve.time", CLOCK)
+        patch.setattr("ngramspec.cost.measure.time", CLOCK)
         yield
 
 

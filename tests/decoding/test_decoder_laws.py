@@ -24,7 +24,7 @@ from ngramspec.decoding.step import Stats
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 
 OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}

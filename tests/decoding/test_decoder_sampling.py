@@ -23,9 +23,11 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.errors import GrammarError
-from ngramspec.llama.target import Target, Vocabulary, schema_grammar
+from ngramspec.llama.grammar import schema_grammar
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
-from ngramspec.policies.cost_aware import POLICIES
+from ngramspec.policies import POLICIES
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import SAMPLERS, Sampling
 

@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ngramspec.cost.curve import CostCurve, Replay
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import Replay
 from ngramspec.decoding.speculation import Speculation
 from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Outlook
-from ngramspec.policies.cost_aware import Debt, EntropyPolicy, FixedPolicy, Gauge, Pass
+from ngramspec.policies.entropy import EntropyPolicy
+from ngramspec.policies.policy import Debt, Gauge, Pass
+from ngramspec.policies.simple import FixedPolicy
 
 
 class Parrot:

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ngramspec.drafting import make_drafter
+from ngramspec.drafting.chances import AcceptanceModel, cell
 from ngramspec.drafting.draft import Draft, Outlook
-from ngramspec.drafting.hit_rates import AcceptanceModel, cell
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.predictor import NGramPredictor
 

@@ -11,7 +11,7 @@ from support.mock_target import MockTarget
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError
-from ngramspec.exactness import auto as exact_auto
+from ngramspec.exactness import auto
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.exactness.choice import SIZES, UNMEASURED, Identity, Speed
 
@@ -74,11 +74,9 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     found = {"identity": lambda t: t.target.identity_of[t.setting], "speeds": speeds, "rounding": lambda t, text: 0.5}
     for name, find in found.items():
-        monkeypatch.setattr(exact_auto.exact_trial, name, noted(name, find))
-    monkeypatch.setattr(exact_auto.exact_trial, "single", lambda t: t.target.single)
-    monkeypatch.setattr(
-        exact_auto.exact_trial, "identity", noted("identity", lambda t: t.target.identity_of[t.setting])
-    )
+        monkeypatch.setattr(auto.trial, name, noted(name, find))
+    monkeypatch.setattr(auto.trial, "single", lambda t: t.target.single)
+    monkeypatch.setattr(auto.trial, "identity", noted("identity", lambda t: t.target.identity_of[t.setting]))
     return done
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.mock_target import MockTarget
+from support.samplers import make_sampler
 
 from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.acceptance.verifier import Verifier
@@ -18,7 +19,6 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.exactness.auto import ExactAuto, Footing
 from ngramspec.exactness.close_calls import CloseCalls
-from ngramspec.llama.target import make_sampler
 from ngramspec.sampling.settings import Sampling
 
 VOCAB = 16

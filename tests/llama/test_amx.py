@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from support.cli_runner import DEMO, run
 from support.fake_child import Child
 
-from ngramspec.llama import amx, target
+from ngramspec.llama import amx, amx_trial, target
 from ngramspec.llama.amx import works
 from ngramspec.llama.target import Target
 
@@ -143,10 +143,6 @@ def test_the_child_imports_from_where_this_process_does(
     assert works(library, folder, command=[sys.executable, "-P", "-c", script])
 
 
-def test_the_default_folder_is_in_the_users_cache() -> None:
-    assert amx.default_folder().parts[-2:] == ("ngramspec", "amx")
-
-
 # ---------------------------------------------------------------------- what the child does
 
 
@@ -179,8 +175,8 @@ def test_wrong_logits_are_found(error: float, code: int, monkeypatch: pytest.Mon
             logits[:, :3] *= 1 + self.error * 10
             return logits
 
-    monkeypatch.setattr(target, "Target", Fake)
-    assert amx._compare() == code
+    monkeypatch.setattr(amx_trial, "Target", Fake)
+    assert amx_trial.compare() == code
     assert sorted(loaded) == [(DEMO, False), (DEMO, True)]
 
 
@@ -282,7 +278,7 @@ def test_the_childs_own_loads_ask_nobody(broken: list[Path], parameters: list[An
 
 def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(is_gpu=True)
-    monkeypatch.setattr(target.machine, "devices", lambda library: [gpu])
+    monkeypatch.setattr(target.devices, "devices", lambda library: [gpu])
     assert not target._has_broken_amx(-1)
     assert broken == []
     assert target._has_broken_amx(10)
@@ -293,9 +289,9 @@ def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypa
 
 def test_the_user_is_told(env: dict[str, str]) -> None:
     script = (
-        "from ngramspec import amx, target\n"
-        "name = target.build()\n"
-        "target.build = lambda: name + ' AMX_INT8 = 1 |'\n"
+        "from ngramspec.llama import amx, devices\n"
+        "name = devices.build()\n"
+        "devices.build = lambda: name + ' AMX_INT8 = 1 |'\n"
         "amx.works = lambda library: False\n"
         "from ngramspec_cli.app import main\n"
         "main()"

@@ -11,8 +11,10 @@ from support.cli_runner import DEMO, run
 from support.fake_child import Child
 
 from ngramspec.errors import ModelError
-from ngramspec.llama import first_load as trial
-from ngramspec.llama.target import Target, Vocabulary, build
+from ngramspec.llama import first_load
+from ngramspec.llama.devices import build
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
 
 # What ended the process in issue 9's trials, by the words of its mutation.
 FATAL = [
@@ -47,7 +49,7 @@ def folder(tmp_path: Path) -> Path:
 def refused(path: Path, folder: Path, child: Child, **options: float) -> str | None:
     """What is said of a file, if it is refused."""
     try:
-        trial.check(path, "a build", folder, command=child.command, **options)
+        first_load.check(path, "a build", folder, command=child.command, **options)
     except ModelError as error:
         return str(error)
     return None
@@ -135,7 +137,7 @@ def test_a_child_that_takes_too_long_condemns_no_file(file: Path, folder: Path, 
 
 
 def test_a_child_that_cannot_be_started_condemns_no_file(file: Path, folder: Path) -> None:
-    trial.check(file, "a build", folder, command=["/nonexistent/python"])
+    first_load.check(file, "a build", folder, command=["/nonexistent/python"])
     assert not folder.exists()
 
 
@@ -149,12 +151,12 @@ def test_a_folder_that_cannot_be_written_costs_another_try(file: Path, tmp_path:
 @pytest.mark.parametrize("change", ["header", "end", "size", "build"])
 def test_another_file_or_build_is_tried_again(change: str, file: Path, folder: Path, tmp_path: Path) -> None:
     child = Child(tmp_path, "")
-    trial.check(file, "a build", folder, command=child.command)
+    first_load.check(file, "a build", folder, command=child.command)
     raw = file.read_bytes()
     if change != "build":
         at = {"header": 1 << 17, "end": len(raw) - 1, "size": len(raw)}[change]
         file.write_bytes(raw[:at] + b"x" + raw[at + 1 :])
-    trial.check(file, "another" if change == "build" else "a build", folder, command=child.command)
+    first_load.check(file, "another" if change == "build" else "a build", folder, command=child.command)
     assert child.starts == 2
 
 
@@ -167,7 +169,6 @@ def test_what_is_no_model_is_left_to_llama(tmp_path: Path, folder: Path) -> None
 
 
 def test_the_real_child_on_good_files(folder: Path) -> None:
-    trial.check(DEMO, build(), folder)
+    first_load.check(DEMO, build(), folder)
     (verdict,) = folder.iterdir()
     assert verdict.read_text() == "good"
-    assert trial.default_folder().parts[-2:] == ("ngramspec", "trial")

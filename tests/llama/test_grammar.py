@@ -13,8 +13,8 @@ from support.cli_runner import DEMO, run
 from support.vocabulary_files import END
 
 from ngramspec.errors import GrammarError, NGramSpecError
-from ngramspec.llama.grammar import CANDIDATE, Grammar
-from ngramspec.llama.target import Vocabulary, schema_grammar
+from ngramspec.llama.grammar import CANDIDATE, Grammar, schema_grammar
+from ngramspec.llama.vocabulary import Vocabulary
 
 LANGUAGE = 'root ::= ("a" "b"? | "c" | "\\u00e9")*'
 SENTENCE = re.compile("(ab?|c|\u00e9)*")

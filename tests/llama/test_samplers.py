@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.llama_chain import SETTINGS, LlamaChain, chains, compare, some_logits, some_text
+from support.samplers import make_sampler
 
-from ngramspec.llama.target import Vocabulary, make_sampler
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import SAMPLERS, Sampling
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from support.laws import next_law
 from support.llama_chain import OPEN, SETTINGS, chains, check_law, compare, some_logits
+from support.samplers import make_sampler
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.samplers import SamplerChain
-from ngramspec.llama.target import Vocabulary, make_sampler
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import SAMPLERS, Sampling
 

@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from support.cli_runner import DEMO
 from support.tiny_models import WINDOW, write_model
 
+from ngramspec.backend import Node
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.llama.sequences import Node, Sequences
+from ngramspec.llama.sequences import Sequences
 from ngramspec.llama.target import MAX_EVALUATE, Target
 from ngramspec.sampling.logprobs import logprobs
 

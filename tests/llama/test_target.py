@@ -15,13 +15,12 @@ import pytest
 from numpy.typing import NDArray
 from support.tiny_models import HEADS, LAYERS, WIDTH, WINDOW, write_model
 
-from ngramspec import machine
-from ngramspec.cost.kernels import SIZES
+from ngramspec.cost.kernels import SIZES, probe
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.choice import Exact
-from ngramspec.llama import amx, huge_pages
+from ngramspec.llama import amx, devices, huge_pages, log
 from ngramspec.llama import target as target_module
 from ngramspec.llama.kv_cache import CacheShape
 from ngramspec.llama.target import MAX_EVALUATE, TAIL, Target
@@ -346,7 +345,7 @@ def test_drafts_change_no_bit_across_a_long_context(exact: Target, folder: Path)
 
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_default_mode_differs_only_where_the_model_wavers(prompt: str, demo: Target, folder: Path) -> None:
-    report = demo.probe([40, 300])
+    report = probe(demo, [40, 300])
     tokens = demo.tokenize(prompt)
     plain = SpeculativeDecoder(demo, drafter=None, calibration_folder=folder)
     drafted = SpeculativeDecoder(demo, policy="fixed", draft_max=7, calibration_folder=folder)
@@ -361,12 +360,12 @@ def test_default_mode_differs_only_where_the_model_wavers(prompt: str, demo: Tar
 
 
 def test_probing_the_demo(exact: Target) -> None:
-    report = exact.probe([40, 300])
+    report = probe(exact, [40, 300])
     assert report.depths == (40, 300)
     assert sorted(n for c in report.classes for n in c) == list(SIZES)
     assert 0 <= report.max_difference < 1
     assert exact.tokens == []
-    assert exact.probe([40, 300]) == report
+    assert probe(exact, [40, 300]) == report
 
 
 # --------------------------------------------------------------------------- tokens and text
@@ -458,11 +457,11 @@ def test_the_context_is_capped_to_memory(files: dict[str, Path], monkeypatch: py
     with Target(files["llama"], threads=1) as target:
         assert (target.n_ctx, own_notes(target)) == (1024, [])
     per_token = CacheShape(LAYERS, 1, WIDTH // HEADS, WIDTH // HEADS).bytes_per_token("f16", "f16")
-    monkeypatch.setattr(machine, "free_bytes", lambda *_: int(2 * per_token * 800))
+    monkeypatch.setattr(devices, "free_bytes", lambda *_: int(2 * per_token * 800))
     with Target(files["llama"], threads=1) as target:
         assert target.n_ctx == 768
         assert ["768" in note and "1024" in note and "-c" in note for note in own_notes(target)] == [True]
-    monkeypatch.setattr(machine, "free_bytes", lambda *_: 0)
+    monkeypatch.setattr(devices, "free_bytes", lambda *_: 0)
     with Target(files["llama"], threads=1) as target:
         assert target.n_ctx == 512
     with Target(files["llama"], n_ctx=900, threads=1) as target:
@@ -516,7 +515,7 @@ def test_huge_pages_are_asked_for_before_the_weights_are_read(monkeypatch: pytes
 
 def test_a_load_that_ctrl_c_cut_short_is_an_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     def cancelled(*_: Any) -> None:
-        target_module._log_tail.append((1, "llama_model_load_from_file_impl: cancelled model load"))
+        log.tail.append((1, "llama_model_load_from_file_impl: cancelled model load"))
 
     monkeypatch.setattr(target_module.llama, "llama_model_load_from_file", cancelled)
     with pytest.raises(KeyboardInterrupt):

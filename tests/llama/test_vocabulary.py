@@ -10,7 +10,8 @@ from support.tiny_gguf import write_gguf
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.errors import ModelError
-from ngramspec.llama.target import Target, Vocabulary
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.models.check import check_vocabulary_file
 
 TEXT = "<|im_start|>user\nGrüße, 漢字!<|im_end|>\n"

@@ -12,7 +12,7 @@ from support.fake_hub import COMMIT, FakeHub, serve
 from support.tiny_gguf import write_gguf
 
 from ngramspec.errors import ModelError
-from ngramspec.models import find as source
+from ngramspec.models import find
 from ngramspec.models.hub import _bar_class, fetch
 
 REPO = "owner/repo-GGUF"
@@ -66,7 +66,7 @@ def test_a_named_file_or_quantisation(hub: FakeHub, env: dict[str, str], wanted:
 
 
 def test_all_parts_of_a_split_model(env: dict[str, str]) -> None:
-    chosen = source.resolve(f"hf:{REPO}:BF16", env)  # checks every part
+    chosen = find.resolve(f"hf:{REPO}:BF16", env)  # checks every part
     assert chosen.path.name == "m-BF16-00001-of-00002.gguf"
     assert chosen.label == f"{REPO}:m-BF16-00001-of-00002.gguf"
     assert len(list(chosen.path.parent.iterdir())) == 2

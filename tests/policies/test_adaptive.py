@@ -11,8 +11,10 @@ import pytest
 from numpy.typing import NDArray
 
 from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.policies.cost_aware import EntropyPolicy, Gauge, Pass, ReadsRow, ThresholdPolicy, make_policy
-from ngramspec.policies.entropy import normalised_entropy
+from ngramspec.policies import make_policy
+from ngramspec.policies.entropy import EntropyPolicy, normalised_entropy
+from ngramspec.policies.policy import Gauge, Pass, ReadsRow
+from ngramspec.policies.threshold import ThresholdPolicy
 
 ALL = range(1, 65)
 

@@ -9,9 +9,11 @@ import pytest
 from support.decoder_loop import Oracle, drive, model, unmeasured
 from support.mock_target import plain_generate
 
-from ngramspec.cost.curve import CostCurve, Replay
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import Replay
 from ngramspec.drafting.draft import Draft
-from ngramspec.policies.cost_aware import CostPolicy, Debt, Pass
+from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.policies.policy import Debt, Pass
 from ngramspec.sampling.settings import Sampling
 
 SIZES = range(1, 65)

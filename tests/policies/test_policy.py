@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.policies.cost_aware import POLICIES, CostPolicy, Pass, Policy, make_policy, smallest
+from ngramspec.policies import POLICIES, make_policy
+from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.policies.policy import Pass, Policy, smallest
 
 ALL = range(1, 65)
 Cost = Callable[[int], float]

@@ -12,7 +12,8 @@ from support.recordings import recordings
 from ngramspec.cost.given import CURVES, LARGEST, GivenCurve
 from ngramspec.drafting.draft import Choose, Draft, Outlook
 from ngramspec.replay.oracle import copy_lengths, least_cost
-from ngramspec.replay.replay import Recording, Replay
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
 
 
 def naive_lengths(prompt: list[int], response: list[int]) -> list[int]:

@@ -13,7 +13,9 @@ from support.recordings import recordings
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.errors import CurveError
-from ngramspec.replay.replay import Recording, Replay, Tally
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
+from ngramspec.replay.tally import Tally
 
 PATH = Path(__file__).parents[2] / "tools" / "replay_plugin.py"
 

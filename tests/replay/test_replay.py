@@ -15,9 +15,11 @@ from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Choose, Draft, Outlook
-from ngramspec.policies.cost_aware import FixedPolicy
-from ngramspec.replay.replay import BINS, ENDLESS, Metered, RecordedTarget, Recording, Reliability, Replay, Tally
+from ngramspec.policies.simple import FixedPolicy
+from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording
+from ngramspec.replay.replay import Metered, Replay
 from ngramspec.replay.report import Comparison, by_category, figures
+from ngramspec.replay.tally import BINS, Reliability, Tally
 from ngramspec.sampling.settings import Sampling
 
 CPU = GivenCurve(CURVES["cpu-1.5b-q4_0"][0])

@@ -10,8 +10,10 @@ from support.recordings import recordings
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.drafting import make_drafter
-from ngramspec.replay.replay import Recording, Replay, Tally
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
 from ngramspec.replay.report import Comparison
+from ngramspec.replay.tally import Tally
 from ngramspec.replay.timed import TimedReplay
 
 CLOCK = Clock(0.0)
@@ -22,7 +24,7 @@ SOME = recordings(8, seed=2)
 
 @pytest.fixture(autouse=True)
 def mock_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("decoding.decoder", "cost.curve", "replay.timed"):
+    for module in ("decoding.decoder", "cost.measure", "replay.timed"):
         monkeypatch.setattr(f"ngramspec.{module}.time", CLOCK)
 
 

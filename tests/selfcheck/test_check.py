@@ -17,12 +17,12 @@ import ngramspec.acceptance.verifier
 import ngramspec.selfcheck.check
 import ngramspec.selfcheck.law
 from ngramspec.acceptance.rules import Verdict
-from ngramspec.benchmark.cases import Case
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
 from ngramspec.drafting.draft import Draft
 from ngramspec.errors import GrammarError
 from ngramspec.llama.samplers import SamplerChain
+from ngramspec.prompts import Case
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.selfcheck.check import SelfCheck
@@ -486,7 +486,7 @@ def test_a_slow_model_is_checked_in_about_the_time_given(
 ) -> None:
     """Reading takes time too: a quarter of a pass per token, as on a CPU."""
     clock = Clock(TICK)
-    monkeypatch.setattr("ngramspec.cost.curve.time.perf_counter", clock.perf_counter)
+    monkeypatch.setattr("ngramspec.cost.measure.time.perf_counter", clock.perf_counter)
 
     class Slow(MockTarget):
         def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.samplers import make_sampler
 
 from ngramspec.acceptance.rules import gumbel_pick
-from ngramspec.llama.target import make_sampler
 from ngramspec.sampling.noise import gumbel_one
 from ngramspec.sampling.settings import Sampling
 from ngramspec.selfcheck.difference import movement

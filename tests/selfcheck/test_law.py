@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 import pytest
+from support.samplers import make_sampler
 
-from ngramspec.llama.target import make_sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.selfcheck.law import SETTINGS, false_alarm, reference_law
 

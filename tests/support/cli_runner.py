@@ -46,7 +46,7 @@ calls = 0
 """Start of a script whose `counted` functions send it signal `number` at their call of the given count."""
 
 _SIGNALLED = f"""{COUNTED}
-from ngramspec.llama import target
+from ngramspec.llama import log
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
 from ngramspec_cli.app import main
@@ -54,7 +54,7 @@ from ngramspec_cli.app import main
 if where == "load":
     class Tail(list):
         append = counted(list.append, 20)
-    target._log_tail = Tail()
+    log.tail = Tail()
 elif where == "prefill":
     Target._decode = counted(Target._decode, 2)
 else:

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.llama.samplers import SamplerChain
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import SAMPLERS, Sampling
 

@@ -15,13 +15,12 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
+from support.samplers import make_sampler
 
 from ngramspec.acceptance.verifier import Verifier
-from ngramspec.cost import kernels as probe
-from ngramspec.cost.kernels import ProbeReport
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.llama.samplers import SamplerChain
-from ngramspec.llama.target import Vocabulary, make_sampler
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 
 Progress = Callable[[int, int], None]
@@ -211,10 +210,6 @@ class MockTarget:
     def clear(self) -> None:
         """Empty the cache."""
         self._cut(0)
-
-    def probe(self) -> ProbeReport:
-        """Kernel classes, as `Target.probe` finds them."""
-        return probe.probe(self)
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends the generation."""

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from support.mock_target import MockTarget
 
-from ngramspec.llama.sequences import Node
+from ngramspec.backend import Node
 
 
 class MockBranchingTarget(MockTarget):
-    """A `MockTarget` that satisfies `ngramspec.beams.result.BranchingTarget`.
+    """A `MockTarget` that satisfies `ngramspec.backend.BranchingTarget`.
 
     Args:
         n_seq: sequences of the context; a tree has one leaf less at most.

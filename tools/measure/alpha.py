@@ -23,7 +23,7 @@ from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats
 from ngramspec.llama.target import Target
-from ngramspec.policies.cost_aware import FixedPolicy
+from ngramspec.policies.simple import FixedPolicy
 from ngramspec.prompts import load_prompts
 from ngramspec.sampling.settings import Sampling
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from ngramspec import machine
 from ngramspec.drafting import make_drafter, token_index
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, Store
 from ngramspec.memory.documents import Document, Text
 from ngramspec.memory.indexing import add_files

@@ -16,10 +16,12 @@ from pathlib import Path
 
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.drafting import make_drafter
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
 from ngramspec.memory.files import find_files, read_text
-from ngramspec.replay.replay import Recording, Replay, Tally
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
+from ngramspec.replay.tally import Tally
 from ngramspec.replay.transcripts import MAX_RESPONSE, Recorder, Transcripts
 
 CONTEXT = 4096

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from ngramspec.drafting.draft import Choose, Draft, Outlook
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.secondary import Secondary
-
-if TYPE_CHECKING:
-    from ngramspec.memory import Memory
+from ngramspec.drafting.recall import Recall
+from ngramspec.tokens import common_prefix
 
 LONGEST = 63
 """Most tokens in a draft."""
@@ -37,13 +35,11 @@ class MixtureDrafter:
 
     name = "mixture"
 
-    def __init__(self, memory: Memory | bool | None = None) -> None:
+    def __init__(self, memory: Recall | bool | None = None) -> None:
         self._guesser = Guesser()
-        self._own: Memory | None = None
+        self._own: Recall | None = None
         if memory is True:
-            from ngramspec.memory import Memory
-
-            self._own = memory = Memory()
+            self._own = memory = Recall()
         if memory:
             self._guesser.memory = memory.indexes
         self._known = 0
@@ -56,9 +52,8 @@ class MixtureDrafter:
         if self._own is not None:
             before = self._guesser.text()
             # What this request repeats from its start is in the memory once.
-            self._own.remember(before[self._known :])
-            pairs = enumerate(zip(before, prompt, strict=False))
-            self._known = next((i for i, (a, b) in pairs if a != b), min(len(before), len(prompt)))
+            self._own.hear(before[self._known :])
+            self._known = common_prefix(before, prompt)
         self._asked = None
         self._guesser.begin(prompt)
 
@@ -119,6 +114,6 @@ class MemoryDrafter(MixtureDrafter):
 
     name = "memory"
 
-    def __init__(self, memory: Memory | bool) -> None:
+    def __init__(self, memory: Recall | bool) -> None:
         super().__init__(memory)
         self._guesser.local = False
