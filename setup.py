@@ -5,10 +5,10 @@ from setuptools import Extension, setup
 
 MODULES = (
     "ngramspec.drafting.token_index",
-    "ngramspec.drafting.history",
-    "ngramspec.drafting.odds",
-    "ngramspec.drafting.sightings",
-    "ngramspec.drafting.guesser",
+    "ngramspec.drafting.mixture.history",
+    "ngramspec.drafting.mixture.odds",
+    "ngramspec.drafting.mixture.sightings",
+    "ngramspec.drafting.mixture.guesser",
     "ngramspec.drafting.suffix_automaton",
 )
 

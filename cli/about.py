@@ -9,7 +9,8 @@ from typing import Any
 
 import ngramspec
 from ngramspec import machine
-from ngramspec.target import Target, build
+from ngramspec.llama.devices import build
+from ngramspec.llama.target import Target
 
 
 def model_lines(target: Target) -> list[str]:

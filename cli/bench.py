@@ -10,18 +10,17 @@ from typing import Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from ngramspec.alpha import AlphaMeasurement
-from ngramspec.benchmark import Benchmark, Run
-from ngramspec.benchmark_cases import Skipped, prepare
-from ngramspec.benchmark_report import Summary, summarise, verdicts
-from ngramspec.data_json import encode
-from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.benchmark.alpha import AlphaMeasurement
+from ngramspec.benchmark.report import Summary, summarise, verdicts
+from ngramspec.benchmark.runs import Benchmark, Run
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.json_data import encode
+from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT
-from ngramspec.policy import POLICIES
-from ngramspec.prompts_io import Prompt, load_prompts
-from ngramspec.sampling import Sampling
-from ngramspec.target import Target
+from ngramspec.policies import POLICIES
+from ngramspec.prompts import Prompt, Skipped, load_prompts, prepare
+from ngramspec.sampling.settings import Sampling
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha

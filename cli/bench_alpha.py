@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import RenderableType
 
-from ngramspec.alpha import ORDERS, AlphaMeasurement, AlphaOfOrder
-from ngramspec.benchmark_cases import Case
+from ngramspec.benchmark.alpha import ORDERS, AlphaMeasurement, AlphaOfOrder
+from ngramspec.prompts import Case
 
 from .bench_view import bench_bar, table
 from .console import Outcome, outcome

@@ -12,9 +12,9 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ngramspec.benchmark import Benchmark, Difference
-from ngramspec.benchmark_cases import Skipped
-from ngramspec.benchmark_report import Spread, Summary, verdicts
+from ngramspec.benchmark.report import Spread, Summary, verdicts
+from ngramspec.benchmark.runs import Benchmark, Difference
+from ngramspec.prompts import Skipped
 
 from .console import stderr, write_stdout
 

@@ -11,7 +11,7 @@ import typer
 
 from ngramspec.conversation import Conversation
 from ngramspec.errors import NGramSpecError
-from ngramspec.trace_file import TraceWriter
+from ngramspec.trace.file import TraceWriter
 
 from . import chat_commands
 from .chat_input import StopKey, Terminal, piped_lines

@@ -9,8 +9,8 @@ from pathlib import Path
 from rich.text import Text
 
 from ngramspec.conversation import load, save
-from ngramspec.data_json import encode
 from ngramspec.errors import NGramSpecError
+from ngramspec.json_data import encode
 
 from .chat_session import Session
 from .chat_view import totals

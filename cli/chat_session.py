@@ -6,22 +6,22 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.conversation import Conversation, Prompt, answer_room
-from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.disturbance import Disturbance
+from ngramspec.cost.disturbance import Disturbance
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Stats, Step
 from ngramspec.errors import NGramSpecError
+from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
-from ngramspec.sampling import Sampling
-from ngramspec.stats import Stats, Step
-from ngramspec.target import Target
-from ngramspec.trace import Header
-from ngramspec.trace_file import TraceWriter
-from ngramspec.verifier import Acceptance
+from ngramspec.sampling.settings import Sampling
+from ngramspec.trace.file import TraceWriter
+from ngramspec.trace.passes import Header
 
 from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
 from .console import complain, guarded_stdout, note, prefill_bar
-from .recall import keep
+from .memory_option import keep
 from .sampling_options import SamplingOptions
 from .summary import rounding, summary
 

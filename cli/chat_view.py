@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.stats import Stats, Step
+from ngramspec.decoding.step import Stats, Step
 
 from .console import printable, write_stdout
 

@@ -11,15 +11,15 @@ from typing import Annotated
 
 import typer
 
-from ngramspec.beams import SEQUENCES
-from ngramspec.disturbance import Disturbance
-from ngramspec.source import is_model_argument
-from ngramspec.stats import Stats, Step
-from ngramspec.target import Target
-from ngramspec.trace import Header
-from ngramspec.trace_file import TraceWriter
+from ngramspec.beams.search import SEQUENCES
+from ngramspec.cost.disturbance import Disturbance
+from ngramspec.decoding.step import Stats, Step
+from ngramspec.llama.target import Target
+from ngramspec.models.find import is_model_argument
+from ngramspec.trace.file import TraceWriter
+from ngramspec.trace.passes import Header
 
-from .beams import check_beams, complete_with_beams
+from .complete_beams import check_beams, complete_with_beams
 from .complete_json import result
 from .console import (
     fail,
@@ -33,8 +33,8 @@ from .console import (
     usage_error,
     write_stdout,
 )
+from .memory_option import keep
 from .options import DraftOptions, LoadOptions, TraceFile, check_predict
-from .recall import keep
 from .sampling_options import SamplingOptions, check_sampling
 from .summary import rounding, summary
 

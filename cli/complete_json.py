@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ngramspec.logprobs import Logprobs
-from ngramspec.sampling import Sampling
-from ngramspec.stats import Stats, Step
-from ngramspec.verifier import Acceptance
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.decoding.step import Stats, Step
+from ngramspec.sampling.logprobs import Logprobs
+from ngramspec.sampling.settings import Sampling
 
 
 def result(

@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 
 from ngramspec import machine
-from ngramspec.calibration import Calibration
-from ngramspec.exact_auto import ExactAuto
-from ngramspec.exactness import TYPICAL
-from ngramspec.target import MAX_EVALUATE, Target, build
+from ngramspec.cost.calibration import Calibration
+from ngramspec.exactness.auto import ExactAuto
+from ngramspec.exactness.choice import TYPICAL
+from ngramspec.llama.devices import build
+from ngramspec.llama.target import MAX_EVALUATE, Target
 
 from .console import guarded_stdout, note
 from .options import LoadOptions, Model

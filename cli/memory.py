@@ -12,14 +12,14 @@ from typing import Annotated, Literal
 import typer
 
 from ngramspec import machine
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
 from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files
 from ngramspec.memory.names import DEFAULT, memory_folder, memory_names
+from ngramspec.memory.remember import read_settings, settings_path, write_remember
 from ngramspec.memory.store import Contents
-from ngramspec.model_file import has_gguf_magic
-from ngramspec.settings import read_settings, settings_path, write_remember
-from ngramspec.target import Vocabulary
+from ngramspec.models.check import has_gguf_magic
 
 from .console import (
     FAILED,

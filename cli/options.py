@@ -14,21 +14,23 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
-from ngramspec.decoder import SpeculativeDecoder
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.exactness import Exact
-from ngramspec.kv_cache import CacheType
+from ngramspec.exactness.choice import Exact
+from ngramspec.llama.kv_cache import CacheType
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.names import memory_folder
-from ngramspec.model_file import check_vocabulary_file
-from ngramspec.policy import POLICIES, FixedPolicy, make_policy
-from ngramspec.source import ModelSource, resolve
-from ngramspec.target import Target, Vocabulary
-from ngramspec.verifier import Acceptance
+from ngramspec.models.check import check_vocabulary_file
+from ngramspec.models.find import ModelSource, resolve
+from ngramspec.policies import POLICIES, make_policy
+from ngramspec.policies.simple import FixedPolicy
 
 from .console import download_bar, note, signals_deferred, usage_error
-from .recall import open_memory
+from .memory_option import open_memory
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -189,7 +191,7 @@ class DraftOptions:
             usage_error(f"{acceptance.lossy} is for drafts; leave out --no-draft")
 
     def open_memory(self, target: Target, *, keep: bool) -> Memory | None:
-        """The memory to draft from, or None without one; `keep`: see `recall.open_memory`."""
+        """The memory to draft from, or None without one; `keep`: see `memory_option.open_memory`."""
         if self.no_memory or self.no_draft or self.drafter not in REMEMBERING or not target.can_rollback:
             return None
         return open_memory(self.memory, target, keep=keep)

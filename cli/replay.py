@@ -11,15 +11,17 @@ from typing import Annotated, Literal
 import typer
 
 import ngramspec
-from ngramspec.curves import CURVES, GivenCurve, find_curves
-from ngramspec.draft import Drafter
+from ngramspec.cost.given import CURVES, GivenCurve, find_curves
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
-from ngramspec.policy import POLICIES, make_policy
-from ngramspec.replay import Recording, Replay, check_replayable
-from ngramspec.replay_report import TIMED, Comparison, Figures
-from ngramspec.replay_timed import DISTURBED, TimedReplay
-from ngramspec.target import Target, Vocabulary
-from ngramspec.transcripts import MAX_RESPONSE, MAX_TOTAL
+from ngramspec.drafting.draft import Drafter
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.policies import POLICIES, make_policy
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay, check_replayable
+from ngramspec.replay.report import TIMED, Comparison, Figures
+from ngramspec.replay.timed import DISTURBED, TimedReplay
+from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput

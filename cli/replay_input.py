@@ -8,13 +8,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.calibration import Calibration
-from ngramspec.curves import GivenCurve, find_curves, measured
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import GivenCurve, find_curves, measured
 from ngramspec.errors import CurveError
-from ngramspec.replay import Recording
-from ngramspec.replay_report import TIMED
-from ngramspec.target import Target, Vocabulary
-from ngramspec.transcripts import Recorder, Transcripts, sample
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.report import TIMED
+from ngramspec.replay.transcripts import Recorder, Transcripts, sample
 
 from .console import fail, note, prefill_bar, usage_error
 

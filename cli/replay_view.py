@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ngramspec.replay_report import Figures
+from ngramspec.replay.report import Figures
 
 from .bench_view import WIDTH
 from .console import printable, stderr, write_stdout

@@ -10,9 +10,10 @@ from typing import Annotated, Literal
 
 import typer
 
-from ngramspec.sampling import SAMPLERS, Sampling, parse_samplers
-from ngramspec.target import Vocabulary, schema_grammar
-from ngramspec.verifier import Acceptance
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.llama.grammar import schema_grammar
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.sampling.settings import SAMPLERS, Sampling, parse_samplers
 
 from .console import fail, note, read_text, usage_error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ngramspec.stats import Stats
+from ngramspec.decoding.step import Stats
 
 
 def summary(stats: Stats) -> str:

@@ -9,8 +9,8 @@ from typing import Annotated
 
 import typer
 
-from ngramspec.trace import TracedPass
-from ngramspec.trace_file import BrokenLine, read_trace
+from ngramspec.trace.file import BrokenLine, read_trace
+from ngramspec.trace.passes import TracedPass
 
 from .console import fail, guarded_stdout, note, outcome, usage_error
 from .trace_view import TraceView

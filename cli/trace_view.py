@@ -15,10 +15,10 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ngramspec.data_json import encode
-from ngramspec.sampling import Sampling
-from ngramspec.stats import Stats
-from ngramspec.trace import Guess, Header, Own, Token, TracedPass
+from ngramspec.decoding.step import Stats
+from ngramspec.json_data import encode
+from ngramspec.sampling.settings import Sampling
+from ngramspec.trace.passes import Guess, Header, Own, Token, TracedPass
 
 from .chat_view import ACCEPTED, CORRECTION, REFUSED
 from .console import printable, write_stdout

@@ -12,13 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from ngramspec.benchmark_cases import Case, Skipped, prepare
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
-from ngramspec.exact_auto import ExactAuto
-from ngramspec.prompts_io import load_prompts
-from ngramspec.selfcheck import SelfCheck
-from ngramspec.selfcheck_report import Check, report, verdict
-from ngramspec.target import Target
+from ngramspec.exactness.auto import ExactAuto
+from ngramspec.llama.target import Target
+from ngramspec.prompts import Case, Skipped, load_prompts, prepare
+from ngramspec.selfcheck.check import SelfCheck
+from ngramspec.selfcheck.report import Check, report, verdict
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error

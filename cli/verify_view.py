@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.benchmark_cases import Skipped
-from ngramspec.selfcheck import SelfCheck
-from ngramspec.selfcheck_difference import TextDifference
-from ngramspec.selfcheck_report import Check, verdict
+from ngramspec.prompts import Skipped
+from ngramspec.selfcheck.check import SelfCheck
+from ngramspec.selfcheck.difference import TextDifference
+from ngramspec.selfcheck.report import Check, verdict
 
 from .bench_view import LISTED, WIDTH
 from .console import printable, stderr, write_stdout

@@ -1,20 +1,21 @@
 """ngramspec: any local GGUF model, faster, without a draft model and without changing its output.
 
-    from ngramspec import Sampling, SpeculativeDecoder
-    from ngramspec.target import Target
+    from ngramspec import Sampling, SpeculativeDecoder, Target
 
     target = Target("model.gguf")
     decoder = SpeculativeDecoder(target)
     for step in decoder.generate(target.tokenize("def fib(n):"), max_tokens=200):
         print(step.text, end="", flush=True)
 
-Importing this is cheap: what it names is imported when it is first used. `ngramspec.target` is not among it: it loads
-llama.cpp, which the algorithms do without.
+Importing this is cheap: what it names is imported when it is first used. llama.cpp is loaded by `Target` alone; the
+algorithms do without.
 """
 
 import os
 from importlib import import_module
 from typing import TYPE_CHECKING
+
+from ngramspec.version import __version__ as __version__
 
 # Before ggml loads: where it ends the process, it would start a debugger that prints every thread.
 os.environ.setdefault("GGML_NO_BACKTRACE", "1")
@@ -24,20 +25,22 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 if TYPE_CHECKING:
-    from ngramspec.decoder import SpeculativeDecoder
-    from ngramspec.draft import Draft, Drafter
-    from ngramspec.predictor import NGramPredictor
-    from ngramspec.sampling import Sampling
-    from ngramspec.stats import Stats, Step
+    from ngramspec.decoding.decoder import SpeculativeDecoder
+    from ngramspec.decoding.step import Stats, Step
+    from ngramspec.drafting.draft import Draft, Drafter
+    from ngramspec.drafting.predictor import NGramPredictor
+    from ngramspec.llama.target import Target
+    from ngramspec.sampling.settings import Sampling
 else:
     _MODULES = {
-        "Draft": "draft",
-        "Drafter": "draft",
-        "NGramPredictor": "predictor",
-        "Sampling": "sampling",
-        "SpeculativeDecoder": "decoder",
-        "Stats": "stats",
-        "Step": "stats",
+        "Draft": "drafting.draft",
+        "Drafter": "drafting.draft",
+        "NGramPredictor": "drafting.predictor",
+        "Sampling": "sampling.settings",
+        "SpeculativeDecoder": "decoding.decoder",
+        "Stats": "decoding.step",
+        "Step": "decoding.step",
+        "Target": "llama.target",
     }
 
     def __getattr__(name):
@@ -47,5 +50,4 @@ else:
         return value
 
 
-__all__ = ["Draft", "Drafter", "NGramPredictor", "Sampling", "SpeculativeDecoder", "Stats", "Step"]
-__version__ = "0.1.0"
+__all__ = ["Draft", "Drafter", "NGramPredictor", "Sampling", "SpeculativeDecoder", "Stats", "Step", "Target"]

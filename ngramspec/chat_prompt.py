@@ -46,7 +46,7 @@ class Control:
 
 
 class Tokenize(Protocol):
-    """See `ngramspec.target.Vocabulary.tokenize`."""
+    """See `ngramspec.llama.vocabulary.Vocabulary.tokenize`."""
 
     def __call__(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]: ...
 

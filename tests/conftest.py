@@ -6,10 +6,10 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from cli_runner import DEMO, environment
-from vocabulary_files import WORDS, write_words
+from support.cli_runner import DEMO, environment
+from support.vocabulary_files import WORDS, write_words
 
-from ngramspec.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")

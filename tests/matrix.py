@@ -24,7 +24,7 @@ from architectures.settings import LENGTHS, QUICK, Setting, matrix
 from rich.console import Console
 from rich.table import Table
 
-from ngramspec.target import Target
+from ngramspec.llama.target import Target
 
 
 @dataclass(frozen=True, slots=True)

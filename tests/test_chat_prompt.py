@@ -13,8 +13,8 @@ from jinja2 import Environment
 
 from ngramspec.chat_prompt import ChatTemplate, Control, Messages
 from ngramspec.errors import ModelError
-from ngramspec.source import resolve
-from ngramspec.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.models.find import resolve
 
 CHATML = "{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}<|start|>assistant\n"
 TRIM = CHATML.replace("m.content", "m['content'] | trim")

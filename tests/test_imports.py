@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from cli_runner import run
 from ngramspec_cli import subcommands
 from ngramspec_cli.app import app
+from support.cli_runner import run
 
 import ngramspec
 

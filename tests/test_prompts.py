@@ -1,125 +1,212 @@
-"""The benchmark prompts: every file has the promised form, every prompt fits the demo model."""
+"""load_prompts: every kind of input, and a clear error with the file's name for every bad one."""
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections import Counter
+import json
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ngramspec.target import Target
+from ngramspec import prompts
+from ngramspec.errors import NGramSpecError
+from ngramspec.prompts import Prompt, load_prompts
 
-ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "prompts").glob("*.toml"))
-DEMO = ROOT / "ngramspec" / "demo" / "demo.gguf"
-RAW = {"code-continuation", "prose"}
-MAX_CHARACTERS = 6_000
-MAX_TOKENS = 1_900  # of the demo model's context of 2,048: the rest is for the answer
+REPOSITORY = Path(__file__).parent.parent
 
-Prompt = dict[str, Any]
+TOML = """
+category = "chat"
+source = "made up"
+licence = "MIT"
 
+[[prompts]]
+id = "one"
+text = "Once upon a time"
 
-def load(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+[[prompts]]
+id = "two"
+system = "Be brief."
+messages = [{role = "user", content = "Hi"}, {role = "assistant", content = "Yes?"}]
+"""
 
-
-def conversation(prompt: Prompt) -> list[dict[str, str]]:
-    """The messages as a chat template gets them: the system prompt, if any, comes first."""
-    system = [{"role": "system", "content": prompt["system"]}] if "system" in prompt else []
-    return [*system, *prompt["messages"]]
-
-
-def texts(prompt: Prompt) -> list[str]:
-    if "text" in prompt:
-        return [prompt["text"]]
-    return [message["content"] for message in conversation(prompt)]
-
-
-PROMPTS: list[Prompt] = [prompt for path in FILES for prompt in load(path)["prompts"]]
-each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-each_prompt = pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt["id"])
-
-
-def test_there_are_enough_categories() -> None:
-    assert len(FILES) >= 6
+ONE = Prompt("one", "chat", text="Once upon a time")
+TWO = Prompt(
+    "two",
+    "chat",
+    messages=(
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Yes?"},
+    ),
+)
 
 
-@each_file
-def test_file_says_what_it_is_and_where_it_comes_from(path: Path) -> None:
-    data = load(path)
-    assert data.keys() == {"category", "source", "licence", "prompts"}
-    assert data["category"] == path.stem
-    assert data["source"].strip()
-    assert data["licence"].strip()
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
 
 
-@each_file
-def test_prompts_are_numbered_in_order(path: Path) -> None:
-    ids = [prompt["id"] for prompt in load(path)["prompts"]]
-    assert len(ids) >= 8
-    assert ids == [f"{path.stem}-{number:02}" for number in range(1, len(ids) + 1)]
+def test_toml(tmp_path: Path) -> None:
+    assert load_prompts(write(tmp_path / "a.toml", TOML)) == [ONE, TWO]
 
 
-@each_file
-def test_source_and_licence_name_only_prompts_that_exist(path: Path) -> None:
-    data = load(path)
-    ids = {prompt["id"] for prompt in data["prompts"]}
-    for field in ("source", "licence"):
-        assert set(re.findall(rf"{path.stem}-\d+", data[field])) <= ids
-    named = re.findall(rf"{path.stem}-\d+", data["source"])
-    assert all(name in data["licence"] for name in named)
+def test_toml_with_a_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
+    data = b"\xef\xbb\xbf" + TOML.replace("\n", "\r\n").encode()
+    assert load_prompts(write(tmp_path / "a.toml", data)) == [ONE, TWO]
 
 
-@each_prompt
-def test_prompt_is_either_text_or_messages(prompt: Prompt) -> None:
-    raw = prompt["id"].rpartition("-")[0] in RAW
-    assert ("text" in prompt, "messages" in prompt) == (raw, not raw)
-    assert prompt.keys() <= ({"id", "text"} if raw else {"id", "system", "messages"})
+def test_jsonl(tmp_path: Path) -> None:
+    lines = [
+        {"id": "one", "category": "chat", "text": "Once upon a time"},
+        {
+            "id": "two",
+            "category": "chat",
+            "messages": list(TWO.messages or ()),
+        },
+        {"id": "three", "category": "odd", "text": "a\u2028b"},
+    ]
+    text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n"
+    prompts = load_prompts(write(tmp_path / "a.jsonl", text))
+    assert prompts == [ONE, TWO, Prompt("three", "odd", text="a\u2028b")]
 
 
-@each_prompt
-def test_turns_alternate_and_the_user_has_the_last_word(prompt: Prompt) -> None:
-    for number, message in enumerate(reversed(prompt.get("messages", []))):
-        assert message.keys() == {"role", "content"}
-        assert message["role"] == ("assistant" if number % 2 else "user")
-    if "messages" in prompt:
-        assert len(prompt["messages"]) % 2 == 1
+def test_any_other_text_file_is_one_raw_prompt_byte_for_byte(tmp_path: Path) -> None:
+    file = write(tmp_path / "notes.md", "# Títle\r\n\r\ntext \n")
+    assert load_prompts(file) == [Prompt("notes.md", "notes", text="# Títle\r\n\r\ntext \n")]
 
 
-@each_prompt
-def test_no_text_is_empty_or_padded_or_too_long(prompt: Prompt) -> None:
-    for text in texts(prompt):
-        assert text
-        # White space at the end of a raw prompt would change how its last word is tokenised.
-        assert text == text.strip()
-    assert sum(map(len, texts(prompt))) <= MAX_CHARACTERS
+def test_a_folder_takes_its_files_in_order_and_passes_over_what_is_no_prompt(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "mine"
+    (folder / "sub").mkdir(parents=True)
+    write(folder / "sub" / "inner.txt", "not read")
+    write(folder / "b.toml", TOML)
+    write(folder / "a.py", "x = 1\n")
+    write(folder / "c.txt", "text")
+    write(folder / "empty.txt", "\n")
+    write(folder / ".hidden", "no")
+    write(folder / "README.md", "about these prompts")
+    write(folder / "LICENSE", "MIT")
+    write(folder / "image.png", b"\x89PNG\xff\xfe")
+    write(folder / "zeros.bin", b"ab\0\0")
+    assert load_prompts(folder) == [
+        Prompt("a.py", "mine", text="x = 1\n"),
+        ONE,
+        TWO,
+        Prompt("c.txt", "mine", text="text"),
+    ]
 
 
-def test_some_chats_have_several_turns() -> None:
-    chats = load(ROOT / "prompts" / "chat.toml")["prompts"]
-    assert sum(len(prompt["messages"]) >= 3 for prompt in chats) >= 3
+def test_a_folder_given_as_a_dot_has_its_real_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    write(folder / "a.txt", "x")
+    monkeypatch.chdir(folder)
+    assert load_prompts(Path()) == [Prompt("a.txt", "mine", text="x")]
 
 
-def test_no_text_occurs_twice() -> None:
-    counts = Counter(" ".join(text.split()) for prompt in PROMPTS for text in texts(prompt))
-    assert [text for text, count in counts.items() if count > 1] == []
+def test_none_is_the_packaged_toml_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packaged_prompts_of_a_test"
+    package.mkdir()
+    write(package / "__init__.py", "raise_if_read_as_a_prompt = 1\n")
+    write(package / "chat.toml", TOML)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(prompts, "PACKAGE", package.name)
+    try:
+        assert load_prompts(None) == [ONE, TWO]
+    finally:
+        sys.modules.pop(package.name, None)
 
 
-def test_no_long_passage_is_shared_by_two_prompts() -> None:
-    """A drafter that remembers earlier prompts must not find one prompt's text in another."""
-    first_seen: dict[tuple[str, ...], str] = {}
-    for prompt in PROMPTS:
-        words = " ".join(texts(prompt)).split()
-        for start in range(len(words) - 19):
-            passage = tuple(words[start : start + 20])
-            assert first_seen.setdefault(passage, prompt["id"]) == prompt["id"], passage
+def test_a_missing_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prompts, "PACKAGE", "no_such_package_of_prompts")
+    with pytest.raises(NGramSpecError, match="missing from this installation"):
+        load_prompts(None)
 
 
-def test_every_prompt_fits_the_demo_models_context() -> None:
-    with Target(DEMO, n_ctx=64, n_gpu_layers=0) as target:
-        for prompt in PROMPTS:
-            tokens = target.tokenize(prompt["text"]) if "text" in prompt else target.chat_prompt(conversation(prompt))
-            assert len(tokens) <= MAX_TOKENS, prompt["id"]
+def test_every_prompt_file_of_the_repository_loads() -> None:
+    files = sorted((REPOSITORY / "prompts").glob("*.toml"))
+    assert files
+    for file in files:
+        assert {prompt.category for prompt in load_prompts(file)} == {file.stem}
+
+
+HEAD = 'category = "c"\n[[prompts]]\nid = "x"\n'
+
+BAD_TOML = {
+    "not valid TOML": "category = ",
+    "unknown key 'tags'": 'tags = 1\ncategory = "c"',
+    "category must be a string": '[[prompts]]\nid = "x"\ntext = "t"',
+    "licence must be a string": 'category = "c"\nlicence = 3',
+    r"no \[\[prompts\]\]": 'category = "c"',
+    "holds no prompts": 'category = "c"\nprompts = []',
+    "prompt 1 is not a table": 'category = "c"\nprompts = ["x"]',
+    "id must be a string": 'category = "c"\n[[prompts]]\ntext = "t"',
+    "prompt 1: unknown key 'message'": HEAD + 'message = "t"',
+    r"prompt 1 \(x\) needs either text or messages": HEAD,
+    "either text or messages": HEAD + 'text = "t"\nmessages = [{role="user", content="c"}]',
+    "text must be a string that is not empty": HEAD + 'text = " "',
+    "a system message needs messages": HEAD + 'text = "t"\nsystem = "s"',
+    "at least one message": HEAD + "messages = []",
+    "message 1 is not a table": HEAD + 'messages = ["hi"]',
+    "message 1: content must be": HEAD + 'messages = [{role="user"}]',
+    "role 'bot' is none of": HEAD + 'messages = [{role="bot", content="c"}]',
+    "unknown key 'name'": HEAD + 'messages = [{role="user", content="c", name="n"}]',
+    "two system messages": HEAD + 'system="s"\nmessages = [{role="system", content="c"}]',
+    "message 2: a system message must come first": HEAD
+    + 'messages = [{role="user", content="c"}, {role="system", content="c"}]',
+    "two prompts of c have the id x": HEAD + 'text = "t"\n[[prompts]]\nid = "x"\ntext = "u"',
+}
+
+
+@pytest.mark.parametrize(("reason", "text"), BAD_TOML.items())
+def test_bad_toml(tmp_path: Path, reason: str, text: str) -> None:
+    with pytest.raises(NGramSpecError, match=reason) as caught:
+        load_prompts(write(tmp_path / "bad.toml", text))
+    assert "bad.toml" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+BAD_JSONL = {
+    "line 2 is not valid JSON": '{"id": "x", "category": "c", "text": "t"}\n{',
+    "line 1 is not a JSON object": "[1]",
+    "line 1: category must be": '{"id": "x", "text": "t"}',
+    "line 1: unknown key 'answer'": '{"id": "x", "category": "c", "text": "t", "answer": 1}',
+    "line 1: id must be": '{"id": 7, "category": "c", "text": "t"}',
+    "holds no prompts": "\n\n",
+}
+
+
+@pytest.mark.parametrize(("reason", "text"), BAD_JSONL.items())
+def test_bad_jsonl(tmp_path: Path, reason: str, text: str) -> None:
+    with pytest.raises(NGramSpecError, match=reason) as caught:
+        load_prompts(write(tmp_path / "bad.jsonl", text))
+    assert "bad.jsonl" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("reason", "data"),
+    [("is empty", b" \n"), ("not UTF-8", b"caf\xe9"), ("NUL", b"a\0b")],
+)
+def test_a_bad_raw_text_file(tmp_path: Path, reason: str, data: bytes) -> None:
+    with pytest.raises(NGramSpecError, match=reason) as caught:
+        load_prompts(write(tmp_path / "raw.txt", data))
+    assert "raw.txt" in str(caught.value)
+
+
+def test_missing_and_empty_places(tmp_path: Path) -> None:
+    with pytest.raises(NGramSpecError, match="no such file or folder"):
+        load_prompts(tmp_path / "none.toml")
+    with pytest.raises(NGramSpecError, match="holds no prompts"):
+        load_prompts(tmp_path)
+
+
+def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    file = write(tmp_path / "a.txt", "x")
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(NGramSpecError, match=r"cannot read a\.txt: Permission denied"):
+        load_prompts(file)

@@ -25,11 +25,12 @@ import numpy as np
 from bench_predictor import code_stream, random_stream
 
 import ngramspec
-from ngramspec.curves import CURVES, GivenCurve
-from ngramspec.drafting import guesser
-from ngramspec.drafting.mixture import LONGEST, MixtureDrafter
-from ngramspec.policy import CostPolicy, Pass
-from ngramspec.speculation import Speculation
+from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.decoding.speculation import Speculation
+from ngramspec.drafting.mixture import guesser
+from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
+from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.policies.policy import Pass
 
 AFTER = 4000
 """Tokens of a stream past the context, for the passes."""

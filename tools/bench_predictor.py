@@ -23,7 +23,7 @@ from pathlib import Path
 from time import process_time
 from typing import Literal, get_args
 
-from ngramspec.predictor import NGramPredictor
+from ngramspec.drafting.predictor import NGramPredictor
 
 VOCABULARY = 151_936  # Qwen2.5's and Qwen3's
 DRAFT = 4

@@ -4,19 +4,19 @@
     accept(tokens)         newly emitted tokens; the first call of a request is the prefill's token
     draft() -> list[int]   what to send after the last token; -1 pads the batch to a size that costs less
 
-It is what the decoding loop uses, `ngramspec.speculation`, with the default drafter and the cost policy; passes take
-what the curve says. `ngramspec replay` gives the same counts.
+It is what the decoding loop uses, `ngramspec.decoding.speculation`, with the default drafter and the cost policy;
+passes take what the curve says. `ngramspec replay` gives the same counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ngramspec.curves import CURVES, LARGEST, parse_curve
-from ngramspec.draft import NO_DRAFT
+from ngramspec.cost.given import CURVES, LARGEST, parse_curve
+from ngramspec.decoding.speculation import Speculation
 from ngramspec.drafting import DEFAULT, make_drafter
-from ngramspec.policy import make_policy
-from ngramspec.speculation import Speculation
+from ngramspec.drafting.draft import NO_DRAFT
+from ngramspec.policies import make_policy
 
 PADDING = -1
 """No token: whoever evaluates the draft refuses it, and pays for its place in the batch."""

@@ -1,18 +1,15 @@
-"""Drafters: everything that guesses the next tokens, behind the protocol of `ngramspec.draft`."""
+"""Drafters: everything that guesses the next tokens, behind the protocol of `ngramspec.drafting.draft`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-from ngramspec.draft import Drafter
-from ngramspec.drafting.mixture import MemoryDrafter, MixtureDrafter
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
 from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.drafting.recall import Recall
 from ngramspec.drafting.recycle import RecycleDrafter
 from ngramspec.drafting.suffix import SuffixDrafter
-
-if TYPE_CHECKING:
-    from ngramspec.memory import Memory
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "mixture": MixtureDrafter,
@@ -28,7 +25,7 @@ REMEMBERING = frozenset({"mixture", "memory"})
 DEFAULT = "mixture"
 
 
-def make_drafter(name: str, *, memory: Memory | bool | None = None) -> Drafter:
+def make_drafter(name: str, *, memory: Recall | bool | None = None) -> Drafter:
     """A drafter by name.
 
     Args:

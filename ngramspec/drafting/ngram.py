@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ngramspec.draft import Choose, Draft, Outlook
-from ngramspec.drafting.judge import Judge
-from ngramspec.predictor import NGramPredictor
+from ngramspec.drafting.chances import Judge
+from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.predictor import NGramPredictor
 
 FEW = 4
 """Below this many tokens, one by one is faster than a batch."""

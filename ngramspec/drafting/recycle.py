@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.draft import Choose, Draft, Outlook
-from ngramspec.drafting.judge import Judge, pick
+from ngramspec.drafting.chances import Judge, pick
+from ngramspec.drafting.draft import Choose, Draft, Outlook
 
 STEADY = 7
 """Runs are counted up to this length."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ngramspec.context_table import Shares
-from ngramspec.draft import Choose, Draft, Outlook
-from ngramspec.drafting.judge import Judge, pick
+from ngramspec.drafting.chances import Judge, pick
+from ngramspec.drafting.context_table import Shares
+from ngramspec.drafting.draft import Choose, Draft, Outlook
 from ngramspec.drafting.suffix_automaton import SuffixAutomaton
 
 CLEARLY = 2

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 import cython
 
 if cython.compiled:
-    from cython.cimports.ngramspec.drafting.history import mix
+    from cython.cimports.ngramspec.drafting.mixture.history import mix
 else:
-    from ngramspec.drafting.history import mix
+    from ngramspec.drafting.mixture.history import mix
 
 COUNTED = cython.declare(cython.int, 16)
 NOWHERE = cython.declare(cython.int, -1)

@@ -27,7 +27,7 @@ Progress = Callable[[int, int], None]
 
 
 class Tokenizer(Protocol):
-    """What indexing needs of `ngramspec.target.Vocabulary`."""
+    """What indexing needs of `ngramspec.llama.vocabulary.Vocabulary`."""
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]: ...
 

@@ -5,19 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import platformdirs
-
 from ngramspec.memory.snapshot import MemoryFileError
 from ngramspec.memory.store import Store
+from ngramspec.storage import data_folder
 
 DEFAULT = "default"
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
-
-
-def default_folder() -> Path:
-    """Where memories are kept unless the caller says otherwise."""
-    return Path(platformdirs.user_data_dir("ngramspec", appauthor=False)) / "memory"
 
 
 def memory_folder(name: str = DEFAULT, folder: Path | None = None) -> Path:
@@ -31,13 +25,13 @@ def memory_folder(name: str = DEFAULT, folder: Path | None = None) -> Path:
             f"{name!r} cannot be the name of a memory: it takes up to 64 letters, digits, '_', '-' and '.',"
             " beginning with none of the last two"
         )
-    return (folder or default_folder()) / name
+    return (folder or data_folder("memory")) / name
 
 
 def memory_names(folder: Path | None = None) -> list[str]:
     """The memories that hold something."""
     try:
-        found = sorted((folder or default_folder()).iterdir())
+        found = sorted((folder or data_folder("memory")).iterdir())
     except OSError:
         return []
     return [path.name for path in found if _NAME.fullmatch(path.name) and Store.all_in(path)]

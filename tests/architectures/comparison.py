@@ -20,15 +20,15 @@ import numpy as np
 from architectures.oracle import Oracle
 from architectures.reference import Choose, Reference, Rows, likeliest
 from architectures.settings import Ask, Prompts, Setting
-from ngramspec.cost import CostCurve
-from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.distribution import BadLogits
+from ngramspec.acceptance.rules import gumbel_pick
+from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
-from ngramspec.protocol import Logits, TargetProtocol
-from ngramspec.sampling import Sampling
-from ngramspec.selfcheck_texts import Recorder
-from ngramspec.target import Target
-from ngramspec.verify import gumbel_pick
+from ngramspec.llama.target import Target
+from ngramspec.sampling.distribution import BadLogits
+from ngramspec.sampling.settings import Sampling
+from ngramspec.selfcheck.texts import Recorder
 
 N_CTX = 2048
 MOST = 40

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Outlook
 
 KNOWN = 10
 """Token ids from here on are no control tokens."""

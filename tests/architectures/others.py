@@ -8,11 +8,11 @@ import numpy as np
 
 from architectures.comparison import LEAST, MARGIN, N_CTX, Bench, Result, Status
 from architectures.settings import Ask, Prompts
-from ngramspec.beam_draft import BeamDrafter
-from ngramspec.beams import SEQUENCES, BeamSearch
-from ngramspec.probe import POSITIONS, SIZES
-from ngramspec.selfcheck_texts import log_softmax
-from ngramspec.target import Target
+from ngramspec.beams.draft import BeamDrafter
+from ngramspec.beams.search import SEQUENCES, BeamSearch
+from ngramspec.cost.kernels import POSITIONS, SIZES, probe
+from ngramspec.llama.target import Target
+from ngramspec.selfcheck.texts import log_softmax
 
 DEPTH = 96
 BEAMS = 3
@@ -27,7 +27,7 @@ def check_probe(bench: Bench) -> Result:
     """
     rng = np.random.default_rng(0)
     text = [int(t) for t in rng.integers(0, bench.target.n_vocab, DEPTH + 24)]  # the probe's own
-    found = bench.target.probe((DEPTH,))
+    found = probe(bench.target, (DEPTH,))
     rows = {}
     for size in SIZES:
         passes = -(-POSITIONS // size)

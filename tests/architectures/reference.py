@@ -1,7 +1,8 @@
 """`Reference`: decodes token by token in fresh contexts of llama.cpp, and never takes anything back.
 
-It shares nothing with `ngramspec.target`: what that one gets wrong about a memory cannot be wrong here too. Rounding
-does depend on the sizes of batches; how far is measured here as well, by sending the same tokens in other sizes.
+It shares nothing with `ngramspec.llama.target`: what that one gets wrong about a memory cannot be wrong here too.
+Rounding does depend on the sizes of batches; how far is measured here as well, by sending the same tokens in other
+sizes.
 """
 
 from __future__ import annotations

@@ -18,14 +18,14 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ngramspec.curves import GivenCurve
-from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.policy import FixedPolicy
-from ngramspec.prompts_io import load_prompts
-from ngramspec.sampling import Sampling
-from ngramspec.stats import Stats
-from ngramspec.target import Target
-from ngramspec.verifier import Acceptance
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Stats
+from ngramspec.llama.target import Target
+from ngramspec.policies.simple import FixedPolicy
+from ngramspec.prompts import load_prompts
+from ngramspec.sampling.settings import Sampling
 
 WAYS = {
     "match": Acceptance("match"),

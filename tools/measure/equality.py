@@ -9,11 +9,11 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.exactness import EXACT
-from ngramspec.prompts_io import load_prompts
-from ngramspec.sampling import Sampling
-from ngramspec.target import Target
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.exactness.choice import EXACT
+from ngramspec.llama.target import Target
+from ngramspec.prompts import load_prompts
+from ngramspec.sampling.settings import Sampling
 
 
 def tokens_of(decoder: SpeculativeDecoder, prompt: list[int], tokens: int, sampling: Sampling) -> tuple[list[int], int]:

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.sampling import Sampling
-from ngramspec.target import Target
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.llama.target import Target
+from ngramspec.sampling.settings import Sampling
 
 
 def main() -> None:

@@ -23,11 +23,11 @@ import numpy as np
 
 from ngramspec import machine
 from ngramspec.drafting import make_drafter, token_index
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, Store
 from ngramspec.memory.documents import Document, Text
 from ngramspec.memory.indexing import add_files
 from ngramspec.memory.snapshot import Ints
-from ngramspec.target import Vocabulary
 
 RUNS = 9
 TEXT, PROMPT, LONGEST = 20_000, 1_000, 15

@@ -14,13 +14,15 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from ngramspec.curves import CURVES, GivenCurve
+from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.drafting import make_drafter
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
 from ngramspec.memory.files import find_files, read_text
-from ngramspec.replay import Recording, Replay, Tally
-from ngramspec.target import Vocabulary
-from ngramspec.transcripts import MAX_RESPONSE, Recorder, Transcripts
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
+from ngramspec.replay.tally import Tally
+from ngramspec.replay.transcripts import MAX_RESPONSE, Recorder, Transcripts
 
 CONTEXT = 4096
 """Tokens of a source file before the place where it is completed."""

@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 from statistics import median
 
-from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.sampling import Sampling
-from ngramspec.stats import Stats
-from ngramspec.target import Target
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Stats
+from ngramspec.llama.target import Target
+from ngramspec.sampling.settings import Sampling
 
 
 def seconds_per_token(

@@ -15,10 +15,10 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.draft import NO_DRAFT, Draft
-from ngramspec.sampling import Sampling
-from ngramspec.target import Target
-from ngramspec.verifier import Verifier
+from ngramspec.acceptance.verifier import Verifier
+from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.llama.target import Target
+from ngramspec.sampling.settings import Sampling
 
 
 def llama_chain(sampling: Sampling) -> Any:

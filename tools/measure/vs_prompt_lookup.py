@@ -16,9 +16,9 @@ from statistics import median
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
-from ngramspec.decoder import SpeculativeDecoder
-from ngramspec.prompts_io import load_prompts
-from ngramspec.target import Target
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.llama.target import Target
+from ngramspec.prompts import load_prompts
 
 
 def rival(llama: Llama, prompt: list[int], tokens: int) -> float:

@@ -1,0 +1,112 @@
+"""`ngramspec complete --beams W`: the likeliest of the texts that beam search finds."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.beams.draft import BeamDrafter
+from ngramspec.beams.search import DRAFT_MAX, BeamSearch
+from ngramspec.cost.calibration import Calibration
+from ngramspec.llama.target import Target
+from ngramspec.sampling.settings import Sampling
+
+from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
+from .options import DraftOptions
+
+
+def check_beams(
+    sampling: Sampling, acceptance: Acceptance, draft: DraftOptions, others: Mapping[str, object | None], *, exact: bool
+) -> None:
+    """End the program for an option that beam search would have to ignore; `others`: by their flags."""
+    if exact:
+        usage_error("--exact on is for one text at a time: where beams lie in the cache moves last bits; drop it")
+    if not sampling.greedy:
+        usage_error("--beams looks for the likeliest text and samples none; leave out --temp")
+    if sampling.moves_logits:
+        usage_error("--beams scores texts by the model alone; leave out penalties, logit biases and grammars")
+    if acceptance != Acceptance():
+        usage_error("--beams accepts drafts in one way only; leave out --verify, --lenience and --typical-acceptance")
+    plain = DraftOptions()
+    for name in ("drafter", "policy", "memory"):
+        if getattr(draft, name) != getattr(plain, name):
+            usage_error(f"--beams drafts in a way of its own; leave out --{name}")
+    for name, value in others.items():
+        if value is not None:
+            usage_error(f"--beams has no {name.removeprefix('--')} to tell; leave out {name}")
+
+
+def complete_with_beams(
+    target: Target,
+    prompt: Sequence[int],
+    beams: int,
+    limit: int | None,
+    draft: DraftOptions,
+    stop: Sequence[str],
+    echo: str,
+    *,
+    as_json: bool,
+) -> None:
+    """Search, and print the best text found; ends the program where the search was interrupted or failed.
+
+    Args:
+        target: loaded with `n_seq` for it.
+        limit: most tokens of a text; None: what the context has room for.
+        echo: goes before the text.
+    """
+    search = BeamSearch(
+        target,
+        beams,
+        drafter=None if draft.no_draft else BeamDrafter(),
+        calibration=None if draft.no_draft else Calibration.load(target, None),
+        draft_max=draft.draft_max or DRAFT_MAX,
+    )
+    began = time.perf_counter()
+    with guarded_stdout():
+        with outcome() as ended, prefill_bar() as progress:
+            for _ in search.run(prompt, max_tokens=limit, stop=stop, progress=progress):
+                pass
+        seconds = time.perf_counter() - began
+        found = search.hypotheses()
+        best = found[0] if found else None
+        text = echo + (best.text if best else "")
+        ending = (best.stop if best else None) or ("failed" if ended.error else "interrupted")
+        if as_json:
+            write_stdout(json.dumps(_document(search, text, len(prompt), seconds, ending), ensure_ascii=False) + "\n")
+        else:
+            write_stdout(text)
+    note(_summary(search, ending))
+    leave(ended)
+
+
+def _document(search: BeamSearch, text: str, prompt_tokens: int, seconds: float, ending: str) -> dict[str, Any]:
+    stats, found = search.stats, search.hypotheses()
+    return {
+        "text": text,
+        "tokens": len(found[0].tokens) if found else 0,
+        "score": found[0].score if found else None,
+        "beams": [
+            {"text": one.text, "tokens": list(one.tokens), "score": one.score, "stop_reason": one.stop} for one in found
+        ],
+        "prompt_tokens": prompt_tokens,
+        "target_passes": stats.passes,
+        "plain_passes": stats.plain_passes,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "seconds": seconds,
+        "prefill_seconds": stats.prefill_seconds,
+        "tokens_per_second": stats.tokens_per_second,
+        "stop_reason": ending,
+    }
+
+
+def _summary(search: BeamSearch, ending: str) -> str:
+    stats, found = search.stats, search.hypotheses()
+    parts = [f"{len(found[0].tokens) if found else 0} tokens, the likeliest of {search.beams} beams"]
+    if stats.tokens_per_second is not None:
+        parts.append(f"{stats.tokens_per_second:.1f} tokens/s")
+        parts.append(f"{stats.passes} passes for the {stats.plain_passes} of plain beam search")
+    return ", ".join(parts) + f"; {ending}"

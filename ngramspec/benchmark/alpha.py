@@ -1,0 +1,162 @@
+"""Alpha by n-gram order: how often a draft from the counts of one order is right, measured in two ways.
+
+    measured   the mean of sum_x min(p(x), q(x)) over the judged positions, p the target's law, q the counts of the
+               context, normalised: what alpha is (Leviathan, Kalman, Matias 2023, definition 3.1 and corollary 3.6)
+    inferred   accepted over tested positions of the same drafts, as `theory.alpha_from_acceptance` counts them
+
+At temperature 0 both laws are sure of one token, q of its likeliest, and the two agree (section 2.2: the standardised
+p and q). Orders 1 and 2 are the unigrams and bigrams of the paper's table 3, here counted in the context alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ngramspec.backend import TargetProtocol
+from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Stats, Step
+from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.exactness.choice import Exact
+from ngramspec.policies.simple import FixedPolicy
+from ngramspec.sampling.settings import Sampling
+from ngramspec.theory import alpha_from_acceptance
+
+ORDERS = (1, 2, 3, 4)
+
+
+class OrderDrafter:
+    """Drafts from the counts of one order over the whole context.
+
+    Args:
+        order: length of the n-grams; 1 counts tokens, whatever comes before them.
+    """
+
+    def __init__(self, order: int) -> None:
+        self.name = f"{order}-gram"
+        self._width = order - 1
+        self._counts: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        self._tail: tuple[int, ...] = ()
+        self._proposed: tuple[int, ...] = ()
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._counts.clear()
+        self._tail = ()
+        self._count(prompt)
+
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
+        tokens: list[int] = []
+        laws: list[dict[int, float]] = []
+        tail = self._tail
+        while len(tokens) < limit and (counts := self._counts.get(tail)):
+            token = choose(len(tokens), counts) if choose is not None else max(counts, key=lambda x: (counts[x], -x))
+            total = counts.total()
+            laws.append({x: count / total for x, count in counts.items()})
+            tokens.append(token)
+            tail = self._after(tail, token)
+        self._proposed = tuple(tokens)
+        return Draft(self._proposed, tuple(laws) if choose is not None else (), source=self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self._count(tokens)
+        right = 0
+        for guess, token in zip(self._proposed, tokens, strict=False):
+            if guess != token:
+                break
+            right += 1
+        return right
+
+    def _count(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if len(self._tail) == self._width:
+                self._counts[self._tail][token] += 1
+            self._tail = self._after(self._tail, token)
+
+    def _after(self, tail: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return (*tail, token)[-self._width :] if self._width else ()
+
+
+@dataclass(slots=True)
+class AlphaOfOrder:
+    """What came of the drafts of one order.
+
+    Attributes:
+        order: of the n-grams.
+        gamma: most tokens in a draft.
+        stats: the counters of all passes.
+        judged: positions that were judged.
+        overlap: the sum of their sum_x min(p(x), q(x)).
+    """
+
+    order: int
+    gamma: int
+    stats: Stats = field(default_factory=Stats)
+    judged: int = 0
+    overlap: float = 0.0
+
+    def add(self, step: Step) -> None:
+        """Count a step, made with `detail`."""
+        self.stats.add(step)
+        for one in step.detail.judgements if step.detail is not None else ():
+            if one.accepted is not None:
+                self.judged += 1
+                self.overlap += one.why.get("overlap", float(one.accepted))
+
+    @property
+    def measured(self) -> float | None:
+        """Alpha as it is defined; None if nothing was drafted."""
+        return self.overlap / self.judged if self.judged else None
+
+    @property
+    def inferred(self) -> float | None:
+        """Alpha by what was accepted; None if nothing was drafted."""
+        if not self.stats.drafted:
+            return None
+        return alpha_from_acceptance(self.stats.accepted_at, self.stats.drafted_at)
+
+    @property
+    def coverage(self) -> float:
+        """Share of passes with a draft."""
+        return 1 - self.stats.passes_without_draft / self.stats.passes if self.stats.passes else 0.0
+
+
+class AlphaMeasurement:
+    """Decodes prompts once per order.
+
+    Args:
+        target: its memory must roll back.
+        sampling: the target's; above temperature 0 drafts are verified by rejection.
+        gamma: most tokens in a draft.
+        exact: as in `SpeculativeDecoder`.
+
+    Attributes:
+        orders: the results so far.
+    """
+
+    def __init__(self, target: TargetProtocol, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
+        self._sampling = sampling
+        self.orders = [AlphaOfOrder(order, gamma) for order in ORDERS]
+        self._decoders = [
+            SpeculativeDecoder(
+                target,
+                drafter=OrderDrafter(order),
+                policy=FixedPolicy(gamma),
+                exact=exact,
+                # Nothing here is timed.
+                curve=None if exact == "on" else GivenCurve({1: 1.0}),
+            )
+            for order in ORDERS
+        ]
+
+    def run(self, prompt: Sequence[int], max_tokens: int) -> Iterator[AlphaOfOrder]:
+        """Continue a prompt with each order in turn; yields the order that is done."""
+        verify = None if self._sampling.greedy else "rejection"
+        for result, decoder in zip(self.orders, self._decoders, strict=True):
+            steps = decoder.generate(prompt, max_tokens=max_tokens, sampling=self._sampling, verify=verify, detail=True)
+            for step in steps:
+                result.add(step)
+            yield result

@@ -1,0 +1,145 @@
+"""What was measured of a target on this machine, kept in the user's cache folder under the target's fingerprint.
+
+One small JSON file per model, build, machine and settings: the cost curve, the probe's report and the batch
+sizes that exact mode uses. The last is stored because it must not change from one run to the next.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ngramspec.backend import TargetProtocol
+from ngramspec.cost import kernels, measure
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.kernels import ProbeReport
+from ngramspec.cost.measure import MEASURE_ORDER, Replay
+from ngramspec.storage import cache_folder, write_whole
+
+EXACT_TOLERANCE = 1.25
+"""Exact mode takes the largest kernel class whose cheapest pass costs at most this many one-token passes."""
+
+
+@dataclass(slots=True)
+class Calibration:
+    """Measurements of one target; each is None until it was made.
+
+    Attributes:
+        path: the file they are kept in; None keeps them in memory only.
+        curve: seconds per pass by batch size.
+        probe: kernel classes of batch sizes.
+        exact_sizes: the kernel class that exact mode uses.
+        uses: how often the curve was taken up again by a new process.
+        replay: what taking back costs, where that means evaluating tokens again; never kept on disk.
+    """
+
+    path: Path | None = None
+    curve: CostCurve | None = None
+    probe: ProbeReport | None = None
+    exact_sizes: tuple[int, ...] | None = None
+    uses: int = 0
+    replay: Replay | None = None
+    _fresh: bool = False
+
+    @classmethod
+    def load(cls, target: TargetProtocol, folder: Path | None = None) -> Calibration:
+        """What is known about `target`; a missing, damaged or foreign file counts as nothing known."""
+        known = cls((folder or cache_folder("calibration")) / f"{target.fingerprint}.json")
+        known._read()
+        return known
+
+    @classmethod
+    def given(cls, curve: CostCurve) -> Calibration:
+        """A curve that is known: nobody measures it again, and nothing is kept on disk."""
+        return cls(curve=curve, _fresh=True)
+
+    def _read(self) -> None:
+        """Take what the file knows and this does not; the file's word on exact mode always counts."""
+        if self.path is None:
+            return
+        try:
+            data = json.loads(self.path.read_text("utf-8"))
+            curve = CostCurve.from_json(data["curve"]) if data["curve"] else None
+            probe = ProbeReport.from_json(data["probe"]) if data["probe"] else None
+            exact_sizes = tuple(data["exact_sizes"]) if data["exact_sizes"] else None
+            uses = int(data["uses"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return
+        self.curve = self.curve or curve
+        self.uses = max(self.uses, uses)
+        if probe is not None and exact_sizes in probe.classes:
+            self.probe, self.exact_sizes = probe, exact_sizes
+
+    def save(self) -> None:
+        """Keep what is known; see `write_whole`."""
+        if self.path is None:
+            return
+        # Another process may have settled on the sizes of exact mode in the meantime.
+        self._read()
+        data = {
+            "curve": self.curve.to_json() if self.curve else None,
+            "probe": self.probe.to_json() if self.probe else None,
+            "exact_sizes": self.exact_sizes,
+            "uses": self.uses,
+        }
+        write_whole(self.path, data)
+
+    def forget(self) -> None:
+        """Drop what is known, in the file too; what exact mode then settles on may be another class of sizes."""
+        self.curve = self.probe = self.exact_sizes = None
+        self.uses = 0
+        if self.path is not None:
+            with suppress(OSError):
+                self.path.unlink(missing_ok=True)
+
+    def ensure_curve(self, target: TargetProtocol, tokens: int = 0) -> CostCurve:
+        """The cost curve; the cache stays as it is.
+
+        Measured on top of what the cache holds if nothing is known, in a time that befits the `tokens` about to
+        be generated (see `measure.measure`). A curve from an earlier process gets one size in turn timed again:
+        the machine may have been busy when it was measured, or the model too slow for all sizes.
+        """
+        if target.replays and self.replay is None:
+            self.replay = measure.time_replay(target)
+        if self.curve is None:
+            self.curve = measure.measure(target, tokens)
+        elif not self._fresh:
+            self._retime(target, self.curve, tokens)
+        self._fresh = True
+        return self.curve
+
+    def _retime(self, target: TargetProtocol, curve: CostCurve, tokens: int) -> None:
+        size = MEASURE_ORDER[self.uses % len(MEASURE_ORDER)]
+        repeats = 3 if curve.level < 0.05 else 1
+        expected = (repeats + 1) * curve.level + repeats * curve.seconds(size)
+        if expected > max(0.5, 0.05 * tokens * curve.level) or len(target.tokens) + size > target.n_ctx:
+            return
+        measure.time_pass(target, 1)
+        single = min(measure.time_pass(target, 1) for _ in range(repeats))
+        curve.retime(size, single, min(measure.time_pass(target, size) for _ in range(repeats)))
+        self.uses += 1
+
+    def ensure_exact(self, target: TargetProtocol) -> tuple[int, ...]:
+        """The batch sizes of exact mode, probed and chosen by cost if nothing is known. Clears the cache then."""
+        if self.exact_sizes is None:
+            self._read()
+        if self.exact_sizes is None:
+            self.probe = self.probe or kernels.probe(target)
+            target.clear()
+            target.prefill([0])
+            self.exact_sizes = choose_class(self.probe, self.ensure_curve(target))
+            target.clear()
+            self.save()
+        return self.exact_sizes
+
+
+def choose_class(report: ProbeReport, curve: CostCurve) -> tuple[int, ...]:
+    """The kernel class for exact mode: the largest among those that cost next to nothing without a draft.
+
+    Without drafts every pass is padded to the cheapest size of the class, so that size's cost is the price of
+    exactness on text where nothing can be guessed. The class of size 1 costs nothing and is always a choice.
+    """
+    affordable = [c for c in report.classes if min(map(curve.ratio, c)) <= EXACT_TOLERANCE]
+    return max(affordable, key=lambda c: (len(c), -c[0]))

@@ -1,0 +1,205 @@
+"""`CostCurve`: seconds of one target pass by batch size, measured on this machine and refreshed as passes run.
+
+A pass over n tokens does not cost what a pass over one costs: CPUs multiply, GPUs change kernels, and the curve
+is not even monotonic. Everything that decides how much to draft reads it from here.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+REFRESH = 0.05
+"""Weight of one real pass in the running averages: about the last twenty passes of a size count."""
+
+PADDING_GAIN = 0.97
+"""A batch is padded to a larger size only if that costs less than this part of the fitting one."""
+
+BEYOND = 0.5
+"""Weight of the first pass that is larger than all before it: what was expected of it is no more than a slope drawn
+out, which rises with the context where attention is not shared by the tokens of a batch."""
+
+WORST = 1.5
+"""No batch costs more than this many times its tokens one by one; a curve that says so was disturbed."""
+
+RARE = 0.3
+"""Weight of a one-token pass that comes after many larger ones."""
+
+REBUILD_EVERY = 16
+"""Passes between two looks of the tables at the refreshed ratios; a look costs some 50 microseconds."""
+
+
+class CostCurve:
+    """Seconds per pass at measured sizes; between them linear, past the last one linear with the mean slope.
+
+    A pass of another size than the one before costs `switch` seconds more: llama.cpp then builds its graph
+    anew (a GPU captures it anew), while a run of passes of one size reuses it. On small models that is as much
+    as half a pass.
+
+    Real passes refresh it in two parts. The *level* (seconds of a one-token pass now) follows every pass, since
+    a longer context or a throttled machine slows all sizes together; the *ratio* T(n) / T(1) of a size follows
+    passes of that size only.
+
+    Args:
+        seconds: batch size -> seconds in a run of that size; must hold size 1; all positive.
+        switch: seconds that a change of size adds, at least 0.
+
+    Attributes:
+        level: seconds of a one-token pass now.
+        switch: as above, refreshed.
+        last: size of the last pass observed.
+        worst: most that a batch may cost, as a multiple of its tokens one by one.
+        measured: whether it came from a clock, and so may be wrong.
+
+    Raises:
+        ValueError: size 1 is missing, or a value is out of its range.
+    """
+
+    worst = WORST
+    measured = True
+
+    def __init__(self, seconds: Mapping[int, float], switch: float = 0.0) -> None:
+        if 1 not in seconds or not all(0 < s < math.inf for s in seconds.values()):
+            raise ValueError("a cost curve needs positive seconds, those of batch size 1 among them")
+        if not 0 <= switch < math.inf:
+            raise ValueError(f"switch is {switch}, but must be at least 0")
+        self.level = float(seconds[1])
+        self.switch = switch
+        self.last = 1
+        self._since_single = 0
+        self._ratios = {n: min(s / self.level, self.worst * n) for n, s in sorted(seconds.items())}
+        self._rebuild()
+
+    def _rebuild(self) -> None:
+        self._table = [1.0]
+        self._plans: dict[Sequence[int], list[tuple[int, float]]] = {}
+        self._slopes: dict[Sequence[int], array[float]] = {}
+        self._unseen = 0
+
+    def seconds(self, size: int) -> float:
+        """Expected seconds of a pass over `size` tokens."""
+        return self.level * self.ratio(size)
+
+    def ratio(self, size: int) -> float:
+        """T(size) / T(1)."""
+        table = self._table
+        while len(table) <= size:
+            table.append(self._interpolate(len(table)))
+        return table[size]
+
+    def _interpolate(self, size: int) -> float:
+        known = self._ratios
+        if size in known:
+            return known[size]
+        below = max(n for n in known if n < size)
+        above = min((n for n in known if n > size), default=None)
+        if above is not None:
+            share = (size - below) / (above - below)
+            return known[below] + (known[above] - known[below]) * share
+        # One point says nothing about a slope: take a batch to cost what its tokens cost.
+        slope = max(0.0, (known[below] - 1.0) / (below - 1)) if below > 1 else 1.0
+        return known[below] + slope * (size - below)
+
+    def padded(self, sizes: Sequence[int]) -> list[tuple[int, float]]:
+        """The cheapest way to evaluate n tokens in one pass, for every n up to the largest of `sizes`.
+
+        Entry n is (size, T(size) / T(1)) of the cheapest of `sizes` that holds n tokens: the curve need not be
+        monotonic, and a padded batch may cost less than the next fitting one. Only to a measured size, and for
+        a saving that is no noise, is more padded than must be. `sizes` ascend.
+        """
+        plan = self._plans.get(sizes)
+        if plan is None:
+            plan = [(0, 0.0)] * (sizes[-1] + 1)
+            allowed = set(sizes)
+            fitting = cheapest = (sizes[-1], math.inf)
+            for n in range(sizes[-1], 0, -1):
+                if n in allowed:
+                    fitting = (n, self.ratio(n))
+                    if n in self._ratios and fitting[1] <= cheapest[1]:
+                        cheapest = fitting
+                plan[n] = cheapest if cheapest[1] < PADDING_GAIN * fitting[1] else fitting
+            self._plans[sizes] = plan
+        return plan
+
+    def slopes(self, sizes: Sequence[int]) -> Sequence[float]:
+        """Entry k: the least that one more token costs a draft of k tokens, in units of T(1).
+
+        That is the lowest of (T(1 + m) - T(1 + k)) / (m - k) over all longer drafts m, batches padded as they
+        best are; infinite for the longest. O(largest size), from the lower convex hull, read from its end.
+        """
+        slopes = self._slopes.get(sizes)
+        if slopes is None:
+            costs = [cost for _, cost in self.padded(sizes)[1:]]
+            slopes = self._slopes[sizes] = array("d", [math.inf]) * (len(costs) + 1)
+            hull: list[int] = []
+            for k in range(len(costs) - 1, -1, -1):
+                while len(hull) > 1 and _slope(costs, k, hull[-1]) >= _slope(costs, k, hull[-2]):
+                    hull.pop()
+                if hull:
+                    slopes[k] = _slope(costs, k, hull[-1])
+                hull.append(k)
+        return slopes
+
+    def switching(self, size: int, plain: int) -> float:
+        """What a batch of `size` costs now beyond T(size), in units of T(1).
+
+        A change of size is paid for, and so is the way back to passes of `plain` tokens, by whatever leaves
+        them; coming back is then free.
+        """
+        if size in (self.last, plain):
+            return 0.0
+        return self.switch * (2 if self.last == plain else 1) / self.level
+
+    def observe(self, size: int, seconds: float) -> None:
+        """Learn from a real pass over `size` tokens. O(1), amortised."""
+        ratio = 1.0 if size == 1 else self.ratio(size)
+        switch = 0.0 if size == self.last else self.switch
+        self.last = size
+        # A pass that the system interrupted says nothing about the machine's speed.
+        seconds = min(seconds, 3.0 * (self.level * ratio + switch))
+        if size == 1:
+            # A single token's word on the level counts more than a larger batch's, which depends on that size's
+            # ratio being right; and the more the rarer it is.
+            scale = 1.0 + min(RARE, REFRESH * (1 + self._since_single)) * (seconds / (self.level + switch) - 1.0)
+            self.level *= scale
+            if switch:
+                self.switch *= scale
+            self._since_single = 0
+            return
+        seconds = max(seconds - switch, 0.1 * seconds)
+        self._since_single += 1
+        self.level += REFRESH / 8 * (seconds / ratio - self.level)
+        beyond = size > max(self._ratios)
+        known = self._ratios.get(size, ratio)
+        weight = BEYOND if beyond else REFRESH
+        self._ratios[size] = min(known + weight * (seconds / self.level - known), self.worst * size)
+        self._unseen += 1
+        if beyond or self._unseen >= REBUILD_EVERY:
+            self._rebuild()
+
+    def retime(self, size: int, single: float, seconds: float) -> None:
+        """Take in a fresh measurement: `seconds` of a pass over `size` tokens, `single` of one over one.
+
+        A cached ratio that is too low is corrected by `observe` as soon as it is used. One that is too high
+        never is, since nothing of that size is then sent; so a fresh measurement may only lower it.
+        """
+        self.level = single
+        if size > 1:
+            self._ratios[size] = min(self.ratio(size), seconds / single)
+        self._rebuild()
+
+    def to_json(self) -> dict[str, Any]:
+        """Seconds by batch size (as text), and of a change of size."""
+        seconds = {str(n): self.level * r for n, r in sorted(self._ratios.items())}
+        return {"seconds": seconds, "switch": self.switch}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CostCurve:
+        """The inverse of `to_json`; raises ValueError, TypeError, KeyError or AttributeError on anything else."""
+        return cls({int(n): float(s) for n, s in data["seconds"].items()}, float(data["switch"]))
+
+
+def _slope(costs: Sequence[float], k: int, m: int) -> float:
+    return (costs[m] - costs[k]) / (m - k)

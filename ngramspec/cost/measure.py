@@ -1,0 +1,98 @@
+"""Timing a target's passes: how a `CostCurve` is measured, and what it takes to take tokens back."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ngramspec.backend import TargetProtocol
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.kernels import SIZES
+
+MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
+"""Most telling sizes first, in case the time budget ends before the list does."""
+
+assert sorted(MEASURE_ORDER) == list(SIZES)
+
+
+def measure(target: TargetProtocol, tokens: int, budget: float = 2.0, rounds: int = 4) -> CostCurve:
+    """Time passes of each size on top of what the cache holds, and take everything back.
+
+    Each size is timed in a run of its own, of which the first pass tells what the change of size costs. The
+    fastest of all rounds counts: whatever else the machine does only adds time.
+
+    Args:
+        target: with room for at least one token.
+        tokens: how many are about to be generated.
+        budget: seconds it may take, or 5 % of the generation where that is more; a slow model then has fewer
+            points.
+        rounds: most runs per size.
+
+    Raises:
+        ValueError: the context has no room left for one token.
+    """
+    began = time.perf_counter()
+    single = time_pass(target, 1)
+    # The first pass of a process pays for allocations; on a slow model that is no matter, and neither is a switch.
+    fast = single < budget / 10
+    best = {1: time_pass(target, 1) if fast else single}
+    switched = math.inf
+    deadline = began + max(budget, 0.05 * tokens * best[1])
+    # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
+    for number in range(rounds):
+        for size in MEASURE_ORDER:
+            expected = best.get(size, CostCurve(best).seconds(size)) * (3 if fast else 1)
+            if time.perf_counter() + expected > deadline or len(target.tokens) + size > target.n_ctx:
+                continue
+            times = [time_pass(target, size) for _ in range(3 if fast else 1)]
+            best[size] = min(best.get(size, math.inf), *times)
+            if size == 1 and number > 0:
+                switched = min(switched, times[0])
+    return CostCurve(best, max(0.0, switched - best[1]) if switched < math.inf else 0.0)
+
+
+class Replay(NamedTuple):
+    """What it takes to take tokens back where that means a checkpoint and evaluating tokens again.
+
+    Attributes:
+        save: seconds that a checkpoint takes.
+        restore: seconds that it takes to go back to it.
+    """
+
+    save: float
+    restore: float
+
+
+def time_replay(target: TargetProtocol) -> Replay:
+    """Time a checkpoint of what the cache holds, and going back to it."""
+    start = len(target.tokens)
+    began = time.perf_counter()
+    target.checkpoint()
+    saved = time.perf_counter()
+    target.evaluate([0])
+    evaluated = time.perf_counter()
+    target.rollback(start)
+    return Replay(saved - began, time.perf_counter() - evaluated)
+
+
+def time_pass(target: TargetProtocol, size: int) -> float:
+    """Seconds of one pass over `size` tokens, which are taken back afterwards."""
+    if len(target.tokens) + size > target.n_ctx:
+        raise ValueError(f"no room for {size} tokens in the context to measure in")
+    # Different tokens: a mixture of experts pays for the experts that a batch touches.
+    return time_batch(target, [int(t) for t in np.random.default_rng(size).integers(0, target.n_vocab, size)])
+
+
+def time_batch(target: TargetProtocol, tokens: Sequence[int]) -> float:
+    """Seconds of one pass over these tokens, which are taken back afterwards."""
+    start = len(target.tokens)
+    target.checkpoint()
+    began = time.perf_counter()
+    target.evaluate(tokens)
+    seconds = time.perf_counter() - began
+    target.rollback(start)
+    return seconds

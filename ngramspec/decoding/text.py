@@ -1,0 +1,136 @@
+"""Tokens to text as a stream: UTF-8 split over tokens, stop strings. Knows nothing of drafts.
+
+A token's bytes need not be whole characters, and a stop string need not begin or end where a token
+does. What comes out here is final: no broken character is released and taken back, no part of a
+stop string is shown.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from ngramspec.backend import TargetProtocol
+from ngramspec.decoding.step import StopReason
+
+
+class TextStream:
+    """Turns the byte pieces of successive tokens into text that ends before the first stop string.
+
+    The released pieces joined are the decoded text cut where the first stop string begins, however
+    the bytes were split into pieces. Bytes that can never become valid UTF-8 read U+FFFD. A
+    character still incomplete when the text ends is dropped: it was cut off by the end (of the
+    token budget, say), not wrong.
+
+    Example (stop "END"):
+        push(b"caf\\xc3") -> "caf"      half a character is held back
+        push(b"\\xa9 E")  -> "é "       "E" could begin "END"
+        push(b"NDE")     -> ""         the text ended before "END"; `stopped` is "END"
+
+    Time of a push: O(piece * stop strings), plus O(longest stop string squared) for the held-back
+    suffix.
+
+    Attributes:
+        stopped: the stop string that ended the text, None while none has. The one that begins
+            first; of several that begin at one place, the longest that is complete by then (a
+            longer one is not waited for: the text would be the same, and each token costs a pass
+            of the target).
+    """
+
+    def __init__(self, stop: Sequence[str] = ()) -> None:
+        """Start an empty text.
+
+        Args:
+            stop: strings that end the text, in any order; the text does not include them.
+
+        Raises:
+            ValueError: a stop string is empty, or `stop` is itself a string.
+        """
+        if isinstance(stop, str):
+            raise ValueError(f"stop must be a sequence of strings, not the string {stop!r}")
+        if not all(stop):
+            raise ValueError("a stop string must not be empty")
+        # Longest first, so that the first of equal positions is the longest.
+        self._stop = tuple(sorted(set(stop), key=len, reverse=True))
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._held = ""
+        self.stopped: str | None = None
+
+    def push(self, piece: bytes) -> str:
+        """The text that this token's bytes release; empty once a stop string was found."""
+        if self.stopped is not None:
+            return ""
+        text = self._held + self._decoder.decode(piece)
+        if not self._stop:
+            return text
+        open_at = self._open_suffix(text)
+        stop_at = self._find(text)
+        # An unfinished stop string that begins before a finished one still wins if it completes:
+        # "abcd" over "bc" after "abc". So the finished one counts only when nothing that began
+        # earlier is still open.
+        if stop_at is not None and stop_at[0] <= open_at:
+            return self._cut(text, *stop_at)
+        self._held = text[open_at:]
+        return text[:open_at]
+
+    def finish(self) -> str:
+        """What was held back, when the text ends for another reason than a stop string.
+
+        A stop string that was complete but waited for an earlier one ends the text here (and sets
+        `stopped`).
+        """
+        text, self._held = self._held, ""
+        self._decoder.reset()
+        stop_at = self._find(text)
+        return text if stop_at is None else self._cut(text, *stop_at)
+
+    def _cut(self, text: str, at: int, stop: str) -> str:
+        self.stopped = stop
+        self._held = ""
+        return text[:at]
+
+    def _find(self, text: str) -> tuple[int, str] | None:
+        """(position, stop string) of the earliest stop string in the text, the longest of those."""
+        found = [(at, stop) for stop in self._stop if (at := text.find(stop)) >= 0]
+        return min(found, key=lambda hit: hit[0], default=None)
+
+    def _open_suffix(self, text: str) -> int:
+        """Where the longest suffix that could begin a stop string starts; at the end if none."""
+        longest = len(self._stop[0]) if self._stop else 0
+        for start in range(max(0, len(text) - longest + 1), len(text)):
+            tail = text[start:]
+            if any(stop.startswith(tail) for stop in self._stop):
+                return start
+        return len(text)
+
+
+class GenerationText:
+    """The text of one generation: its pieces, and when and why it ends."""
+
+    def __init__(self, target: TargetProtocol, stop: Sequence[str], limit: int, out_of: StopReason) -> None:
+        self._target = target
+        self._stream = TextStream(stop)
+        self._out_of = out_of
+        self.left = limit
+        self.stop: StopReason | None = None
+
+    @property
+    def stop_string(self) -> str | None:
+        return self._stream.stopped
+
+    def take(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """One piece of text per token, up to the token that ends the text."""
+        pieces = []
+        for token in tokens:
+            self.left -= 1
+            eog = self._target.is_eog(token)
+            piece = "" if eog else self._stream.push(self._target.piece(token))
+            if not eog and self.left > 0 and self._stream.stopped is None:
+                pieces.append(piece)
+                continue
+            if self._stream.stopped is None:
+                piece += self._stream.finish()
+            self.stop = "stop" if self._stream.stopped else "eog" if eog else self._out_of
+            pieces.append(piece)
+            break
+        return tuple(pieces)

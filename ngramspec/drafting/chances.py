@@ -1,0 +1,153 @@
+"""How likely the target is to accept each guess of a draft, from what came of earlier guesses.
+
+`AcceptanceModel` counts online. A guess falls into a cell by what is known when it is made: the length of the matched
+context, how much of that context's history agrees with it, and how well the last guesses did. Each cell counts its
+hits and misses, old ones fading, and is shrunk towards all guesses with its match length, which are shrunk towards a
+prior.
+
+`Judge` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ngramspec.drafting.draft import Choose, Outlook
+
+Cell = tuple[int, int, int]
+
+FADE = 0.995
+"""Weight of the past at each new outcome of a cell: about the last 200 count."""
+
+STRENGTH = 6.0
+"""How many outcomes the wider group's rate is worth in a cell."""
+
+PRIORS = (0.05, 0.15, 0.35, 0.5)
+"""Acceptance by match length before anything was seen (the last for all longer): on the careful side, since a
+draft that fails costs time and a draft not sent costs nothing."""
+
+
+def cell(match: int, share: float, support: int, streak: int) -> Cell:
+    """The cell of a guess.
+
+    Args:
+        match: length of the matched context in tokens.
+        share: part of that context's continuations that agree with the guess, 0 to 1.
+        support: how often the context was seen.
+        streak: guesses that were right in a row up to this one.
+    """
+    if share >= 1.0:
+        agreement = 0 if support > 1 else 1
+    else:
+        agreement = 2 if share >= 0.6 else 3 if share >= 0.3 else 4
+    run = streak if streak < 3 else 3 if streak < 6 else 4 if streak < 12 else 5
+    return match, agreement, run
+
+
+class AcceptanceModel:
+    """Fading counts of hits per cell; `estimate` and `learn` take constant time."""
+
+    def __init__(self) -> None:
+        self._cells: dict[Cell, list[float]] = {}
+        self._groups: dict[int, list[float]] = {}
+
+    def estimate(self, key: Cell) -> float:
+        """Probability in (0, 1) that a guess of this cell is accepted, if all before it are."""
+        match = key[0]
+        prior = PRIORS[min(match, len(PRIORS) - 1)]
+        hits, seen = self._groups.get(match, (0.0, 0.0))
+        rate = (hits + STRENGTH * prior) / (seen + STRENGTH)
+        hits, seen = self._cells.get(key, (0.0, 0.0))
+        return (hits + STRENGTH * rate) / (seen + STRENGTH)
+
+    def learn(self, key: Cell, accepted: bool) -> None:
+        """Count an outcome."""
+        for counts in (
+            self._cells.setdefault(key, [0.0, 0.0]),
+            self._groups.setdefault(key[0], [0.0, 0.0]),
+        ):
+            counts[0] = counts[0] * FADE + accepted
+            counts[1] = counts[1] * FADE + 1.0
+
+
+HOPELESS = 0.05
+"""A draft ends when the probability that all of it is accepted has fallen below this: no curve pays for more."""
+
+
+def length_class(match: int) -> int:
+    """Match lengths of 8 and more by powers of two, so that each class sees enough outcomes; 11 is 32 and more."""
+    return match if match < 8 else min(5 + match.bit_length(), 11)
+
+
+def pick(choose: Choose, offset: int, weights: Mapping[int, float]) -> int:
+    """What `choose` picks.
+
+    Raises:
+        ValueError: a token that it was not offered.
+    """
+    token = choose(offset, weights)
+    if token not in weights:
+        raise ValueError(f"choose returned {token}, which is not among the counts")
+    return token
+
+
+class Judge:
+    """An `AcceptanceModel`, and the guesses that wait for their outcome.
+
+    A guess is given as (match, count, support): the length of the context it rests on, how often the guessed token
+    followed it, and how often anything did.
+
+    A proposal that the policy cut is compared with what was emitted all the same: that tells as much about the
+    guesses as verifying them would have.
+
+    Attributes:
+        acceptance: estimates of the chain's guesses so far.
+    """
+
+    def __init__(self) -> None:
+        self._model = AcceptanceModel()
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a request: guesses of the last one get no outcome."""
+        self._streak = 0
+        self.open(None)
+
+    def open(self, outlook: Outlook | None) -> None:
+        """Start a chain."""
+        self.acceptance: list[float] = []
+        self._cells: list[Cell] = []
+        self._guesses: Sequence[int] = ()
+        self._outlook = outlook
+        self._reach = 1.0
+
+    def go_on(self, match: int, count: float, support: int) -> bool:
+        """Estimate the next guess of the chain, and tell whether one after it may pay."""
+        key = cell(length_class(match), count / support, support, self._streak + len(self._cells))
+        p = self._model.estimate(key)
+        self._cells.append(key)
+        self.acceptance.append(p)
+        self._reach *= p
+        reach, outlook = self._reach, self._outlook
+        return reach >= HOPELESS and (outlook is None or reach >= outlook.worth * outlook.slopes[len(self._cells)])
+
+    def blind(self, match: int, q: Mapping[int, float], support: int) -> float:
+        """The estimate of a chain's first guess, whichever is drawn from `q`; see `blind` in `Drafter.propose`."""
+        return self._model.estimate(cell(length_class(match), max(q.values()), support, self._streak))
+
+    def close(self, guesses: Sequence[int]) -> None:
+        """End the chain; these are its tokens."""
+        self._guesses = guesses
+
+    def settle(self, tokens: Sequence[int]) -> int:
+        """Learn from what followed the chain; how many of its tokens were right."""
+        hits = 0
+        for guess, key, token in zip(self._guesses, self._cells, tokens, strict=False):
+            right = guess == token
+            self._model.learn(key, right)
+            self._streak = self._streak + 1 if right else 0
+            if not right:
+                break
+            hits += 1
+        self._guesses = ()
+        return hits

@@ -1,0 +1,122 @@
+"""What a drafter hands to the loop: a `Draft`, and the `Drafter` protocol that produces it.
+
+A draft is a chain of token ids that may follow the tokens emitted so far, with what the drafter knows about
+each of them. It knows nothing about models, logits or text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Choose = Callable[[int, Mapping[int, float]], int]
+"""How a drafter picks among the continuations of a context: (offset in the draft, weights) -> token id.
+
+The weights are counts or probabilities, all positive. Greedy decoding passes no `Choose` and gets the likeliest
+continuation. Sampled decoding passes one that adds the target's own noise (coupled) or draws from the weights
+(rejection); see `ngramspec.acceptance.rules`.
+"""
+
+
+class Outlook(NamedTuple):
+    """What time is worth: a drafter may end a draft where one more token cannot pay.
+
+    Attributes:
+        worth: tokens that the time of a one-token pass lately bought.
+        slopes: entry k is the least that a token more costs a draft of k tokens, in one-token passes: the lowest
+            slope of the cost curve from there on. At least as many entries as a draft can have, and one.
+    """
+
+    worth: float
+    slopes: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A guess at the next tokens; every tuple has one entry per drafted position, or is empty.
+
+    Attributes:
+        tokens: token ids, in order.
+        q: the distribution each token was picked from (token id -> probability, sums to 1); empty when
+            the drafter was given no `Choose`, and then it need not say.
+        match: length in tokens of the context that each guess rests on.
+        support: how often that context was seen in all (the sum of its counts); empty when nobody counts.
+        acceptance: estimated probability that the target accepts the token, given that it accepted all
+            before it; empty when the drafter makes no estimate.
+        source: which drafter made it.
+    """
+
+    tokens: tuple[int, ...] = ()
+    q: tuple[Mapping[int, float], ...] = ()
+    match: tuple[int, ...] = ()
+    support: tuple[int, ...] = ()
+    acceptance: tuple[float, ...] = ()
+    source: str = ""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def head(self, length: int) -> Draft:
+        """The first `length` positions; the draft itself when it is no longer than that."""
+        if length >= len(self.tokens):
+            return self
+        return Draft(
+            self.tokens[:length],
+            self.q[:length],
+            self.match[:length],
+            self.support[:length],
+            self.acceptance[:length],
+            self.source,
+        )
+
+
+NO_DRAFT = Draft()
+
+
+class Drafter(Protocol):
+    """Proposes tokens and learns from what was emitted. One instance serves many requests, in order."""
+
+    name: str
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
+
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
+        """At most `limit` tokens that may follow everything seen so far; an empty draft is fine.
+
+        Args:
+            limit: most tokens to propose, at least 1.
+            choose: see `Choose`.
+            blind: estimate acceptance for `limit` positions from what is known before the first token is
+                drawn. Rejection sampling needs it: q is the law of a drafted token only if no look at that
+                token, or at one after it, decided whether the token stays in the draft.
+            outlook: what time is worth; None is to propose whatever has a chance.
+        """
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Tokens the target has emitted since, in order, drafted or not.
+
+        Returns:
+            how many tokens of the last proposal were right, whether they were sent to the target or not.
+        """
+
+
+@runtime_checkable
+class ReadsLogits(Protocol):
+    """What a `Drafter` is besides if it learns from the target's logits; the loop asks once per request."""
+
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+        """Logits that the target computed, those of refused positions too; called before `accept`.
+
+        Args:
+            tokens: what was evaluated: the token before the draft, then the draft.
+            rows: of shape (len(tokens), n_vocab): row i was computed after tokens[i]. Valid during the call alone,
+                not to be written to, and unchecked: nan and inf may be among them.
+        """

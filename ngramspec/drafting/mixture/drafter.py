@@ -1,0 +1,119 @@
+"""`MixtureDrafter`: the default drafter. Every source proposes at every position, and what is judged likeliest wins.
+
+The work is done by `ngramspec.drafting.mixture.guesser`; this puts it behind the protocol of
+`ngramspec.drafting.draft`.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.mixture.guesser import Guesser
+from ngramspec.drafting.mixture.secondary import Secondary
+from ngramspec.drafting.recall import Recall
+from ngramspec.tokens import common_prefix
+
+LONGEST = 63
+"""Most tokens in a draft."""
+
+HOPELESS = 0.004
+"""A draft ends when the probability that all of it is accepted has fallen below this, however cheap a token is."""
+
+ANYTHING = Outlook(0.0, array("d", bytes(8 * (LONGEST + 1))))
+"""The outlook of who did not say what a token costs."""
+
+
+class MixtureDrafter:
+    """Drafts from the context, from what it remembers, and from how well each of them lately did.
+
+    Args:
+        memory: texts to look up beside the context, kept up by its owner; True remembers earlier requests and
+            what was emitted, in this drafter alone.
+    """
+
+    name = "mixture"
+
+    def __init__(self, memory: Recall | bool | None = None) -> None:
+        self._guesser = Guesser()
+        self._own: Recall | None = None
+        if memory is True:
+            self._own = memory = Recall()
+        if memory:
+            self._guesser.memory = memory.indexes
+        self._known = 0
+        # A token that was drawn is accepted with other odds than it comes next with, and so is whichever token
+        # will be drawn: each needs an estimate of its own.
+        self._drawn, self._blind = Secondary(), Secondary()
+        self._asked: tuple[Secondary, Sequence[float]] | None = None
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        if self._own is not None:
+            before = self._guesser.text()
+            # What this request repeats from its start is in the memory once.
+            self._own.hear(before[self._known :])
+            self._known = common_prefix(before, prompt)
+        self._asked = None
+        self._guesser.begin(prompt)
+
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
+        guesser = self._guesser
+        worth, slopes = outlook or ANYTHING
+        if not isinstance(slopes, array):
+            slopes = array("d", slopes)
+        limit = min(limit, LONGEST, len(slopes) - 1)
+        if choose is None:
+            guesser.guess(limit, HOPELESS, worth, slopes)
+            tokens, match, chances = guesser.chain()
+            self._asked = None
+            return Draft(tokens, (), match, (), chances, self.name)
+        if blind:
+            # The likeliest chain is no drawn one, so that its chances may decide on the length of the drawn one.
+            limit = guesser.guess(limit, HOPELESS, worth, slopes)
+            likeliest = guesser.chain()[2]
+        q = self._draw(limit, choose, None if blind else Outlook(worth, slopes))
+        tokens, match, chances = guesser.chain()
+        self._asked = (self._blind, likeliest) if blind else (self._drawn, chances)
+        secondary, given = self._asked
+        return Draft(tokens, q, match, (), tuple([secondary.estimate(p) for p in given]), self.name)
+
+    def _draw(self, limit: int, choose: Choose, outlook: Outlook | None) -> tuple[dict[int, float], ...]:
+        """A chain of tokens picked by `choose`; their q. Without an outlook no look at them decides on their number."""
+        guesser = self._guesser
+        guesser.pending = 0
+        q = []
+        reach = 1.0
+        for at in range(limit):
+            if guesser.look(at) < 0:
+                break
+            law = guesser.law(at)
+            chosen = list(law).index(choose(at, law))
+            guesser.take(at, chosen)
+            q.append(law)
+            reach *= self._drawn.estimate(guesser.chances[at])
+            if outlook is not None and reach < max(HOPELESS, outlook.worth * outlook.slopes[at + 1]):
+                break
+        return tuple(q)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        proposed = self._guesser.pending
+        hits = self._guesser.accept(tokens)
+        if self._asked is not None:
+            secondary, chances = self._asked
+            self._asked = None
+            for at, p in enumerate(chances[: min(hits + 1, proposed, len(tokens))]):
+                secondary.learn(p, at < hits)
+        return hits
+
+
+class MemoryDrafter(MixtureDrafter):
+    """Drafts from what it remembers alone; the context only says where to look."""
+
+    name = "memory"
+
+    def __init__(self, memory: Recall | bool) -> None:
+        super().__init__(memory)
+        self._guesser.local = False

@@ -1,0 +1,25 @@
+from ngramspec.drafting.mixture.history cimport History
+from ngramspec.drafting.mixture.odds cimport Odds
+from ngramspec.drafting.mixture.sightings cimport Sightings
+
+cdef class Guesser:
+    cdef public History history
+    cdef public Odds odds
+    cdef public Sightings sightings
+    cdef public list memory
+    cdef public bint local
+    cdef public int[::1] guesses
+    cdef public double[::1] chances
+    cdef public int[::1] lengths
+    cdef public int pending
+    cdef double _recent
+    cdef int _streak
+    cdef Py_ssize_t _place
+    cdef int _copied
+    cdef Py_ssize_t _at_place
+    cdef int _at_copied
+    cdef int _near_token
+    cdef Py_ssize_t _near_place
+    cpdef int look(self, Py_ssize_t at)
+    cpdef take(self, Py_ssize_t at, int c)
+    cdef _add(self, int token)

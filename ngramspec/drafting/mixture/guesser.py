@@ -1,0 +1,335 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""`Guesser`: what may come next, from every source at once, with the probability of each guess.
+
+At each position `Sightings` gathers the tokens that followed the same context before, in this request and in memory;
+one more is the token with which a copy in progress goes on, also across an edit (`History.near`). `Odds` judges every
+one of them by what the sources say. The likeliest is the guess, becomes context, and the next position follows: a
+chain. Memory is one more source to the same judge, so that it counts as far as it was lately right.
+
+Constant time per position and per token; nothing depends on the length of the context.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import cython
+
+if cython.compiled:
+    from cython.cimports.ngramspec.drafting.mixture.history import History, mix
+    from cython.cimports.ngramspec.drafting.mixture.odds import Odds
+    from cython.cimports.ngramspec.drafting.mixture.sightings import Sightings
+else:
+    from ngramspec.drafting.mixture.history import History, mix
+    from ngramspec.drafting.mixture.odds import Odds
+    from ngramspec.drafting.mixture.sightings import Sightings
+
+if TYPE_CHECKING:
+    from ngramspec.drafting.token_index import TokenIndex
+
+CANDIDATES = cython.declare(cython.int, 10)
+POSITIONS = cython.declare(cython.int, 64)
+
+# Sources, as `Odds` numbers them: those of `Sightings`, then these.
+SIGHTED = cython.declare(cython.int, 6)
+MATCH = cython.declare(cython.int, 6)
+NEAR = cython.declare(cython.int, 7)
+SOURCES = cython.declare(cython.int, 8)
+BIASES = cython.declare(cython.int, 9)
+BIAS_MASK = cython.declare(cython.ulonglong, (1 << 17) - 1)
+NOWHERE = cython.declare(cython.int, -1)
+ABSENT = cython.declare(cython.int, -1)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _share(count: cython.int, seen: cython.int, latest: cython.int) -> cython.int:
+    """The state of a source that saw the context `seen` times, `count` of them before this guess."""
+    q: cython.int
+    if count == 0:
+        q = 0
+    elif count == seen:
+        q = 5
+    elif 4 * count <= seen:
+        q = 1
+    elif 2 * count <= seen:
+        q = 2
+    elif 4 * count <= 3 * seen:
+        q = 3
+    else:
+        q = 4
+    return ((seen if seen < 8 else 8) - 1) * 12 + q * 2 + latest
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _length(match: cython.int) -> cython.int:
+    """Match lengths in 12 classes."""
+    if match < 8:
+        return match
+    return 8 if match < 12 else 9 if match < 16 else 10 if match < 32 else 11
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _doublings(n: cython.int) -> cython.int:
+    """0, 1, 2 to 3, 4 to 7, ... and 256 or more: 10 classes."""
+    k: cython.int = 0
+    while n > 0 and k < 9:
+        n >>= 1
+        k += 1
+    return k
+
+
+@cython.cclass
+class Guesser:
+    """Guesses a chain of tokens, and learns from what came instead.
+
+    Attributes:
+        memory: `TokenIndex`es to look up beside the request's own tokens.
+        local: whether the request's own tokens are looked up.
+        pending: length of the chain that waits for its outcome, at most 64.
+        guesses, chances, lengths: of the chain: token ids; the probability that each is right if all before it
+            are; the length of the match behind it.
+    """
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.odds = Odds(POSITIONS * CANDIDATES, (12 * 6 * 2, 64))
+        self.memory: list[TokenIndex] = []
+        self.local = True
+        self.sightings = Sightings(POSITIONS)
+        self.guesses = array("i", bytes(4 * POSITIONS))
+        self.chances = array("d", bytes(8 * POSITIONS))
+        self.lengths = array("i", bytes(4 * POSITIONS))
+        # Each module has these numbers as constants of its own, which the compiler wants; they must agree.
+        cells = POSITIONS * CANDIDATES
+        assert len(self.sightings.tokens) == cells
+        assert len(self.sightings.seen) == SIGHTED
+        assert len(self.odds.states) == cells * SOURCES
+        assert len(self.odds.facts) == cells * BIASES
+        self.pending = 0
+        self._expect()
+        self.begin(())
+
+    def _expect(self) -> None:
+        shares = (0.0, 0.15, 0.4, 0.65, 0.9, 1.0)
+        for source in range(6):
+            order = source + 1 if source < 4 else 3 if source == 4 else 5
+            for seen in range(1, 9):
+                base = 0.12 + 0.08 * min(order, 6)
+                for q in range(6):
+                    for latest in range(2):
+                        p = (shares[q] * seen + 0.3 * base * (1 + latest)) / (seen + 1.0)
+                        self.odds.expect(source, (seen - 1) * 12 + q * 2 + latest, min(0.97, max(0.01, p)))
+        for length in range(12):
+            for agrees in range(2):
+                for run in range(5):
+                    p = min(0.95, 0.1 + 0.08 * length) if agrees else 0.05
+                    self.odds.expect(MATCH, length * 10 + agrees * 5 + run, p)
+        for how in range(5):
+            for run in range(10):
+                for agrees in range(2):
+                    p = min(0.9, 0.3 + 0.1 * run) if agrees else 0.05
+                    self.odds.expect(NEAR, (how * 10 + run) * 2 + agrees, p)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        token: cython.int
+        self.history.clear()
+        for token in prompt:
+            self.history.add(token)
+        self.pending = 0
+        self._recent = 0.5
+        self._streak = 0
+        self._place = NOWHERE
+        self._copied = 0
+
+    def text(self) -> list[int]:
+        """The tokens of the request so far."""
+        i: cython.Py_ssize_t
+        return [self.history.tokens[i] for i in range(self.history.size)]
+
+    @cython.ccall
+    def look(self, at: cython.Py_ssize_t) -> cython.int:
+        """Gather and judge the candidates for position `at` of the chain: the number of the likeliest, or -1."""
+        t = self.history.tokens
+        end: cython.Py_ssize_t = self.history.size + at
+        if at == 0:
+            self._at_place = self._place
+            self._at_copied = self._copied
+        found: Sightings = self.sightings
+        found.clear(at)
+        longest: cython.int = found.follow(self.history, at, end) if self.local else 0
+        if longest > self._at_copied + 2:
+            self._at_place = found.best
+            if at == 0:
+                self._place = found.best
+                self._copied = self._at_copied = longest
+        recalled: cython.int = 0
+        if self.memory:
+            recalled = found.recall(self.history, self.memory, at, end, longest)
+        place: cython.Py_ssize_t = NOWHERE
+        near: cython.int = -1
+        how: cython.int = 0
+        if self._at_place > 0:
+            place = self.history.near(end, self._at_place)
+            how = self.history.how
+            if place != NOWHERE:
+                near = t[place]
+                found.enter(at, near)
+        n: cython.int = found.found[at]
+        if n == 0:
+            return -1
+        copied: cython.int = _doublings(self._at_copied)
+        streak: cython.int = self._streak + cython.cast(cython.int, at)
+        run: cython.int = streak if streak < 3 else 3 if streak < 8 else 4
+        recent: cython.int = cython.cast(cython.int, self._recent * 6)
+        recent = min(recent, 5)
+        length: cython.int = _length(longest if longest > recalled else recalled)
+        last: cython.ulonglong = t[end - 1] if end > 0 else 0
+        before: cython.ulonglong = t[end - 2] if end > 1 else 0
+        odds: Odds = self.odds
+        best: cython.int = -1
+        chance: cython.double = -1.0
+        c: cython.int
+        i: cython.int
+        for c in range(n):
+            token: cython.int = found.tokens[at * CANDIDATES + c]
+            cell: cython.Py_ssize_t = at * CANDIDATES + c
+            s: cython.Py_ssize_t = cell * SOURCES
+            f: cython.Py_ssize_t = cell * BIASES
+            top: cython.int = 0
+            for i in range(SIGHTED):
+                if found.seen[i] == 0:
+                    odds.states[s + i] = ABSENT
+                    continue
+                count: cython.int = found.count[c * SIGHTED + i]
+                if count > 0:
+                    top = i + 1
+                odds.states[s + i] = _share(count, found.seen[i], found.latest[c * SIGHTED + i])
+            agrees: cython.int = 1 if token == found.best_token else 0
+            odds.states[s + MATCH] = length * 10 + agrees * 5 + run
+            goes_on: cython.int = 2
+            if place == NOWHERE:
+                odds.states[s + NEAR] = ABSENT
+            else:
+                goes_on = 1 if token == near else 0
+                odds.states[s + NEAR] = (how * 10 + copied) * 2 + goes_on
+            odds.views[cell * 2] = (length * 6 + recent) * 2 + agrees
+            odds.views[cell * 2 + 1] = (cython.cast(cython.int, at) if at < 7 else 7) * 8 + top
+            x: cython.ulonglong = token
+            odds.facts[f] = (mix(11 + agrees, x) >> 20) & BIAS_MASK
+            odds.facts[f + 1] = (mix(21 + agrees, last) >> 20) & BIAS_MASK
+            odds.facts[f + 2] = (mix(31 + length * 16 + recent, agrees) >> 20) & BIAS_MASK
+            odds.facts[f + 3] = (mix(1041 + run * 2, agrees) >> 20) & BIAS_MASK
+            odds.facts[f + 4] = (mix(mix(51, last), x) >> 20) & BIAS_MASK
+            odds.facts[f + 5] = (mix(61 + top * 2 + agrees, last) >> 20) & BIAS_MASK
+            odds.facts[f + 6] = (mix(81 + how * 8 + goes_on, length * 2 + agrees) >> 20) & BIAS_MASK
+            odds.facts[f + 7] = (mix(191 + top * 2 + agrees, x) >> 20) & BIAS_MASK
+            odds.facts[f + 8] = (mix(mix(271 + agrees, last), before) >> 20) & BIAS_MASK
+            p: cython.double = odds.judge(cell)
+            if p > chance:
+                chance = p
+                best = c
+        self._near_token = near
+        self._near_place = place
+        self.lengths[at] = longest if longest > recalled else recalled
+        return best
+
+    @cython.ccall
+    def take(self, at: cython.Py_ssize_t, c: cython.int) -> None:
+        """Guess candidate `c` at position `at`; it is context from here on."""
+        token: cython.int = self.sightings.tokens[at * CANDIDATES + c]
+        self.guesses[at] = token
+        self.chances[at] = self.odds.p[at * CANDIDATES + c]
+        self.history.tokens[self.history.size + at] = token
+        self.pending = at + 1
+        if self._near_place != NOWHERE and token == self._near_token:
+            self._at_place = self._near_place + 1
+            self._at_copied += 1
+        elif self._at_place != NOWHERE:
+            self._at_place += 1
+            self._at_copied = 0
+
+    def guess(self, limit: cython.int, least: cython.double, worth: cython.double, slopes: cython.double[::1]) -> int:
+        """A chain of the likeliest tokens, in `guesses`, with their chances in `chances`; returns its length.
+
+        It has at most `limit` tokens, never more than `POSITIONS`, nor than `slopes` has entries, less one. It ends
+        where the chance of all of it falls below `least`, or below what one more token costs at best (`worth` times
+        `slopes`, see `ngramspec.drafting.draft.Outlook`).
+        """
+        at: cython.int
+        c: cython.int
+        reach: cython.double = 1.0
+        limit = min(limit, POSITIONS, cython.cast(cython.int, len(slopes)) - 1)
+        self.pending = 0
+        for at in range(limit):
+            c = self.look(at)
+            if c < 0:
+                break
+            self.take(at, c)
+            reach *= self.chances[at]
+            if reach < least or reach < worth * slopes[at + 1]:
+                break
+        return self.pending
+
+    def chain(self) -> tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]:
+        """The tokens of the chain, the lengths of the matches behind them, and their chances."""
+        i: cython.Py_ssize_t
+        n: cython.Py_ssize_t = self.pending
+        return (
+            tuple([self.guesses[i] for i in range(n)]),
+            tuple([self.lengths[i] for i in range(n)]),
+            tuple([self.chances[i] for i in range(n)]),
+        )
+
+    def law(self, at: cython.int) -> dict[int, float]:
+        """The candidates at a position that was looked at, in order, with probabilities that sum to 1."""
+        c: cython.int
+        whole: cython.double = 0.0
+        n: cython.int = self.sightings.found[at]
+        for c in range(n):
+            whole += self.odds.p[at * CANDIDATES + c]
+        tokens = self.sightings.tokens
+        return {tokens[at * CANDIDATES + c]: self.odds.p[at * CANDIDATES + c] / whole for c in range(n)}
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Learn from emitted tokens; how many of the chain's guesses were right."""
+        n: cython.Py_ssize_t = len(tokens)
+        at: cython.Py_ssize_t
+        c: cython.Py_ssize_t
+        token: cython.int
+        hits: cython.int = 0
+        for at in range(min(self.pending, n)):
+            token = tokens[at]
+            for c in range(self.sightings.found[at]):
+                self.odds.learn(at * CANDIDATES + c, self.sightings.tokens[at * CANDIDATES + c] == token)
+            if self.guesses[at] != token:
+                self._recent *= 0.85
+                self._streak = 0
+                break
+            self._recent = self._recent * 0.85 + 0.15
+            self._streak += 1
+            hits += 1
+        self.pending = 0
+        for token in tokens:
+            self._add(token)
+        return hits
+
+    @cython.cfunc
+    def _add(self, token: cython.int) -> None:
+        place: cython.Py_ssize_t
+        if self._place > 0:
+            place = self.history.near(self.history.size, self._place)
+            if place != NOWHERE and self.history.tokens[place] == token:
+                self._place = place + 1
+                self._copied += 1
+            else:
+                self._place += 1
+                self._copied = 0
+        self.history.add(token)

@@ -1,0 +1,283 @@
+"""`SamplerChain`: llama.cpp's own samplers, in the state that plain decoding would have at this position.
+
+Verification goes through the rows of a batch in order and stops at the first refusal, so that one chain does for
+all: a row is shown to it when everything before is settled, and only emitted tokens are accepted into it. A refused
+draft leaves no trace because the chain never saw it. That holds for random samplers (XTC, mirostat) too, which
+draw once per emitted token, in the order of plain decoding.
+
+The chain ends before llama.cpp's last sampler, the draw: that is the verifier's (see `ngramspec.acceptance.rules`).
+
+llama.cpp is handed in by `ngramspec.llama.vocabulary`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.errors import GrammarError
+from ngramspec.llama.grammar import CANDIDATE, Grammar
+from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
+from ngramspec.sampling.sampler import Pick
+from ngramspec.sampling.settings import Sampling
+
+_LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
+_MOVING = ("penalties", "dry")
+_MIROSTAT_M = 100  # tokens that mirostat 1 fits Zipf's law to; llama.cpp's constant
+
+
+class SamplerChain:
+    """See `ngramspec.sampling.sampler.Sampler`.
+
+    Args:
+        api: llama.cpp's functions.
+        sampling: the settings.
+        n_vocab: size of the vocabulary.
+        vocab: llama.cpp's handle of the vocabulary; only DRY needs it.
+        n_ctx: what a look-back of -1 means.
+        grammar: at its start.
+        suppressed: token ids that the model's file forbids.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        sampling: Sampling,
+        n_vocab: int,
+        *,
+        vocab: Any = None,
+        n_ctx: int = 0,
+        grammar: Grammar | None = None,
+        suppressed: Sequence[int] = (),
+    ) -> None:
+        for token, _ in sampling.logit_bias:
+            if not 0 <= token < n_vocab:
+                raise ValueError(f"logit bias of token {token}, but the vocabulary has tokens 0 to {n_vocab - 1} only")
+        self.sampling = sampling
+        self.grammar = grammar
+        self._api = api
+        self._n_vocab = n_vocab
+        # One each: llama.cpp takes the sum of several where it finds the token by its place, else the first.
+        biases: dict[int, float] = {}
+        for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in suppressed)):
+            biases[token] = biases.get(token, 0.0) + bias
+        self._biases = list(biases.items())
+        penalises = sampling.repeat_penalty != 1 or sampling.presence_penalty or sampling.frequency_penalty
+        self._repeat_last_n = _window(sampling.repeat_last_n, n_ctx) if penalises else 0
+        dry = sampling.dry_multiplier > 0
+        self._dry_last_n = _window(sampling.dry_penalty_last_n, n_ctx) if dry else 0
+        self._recent: deque[int] = deque()
+        self._recent_counts: Counter[int] = Counter()
+        self._reach = self._find_reach()
+        self._chain = self._build(vocab)
+        self._bare = sampling.greedy and grammar is None and self._api.llama_sampler_chain_n(self._chain) == 0
+
+    # ------------------------------------------------------------------ building
+
+    def _active(self) -> list[str]:
+        """The samplers that do something here, in order; in greedy decoding, up to the last that moves logits."""
+        s = self.sampling
+        on = {
+            "penalties": self._repeat_last_n > 0,
+            "dry": self._dry_last_n > 0,
+            "top_n_sigma": s.top_n_sigma > 0,
+            "top_k": s.top_k > 0,
+            "typ_p": s.typical_p < 1,
+            "top_p": s.top_p < 1,
+            "min_p": s.min_p > 0,
+            "xtc": s.xtc_probability > 0 and s.xtc_threshold <= 0.5,
+            "temperature": s.temperature != 1 or s.dynatemp_range > 0,
+        }
+        names = [name for name in s.samplers if on[name]]
+        if s.greedy:
+            names = names[: names.index("temperature")]
+            while names and names[-1] not in _MOVING:
+                names.pop()
+        return names
+
+    def _find_reach(self) -> int | None:
+        """How many of the largest logits can matter, tokens whose logits are moved apart; None: all of them."""
+        if self.sampling.selects:
+            return None
+        for name in self._active():
+            if name == "top_k":
+                return self.sampling.top_k
+            if name not in _MOVING:
+                return None
+        return 1 if self.sampling.greedy else None
+
+    def _build(self, vocab: Any) -> Any:
+        api, s = self._api, self.sampling
+        params = api.llama_sampler_chain_default_params()
+        params.no_perf = True
+        chain = api.llama_sampler_chain_init(params)
+        seed = _seed_32(s.seed)
+        if self._biases:
+            biases = (api.llama_logit_bias * len(self._biases))(*self._biases)
+            api.llama_sampler_chain_add(
+                chain, api.llama_sampler_init_logit_bias(self._n_vocab, len(self._biases), biases)
+            )
+        if s.selects:
+            api.llama_sampler_chain_add(chain, api.llama_sampler_init_temp(s.temperature))
+            make_one, make_two = api.llama_sampler_init_mirostat, api.llama_sampler_init_mirostat_v2
+            tau, eta = s.mirostat_tau, s.mirostat_eta
+            one = s.mirostat == 1
+            api.llama_sampler_chain_add(
+                chain, make_one(self._n_vocab, seed, tau, eta, _MIROSTAT_M) if one else make_two(seed, tau, eta)
+            )
+            return chain
+        make = {
+            "penalties": lambda: api.llama_sampler_init_penalties(
+                self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+            ),
+            "dry": lambda: self._dry(vocab),
+            "top_n_sigma": lambda: api.llama_sampler_init_top_n_sigma(s.top_n_sigma),
+            "top_k": lambda: api.llama_sampler_init_top_k(s.top_k),
+            "typ_p": lambda: api.llama_sampler_init_typical(s.typical_p, 0),
+            "top_p": lambda: api.llama_sampler_init_top_p(s.top_p, 0),
+            "min_p": lambda: api.llama_sampler_init_min_p(s.min_p, 0),
+            "xtc": lambda: api.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, 0, seed),
+            "temperature": lambda: api.llama_sampler_init_temp_ext(
+                max(s.temperature, _LEAST_TEMPERATURE), s.dynatemp_range, s.dynatemp_exponent
+            ),
+        }
+        for name in self._active():
+            api.llama_sampler_chain_add(chain, make[name]())
+        return chain
+
+    def _dry(self, vocab: Any) -> Any:
+        s = self.sampling
+        if vocab is None:
+            raise ValueError("DRY needs a vocabulary, for the texts that break a sequence")
+        breakers = (ctypes.c_char_p * len(s.dry_sequence_breakers))(*(b.encode() for b in s.dry_sequence_breakers))
+        return self._api.llama_sampler_init_dry(
+            vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, self._dry_last_n, breakers, len(breakers)
+        )
+
+    # ------------------------------------------------------------------ one text
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        for token in prompt[max(0, len(prompt) - max(self._repeat_last_n, self._dry_last_n)) :]:
+            self._look_back_on(token)
+
+    def accept(self, token: int) -> None:
+        if self.grammar is not None:
+            self.grammar.accept(token)
+        self._look_back_on(token)
+
+    def _look_back_on(self, token: int) -> None:
+        window = max(self._repeat_last_n, self._dry_last_n)
+        if window == 0:
+            return
+        self._api.llama_sampler_accept(self._chain, token)
+        self._recent.append(token)
+        self._recent_counts[token] += 1
+        if len(self._recent) > window:
+            gone = self._recent.popleft()
+            self._recent_counts[gone] -= 1
+            if not self._recent_counts[gone]:
+                del self._recent_counts[gone]
+
+    # ------------------------------------------------------------------ one position
+
+    def draw(self, logits: NDArray[np.float32], pick: Pick) -> int:
+        if self._bare:
+            return top_token(logits)
+        token = pick(self._law(logits, None), 0)
+        if self.grammar is None or self.grammar.allows(token):
+            return token
+        return pick(self._law(logits, self.grammar), 1)
+
+    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
+        if self._bare:
+            return point_mass(top_token(logits))
+        law = self._law(logits, None)
+        legal = self.grammar.allowed(law.ids) if self.grammar is not None else np.True_
+        if legal.all():
+            return law
+        # A forbidden token is drawn with this probability, and then another one.
+        again = self._law(logits, self.grammar)
+        missing = float(law.probs[~legal].sum())
+        ids = np.union1d(law.ids[legal], again.ids)
+        probs = np.zeros(ids.size)
+        probs[np.searchsorted(ids, law.ids[legal])] = law.probs[legal]
+        probs[np.searchsorted(ids, again.ids)] += missing * again.probs
+        return Distribution(ids, probs, np.log(probs))
+
+    def _law(self, logits: NDArray[np.float32], grammar: Grammar | None) -> Distribution:
+        """The law that the chain makes of these logits, of those tokens alone that `grammar` allows."""
+        candidates = self._candidates(logits, grammar)
+        api = self._api
+        start = candidates.ctypes.data
+        data = ctypes.cast(start, ctypes.POINTER(api.llama_token_data))
+        array = api.llama_token_data_array(data=data, size=candidates.size, selected=-1, sorted=False)
+        api.llama_sampler_apply(self._chain, ctypes.byref(array))
+        # A sampler that drops the first ones moves the pointer.
+        first = (ctypes.addressof(array.data.contents) - start) // CANDIDATE.itemsize
+        left = candidates[first : first + array.size]
+        ids, scores = left["id"], left["logit"]
+        if not np.isfinite(scores.max()):
+            raise BadLogits("no token is left to choose: the sampling settings take the logits of all out of range")
+        if self.sampling.selects:
+            return point_mass(int(ids[array.selected]))
+        if self.sampling.greedy:
+            return point_mass(int(ids[scores == scores.max()].min()))
+        return softmax(ids, scores)
+
+    def _candidates(self, logits: NDArray[np.float32], grammar: Grammar | None) -> NDArray[np.void]:
+        """The tokens that the chain is shown: all of them, or those which alone can come through.
+
+        Where top-k comes first, that is the k largest logits of tokens that no penalty or bias moves, and all
+        that one moves: the k largest after they moved are among them. With a grammar, k allowed ones.
+        """
+        if self._reach is None:
+            return self._gather(logits, np.arange(logits.size, dtype=np.int32), grammar)
+        moved = np.fromiter({*self._recent_counts, *(token for token, _ in self._biases)}, np.int32)
+        moved.sort()
+        count = self._reach + moved.size
+        while True:
+            ids = largest(logits, count).astype(np.int32)
+            unmoved = ids if not moved.size else ids[~np.isin(ids, moved, assume_unique=True)]
+            candidates = self._gather(logits, np.concatenate((unmoved, moved)), grammar)
+            if grammar is None or count >= logits.size:
+                return candidates
+            if np.isin(candidates["id"], moved, invert=True).sum() >= self._reach:
+                return candidates
+            count *= 8
+
+    def _gather(self, logits: NDArray[np.float32], ids: NDArray[np.int32], grammar: Grammar | None) -> NDArray[np.void]:
+        candidates = np.empty(ids.size, CANDIDATE)
+        candidates["id"] = ids
+        candidates["logit"] = values = logits[ids]
+        if not np.isfinite(values.max()):
+            top_token(logits)  # tells what is wrong
+            raise BadLogits("all logits that can be chosen are -inf: there is no token to choose")
+        candidates["p"] = 0
+        if grammar is None:
+            return candidates
+        grammar.forbid(candidates)
+        candidates = candidates[candidates["logit"] > -np.inf]
+        if not candidates.size and ids.size >= logits.size:
+            raise GrammarError("the grammar comes to a dead end: it allows none of the model's tokens here")
+        return candidates
+
+    def __del__(self) -> None:
+        if getattr(self, "_chain", None):
+            self._api.llama_sampler_free(self._chain)
+            self._chain = None
+
+
+def _window(last_n: int, n_ctx: int) -> int:
+    """How far to look back. llama.cpp reserves memory for all of it, and a text is never longer than the context."""
+    return n_ctx if last_n < 0 else min(last_n, n_ctx) if n_ctx else last_n
+
+
+def _seed_32(seed: int) -> int:
+    """llama.cpp's seeds have 32 bits, of which the highest value asks for a random one."""
+    folded = (seed ^ (seed >> 32)) & 0xFFFFFFFF
+    return folded if folded != 0xFFFFFFFF else 0

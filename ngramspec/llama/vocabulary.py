@@ -1,0 +1,211 @@
+"""`Vocabulary`: the tokenizer of a GGUF file, its chat template, and the samplers and grammars over its tokens."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Self
+
+import llama_cpp.llama_cpp as llama
+from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+from ngramspec.chat_prompt import ChatTemplate, Control
+from ngramspec.errors import ModelError, TargetError
+from ngramspec.llama import first_load, log
+from ngramspec.llama.devices import build
+from ngramspec.llama.grammar import Grammar
+from ngramspec.llama.samplers import SamplerChain
+from ngramspec.sampling.settings import Sampling
+
+_CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+class Vocabulary:
+    """The tokenizer of a GGUF file: text to tokens and back. The file may lack the weights.
+
+    Args:
+        path: a GGUF file.
+
+    Raises:
+        ModelError: the file cannot be loaded, or holds no vocabulary.
+    """
+
+    n_ctx = 0
+    _model: Any = None
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        log.init_backend()
+        params = llama.llama_model_default_params()
+        params.vocab_only = True
+        self._open_model(params)
+
+    def _open_model(self, params: Any) -> None:
+        first_load.check(self.path, build())
+        log.tail.clear()
+        self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not self._model:
+            # Python prints and drops an exception in a callback; what llama.cpp reads as its answer may be "stop".
+            if any("cancelled model load" in text for _, text in log.tail):
+                raise KeyboardInterrupt
+            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({log.last_complaint()})")
+        self._vocab = llama.llama_model_get_vocab(self._model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
+        if self.n_vocab == 0:
+            raise ModelError(f"{self.path}: the file holds no vocabulary; ask for one with a tokenizer in it")
+        self._pieces: dict[int, bytes] = {}
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+        """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
+        self._check_open()
+        raw = text.encode("utf-8", "surrogatepass")
+        size = len(raw) + 8
+        ids = (llama.llama_token * size)()
+        n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, size, add_bos, special)
+        if n < 0:
+            ids = (llama.llama_token * -n)()
+            n = llama.llama_tokenize(self._vocab, raw, len(raw), ids, -n, add_bos, special)
+        if n < 0:
+            raise TargetError("the text could not be tokenized")
+        return list(ids[:n])
+
+    def piece(self, token: int) -> bytes:
+        """The bytes a token stands for; control tokens stand for none."""
+        piece = self._pieces.get(token)
+        if piece is None:
+            self._check_open()
+            if not 0 <= token < self.n_vocab:
+                raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab}")
+            size = 64
+            while True:
+                buffer = ctypes.create_string_buffer(size)
+                n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+                if n >= 0:
+                    break
+                size = -n
+            piece = self._pieces[token] = buffer.raw[:n]
+        return piece
+
+    def is_eog(self, token: int) -> bool:
+        """Whether the token ends a generation (end of text, of turn, of message)."""
+        self._check_open()
+        return bool(llama.llama_vocab_is_eog(self._vocab, token))
+
+    @property
+    def chat_template(self) -> str | None:
+        """The model's own chat template (Jinja), or None."""
+        raw = llama.llama_model_chat_template(self._model, None)
+        return raw.decode("utf-8", "replace") if raw else None
+
+    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
+
+        Control tokens are the template's own; what looks like one in a message is text.
+
+        Raises:
+            ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
+        """
+        try:
+            return self._chat.prompt(messages, self.tokenize)
+        except ModelError:
+            raise
+        except Exception as error:  # jinja2's and whatever the template itself raises
+            raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
+        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
+        source = self.chat_template or _CHATML
+        formatter = Jinja2ChatFormatter(source, eos, bos)
+        controls = {}
+        for token in range(self.n_vocab):
+            attributes = llama.llama_vocab_get_attr(self._vocab, token)
+            if attributes & (llama.LLAMA_TOKEN_ATTR_CONTROL | llama.LLAMA_TOKEN_ATTR_UNKNOWN):
+                strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
+                controls[self._special_text(token)] = Control(token, *map(bool, strips))
+        controls.pop("", None)
+        return ChatTemplate(source, lambda messages: str(formatter(messages=list(messages)).prompt), controls, bos)
+
+    def _special_text(self, token: int) -> str:
+        text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
+        return text.decode("utf-8", "replace") if text else ""
+
+    @property
+    def end_of_turn(self) -> int | None:
+        """The token that ends an answer; None if the vocabulary has none."""
+        token = llama.llama_vocab_eot(self._vocab)
+        token = token if token >= 0 else llama.llama_vocab_eos(self._vocab)
+        return int(token) if token >= 0 else None
+
+    def grammar(self, text: str) -> Grammar:
+        """A GBNF grammar over this vocabulary, at its start. Raises GrammarError for a text that is not one."""
+        self._check_open()
+        log.tail.clear()
+        return Grammar(llama, self, self._vocab, text, log.last_complaint)
+
+    def sampler(self, sampling: Sampling) -> SamplerChain:
+        """The samplers that a `Sampling` asks for, for one text.
+
+        Raises:
+            ValueError: a logit bias of a token that is not in the vocabulary.
+            GrammarError: the grammar is not one.
+        """
+        self._check_open()
+        return SamplerChain(
+            llama,
+            sampling,
+            self.n_vocab,
+            vocab=self._vocab,
+            n_ctx=self.n_ctx,
+            grammar=self.grammar(sampling.grammar) if sampling.grammar is not None else None,
+            suppressed=self.suppressed,
+        )
+
+    @cached_property
+    def suppressed(self) -> tuple[int, ...]:
+        """Token ids that the model's file forbids."""
+        self._check_open()
+        count = ctypes.c_int32()
+        tokens = llama.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
+        return tuple(tokens[i] for i in range(count.value))
+
+    @cached_property
+    def vocabulary_hash(self) -> bytes:
+        """16 bytes that name the vocabulary: equal where every token id stands for the same text."""
+        self._check_open()
+        text, vocab = llama.llama_vocab_get_text, self._vocab
+        texts = b"\0".join([text(vocab, token) for token in range(self.n_vocab)])
+        return hashlib.blake2b(texts, digest_size=16).digest()
+
+    # ------------------------------------------------------------------ end
+
+    @property
+    def closed(self) -> bool:
+        """Whether `close` was called."""
+        return not self._model
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise ValueError(f"the {type(self).__name__.lower()} is closed")
+
+    def close(self) -> None:
+        """Free what llama.cpp holds; the object, and logits it returned, cannot be used afterwards."""
+        if self._model:
+            llama.llama_model_free(self._model)
+            self._model = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,96 @@
+"""The user's settings: a small TOML file in the user's configuration folder. `remember = true` is all it can say."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+import tomllib
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.storage import config_folder
+
+
+class SettingsError(NGramSpecError):
+    """The settings cannot be read or written."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the file may say, with what counts where it says nothing.
+
+    Attributes:
+        remember: keep the answers of this session in the memory for later ones.
+    """
+
+    remember: bool = False
+
+
+def settings_path() -> Path:
+    """Where the settings are kept."""
+    return config_folder() / "config.toml"
+
+
+def read_settings(path: Path | None = None) -> Settings:
+    """The settings in the file; the defaults if there is none.
+
+    Raises:
+        SettingsError: it cannot be read, is no TOML, or has a key or a value that means nothing.
+    """
+    return Settings(**_parse(_read(path or settings_path()), path or settings_path()))
+
+
+def write_remember(value: bool, path: Path | None = None) -> None:
+    """Switch `remember` on or off; whatever else stands in the file stays.
+
+    Raises:
+        SettingsError: the file cannot be used or written; it is then as before.
+    """
+    path = path or settings_path()
+    text = _read(path)
+    _parse(text, path)
+    line = f"remember = {str(value).lower()}"
+    text, count = re.subn(r"^[ \t]*(\"?)remember\1[ \t]*=[ \t]*(true|false)", line, text, count=1, flags=re.MULTILINE)
+    if not count:
+        text = f"{line}\n{text}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # A link stays a link.
+        path = path.resolve()
+        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+            Path(name).replace(path)
+        except BaseException:
+            Path(name).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise SettingsError(f"cannot read the settings in {path}: {reason}") from error
+
+
+def _parse(text: str, path: Path) -> dict[str, Any]:
+    try:
+        values = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise SettingsError(f"the settings in {path} are no TOML ({error}); mend the file or delete it") from error
+    known = {f.name for f in fields(Settings)}
+    for key, value in values.items():
+        if key not in known:
+            raise SettingsError(f"the settings in {path} name {key!r}; there is only: {', '.join(sorted(known))}")
+        if not isinstance(value, bool):
+            raise SettingsError(f"the settings in {path} say {key} = {value!r}, but it must be true or false")
+    return values

@@ -1,0 +1,201 @@
+"""Checks of a local model file before llama.cpp loads it: a wrong file gives one clear line.
+
+llama.cpp itself reports all of these as "failed to load model", after printing its own log.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from pathlib import Path
+
+from ngramspec.errors import ModelError
+from ngramspec.models.gguf import MAGIC, GGUFHeader, read_header
+
+SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.gguf$")
+"""How llama.cpp names the parts of a split model, counted from 1, and so finds the others."""
+
+# Values of general.architecture, as in llama.cpp's src/llama-arch.cpp.
+_ENCODERS = frozenset({"t5encoder", "gemma-embedding", "llama-embed"})
+_DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+
+_SIGNATURES: tuple[tuple[bytes, str], ...] = (
+    (b"lmgg", "is a ggml file from before GGUF; get a GGUF version of the model"),
+    (b"fmgg", "is a ggmf file from before GGUF; get a GGUF version of the model"),
+    (b"tjgg", "is a ggjt file from before GGUF; get a GGUF version of the model"),
+    (b"algg", "is a ggla adapter (LoRA) from before GGUF, not a model"),
+    (
+        b"PK\x03\x04",
+        "looks like a PyTorch checkpoint (or another zip archive); convert it to GGUF first",
+    ),
+    (b"\x80\x02", "looks like a pickled PyTorch checkpoint; convert it to GGUF first"),
+    (b"\x80\x04", "looks like a Python pickle; convert the model to GGUF first"),
+    (b"\x89HDF", "looks like an HDF5 (Keras) file; convert the model to GGUF first"),
+    (b"\x1f\x8b", "looks like a gzip archive; unpack it first"),
+    (b"\x28\xb5\x2f\xfd", "looks like a zstd archive; unpack it first"),
+    (
+        b"version https://git-lfs",
+        "is a Git LFS pointer, not the model; run `git lfs pull` in its folder",
+    ),
+)
+_PEEK = 512
+_MAX_LAYERS = 512  # llama.cpp's src/llama-hparams.h, LLAMA_MAX_LAYERS
+
+
+def has_gguf_magic(path: Path) -> bool:
+    """Whether `path` is a file that begins like a GGUF file; False when it cannot be read."""
+    try:
+        if not path.is_file():  # also: never open a pipe, it would block
+            return False
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):  # ValueError: a NUL inside the name
+        return False
+
+
+def check_model_file(path: Path) -> GGUFHeader:
+    """Check that `path` is a whole GGUF file of a model that can generate text, split or not.
+
+    Returns:
+        its header (for a split model that of the first part).
+
+    Raises:
+        ModelError: with the file's name, what is wrong and what to do.
+    """
+    header = _read(path)
+    parts = header.metadata.get("split.count", 0)
+    _check_kind(path, header.metadata.get("general.type"), header.metadata.get("general.architecture"))
+    if isinstance(parts, int) and parts > 1:
+        _check_parts(path, parts)
+    elif header.tensors == 0:
+        raise ModelError(f"{path} holds only a vocabulary and no weights; it cannot generate text")
+    check_values(path, header)
+    return header
+
+
+def check_values(path: Path, header: GGUFHeader) -> None:
+    """Check the hyperparameters on which llama.cpp ends the process, or never comes back, in the middle of computing.
+
+    Raises:
+        ModelError: with the key and its value.
+    """
+    for key, value in header.metadata.items():
+        if isinstance(value, str | bool) or key.partition(".")[0] != header.metadata.get("general.architecture"):
+            continue
+        name = key.partition(".")[2]
+        if name == "block_count" and not 1 <= value <= _MAX_LAYERS:
+            wanted = f"but must be 1 to {_MAX_LAYERS}"
+        elif name.endswith("epsilon") and not 0 <= value < math.inf:
+            wanted = "but must be a number of at least 0"
+        elif name.startswith("rope.dimension_count") and value % 2:
+            wanted = "but must be even"
+        else:
+            continue
+        raise ModelError(f"{path} is damaged: {key} is {value}, {wanted}; get it again")
+
+
+def check_vocabulary_file(path: Path) -> GGUFHeader:
+    """Check that `path` is a whole GGUF file, with or without weights; raises ModelError as above."""
+    return _read(path)
+
+
+def _read(path: Path) -> GGUFHeader:
+    """The header of a file that is there, is GGUF and is not truncated."""
+    try:
+        if path.is_dir():
+            raise ModelError(_about_folder(path))
+        if not path.exists():
+            raise ModelError(f"no such model file: {path}{_suggestion(path)}")
+        if not path.is_file():
+            raise ModelError(f"{path} is not a regular file; a model is read from a .gguf file")
+        with path.open("rb") as file:
+            start = file.read(_PEEK)
+        if not start:
+            raise ModelError(f"{path} is empty; get it again")
+        if not start.startswith(MAGIC):
+            raise ModelError(f"{path} is not a GGUF model: it {_looks_like(start)}")
+        header = read_header(path)
+        size = path.stat().st_size
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else None
+        raise ModelError(f"cannot read {path}: {reason or error}") from error
+    if size < header.needed:
+        raise ModelError(f"{path} is truncated: {size:,} of at least {header.needed:,} bytes are there; get it again")
+    return header
+
+
+def _looks_like(start: bytes) -> str:
+    """What a file that begins with `start` seems to be, worded to follow "it"."""
+    for signature, meaning in _SIGNATURES:
+        if start.startswith(signature):
+            return meaning
+    # safetensors: u64 length of a JSON object, then that object.
+    if start[8:9] == b"{" and int.from_bytes(start[:8], "little") < 1 << 32:
+        return "looks like a safetensors file; convert it to GGUF first"
+    if not start.strip(b"\0"):
+        return "begins with zeros (a download that was not finished?); get it again"
+    if start.lstrip()[:9].lower().startswith((b"<!doctype", b"<html")):
+        return "is a web page (a download that went wrong?); get the file itself"
+    text = start.decode("utf-8", errors="replace").rstrip("\ufffd")  # the cut may split a character
+    if all(character.isprintable() or character in "\t\r\n\f" for character in text):
+        return "looks like a text file"
+    return "is binary data of another kind"
+
+
+def _check_kind(path: Path, kind: object, architecture: object) -> None:
+    """Refuse GGUF files that are no text generators."""
+    if kind == "mmproj" or architecture == "clip":
+        raise ModelError(f"{path} is the image or audio part (mmproj) of a model; pass the language model itself")
+    if kind == "adapter":
+        raise ModelError(f"{path} is an adapter (LoRA), not a model; merge it into its model first")
+    if kind == "imatrix":
+        raise ModelError(f"{path} is an importance matrix, not a model")
+    if not isinstance(architecture, str) or not architecture:
+        raise ModelError(f"{path} names no architecture (general.architecture); it is not a language model")
+    if architecture in _ENCODERS or "bert" in architecture:
+        raise ModelError(f"{path} is an encoder ({architecture}): it makes embeddings and cannot generate text")
+    if architecture == "t5":
+        raise ModelError(f"{path} is an encoder-decoder model (t5); only decoder-only models are supported")
+    if architecture in _DIFFUSION:
+        raise ModelError(
+            f"{path} is a diffusion model ({architecture}): it does not write token by token, so "
+            "there is nothing to draft"
+        )
+
+
+def _check_parts(path: Path, parts: int) -> None:
+    """Check the other parts of a split model, of which `path` should be the first."""
+    name = SPLIT_NAME.match(path.name)
+    if name is None or int(name["parts"]) != parts:
+        raise ModelError(
+            f"{path} is one of {parts} parts and was renamed; llama.cpp finds the others only when "
+            f"all are named NAME-00001-of-{parts:05d}.gguf and so on"
+        )
+    files = [path.with_name(f"{name['stem']}-{part:05d}-of-{parts:05d}.gguf") for part in range(1, parts + 1)]
+    if int(name["part"]) != 1:
+        raise ModelError(f"{path} is part {int(name['part'])} of {parts}; pass the first one, {files[0].name}")
+    for file in files[1:]:
+        if not file.exists():
+            raise ModelError(f"{path} is part 1 of {parts}, and {file.name} is missing beside it")
+        _read(file)
+
+
+def _about_folder(path: Path) -> str:
+    names = sorted(file.name for file in path.glob("*.gguf"))
+    if not names:
+        return f"{path} is a folder without .gguf files; pass the path of a .gguf file"
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return f"{path} is a folder; pass one of its files: {', '.join(names[:3])}{more}"
+
+
+def _suggestion(path: Path) -> str:
+    """Files in the same folder that were perhaps meant, or a hint that a repository was."""
+    names = {file.name.lower(): file.name for file in path.parent.glob("*.gguf")}
+    wanted = path.name.lower()
+    close = difflib.get_close_matches(wanted, names, n=3) or difflib.get_close_matches(f"{wanted}.gguf", names)
+    if close:
+        return f" (did you mean {' or '.join(names[name] for name in close)}?)"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)) and not path.parent.exists():
+        return f" (for a Hugging Face repository write hf:{path})"
+    return ""

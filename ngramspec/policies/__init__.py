@@ -1,0 +1,34 @@
+"""How many tokens to draft: the policies by name. What a policy is: see `ngramspec.policies.policy`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.policies.entropy import EntropyPolicy
+from ngramspec.policies.policy import Policy
+from ngramspec.policies.simple import FixedPolicy, HeuristicPolicy
+from ngramspec.policies.threshold import ThresholdPolicy
+
+POLICIES: dict[str, Callable[..., Policy]] = {
+    "fixed": FixedPolicy,
+    "heuristic": HeuristicPolicy,
+    "entropy": EntropyPolicy,
+    "threshold": ThresholdPolicy,
+    "cost": CostPolicy,
+}
+
+
+def make_policy(name: str, draft_max: int | None = None) -> Policy:
+    """A policy by name, with its own default for `draft_max` unless one is given.
+
+    Raises:
+        ValueError: an unknown name, or a `draft_max` below 1.
+    """
+    if name not in POLICIES:
+        raise ValueError(f"unknown policy {name!r}; choose one of: {', '.join(POLICIES)}")
+    if draft_max is None:
+        return POLICIES[name]()
+    if draft_max < 1:
+        raise ValueError(f"draft_max is {draft_max}, but must be at least 1")
+    return POLICIES[name](draft_max)

@@ -1,0 +1,170 @@
+"""`CostPolicy`, the default: draft the length that pays on this machine, by what a pass costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.drafting.draft import Draft, Outlook
+from ngramspec.policies.policy import Debt, Pass, smallest
+
+
+class CostPolicy:
+    """Draft the length that pays on this machine, and nothing when nothing does.
+
+    With p_i the estimated acceptance of position i, a draft of k tokens yields
+
+        E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
+
+    tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), where lambda is the
+    recent throughput in tokens per second: time is worth what it lately bought. T counts the cheapest allowed
+    batch that holds the draft, since a padded batch may cost less than an exact one, and what a change of batch
+    size costs (see `CostCurve`).
+
+    Never slower, by construction: what drafting saved so far is booked (the seconds that a pass's tokens would
+    have taken one by one, less the seconds they took; the past fades). With ALLOWANCE of the time spent and CREDIT
+    plain passes beside, those are the funds; when they are used up, drafting stops until time has diluted the loss.
+    A draft is a bet that may be lost whole, so its pass may cost at most STAKE of the funds more than a plain one:
+    a fraction, since the estimates are none too sure (fractional Kelly betting; Thorp 2006, "The Kelly criterion in
+    blackjack, sports betting, and the stock market"). The cheapest draft that takes at most SURE of its tokens' time
+    is always within the stake, or nothing would ever be won. Of what earlier texts left, a new text may lose START
+    plain passes: none is much slower because others were faster. Where drafts do not pay, the drafter is asked only
+    so often that asking in vain takes less than OVERHEAD of the time, and a credit of ASKING_CREDIT plain passes; a
+    right guess, though it did not pay yet, is not in vain. And
+    after PLAIN_EVERY drafted passes in a row come two without a draft: were none ever timed, nothing would tell
+    that a measured curve is wrong about them.
+    """
+
+    name = "cost"
+
+    ALLOWANCE = 0.004
+    CREDIT = 1.0
+    STAKE = 1 / 3
+    SURE = 0.8
+    START = 1.5
+    OVERHEAD = 0.004
+    DECAY = 0.93
+    FADE = 0.995
+    ASKING_CREDIT = 0.25
+    PLAIN_EVERY = 48
+
+    def __init__(self, draft_max: int = 63) -> None:
+        self._draft_max = draft_max
+        self._tokens = self._seconds = 0.0
+        self._saved = self._spent = self._asked = 0.0
+        self._plain_seconds = 0.0
+        self._in_a_row = self._plain_due = 0
+        self._measured = False
+
+    def begin(self) -> None:
+        self._saved = min(self._saved, self.START * self._plain_seconds - self.ALLOWANCE * self._spent)
+
+    def limit(self) -> int:
+        in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
+        return 0 if in_debt or self._plain_due else self._draft_max
+
+    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
+        return None if curve is None else Outlook(self._worth(curve, sizes), curve.slopes(sizes))
+
+    def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
+        """Tokens that the time of a one-token pass lately bought; never less than plain decoding buys."""
+        worth = 1.0 / curve.padded(sizes)[1][1]
+        return max(worth, self._tokens / self._seconds * curve.level) if self._seconds else worth
+
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
+        if curve is None:
+            return 0, smallest(1, sizes)
+        self._measured = curve.measured
+        costs = curve.padded(sizes)
+        if not draft.tokens:
+            return 0, costs[1][0]
+        plain_cost = costs[1][1]
+        funds = (self._saved + self.ALLOWANCE * self._spent) / curve.level + self.CREDIT * plain_cost
+        if funds < 0:
+            return 0, costs[1][0]
+        stake = self.STAKE * funds
+        worth = self._worth(curve, sizes)
+        if debt is not None:
+            return self._plan_in_debt(draft, curve, sizes, worth, debt, stake)
+        plain, last = costs[1][0], curve.last
+        best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
+        reach = expected = 1.0
+        least = math.inf
+        for k, p in enumerate(draft.acceptance[: sizes[-1] - 1], 1):
+            reach *= p
+            expected += reach
+            size, cost = costs[1 + k]
+            if cost <= self.SURE * (1 + k):
+                least = min(least, cost)
+            if cost > max(plain_cost + stake, least):
+                continue
+            cost += curve.switching(size, plain)
+            # Padding to the size of the last pass spares the change of size.
+            if last > k + 1 and last != plain and last in sizes and curve.ratio(last) < cost:
+                size, cost = last, curve.ratio(last)
+            value = expected - worth * cost
+            if value > best_value:
+                best, best_size, best_value = k, size, value
+        # `acceptance` may be longer than the draft: see `blind` in `Drafter.propose`.
+        if best > len(draft):
+            best, best_size = len(draft), costs[1 + len(draft)][0]
+        return best, best_size
+
+    def record(self, done: Pass) -> None:
+        seconds = done.seconds + done.draft_seconds
+        self._tokens = self._tokens * self.DECAY + done.emitted
+        self._seconds = self._seconds * self.DECAY + seconds
+        self._spent = self._spent * self.FADE + seconds
+        self._saved *= self.FADE
+        self._asked *= self.FADE
+        self._plain_seconds = done.plain_seconds
+        if done.drafted:
+            self._saved += done.emitted * done.plain_seconds - seconds
+            self._in_a_row += 1
+            if self._measured and self._in_a_row % self.PLAIN_EVERY == 0:
+                self._plain_due = 2
+            return
+        if self._in_a_row:
+            # The first pass of another size builds its graph anew, for which the drafts before it are to blame.
+            self._saved -= max(0.0, done.seconds - done.plain_seconds)
+        self._in_a_row = 0
+        self._plain_due = max(0, self._plain_due - 1)
+        if not done.guessed:
+            self._asked += done.draft_seconds
+
+    def _plan_in_debt(
+        self, draft: Draft, curve: CostCurve, sizes: Sequence[int], worth: float, debt: Debt, stake: float
+    ) -> tuple[int, int]:
+        """The length that pays where a refusal means going back to the state before the pass.
+
+        The pass and all it kept are then evaluated again, in front of the next pass: after j accepted tokens that
+        pass is owed + 1 + j tokens longer than a plain one. So a draft of k tokens is worth
+
+            E[tokens(k)] - lambda (T(owed + 1 + k) + save + sum over j < k of P(j) (restore + T(owed + 2 + j) - T(1)))
+
+        with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted. At stake is what a
+        draft costs that is refused at its first token: the longer pass, going back, and the longer pass after it.
+        """
+        level, ratio = curve.level, curve.ratio
+        plain = ratio(debt.owed + 1)
+        best, best_value = 0, 1.0 - worth * plain
+        refused = (debt.save + debt.restore) / level + ratio(debt.owed + 2) - 1.0 - plain
+        least = math.inf
+        reach = expected = 1.0
+        again = debt.save / level
+        for k, p in enumerate(draft.acceptance[: min(len(draft), sizes[-1] - 1 - debt.owed)], 1):
+            again += reach * (1.0 - p) * (debt.restore / level + ratio(debt.owed + 1 + k) - 1.0)
+            reach *= p
+            expected += reach
+            cost = ratio(debt.owed + 1 + k)
+            if cost - plain + 1.0 + debt.save / level <= self.SURE * (1 + k):
+                least = min(least, cost)
+            if cost > max(stake - refused, least):
+                continue
+            value = expected - worth * (cost + again)
+            if value > best_value:
+                best, best_value = k, value
+        return best, 1 + best

@@ -1,0 +1,151 @@
+"""Replay: the decoding loop on recorded answers, as if each were the greedy output of a target.
+
+    replay, total = Replay(make_drafter("ngram"), curve=GivenCurve({1: 1.0, 8: 2.5})), Tally()
+    for recording in recordings:
+        total.merge(replay.run(recording))
+    total.stats.tokens_per_pass, total.speedup(curve)
+
+It is `SpeculativeDecoder` itself that runs: drafter, policy and loop are those of real decoding. Only the target is
+a record, whose passes take the time that a cost curve says, and the verifier compares with the record. No logits
+exist. One drafter and one policy serve all recordings, in order.
+
+The rules are those of the harness for other drafters, so that figures compare: the first token comes from the
+prefill and is not counted; a pass over k drafted tokens emits the accepted ones and one more, unless the record ended;
+nobody is told how long the record is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from ngramspec.backend import TargetProtocol
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.speculation import Shape, Speculation
+from ngramspec.decoding.step import Step
+from ngramspec.drafting.draft import Choose, Draft, Drafter, ReadsLogits
+from ngramspec.policies import make_policy
+from ngramspec.policies.policy import Pass, Policy, ReadsRow
+from ngramspec.replay.recording import ENDLESS, RecordedTarget, RecordedVerifier, Recording
+from ngramspec.replay.tally import Tally
+
+
+class Metered(Speculation):
+    """Speculation whose own work is timed; `clock` is the CPU time of the thread."""
+
+    begin_seconds = work_seconds = 0.0
+
+    def __init__(self, drafter: Drafter | None, policy: Policy, clock: Callable[[], float] = time.thread_time) -> None:
+        super().__init__(drafter, policy)
+        self._clock = clock
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        began = self._clock()
+        super().begin(prompt)
+        self.begin_seconds += self._clock() - began
+
+    def first(self, token: int) -> None:
+        began = self._clock()
+        super().first(token)
+        self.begin_seconds += self._clock() - began
+
+    def plan(
+        self,
+        left: int,
+        choose: Choose | None = None,
+        *,
+        blind: bool = False,
+        shape: Shape | None = None,
+        owed: int = 0,
+    ) -> tuple[Draft, int]:
+        began = self._clock()
+        planned = super().plan(left, choose, blind=blind, shape=shape, owed=owed)
+        self.work_seconds += self._clock() - began
+        return planned
+
+    def learn(self, tokens: Sequence[int], draft: Draft, size: int, seconds: float, plan_seconds: float = 0.0) -> Pass:
+        began = self._clock()
+        done = super().learn(tokens, draft, size, seconds, plan_seconds)
+        self.work_seconds += self._clock() - began
+        return done
+
+
+def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
+    """Refuse what a record cannot feed, a timed replay included: its logits are not the record's.
+
+    Raises:
+        ValueError: the drafter or the policy reads logits.
+    """
+    if isinstance(drafter, ReadsLogits):
+        raise ValueError(f"the drafter {drafter.name!r} needs a model's logits, and a recorded conversation has none")
+    if isinstance(policy, ReadsRow):
+        raise ValueError(f"the policy {policy.name!r} needs a model's logits, and a recorded conversation has none")
+
+
+class Replay:
+    """Replays recordings with one drafter and one policy, which serve all of them.
+
+    Args:
+        drafter: None replays plain decoding.
+        policy: a name or a policy.
+        draft_max: as in `SpeculativeDecoder`.
+        curve: what a pass costs; the policy drafts by it.
+        target: what really runs the passes, if anything does; its logits are ignored, and the policy drafts by
+            what is measured of it.
+
+    Raises:
+        ValueError: curve and target are given, or neither; what `check_replayable` and `SpeculativeDecoder` refuse.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        policy: str | Policy = "cost",
+        draft_max: int | None = None,
+        *,
+        curve: GivenCurve | None = None,
+        target: TargetProtocol | None = None,
+    ) -> None:
+        if isinstance(policy, str):
+            policy, draft_max = make_policy(policy, draft_max), None
+        check_replayable(drafter, policy)
+        clock = None
+        if curve is not None and target is None:
+            target = recorded = RecordedTarget(curve)
+            clock = recorded.clock
+        elif target is None or curve is not None:
+            raise ValueError("a replay runs either by a curve or on a target")
+        self.decoder = SpeculativeDecoder(
+            target, drafter=drafter, policy=policy, draft_max=draft_max, curve=curve, clock=clock
+        )
+        if curve is None:
+            # What is measured of the target belongs to this replay, not to earlier ones, nor to real decoding.
+            self.decoder.calibration = Calibration()
+        self._meter = self.decoder.speculation = Metered(self.decoder.drafter, self.decoder.policy)
+        self._last = 1
+
+    def run(self, recording: Recording, watch: Callable[[Step], None] | None = None) -> Tally:
+        """Replay one recording, and count; `watch` is told of every step before the next pass."""
+        tally, meter = Tally(1, len(recording.prompt)), self._meter
+        meter.begin_seconds = meter.work_seconds = 0.0
+        emitted, end = 0, len(recording.response)
+        steps = self.decoder.generate(recording.prompt, max_tokens=ENDLESS, verify=RecordedVerifier(recording))
+        for step in steps:
+            if step.batch:
+                if meter.proposal is not None:
+                    following = recording.response[emitted : emitted + len(meter.proposal)]
+                    tally.reliability.add(meter.proposal, following)
+                tally.batches[step.batch] += 1
+                tally.changes += step.batch != self._last
+                self._last = step.batch
+            tally.stats.add(step)
+            if watch is not None:
+                watch(step)
+            emitted += len(step.tokens)
+            if emitted == end:
+                steps.close()
+        assert emitted == end, "the loop stopped before the record did"
+        tally.begin_seconds, tally.work_seconds = meter.begin_seconds, meter.work_seconds
+        return tally

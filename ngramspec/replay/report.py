@@ -1,0 +1,218 @@
+"""Figures of a replay, under the names that other drafters' results go by.
+
+`Comparison` runs the recordings through several replays, one per cost curve, since the policy drafts by the curve it
+is judged on; through the copy-oracle; and through a model that times the passes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.cost.given import GivenCurve
+from ngramspec.replay.oracle import copy_lengths, least_cost
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
+from ngramspec.replay.tally import BINS, Tally
+from ngramspec.replay.timed import TimedReplay
+
+Figures = dict[str, Any]
+
+TIMED = "timed"
+"""Name of the curve that is measured while a model runs the passes."""
+
+AVERAGED = (
+    "tokens",
+    "passes",
+    "tokens_per_pass",
+    "drafted_per_pass",
+    "acceptance",
+    "no_draft_share",
+    "cpu_us_per_pass",
+    "start_us_per_prompt_token",
+    "calibration_error",
+)
+
+
+def figures(tally: Tally, curves: Mapping[str, GivenCurve]) -> Figures:
+    """What was counted, as JSON.
+
+    `acceptance` is accepted / drafted, `accept_by_position` the same by position in the draft, of the drafts that
+    reach so far (`drafts_reaching_position`); a place that only pads a batch is no draft. Microseconds are CPU time.
+    """
+    stats = tally.stats
+    passes, prompt = max(1, stats.passes), max(1, tally.prompt_tokens)
+    return {
+        "transcripts": tally.transcripts,
+        "prompt_tokens": tally.prompt_tokens,
+        "tokens": stats.tokens,
+        "passes": stats.passes,
+        "tokens_per_pass": stats.tokens_per_pass,
+        "drafted_per_pass": stats.drafted / passes,
+        "acceptance": stats.acceptance_rate,
+        "no_draft_share": stats.passes_without_draft / passes,
+        "max_draft": len(stats.drafted_at),
+        "batches": {str(size): count for size, count in sorted(tally.batches.items())},
+        "accept_by_position": [
+            round(accepted / drafted, 4) for accepted, drafted in zip(stats.accepted_at, stats.drafted_at, strict=True)
+        ],
+        "drafts_reaching_position": list(stats.drafted_at),
+        "cpu_us_per_pass": 1e6 * tally.work_seconds / passes,
+        "start_us_per_prompt_token": 1e6 * tally.begin_seconds / prompt,
+        "reliability": _reliability(tally),
+        "calibration_error": tally.reliability.calibration_error,
+        "speedup": {name: tally.speedup(curve) for name, curve in curves.items()},
+    }
+
+
+def _reliability(tally: Tally) -> list[Figures]:
+    counts = tally.reliability
+    return [
+        {
+            "from": i / BINS,
+            "to": (i + 1) / BINS,
+            "count": seen,
+            "predicted": counts.predicted[i] / seen if seen else None,
+            "observed": counts.right[i] / seen if seen else None,
+        }
+        for i, seen in enumerate(counts.seen)
+    ]
+
+
+def by_category(tallies: Mapping[str, Tally], curves: Mapping[str, GivenCurve]) -> dict[str, Figures]:
+    """Figures of each category, then "overall" (all tokens together) and "macro" (mean of the categories)."""
+    if not tallies:
+        return {}
+    total = Tally()
+    for tally in tallies.values():
+        total.merge(tally)
+    rows = {category: figures(tally, curves) for category, tally in tallies.items()}
+    macro: Figures = {}
+    for key in AVERAGED:
+        known = [row[key] for row in rows.values() if row[key] is not None]
+        macro[key] = sum(known) / len(known) if known else None
+    macro["speedup"] = {name: sum(row["speedup"][name] for row in rows.values()) / len(rows) for name in curves}
+    return {**rows, "overall": figures(total, curves), "macro": macro}
+
+
+class Comparison:
+    """The same recordings by several curves, and on a model.
+
+    Args:
+        recordings: category by category.
+        drafter: its name.
+        replays: one per curve, by the curve's name.
+        curves: of the replays, by name.
+        oracle: also find what the copy-oracle reaches.
+        timed: also run the passes on its model.
+
+    Attributes:
+        done: how many recordings went through all of it.
+    """
+
+    def __init__(
+        self,
+        recordings: Sequence[Recording],
+        drafter: str,
+        replays: Mapping[str, Replay],
+        curves: Mapping[str, GivenCurve],
+        *,
+        oracle: bool = True,
+        timed: TimedReplay | None = None,
+    ) -> None:
+        self._recordings = recordings
+        self._drafter = drafter
+        self._replays = replays
+        self._given = curves
+        self._lengths: list[NDArray[np.int32]] | None = [] if oracle else None
+        self._timed = timed
+        self._tallies: dict[str, dict[str, Tally]] = {name: {} for name in replays}
+        self.done = 0
+
+    def run(self) -> Iterator[Recording]:
+        """Replay them, one per `next`; stopping early leaves those that are through."""
+        for recording in self._recordings:
+            tallies = {name: replay.run(recording) for name, replay in self._replays.items()}
+            lengths = None if self._lengths is None else copy_lengths(recording.prompt, recording.response)
+            if self._timed is not None:
+                self._timed.run(recording)
+            for name, tally in tallies.items():
+                self._tallies[name].setdefault(recording.category, Tally()).merge(tally)
+            if self._lengths is not None and lengths is not None:
+                self._lengths.append(lengths)
+            self.done += 1
+            yield recording
+
+    @property
+    def complete(self) -> bool:
+        """Whether `run` came to its end."""
+        return self.done == len(self._recordings)
+
+    @property
+    def curves(self) -> dict[str, GivenCurve]:
+        """Those given, and the one that was timed."""
+        timed = {TIMED: self._timed.curve} if self._timed is not None and self.done else {}
+        return {**self._given, **timed}
+
+    def document(self) -> Figures:
+        """Everything counted, as JSON, under the keys of the harness for other drafters.
+
+        Results are named DRAFTER@CURVE by the curve that was drafted by, and hold the speedups by all curves. Beside
+        the passes of a model ("timed") stands what they really gained: `measured_speedup`.
+        """
+        replayed = self._recordings[: self.done]
+        curves = self.curves
+        tallies = dict(self._tallies)
+        if self._timed is not None:
+            tallies[TIMED] = self._timed.drafted
+        results = {f"{self._drafter}@{name}": by_category(t, curves) for name, t in tallies.items()}
+        document: Figures = {
+            "complete": self.complete,
+            "transcripts": self.done,
+            "decode_tokens": sum(len(r.response) - 1 for r in replayed),
+            "prompt_tokens": sum(len(r.prompt) for r in replayed),
+            "categories": dict(Counter(r.category for r in replayed)),
+            "curves": {name: curve.to_json()["seconds"] for name, curve in curves.items()},
+            "results": results,
+            "oracle": None if self._lengths is None else self._oracle(curves),
+        }
+        if self._timed is not None and self.done:
+            rows = results[f"{self._drafter}@{TIMED}"]
+            measured = {category: self._timed.measured(category) for category in self._timed.plain}
+            for category, ratio in measured.items():
+                rows[category]["measured_speedup"] = ratio
+            rows["overall"]["measured_speedup"] = total = self._timed.measured()
+            rows["macro"]["measured_speedup"] = sum(measured.values()) / len(measured)
+            modelled = rows["overall"]["speedup"][TIMED]
+            document["timed"] = {
+                "measured": total,
+                "measured_with_drafting": self._timed.measured_with_drafting(),
+                "modelled": modelled,
+                "modelled_over_measured": modelled / total,
+                "disturbed_passes": self._timed.disturbed,
+                "single_seconds": self._timed.single,
+                "switch": curves[TIMED].switch,
+            }
+        return document
+
+    def _oracle(self, curves: Mapping[str, GivenCurve]) -> dict[str, dict[str, Figures]]:
+        """The copy-oracle's speedups by category, and curve."""
+        tokens: Counter[str] = Counter()
+        costs: dict[str, NDArray[np.float64]] = {}
+        for recording, lengths in zip(self._recordings, self._lengths or (), strict=False):
+            tokens[recording.category] += len(lengths) - 1
+            costs[recording.category] = costs.get(recording.category, 0.0) + least_cost(lengths, list(curves.values()))
+        if not costs:
+            return {}
+        rows = {category: tokens[category] / cost for category, cost in costs.items()}
+        macro = np.mean(list(rows.values()), axis=0)
+        rows["overall"] = tokens.total() / np.sum(list(costs.values()), axis=0)
+        rows["macro"] = macro
+        return {
+            category: {name: {"oracle_copy1": round(x, 4)} for name, x in zip(curves, row.tolist(), strict=True)}
+            for category, row in rows.items()
+        }

@@ -1,0 +1,254 @@
+"""Plain and drafted texts of the same prompt: are their tokens equal, and their logprobs?"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ngramspec.acceptance.rules import gumbel_pick
+from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.errors import GrammarError
+from ngramspec.prompts import Case
+from ngramspec.sampling.logprobs import Logprobs
+from ngramspec.sampling.settings import Sampling
+from ngramspec.selfcheck.difference import TextDifference, movement
+from ngramspec.tokens import common_prefix
+
+TOP = 3
+"""Logprobs are compared of emitted tokens and of so many of the likeliest."""
+
+FEWEST = 4
+"""Tokens that a run emits, however little time there is."""
+
+GREEDY = "greedy"
+
+GRAMMAR = r"""
+root   ::= record{8,}
+record ::= "{\"name\": \"" [a-z]{1,12} "\", \"size\": " [0-9]{1,6} "}\n"
+"""
+"""Half of it forced."""
+
+_ROUNDING = 1e-4  # of logprobs computed from the same logits in other ways
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A way of choosing tokens under which drafts must not change the text."""
+
+    name: str
+    sampling: Sampling
+    verify: str | None = None
+
+
+def settings(seed: int) -> tuple[Setting, ...]:
+    """Greedy decoding, and ways of sampling with a seed."""
+    warm = partial(Sampling, temperature=0.8, seed=seed)
+    return (
+        Setting(GREEDY, Sampling()),
+        Setting("coupled", warm()),
+        Setting("match", warm(), "match"),
+        Setting("penalties", warm(repeat_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.2)),
+        Setting("grammar", warm(grammar=GRAMMAR)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """The plain and the drafted text of one prompt under one setting.
+
+    Attributes:
+        prompt_tokens: how much of the prompt was read.
+        tokens: how many were compared.
+        drafted, accepted: draft tokens sent, and emitted.
+        cut: whether a run ended for want of time.
+        difference: the first one, if there is any.
+        logprobs_identical: whether those of the common text are, to the last bit, the likeliest tokens' included.
+        logprob_difference: largest one between logprobs of emitted tokens of the common text.
+        first_logprob_difference: between the first token's and a plain log-softmax of the logits of the prompt.
+    """
+
+    category: str
+    prompt: str
+    setting: str
+    prompt_tokens: int
+    tokens: int
+    drafted: int
+    accepted: int
+    cut: bool
+    difference: TextDifference | None
+    logprobs_identical: bool
+    logprob_difference: float
+    first_logprob_difference: float
+
+    def logprobs_held(self, bound: float) -> bool:
+        """Whether logprobs are as close as logits that differ by at most `bound` make them.
+
+        log p = logit - log sum exp: each of the two terms moves by at most `bound`.
+        """
+        identical = self.logprobs_identical or bound > 0
+        return identical and self.logprob_difference <= 2 * bound and self.first_logprob_difference <= _ROUNDING
+
+
+class Recorder:
+    """A target that holds on to the logits it returned last, which are valid until it returns others."""
+
+    def __init__(self, target: TargetProtocol) -> None:
+        self._target = target
+        self.rows: Logits = np.empty((0, target.n_vocab), np.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def prefill(self, tokens: Sequence[int], **options: Any) -> Logits:
+        row = self._target.prefill(tokens, **options)
+        self.rows = row[np.newaxis]
+        return row
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        self.rows = self._target.evaluate(tokens)
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text as far as it was made; `row`: the logits of its last token, if it left what was expected there."""
+
+    tokens: list[int]
+    logprobs: list[Logprobs]
+    drafted: int
+    accepted: int
+    cut: bool
+    row: Logits | None
+
+
+@dataclass(slots=True)
+class TextComparison:
+    """Makes and compares texts.
+
+    Args:
+        target: what both decoders run on.
+        plain, drafted: in the same mode.
+        max_tokens: most tokens of a text.
+        bound: tells how far batch sizes move a logit; asked when a text differs, and may use the target.
+        clock: tells seconds.
+    """
+
+    target: Recorder
+    plain: SpeculativeDecoder
+    drafted: SpeculativeDecoder
+    max_tokens: int
+    bound: Callable[[], float]
+    clock: Callable[[], float]
+
+    def compare(self, case: Case, setting: Setting, reading: Logits, seconds: float) -> TextPair:
+        """Make both texts of a prompt in about so many seconds; the drafted one ends where it differs.
+
+        Args:
+            case: the prompt.
+            setting: how tokens are chosen.
+            reading: the logits after the prompt; see `read`, which comes first.
+            seconds: for both.
+
+        Raises:
+            GrammarError: the setting's grammar and this vocabulary do not go together.
+        """
+        began = self.clock()
+        a = self._generate(self.plain, case.tokens, setting, self.max_tokens, began + seconds / 2)
+        try:
+            b = self._generate(self.drafted, case.tokens, setting, len(a.tokens), began + seconds, a.tokens)
+        except GrammarError as error:
+            raise RuntimeError(f"a grammar that plain decoding keeps to stops drafting: {error}") from error
+        common = common_prefix(a.tokens, b.tokens)
+        # What the second text had no time for is not compared.
+        differs = b.row is not None or (len(b.tokens) < len(a.tokens) and not b.cut)
+        ours, theirs = a.logprobs[:common], b.logprobs[:common]
+        return TextPair(
+            case.category,
+            case.id,
+            setting.name,
+            len(case.tokens),
+            common,
+            b.drafted,
+            b.accepted,
+            a.cut or b.cut,
+            self._explain(case.tokens, setting, a, b) if differs else None,
+            ours == theirs,
+            max((_gap(x.logprob, y.logprob) for x, y in zip(ours, theirs, strict=True)), default=0.0),
+            _gap(a.logprobs[0].logprob, log_softmax(reading, a.tokens[0])),
+        )
+
+    def _generate(
+        self,
+        decoder: SpeculativeDecoder,
+        prompt: Sequence[int],
+        setting: Setting,
+        most: int,
+        until: float,
+        expected: Sequence[int] | None = None,
+    ) -> _Text:
+        tokens: list[int] = []
+        logprobs: list[Logprobs] = []
+        drafted = accepted = 0
+        row = stop = None
+        generation = decoder.generate(
+            prompt, max_tokens=most, sampling=setting.sampling, verify=setting.verify, logprobs=TOP
+        )
+        for step in generation:
+            logprobs += step.logprobs
+            drafted += len(step.drafted)
+            accepted += step.accepted
+            stop = step.stop
+            for token, logits in zip(step.tokens, self.target.rows, strict=False):
+                tokens.append(token)
+                if expected is not None and token != expected[len(tokens) - 1]:
+                    row = logits.copy()
+                    break
+            if row is not None or (len(tokens) >= FEWEST and self.clock() > until):
+                generation.close()
+                break
+        return _Text(tokens, logprobs, drafted, accepted, stop is None and row is None, row)
+
+    def _explain(self, prompt: Sequence[int], setting: Setting, plain: _Text, drafted: _Text) -> TextDifference:
+        """Look into the first difference of two texts, which is where the second one ends."""
+        common = common_prefix(plain.tokens, drafted.tokens)
+        bound, target, sampling = self.bound(), self.target, setting.sampling
+        read(target, prompt, exact=self.plain.exact == "on")  # the probe may have emptied the cache
+        self._generate(self.plain, prompt, setting, common + 1, math.inf)
+        row = target.rows[0]
+        a, b, needed = plain.tokens[common], None, None
+        if drafted.row is not None:
+            b = drafted.tokens[common]
+            sampler = target.sampler(sampling)
+            sampler.begin(prompt)
+            for token in plain.tokens[:common]:
+                sampler.accept(token)
+            draw = partial(sampler.draw, pick=partial(gumbel_pick, sampling.seed, len(prompt) + common))
+            needed = movement(draw, row, drafted.row, a, b, bound)
+        texts = ["" if t is None else target.piece(t).decode("utf-8", "replace") for t in (a, b)]
+        logit = None if b is None else float(row[b])
+        return TextDifference(common, a, b, texts[0], texts[1], float(row[a]), logit, bound, needed)
+
+
+def read(target: TargetProtocol | Recorder, prompt: Sequence[int], *, exact: bool) -> Logits:
+    """Read a prompt into an empty cache, so that a generation finds it there; the logits that it will find."""
+    target.clear()
+    row: Logits = target.prefill(prompt, aligned=exact)
+    # A prompt that is in the cache has its last token evaluated once more, alone; in exact mode whole chunks are.
+    return row.copy() if exact else target.prefill(prompt).copy()
+
+
+def log_softmax(row: Logits, token: int) -> float:
+    """Natural logarithm of a token's probability, from logits of shape (n_vocab,), in float64."""
+    gaps = row.astype(np.float64) - float(row.max())
+    return float(gaps[token] - np.log(np.exp(gaps).sum()))
+
+
+def _gap(a: float, b: float) -> float:
+    """|a - b|, and inf where that is nan."""
+    return math.inf if math.isnan(a - b) else abs(a - b)

@@ -1,0 +1,145 @@
+"""Rules that change the output do so as their papers say, and no further."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from support.laws import ALARM, Path, check_law, law_of_text, next_law
+from support.mock_target import MockTarget, plain_generate
+from support.samplers import make_sampler
+from support.small_loop import certain, from_counts, speculate
+
+from ngramspec.acceptance.lossy import verify_lenient_greedy, verify_typical
+from ngramspec.acceptance.rules import Judgement, Verdict, rejection_choice, verify_rejection
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.sampling.settings import Sampling
+
+ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+PROMPT = [3, 1, 2]
+P = np.array([0.4, 0.3, 0.2, 0.1])
+Q = {0: 1, 1: 2, 2: 5, 3: 2}
+
+# ------------------------------------------------------------------------------------ lenience
+
+
+@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.2])
+def test_lenience_of_sampling(lenience: float) -> None:
+    """A draw from q is kept with probability min(1, p / (L q)), and what is refused gives way to norm(max(0, p - L q)):
+    a token is emitted with probability min(q, p / L) + (1 - sum min(q, p / L)) norm(max(0, p - L q)), which is never
+    above p / L (Leviathan, Kalman, Matias 2023, appendix A.5)."""
+    q = np.array([0.1, 0.2, 0.5, 0.2])
+    kept = np.minimum(q, P / lenience)
+    rest = np.maximum(0, P - lenience * q)
+    law = kept + (1 - kept.sum()) * rest / rest.sum()
+    assert (law <= P / lenience + 1e-12).all()
+    row = np.log(P).astype(np.float32)
+    n, accepted = 6000, 0
+    sample: Counter[Path] = Counter()
+    for seed in range(n):
+        s = Sampling(1.0, seed=seed, **ALL)
+        token = rejection_choice(s, 9)(0, Q)
+        verdict = verify_rejection(
+            [row, row], [token], [dict(enumerate(q.tolist()))], make_sampler(s, 4), 9, lenience=lenience
+        )
+        sample[verdict.tokens[:1]] += 1
+        accepted += verdict.accepted
+    check_law(sample, {(token,): p for token, p in enumerate(law.tolist())})
+    assert abs(accepted / n - kept.sum()) < math.sqrt(math.log(2 / ALARM) / (2 * n))
+    assert (lenience == 1) == np.allclose(law, P)
+
+
+def test_lenience_of_greedy_decoding() -> None:
+    """At temperature 0: as likely as L times the best token, by the softmax, is good enough."""
+    rows = np.log(np.array([[0.5, 0.26, 0.24], [0.6, 0.31, 0.09], [0.1, 0.1, 0.8]])).astype(np.float32)
+    chain = make_sampler(Sampling(), 3)
+    seen: list[Judgement] = []
+    assert verify_lenient_greedy(rows, [1, 1], 0.5, chain, 0, seen.append) == Verdict((1, 1, 2))
+    assert [(j.token, j.accepted, round(j.p, 5)) for j in seen] == [(1, True, 0.26), (1, True, 0.31), (2, None, 0.8)]
+    assert seen[0].why == pytest.approx({"margin": math.log(0.5 / 0.26), "slack": math.log(2)}, rel=1e-5)
+    assert verify_lenient_greedy(rows, [2, 1], 0.5, chain, 0) == Verdict((0,))
+    assert verify_lenient_greedy(rows, [1, 2], 0.5, chain, 0) == Verdict((1, 0))
+    assert verify_lenient_greedy(rows, [1, 2], 0.1, chain, 0) == Verdict((1, 2, 2))
+    assert verify_lenient_greedy(rows, [0, 0], 0.9, chain, 0) == Verdict((0, 0, 2))
+
+
+def test_lenience_1_is_greedy_decoding() -> None:
+    mock = MockTarget(12)
+    plain = plain_generate(mock, PROMPT, 40, Sampling())
+    assert speculate(mock, PROMPT, 40, Sampling(), lambda t, _: certain([t[-1], 5]), Acceptance("greedy"))[0] == plain
+    everything = Acceptance(lenience=1e-30)
+    taken, _ = speculate(mock, PROMPT, 40, Sampling(), lambda _t, _c: certain([5, 6]), everything)
+    assert taken[:2] == taken[3:5] == [5, 6]
+
+
+def test_lenience_with_penalties_and_bonus_tokens() -> None:
+    """Undrafted tokens are not leniently chosen: without a draft the law is the target's."""
+    mock = MockTarget(4, peak=1.0, seed=11)
+    settings: dict[str, Any] = {**ALL, "repeat_penalty": 1.4, "repeat_last_n": 4}
+    sample: Counter[Path] = Counter()
+    for seed in range(1500):
+        s = Sampling(1.0, seed=seed, **settings)
+        sample[tuple(speculate(mock, PROMPT, 2, s, lambda _t, _c: certain([]), Acceptance(lenience=0.3))[0])] += 1
+    check_law(sample, law_of_text(mock, PROMPT, Sampling(1.0, **settings), 2))
+
+
+# ------------------------------------------------------------------------------ typical acceptance
+
+
+def bar(p: np.ndarray[Any, Any], epsilon: float = 0.09, delta: float = 0.3) -> float:
+    """min(epsilon, delta exp(-H(p))): Cai et al. 2024, section 2.3.1, with the values of Medusa's code."""
+    p = p[p > 0]
+    return min(epsilon, delta * math.exp(float((p * np.log(p)).sum())))
+
+
+def test_typical_acceptance_keeps_what_is_above_the_bar() -> None:
+    rng = np.random.default_rng(2)
+    s = Sampling(0.7, seed=3, **ALL)
+    kept = 0
+    for position in range(300):
+        row = (rng.uniform(0.2, 4) * rng.standard_normal(20)).astype(np.float32)
+        p = next_law(row, s)
+        token = int(rng.integers(20)) if position % 3 else int(row.argmax())
+        seen: list[Judgement] = []
+        verdict = verify_typical([row, row], [token], make_sampler(s, 20), position, seen.append)
+        assert verdict.accepted == (p[token] > bar(p))
+        assert seen[0].why == pytest.approx({"threshold": bar(p)}, rel=1e-6)
+        assert seen[0].p == pytest.approx(p[token], rel=1e-5)
+        kept += verdict.accepted
+    assert 60 < kept < 240
+
+
+def test_the_token_after_a_typical_refusal_is_a_draw() -> None:
+    row = np.log(np.array([0.97, 0.02, 0.01])).astype(np.float32)
+    sample: Counter[Path] = Counter()
+    for seed in range(3000):
+        verdict = verify_typical([row, row], [2], make_sampler(Sampling(1.0, seed=seed, **ALL), 3), 4)
+        assert verdict.accepted == 0
+        sample[verdict.tokens] += 1
+    check_law(sample, {(0,): 0.97, (1,): 0.02, (2,): 0.01})
+
+
+@pytest.mark.parametrize("how", [Acceptance(lenience=0.01), Acceptance(typical=True)], ids=str)
+def test_no_leniency_towards_what_the_grammar_forbids(how: Acceptance, word_vocabulary: Vocabulary) -> None:
+    a, b, c = (259, 260, 261)
+    grammar = 'root ::= ("a" | "b" "c")*'
+    mock = MockTarget(vocabulary=word_vocabulary, words=(a, b, c), peak=0.5)
+    for seed in range(60):
+        s = Sampling(1.0, seed=seed, grammar=grammar, **ALL)
+        tokens, _ = speculate(mock, [a, b], 12, s, from_counts([{a: 1, c: 3}, {c: 1, b: 2}, {b: 1, a: 1}]), how)
+        here = word_vocabulary.grammar(grammar)
+        for token in tokens:
+            assert here.allows(token)
+            here.accept(token)
+
+
+def test_lossy_texts_are_reproducible() -> None:
+    mock = MockTarget(6, peak=1.0)
+    propose = from_counts([{0: 1, 1: 2}, {2: 1, 3: 1}])
+    for how in (Acceptance(lenience=0.4), Acceptance(typical=True)):
+        s = Sampling(1.0, seed=4)
+        assert speculate(mock, PROMPT, 50, s, propose, how) == speculate(mock, PROMPT, 50, s, propose, how)

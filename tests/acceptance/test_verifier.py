@@ -1,0 +1,175 @@
+"""`Acceptance` and `Verifier`: which rule is taken, and which combinations are none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from support.samplers import make_sampler
+from support.small_loop import certain
+
+from ngramspec.acceptance.rules import Judgement, coupled_choice, rejection_choice
+from ngramspec.acceptance.verifier import METHODS, Acceptance, Verifier
+from ngramspec.drafting.draft import NO_DRAFT
+from ngramspec.sampling.distribution import BadLogits
+from ngramspec.sampling.settings import Sampling
+
+HOT = Sampling(0.5)
+MIROSTAT = Sampling(0.5, mirostat=2)
+
+
+def verifier(sampling: Sampling, how: Acceptance | str | None = None) -> Verifier:
+    return Verifier(make_sampler(sampling, 6), how)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "how", "name"),
+    [
+        (Sampling(), None, "greedy"),
+        (Sampling(), "greedy", "greedy"),
+        (Sampling(), "rejection", "greedy"),
+        (Sampling(), "coupled", "greedy"),
+        (Sampling(), "match", "greedy"),
+        (Sampling(), Acceptance(lenience=0.5), "greedy"),
+        (Sampling(repeat_penalty=1.2), None, "greedy"),
+        (HOT, None, "coupled"),
+        (HOT, "coupled", "coupled"),
+        (HOT, "match", "match"),
+        (HOT, "rejection", "rejection"),
+        (HOT, Acceptance(lenience=0.5), "rejection"),
+        (HOT, Acceptance("rejection", lenience=0.5), "rejection"),
+        (HOT, Acceptance(typical=True), "typical"),
+        (Sampling(0.0, dynatemp_range=0.5), None, "coupled"),
+        (MIROSTAT, None, "match"),
+        (MIROSTAT, "coupled", "match"),
+        (MIROSTAT, "match", "match"),
+    ],
+    ids=str,
+)
+def test_the_rule_by_method_and_sampling(sampling: Sampling, how: Any, name: str) -> None:
+    made = verifier(sampling, how)
+    assert made.name == name
+    assert made.blind == (name == "rejection")
+    assert (made.choose(3) is None) == (name not in ("coupled", "rejection"))
+
+
+@pytest.mark.parametrize(
+    ("sampling", "how", "reason"),
+    [
+        (HOT, "greedy", "'greedy', but temperature is 0.5"),
+        (HOT, Acceptance("greedy", lenience=0.5), "'greedy', but temperature is 0.5"),
+        (HOT, "typical", "must be one of: greedy, coupled, match, rejection"),
+        (MIROSTAT, "greedy", "'greedy', but temperature is 0.5"),
+        (MIROSTAT, "rejection", "mirostat draws its tokens itself: no place for rejection sampling"),
+        (MIROSTAT, Acceptance(lenience=0.5), "mirostat draws its tokens itself: no place for lenience 0.5"),
+        (MIROSTAT, Acceptance(typical=True), "mirostat draws its tokens itself: no place for typical acceptance"),
+        (Sampling(), Acceptance(typical=True), "typical acceptance needs a temperature above 0"),
+        (Sampling(repeat_penalty=2.0), Acceptance(lenience=0.5), "lenience at temperature 0 compares bare logits"),
+        (Sampling(logit_bias=((1, 2.0),)), Acceptance(lenience=0.5), "lenience at temperature 0 compares bare logits"),
+    ],
+    ids=str,
+)
+def test_contradictions(sampling: Sampling, how: Any, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as error:
+        verifier(sampling, how)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"method": "bold"}, "verify is 'bold', but must be one of: greedy, coupled, match, rejection"),
+        ({"lenience": 0.0}, "lenience is 0.0, but must be above 0 and at most 1"),
+        ({"lenience": 1.1}, "lenience is 1.1, but must be"),
+        ({"lenience": -1.0}, "lenience is -1.0, but must be"),
+        ({"lenience": float("nan")}, "lenience is nan, but must be"),
+        ({"lenience": 0.5, "method": "coupled"}, "lenience has no say in verify 'coupled'"),
+        ({"lenience": 0.5, "method": "match"}, "lenience has no say in verify 'match'"),
+        ({"typical": True, "lenience": 0.5}, "typical acceptance is a rule of its own"),
+        ({"typical": True, "method": "rejection"}, "typical acceptance is a rule of its own"),
+    ],
+    ids=str,
+)
+def test_acceptances_that_are_none(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as error:
+        Acceptance(**settings)
+    assert "\n" not in str(error.value)
+
+
+def test_what_changes_the_output_is_labelled() -> None:
+    assert all(Acceptance(method).lossy is None for method in (None, *METHODS))
+    assert Acceptance("rejection", lenience=1.0).lossy is None
+    assert Acceptance(lenience=0.25).lossy == "lenience 0.25"
+    assert Acceptance("rejection", lenience=0.5).lossy == "lenience 0.5"
+    assert Acceptance(typical=True).lossy == "typical acceptance"
+
+
+def test_the_choices_are_those_of_the_rules() -> None:
+    counts = {5: 1, 3: 2, 2: 4}
+    for name, rule in (("coupled", coupled_choice), ("rejection", rejection_choice)):
+        made = verifier(HOT, name)
+        for position in range(30):
+            choose = made.choose(position)
+            assert choose is not None
+            assert choose(1, counts) == rule(HOT, position)(1, counts)
+
+
+@pytest.mark.parametrize(
+    ("sampling", "how", "why"),
+    [
+        (Sampling(), None, {"margin"}),
+        (Sampling(), Acceptance(lenience=0.5), {"margin", "slack"}),
+        (HOT, None, set()),
+        (HOT, "match", set()),
+        (HOT, "rejection", {"q", "u", "overlap"}),
+        (HOT, Acceptance(lenience=0.5), {"q", "u", "overlap"}),
+        (HOT, Acceptance(typical=True), {"threshold"}),
+        (MIROSTAT, None, set()),
+    ],
+    ids=str,
+)
+def test_who_watches_is_told_why(sampling: Sampling, how: Any, why: set[str]) -> None:
+    seen: list[Judgement] = []
+    made = Verifier(make_sampler(sampling, 6), how, seen.append)
+    row = np.array([0, 0, 2, 0, 0, 0], np.float32)
+    verdict = made.verify([row, row, row], certain([2, 2]), 4)
+    guesses = [j for j in seen if j.accepted is not None]
+    assert sum(bool(j.accepted) for j in guesses) == verdict.accepted
+    assert all(set(j.why) == why for j in guesses)
+    assert [(j.token, set(j.why)) for j in seen if j.accepted is None] == [(verdict.tokens[-1], set())]
+
+
+@pytest.mark.parametrize("wrong", range(5))
+@pytest.mark.parametrize(
+    ("sampling", "how"),
+    [
+        (Sampling(), None),
+        (Sampling(), Acceptance(lenience=0.5)),
+        (HOT, "coupled"),
+        (HOT, "match"),
+        (HOT, "rejection"),
+        (HOT, Acceptance(typical=True)),
+        (MIROSTAT, None),
+    ],
+    ids=str,
+)
+def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any, wrong: int) -> None:
+    """The row at `wrong` is broken; all before it are certain of the draft."""
+    good = np.array([0, 0, 90, 0, 0, 0], np.float32)
+    rows = [good] * 5
+    rows[wrong] = np.full(6, np.nan, np.float32)
+    told: list[Judgement] = []
+    made = Verifier(make_sampler(sampling, 6), how, told.append)
+    if wrong == 0:
+        with pytest.raises(BadLogits, match=r"^at position 30 of the text: the logit of token 0 is nan"):
+            made.verify(rows, certain([2] * 4), 30)
+        assert told == []
+        return
+    verdict = made.verify(rows, certain([2] * 4), 30)
+    assert (verdict.tokens, verdict.accepted) == ((2,) * wrong, wrong)
+    assert isinstance(verdict.error, BadLogits)
+    assert str(verdict.error).startswith(f"at position {30 + wrong} of the text: the logit of token 0 is nan")
+    assert [(judgement.token, judgement.accepted) for judgement in told] == [(2, True)] * wrong
+    again = made.verify([good], NO_DRAFT, 30 + wrong)
+    assert (again.tokens, again.error) == ((2,), None)

@@ -1,0 +1,362 @@
+"""Beam search on the mock target: what it finds, with drafts and without, and how many passes that takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.mock_target import Clock, plain_generate
+from support.mock_tree import MockBranchingTarget
+
+from ngramspec.backend import Node
+from ngramspec.beams.draft import BeamDrafter
+from ngramspec.beams.result import Hypothesis
+from ngramspec.beams.search import SEQUENCES, BeamSearch
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import GivenCurve
+from ngramspec.errors import ModelError, PromptError
+from ngramspec.sampling.distribution import BadLogits
+from ngramspec.sampling.logprobs import logprobs
+from ngramspec.sampling.settings import Sampling
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
+Found = tuple[tuple[int, ...], float, bool]
+
+
+def reference(
+    target: MockBranchingTarget, prompt: Sequence[int], beams: int, steps: int, stop: bytes | None = None
+) -> list[Found]:
+    """The definition, word for word: no cache, no tree, every token of every text."""
+    live: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    finished: list[tuple[float, tuple[int, ...]]] = []
+    for _ in range(steps):
+        results = []
+        for rank, (score, text) in enumerate(live):
+            row = target.row([*prompt, *text])
+            for token, logprob in logprobs(row, 0, target.n_vocab).top:
+                if token not in target.suppressed:
+                    results.append((-(score + logprob), rank, -float(row[token]), token, text))
+        best = sorted(results)[:beams]
+        live = []
+        for negative, _, _, token, text in best:
+            longer = (*text, token)
+            written = b"".join(target.piece(t) for t in longer)
+            ended = target.is_eog(token) or (stop is not None and stop in written)
+            (finished if ended else live).append((-negative, longer))
+        finished = sorted(finished, key=lambda found: -found[0])[:beams]
+        if len(finished) == beams:
+            live = [one for one in live if one[0] > finished[-1][0]]
+        if not live:
+            break
+    found = [(text, score, True) for score, text in finished] + [(text, score, False) for score, text in live]
+    return sorted(found, key=lambda one: -one[1])[:beams]
+
+
+def search(target: MockBranchingTarget, beams: int, drafts: bool | BeamDrafter = False, **options: Any) -> BeamSearch:
+    """Carried through: with drafts as many as fit, unless a calibration is among the options."""
+    of_search = {name: options.pop(name) for name in ("calibration", "draft_max", "clock") if name in options}
+    drafter = BeamDrafter() if drafts is True else drafts or None
+    made = BeamSearch(target, beams, drafter=drafter, **of_search)
+    for _ in made.run(options.pop("prompt", PROMPT), **options):
+        pass
+    return made
+
+
+def told(hypotheses: Sequence[Hypothesis]) -> list[Found]:
+    return [(one.tokens, one.score, one.finished) for one in hypotheses]
+
+
+CASES = {
+    "n_vocab": st.integers(10, 14),
+    "beams": st.integers(1, 6),
+    "max_tokens": st.integers(1, 30),
+    "peak": st.sampled_from([0.3, 2.0, 5.0, 12.0]),
+    "eog": st.sets(st.integers(0, 13), max_size=3),
+    "rounded": st.sampled_from([None, 0]),
+    "seed": st.integers(0, 1000),
+}
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(
+    draft_max=st.integers(1, 16),
+    max_batch=st.sampled_from([6, 12, 64]),
+    spare=st.integers(0, 20),
+    windowed=st.booleans(),
+    **CASES,
+)
+def test_drafts_change_nothing(
+    n_vocab: int,
+    beams: int,
+    max_tokens: int,
+    peak: float,
+    eog: set[int],
+    rounded: int | None,
+    seed: int,
+    draft_max: int,
+    max_batch: int,
+    spare: int,
+    windowed: bool,
+) -> None:
+    target = MockBranchingTarget(
+        n_vocab,
+        n_ctx=len(PROMPT) + beams * max_tokens,  # to the last cell
+        n_seq=beams + 1 + spare,
+        max_batch=max_batch,
+        peak=peak,
+        eog=eog,
+        rounded=rounded,
+        seed=seed,
+        windowed=windowed,
+    )
+    expected = reference(target, PROMPT, beams, max_tokens)
+    plain = search(target, beams, max_tokens=max_tokens)
+    assert told(plain.hypotheses()) == expected
+    assert plain.stats.passes == plain.stats.plain_passes
+    assert plain.stats.drafted == plain.stats.accepted == 0
+    drafted = search(target, beams, True, max_tokens=max_tokens, draft_max=draft_max)
+    assert told(drafted.hypotheses()) == expected
+    assert drafted.stats.steps == plain.stats.steps
+    assert drafted.stats.passes <= plain.stats.passes
+    assert drafted.stats.accepted <= drafted.stats.drafted
+    assert drafted.stats.batches == target.batches[plain.stats.passes :]
+    assert all(tree.closed for tree in target.trees)
+    assert target.tokens == PROMPT
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(stop=st.sampled_from(["b", "cd", "ee", "abc"]), drafts=st.booleans(), **CASES)
+def test_a_stop_string_finishes_a_text(
+    n_vocab: int,
+    beams: int,
+    max_tokens: int,
+    peak: float,
+    eog: set[int],
+    rounded: int | None,
+    seed: int,
+    stop: str,
+    drafts: bool,
+) -> None:
+    target = MockBranchingTarget(n_vocab, peak=peak, eog=eog, rounded=rounded, seed=seed)
+    expected = reference(target, PROMPT, beams, max_tokens, stop.encode())
+    found = search(target, beams, drafts, max_tokens=max_tokens, stop=[stop]).hypotheses()
+    assert told(found) == expected
+    for one in found:
+        written = b"".join(map(target.piece, one.tokens)).decode()
+        assert one.text == written.partition(stop)[0]
+        assert (one.stop == "stop") == (stop in written)
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(drafts=st.booleans(), **{name: case for name, case in CASES.items() if name != "beams"})
+def test_one_beam_is_greedy_decoding(
+    n_vocab: int, max_tokens: int, peak: float, eog: set[int], rounded: int | None, seed: int, drafts: bool
+) -> None:
+    target = MockBranchingTarget(n_vocab, peak=peak, eog=eog, rounded=rounded, seed=seed)
+    greedy = plain_generate(target, PROMPT, max_tokens, Sampling())
+    found = search(target, 1, drafts, max_tokens=max_tokens).hypotheses()
+    assert [list(one.tokens) for one in found] == [greedy]
+    assert found[0].stop == ("eog" if target.is_eog(greedy[-1]) else "length")
+
+
+# --------------------------------------------------------------------------- passes
+
+
+@pytest.mark.parametrize(("beams", "least"), [(1, 2.0), (2, 2.0), (4, 2.0), (8, 1.4)])
+def test_drafts_save_passes(beams: int, least: float) -> None:
+    target = MockBranchingTarget(24, peak=6.0, seed=5)
+    found = search(target, beams, True, max_tokens=120)
+    assert found.stats.steps == 120
+    assert found.stats.steps_per_pass >= least
+    assert max(found.stats.batches) <= target.max_batch
+
+
+def test_a_copied_prompt_saves_passes() -> None:
+    """The prompt's n-grams alone: the target says what the prompt says, and its rows are met for the first time."""
+    rng = np.random.default_rng(0)
+    text = [int(token) for token in rng.permutation(60)]
+
+    class Copy(MockBranchingTarget):
+        def row(self, context: Sequence[int]) -> Any:
+            row = np.zeros(self.n_vocab, np.float32)
+            row[text[(text.index(context[-1]) + 1) % 60]] = 9.0
+            return row
+
+    target = Copy(64)
+    found = search(target, 1, True, prompt=[*text, *text[:5]], max_tokens=50)
+    assert found.hypotheses()[0].tokens == tuple((text * 2)[5:55])
+    assert found.stats.passes <= 5
+    assert found.stats.accepted == found.stats.drafted
+
+
+def test_rows_of_one_search_do_not_reach_the_next() -> None:
+    target, drafter = MockBranchingTarget(24, peak=6.0, seed=5), BeamDrafter()
+    first = search(target, 3, drafter, max_tokens=40)
+    again = search(target, 3, drafter, max_tokens=40)
+    assert again.stats.batches == first.stats.batches
+
+
+def timed(curve: dict[int, float], beams: int = 3) -> BeamSearch:
+    """A search whose passes take what a curve says, in units of 20 ms, and which knows that."""
+    known, clock = GivenCurve(curve), Clock()
+    target = MockBranchingTarget(24, peak=6.0, seed=5, seconds=lambda n: 0.02 * known.seconds(n), clock=clock)
+    calibration = Calibration.given(GivenCurve(curve))
+    return search(target, beams, True, max_tokens=80, calibration=calibration, clock=clock.perf_counter)
+
+
+def test_no_draft_where_a_pass_costs_what_its_tokens_cost() -> None:
+    found = timed({1: 1.0, 64: 64.0})
+    assert found.stats.drafted == 0
+    assert found.stats.passes == found.stats.plain_passes
+
+
+@pytest.mark.parametrize("beams", [1, 2, 4])
+def test_the_dearer_a_token_the_shorter_the_draft(beams: int) -> None:
+    flat, some, more = (timed({1: 1.0, 64: dearest}, beams).stats for dearest in (1.0, 3.0, 20.0))
+    assert flat.passes < some.passes < more.passes <= more.plain_passes
+    for stats, dearest in ((flat, 1.0), (some, 3.0), (more, 20.0)):
+        plain = stats.plain_passes * 0.02 * GivenCurve({1: 1.0, 64: dearest}).seconds(beams)
+        assert stats.seconds <= plain
+
+
+def test_what_was_planned_in_vain_is_not_planned_on_and_on() -> None:
+    """Where nothing pays, plans may take a hundredth of the time, and a plan is the tenth of a pass here."""
+    known, clock = GivenCurve({1: 1.0, 64: 64.0}), Clock(tick=0.002)
+    target = MockBranchingTarget(24, peak=6.0, seed=5, seconds=lambda n: 0.02 * known.seconds(n), clock=clock)
+    plans: list[Node] = []
+    drafter = BeamDrafter()
+    guess = drafter.guess
+
+    def counted(node: Node) -> Any:
+        plans.append(node)
+        return guess(node)
+
+    drafter.guess = counted  # type: ignore[method-assign]
+    found = search(target, 1, drafter, max_tokens=200, calibration=Calibration.given(known), clock=clock.perf_counter)
+    assert found.stats.drafted == 0
+    assert 10 <= len(plans) <= 60
+
+
+def test_draft_max_is_how_far_ahead() -> None:
+    target = MockBranchingTarget(24, peak=12.0, seed=5)
+    for draft_max in (1, 3):
+        found = search(target, 2, True, max_tokens=60, draft_max=draft_max)
+        assert 1.0 < found.stats.steps_per_pass <= 1 + draft_max
+        assert max(found.stats.batches) <= 2 * (1 + draft_max)
+
+
+# --------------------------------------------------------------------------- ends
+
+
+def test_a_finished_text_ends_the_search_once_no_other_can_beat_it() -> None:
+    class Ends(MockBranchingTarget):
+        """Token 0 ends a text, with probability 0.6 at first; else it goes on with 1, for sure."""
+
+        def row(self, context: Sequence[int]) -> Any:
+            row = np.full(self.n_vocab, -math.inf, np.float32)
+            row[[0, 1]] = np.log([0.6, 0.4]) if len(context) == 1 else np.log([0.001, 0.999])
+            return row
+
+    found = search(Ends(3, eog=[0]), 1, prompt=[2], max_tokens=50)
+    assert [one.tokens for one in found.hypotheses()] == [(0,)]
+    assert found.stats.passes == 0
+    # With two, the other one goes on until it is finished, too, or out of room.
+    found = search(Ends(3, eog=[0]), 2, prompt=[2], max_tokens=50)
+    assert [one.tokens for one in found.hypotheses()] == [(0,), (1,) * 50]
+    assert [one.stop for one in found.hypotheses()] == ["eog", "length"]
+    assert found.hypotheses()[1].score == pytest.approx(math.log(0.4) + 49 * math.log(0.999), abs=1e-4)
+
+
+def test_without_a_limit_the_context_is_the_limit() -> None:
+    target = MockBranchingTarget(12, n_ctx=len(PROMPT) + 3 * 17 + 2)
+    found = search(target, 3, True)
+    assert {len(one.tokens) for one in found.hypotheses()} == {17}
+    assert {one.stop for one in found.hypotheses()} == {"context"}
+    found = search(target, 1, max_tokens=1000)
+    assert [len(one.tokens) for one in found.hypotheses()] == [53]
+    assert found.hypotheses()[0].stop == "context"
+
+
+def test_what_the_context_has_no_room_for_is_refused_at_once() -> None:
+    target = MockBranchingTarget(12, n_ctx=100)
+    with pytest.raises(PromptError) as error:
+        BeamSearch(target, 4).run(PROMPT, max_tokens=21)
+    assert str(error.value) == (
+        "4 beams of 21 tokens after a prompt of 20 tokens can take 104 tokens of context, which holds 100;"
+        " try -c 104 or -n 20 or fewer beams"
+    )
+    assert target.tokens == []
+    search(target, 4, True, max_tokens=20)
+    with pytest.raises(PromptError, match=r"an answer after a prompt of 100 tokens .* try -c 105$"):
+        BeamSearch(target, 1).run([1] * 100, max_tokens=5)
+    with pytest.raises(PromptError, match=r"4 beams of 1 tokens .* try -c 103 or fewer beams$"):
+        BeamSearch(target, 4).run([1] * 99)
+    with pytest.raises(PromptError, match="empty"):
+        BeamSearch(target, 4).run([], max_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [({"beams": 0}, "1 to 63"), ({"beams": 64}, "1 to 63"), ({"beams": 2, "draft_max": 0}, "draft_max is 0")],
+)
+def test_settings_out_of_range_are_refused(options: dict[str, int], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        BeamSearch(MockBranchingTarget(n_seq=SEQUENCES), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"), [({"max_tokens": 0}, "max_tokens"), ({"max_tokens": 5, "stop": [""]}, "stop string")]
+)
+def test_a_wrong_call_fails_where_it_is_made(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        BeamSearch(MockBranchingTarget(), 2).run(PROMPT, **options)
+
+
+def test_a_recurrent_memory_is_refused() -> None:
+    with pytest.raises(ModelError, match="recurrent"):
+        BeamSearch(MockBranchingTarget(fail_rollback=True), 2)
+
+
+def test_forbidden_tokens_are_never_chosen() -> None:
+    free = MockBranchingTarget(12, seed=3)
+    forbidden = sorted({token for one in search(free, 3, max_tokens=20).hypotheses() for token in one.tokens})[:2]
+    target = MockBranchingTarget(12, seed=3, suppressed=forbidden)
+    for drafts in (False, True):
+        found = search(target, 3, drafts, max_tokens=20).hypotheses()
+        assert told(found) == reference(target, PROMPT, 3, 20)
+        assert not {token for one in found for token in one.tokens} & set(forbidden)
+
+
+def test_a_broken_row_says_so() -> None:
+    class Broken(MockBranchingTarget):
+        def row(self, context: Sequence[int]) -> Any:
+            row = super().row(context)
+            row[3] = np.nan if len(context) > 25 else row[3]
+            return row
+
+    target = Broken()
+    with pytest.raises(BadLogits, match="nan"), np.errstate(invalid="ignore"):
+        search(target, 2, True, max_tokens=20)
+    assert target.trees[-1].closed
+
+
+@pytest.mark.parametrize("passes", [0, 1, 7])
+def test_what_was_found_before_an_interruption_is_told(passes: int) -> None:
+    target = MockBranchingTarget(16, peak=2.0)
+    made = BeamSearch(target, 3)
+    assert made.hypotheses() == []
+    run = made.run(PROMPT, max_tokens=30)
+    for _ in range(1 + passes):
+        next(run)
+    found = made.hypotheses()
+    assert [(one.tokens, one.score) for one in found] == [one[:2] for one in reference(target, PROMPT, 3, 1 + passes)]
+    assert {one.stop for one in found} == {None}
+    run.close()
+    assert made.hypotheses() == found
+    assert all(tree.closed for tree in target.trees)
+    assert target.tokens == PROMPT

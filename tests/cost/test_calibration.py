@@ -1,0 +1,303 @@
+"""What is kept of measurements: whole files, other processes, and files that something else wrote."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.mock_target import Clock, MockTarget
+
+from ngramspec.cost.calibration import EXACT_TOLERANCE, Calibration, choose_class
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.kernels import SIZES, ProbeReport
+
+
+@pytest.fixture(autouse=True)
+def clock() -> Iterator[Clock]:
+    fake = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ngramspec.cost.measure.time", fake)
+        yield fake
+
+
+def target_on(clock: Clock, *, slope: float = 0.1, odd: int = 0, **options: Any) -> MockTarget:
+    """Kernels: size 1, the sizes up to 8, those above; `odd` moves the border."""
+    return MockTarget(
+        20,
+        seconds=lambda n: 1e-3 * (1 + slope * (n - 1)),
+        clock=clock,
+        kernels=lambda n, depth: 0 if n == 1 else 1 if n <= 8 + odd else 2,
+        **options,
+    )
+
+
+def measured(target: MockTarget, folder: Path) -> Calibration:
+    calibration = Calibration.load(target, folder)
+    calibration.ensure_exact(target)
+    target.prefill([1, 2])
+    calibration.ensure_curve(target, 100)
+    calibration.save()
+    return calibration
+
+
+def test_what_was_measured_is_found_again(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    first = measured(target, tmp_path / "new" / "folder")
+    again = Calibration.load(target, tmp_path / "new" / "folder")
+    assert first.exact_sizes == again.exact_sizes == (2, 3, 4, 5, 6, 8)
+    assert again.probe == first.probe
+    assert again.curve is not None
+    assert first.curve is not None
+    assert again.curve.to_json()["seconds"] == pytest.approx(first.curve.to_json()["seconds"])
+    assert again.curve.switch == pytest.approx(first.curve.switch)
+    assert [p.suffix for p in (tmp_path / "new" / "folder").iterdir()] == [".json"]
+
+
+def test_models_do_not_share_measurements(clock: Clock, tmp_path: Path) -> None:
+    measured(target_on(clock), tmp_path)
+    other = Calibration.load(target_on(clock, seed=1), tmp_path)
+    assert (other.curve, other.probe, other.exact_sizes) == (None, None, None)
+
+
+def test_nothing_is_measured_twice_in_a_process(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    calibration = measured(target, tmp_path)
+    passes = target.passes
+    assert calibration.ensure_curve(target, 100) is calibration.curve
+    calibration.ensure_exact(target)
+    assert target.passes == passes
+
+
+def test_the_cache_stays_as_it_is(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    for _ in range(3):  # measured, then timed again by two later processes
+        target.prefill([1, 2, 3])
+        calibration = Calibration.load(target, tmp_path)
+        calibration.ensure_curve(target, 100)
+        calibration.save()
+        assert target.tokens == [1, 2, 3]
+
+
+def test_exact_sizes_leave_an_empty_cache(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    target.prefill([1, 2, 3])
+    Calibration.load(target, tmp_path).ensure_exact(target)
+    assert target.tokens == []
+
+
+def test_later_processes_time_a_cached_curve_again(clock: Clock, tmp_path: Path) -> None:
+    # The first process was disturbed and found every batch as dear as can be.
+    target = target_on(clock, slope=1.5)
+    target.prefill([1])
+    calibration = Calibration.load(target, tmp_path)
+    calibration.ensure_curve(target, 100)
+    calibration.save()
+    calm, costs = target_on(clock, slope=0.1), []
+    calm.prefill([1])
+    for _ in range(len(SIZES)):
+        before = calm.passes
+        calibration = Calibration.load(calm, tmp_path)
+        curve = calibration.ensure_curve(calm, 100)
+        calibration.save()
+        assert calm.passes - before <= 8  # a little of it, not all
+        costs.append(sum(curve.ratio(n) for n in SIZES))
+    assert costs == sorted(costs, reverse=True)
+    assert curve.ratio(8) == pytest.approx(1.7, rel=0.05)
+    assert curve.ratio(16) == pytest.approx(2.5, rel=0.05)
+
+
+def test_a_full_context_is_not_timed_again(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock, n_ctx=32)
+    measured(target, tmp_path)
+    for room in (0, 1, 2):
+        target.prefill([1] * (32 - room))
+        Calibration.load(target, tmp_path).ensure_curve(target, 100)
+        assert len(target.tokens) == 32 - room
+
+
+# --------------------------------------------------------------------------- files
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{",
+        "[]",
+        "null",
+        "3",
+        '"text"',
+        "{}",
+        "\0\1\2",
+        '{"curve": {"seconds": {"1": "Infinity"}, "switch": 0}, "probe": null, "exact_sizes": null, "uses": 0}',
+        '{"curve": {"seconds": {"1": 1.0}, "switch": Infinity}, "probe": null, "exact_sizes": null, "uses": 0}',
+        '{"curve": {"seconds": {"1": NaN}, "switch": 0}, "probe": null, "exact_sizes": null, "uses": 0}',
+        '{"curve": {"seconds": {"1": 1' + "0" * 400 + '}, "switch": 0}, "probe": null, "exact_sizes": null, "uses": 0}',
+        '{"curve": {"seconds": {"2": 1.0}, "switch": 0}, "probe": null, "exact_sizes": null, "uses": 0}',
+        '{"curve": [1, 2], "probe": null, "exact_sizes": null, "uses": 0}',
+        '{"curve": null, "probe": [], "exact_sizes": [[2]], "uses": 0}',
+        '{"curve": null, "probe": {"depths": [1]}, "exact_sizes": [1], "uses": 0}',
+        '{"curve": null, "probe": null, "exact_sizes": [1000], "uses": 0}',
+        '{"curve": null, "probe": null, "exact_sizes": [0], "uses": 0}',
+        '{"curve": null, "probe": null, "exact_sizes": "12", "uses": 0}',
+    ],
+)
+def test_foreign_files_count_as_nothing_known(text: str, clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    (tmp_path / f"{target.fingerprint}.json").write_text(text, "utf-8")
+    calibration = Calibration.load(target, tmp_path)
+    assert (calibration.curve, calibration.probe, calibration.exact_sizes) == (None, None, None)
+    measured(target, tmp_path)
+    assert Calibration.load(target, tmp_path).exact_sizes == (2, 3, 4, 5, 6, 8)
+
+
+def test_bytes_that_are_no_text(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    (tmp_path / f"{target.fingerprint}.json").write_bytes(b"\xff\xfe{")
+    assert Calibration.load(target, tmp_path).curve is None
+
+
+@pytest.mark.parametrize("sizes", [[2, 3], [1000], [0], [-1], [8, 2], "12", 3, [2.5], {"2": 1}, True])
+def test_exact_sizes_must_be_a_probed_class(sizes: Any, clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    measured(target, tmp_path)
+    path = tmp_path / f"{target.fingerprint}.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "exact_sizes": sizes}))
+    assert Calibration.load(target, tmp_path).exact_sizes is None
+
+
+def test_a_truncated_file_counts_as_nothing_known(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    measured(target, tmp_path)
+    path = tmp_path / f"{target.fingerprint}.json"
+    whole = path.read_text()
+    for cut in range(0, len(whole) - 1, 7):
+        path.write_text(whole[:cut])
+        assert Calibration.load(target, tmp_path).curve is None
+
+
+def test_a_folder_that_cannot_be_written_costs_no_more_than_time(clock: Clock, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    target = target_on(clock)
+    assert measured(target, tmp_path / "file").curve is not None
+    assert Calibration.load(target, tmp_path / "file").curve is None
+    assert (tmp_path / "file").read_text() == "in the way"
+
+
+def test_a_write_that_fails_leaves_the_old_file(clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = target_on(clock)
+    calibration = measured(target, tmp_path)
+    path = tmp_path / f"{target.fingerprint}.json"
+    before = path.read_text()
+
+    def full(data: object, file: Any) -> None:
+        file.write('{"half')
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ngramspec.storage.json.dump", full)
+        calibration.save()
+    assert path.read_text() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_no_path_keeps_it_in_memory(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    calibration = Calibration()
+    calibration.ensure_exact(target)
+    calibration.save()
+    assert calibration.exact_sizes == (2, 3, 4, 5, 6, 8)
+    assert list(tmp_path.iterdir()) == []
+
+
+# --------------------------------------------------------------------------- several processes
+
+
+def test_exact_sizes_survive_whoever_saves_last(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    plain = Calibration.load(target, tmp_path)  # knows of no exact mode, and saves at the end
+    target.prefill([1])
+    plain.ensure_curve(target, 100)
+    exact = Calibration.load(target, tmp_path)
+    exact.ensure_exact(target)
+    plain.save()
+    assert Calibration.load(target, tmp_path).exact_sizes == exact.exact_sizes
+
+
+def test_the_first_choice_of_exact_sizes_stands(clock: Clock, tmp_path: Path) -> None:
+    first, second = target_on(clock), target_on(clock, odd=1)
+    late = Calibration.load(second, tmp_path)  # before the other chose
+    early = Calibration.load(first, tmp_path)
+    early.ensure_exact(first)
+    assert late.ensure_exact(second) == early.exact_sizes == (2, 3, 4, 5, 6, 8)
+    late.save()
+    assert Calibration.load(first, tmp_path).exact_sizes == early.exact_sizes
+
+
+def save_often(folder: Path, path: Path, times: int) -> None:
+    for i in range(times):
+        Calibration(path, CostCurve({n: float(n + i) for n in range(1, 65)})).save()
+        assert json.loads(path.read_text())["curve"], folder
+
+
+def test_two_processes_never_read_half_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    context = multiprocessing.get_context("fork")
+    others = [context.Process(target=save_often, args=(tmp_path, path, 60)) for _ in range(2)]
+    for process in others:
+        process.start()
+    save_often(tmp_path, path, 60)
+    for process in others:
+        process.join()
+        assert process.exitcode == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+# --------------------------------------------------------------------------- the class of exact mode
+
+
+@pytest.mark.parametrize(
+    ("classes", "costs", "chosen"),
+    [
+        # All agree.
+        ((SIZES,), {1: 1.0, 16: 4.0}, SIZES),
+        # The larger class is nearly free without a draft.
+        (((1,), (2, 3, 4)), {1: 1.0, 2: 1.2, 4: 1.5}, (2, 3, 4)),
+        # It is not.
+        (((1,), (2, 3, 4)), {1: 1.0, 2: 1.6, 4: 1.8}, (1,)),
+        # Its cheapest size need not be its smallest.
+        (((1,), (2, 4, 8)), {1: 1.0, 2: 1.9, 4: 1.1, 8: 1.4}, (2, 4, 8)),
+        # Equal: the one that starts lower.
+        (((1, 2), (3, 4)), {1: 1.0, 4: 1.01}, (1, 2)),
+        (((3, 4), (1, 2)), {1: 1.0, 4: 1.01}, (1, 2)),
+        # Cheaper than one token.
+        (((1,), (16,), (2, 3)), {1: 1.0, 2: 3.0, 3: 3.0, 16: 0.5}, (1,)),
+    ],
+)
+def test_choosing_a_class(
+    classes: tuple[tuple[int, ...], ...], costs: dict[int, float], chosen: tuple[int, ...]
+) -> None:
+    assert choose_class(ProbeReport((96,), classes, 0.1), CostCurve(costs)) == chosen
+
+
+def test_the_price_of_exactness_is_bounded() -> None:
+    report = ProbeReport((96,), ((1,), (2, 3)), 0.1)
+    for ratio in (1.01, EXACT_TOLERANCE - 0.01, EXACT_TOLERANCE + 0.01, 3.0):
+        sizes = choose_class(report, CostCurve({1: 1.0, 2: ratio, 3: 2 * ratio}))
+        assert sizes == ((2, 3) if ratio <= EXACT_TOLERANCE else (1,))
+
+
+def test_what_is_forgotten_is_measured_anew(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    fresh = measured(target, tmp_path)
+    fresh.forget()
+    assert (fresh.curve, fresh.probe, fresh.exact_sizes) == (None, None, None)
+    assert list(tmp_path.iterdir()) == []
+    assert Calibration.load(target, tmp_path).curve is None
+    assert fresh.ensure_exact(target) == (2, 3, 4, 5, 6, 8)
+    assert Calibration.load(target, tmp_path).exact_sizes == (2, 3, 4, 5, 6, 8)
+    Calibration().forget()  # one that is kept in memory only

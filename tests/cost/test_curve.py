@@ -1,0 +1,345 @@
+"""The cost curve: between and beyond what was measured, refreshed by real passes, measured on a mock clock."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.mock_target import Clock, MockTarget
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import MEASURE_ORDER, measure, time_pass
+
+ALL = range(1, 65)
+Cost = Callable[[int], float]
+
+curves = st.dictionaries(st.integers(2, 64), st.floats(0.2, 40.0), max_size=10).map(lambda d: CostCurve({1: 1.0, **d}))
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    fake = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ngramspec.cost.measure.time", fake)
+        yield fake
+
+
+def timed(clock: Clock, cost: Cost, **options: Any) -> MockTarget:
+    return MockTarget(20, seconds=cost, clock=clock, **options)
+
+
+# --------------------------------------------------------------------------- the curve
+
+
+def test_between_and_beyond_the_measured_sizes() -> None:
+    curve = CostCurve({1: 0.2, 3: 0.4, 5: 0.3})
+    expected = {1: 0.2, 2: 0.3, 3: 0.4, 4: 0.35, 5: 0.3, 9: 0.3 + 4 * 0.1 / 4}
+    assert {n: curve.seconds(n) for n in expected} == pytest.approx(expected)
+    assert curve.ratio(3) == pytest.approx(2.0)
+    assert curve.seconds(3) == pytest.approx(curve.level * curve.ratio(3))
+
+
+def test_one_point_promises_nothing() -> None:
+    assert CostCurve({1: 0.5}).ratio(8) >= 8
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(curves)
+def test_no_batch_costs_nothing(curve: CostCurve) -> None:
+    # Not even beyond a last size that came out cheaper than one token, as noise has it on a GPU.
+    ratios = [curve.ratio(n) for n in ALL]
+    assert all(r > 0 for r in ratios)
+    assert ratios[0] == 1.0
+
+
+def test_falling_noise_is_not_extrapolated() -> None:
+    for seconds in ({1: 1.0, 2: 0.97}, {1: 1.0, 16: 0.98}):
+        curve = CostCurve(seconds)
+        assert curve.ratio(64) >= curve.ratio(max(seconds)) > 0.9
+        assert curve.padded(ALL)[1][0] <= 16
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(curve=curves, sizes=st.sets(st.integers(1, 64), min_size=1).map(lambda s: tuple(sorted(s))))
+def test_padding_is_never_dearer_than_fitting(curve: CostCurve, sizes: tuple[int, ...]) -> None:
+    plan = curve.padded(sizes)
+    assert len(plan) == sizes[-1] + 1
+    for n in range(1, sizes[-1] + 1):
+        size, ratio = plan[n]
+        fitting = min(s for s in sizes if s >= n)
+        cheapest = min(curve.ratio(s) for s in sizes if s >= n)
+        assert size in sizes
+        assert size >= n
+        assert ratio == curve.ratio(size)
+        assert ratio <= curve.ratio(fitting)
+        if size != fitting:
+            assert ratio < curve.ratio(fitting)
+        known = [curve.ratio(s) for s in sizes if s >= n and str(s) in curve.to_json()["seconds"]]
+        assert ratio <= 1.05 * min([curve.ratio(fitting), *known])
+        assert ratio >= cheapest
+
+
+def test_padding_to_a_size_that_is_cheaper() -> None:
+    curve = CostCurve({1: 1.0, 2: 2.0, 3: 5.0, 4: 2.5, 5: 8.0, 8: 6.0})
+    assert [curve.padded(ALL)[n][0] for n in range(1, 9)] == [1, 2, 4, 4, 8, 8, 8, 8]
+    assert [curve.padded((2, 4, 8))[n][0] for n in range(1, 9)] == [2, 2, 4, 4, 8, 8, 8, 8]
+
+
+@pytest.mark.parametrize(
+    "bad", [{}, {2: 1.0}, {1: 0.0}, {1: -1.0}, {1: 1.0, 2: 0.0}, {1: math.nan}, {1: 1.0, 2: math.inf}]
+)
+def test_bad_curves_are_refused(bad: dict[int, float]) -> None:
+    with pytest.raises(ValueError, match="cost curve"):
+        CostCurve(bad)
+
+
+# --------------------------------------------------------------------------- refreshing
+
+
+def test_level_follows_the_machine() -> None:
+    curve = CostCurve({1: 1.0, 4: 2.0})
+    for _ in range(200):
+        curve.observe(1, 3.0)
+    assert curve.level == pytest.approx(3.0, rel=0.01)
+    assert curve.ratio(4) == pytest.approx(2.0)
+    for _ in range(200):
+        curve.observe(4, 2.0)  # everything is fast again, seen at another size
+    assert curve.seconds(4) == pytest.approx(2.0, rel=0.05)
+    assert curve.seconds(1) < 3.0
+    curve.observe(1, 1.0)  # a single token's word counts much when it is rare
+    assert curve.seconds(1) < 2.2
+
+
+@pytest.mark.parametrize("measured", [1.1, 2.0, 5.5])
+def test_level_and_ratio_converge(measured: float) -> None:
+    # One pass in three has no draft; T(4) = 2 whatever the curve said.
+    curve, rng = CostCurve({1: 0.5, 4: 0.5 * measured}), random.Random(0)
+    for i in range(3000):
+        size = 1 if i % 3 == 0 else 4
+        curve.observe(size, (1.0 if size == 1 else 2.0) * rng.uniform(0.95, 1.05))
+    assert curve.level == pytest.approx(1.0, rel=0.05)
+    assert curve.ratio(4) == pytest.approx(2.0, rel=0.05)
+
+
+def test_a_size_never_measured_is_learned() -> None:
+    curve = CostCurve({1: 1.0, 8: 8.0})
+    for i in range(2000):
+        curve.observe(1, 1.0)
+        if i % 2:
+            curve.observe(5, 2.0)
+    assert curve.ratio(5) == pytest.approx(2.0, rel=0.05)
+    assert curve.ratio(8) == pytest.approx(8.0)
+    assert 2.0 < curve.ratio(6) < 8.0
+
+
+def test_an_interruption_moves_little() -> None:
+    curve = CostCurve({1: 1.0, 4: 2.0})
+    curve.observe(4, 1e6)
+    curve.observe(1, 1e6)
+    for _ in range(20):
+        curve.observe(4, 2.0)
+        curve.observe(1, 1.0)
+    assert curve.level == pytest.approx(1.0, rel=0.15)
+    assert curve.seconds(4) == pytest.approx(2.0, rel=0.15)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(curve=curves, passes=st.lists(st.tuples(st.integers(1, 64), st.floats(0.0, 1e3)), max_size=60))
+def test_no_pass_breaks_the_curve(curve: CostCurve, passes: list[tuple[int, float]]) -> None:
+    for size, seconds in passes:
+        curve.observe(size, seconds)
+        assert 0 < curve.level < math.inf
+    for n in ALL:
+        assert 0 < curve.ratio(n) < math.inf
+        assert curve.padded(ALL)[n][0] >= n
+
+
+def test_a_fresh_measurement_lowers_what_was_disturbed() -> None:
+    curve = CostCurve({1: 1.0, 4: 5.9, 8: 2.0})
+    curve.retime(4, 2.0, 3.0)
+    assert curve.level == pytest.approx(2.0)
+    assert curve.ratio(4) == pytest.approx(1.5)
+    curve.retime(8, 1.0, 40.0)  # disturbed now
+    assert curve.ratio(8) == pytest.approx(2.0)
+    curve.retime(1, 3.0, 3.0)
+    assert curve.level == pytest.approx(3.0)
+    assert curve.ratio(1) == 1.0
+
+
+# --------------------------------------------------------------------------- on disk
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(curves)
+def test_json_round_trip(curve: CostCurve) -> None:
+    again = CostCurve.from_json(json.loads(json.dumps(curve.to_json())))
+    assert again.level == pytest.approx(curve.level)
+    assert [again.ratio(n) for n in ALL] == pytest.approx([curve.ratio(n) for n in ALL])
+
+
+BAD_SECONDS: list[Any] = [{}, {"2": 1}, {"one": 1.0}, {"1": "x"}, {"1": None}, {"1": -1}, {"1": [1]}, [], "1", 3, None]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [{"seconds": seconds, "switch": 0.0} for seconds in BAD_SECONDS]
+    + [{"seconds": {"1": 1.0}}, {"seconds": {"1": 1.0}, "switch": -1}, {"1": 1.0}, [], None],
+)
+def test_foreign_json_is_refused(bad: Any) -> None:
+    with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
+        CostCurve.from_json(bad)
+
+
+# --------------------------------------------------------------------------- measuring
+
+
+def ragged(n: int) -> float:
+    return 1e-3 * {1: 1.0, 2: 1.2, 3: 3.5, 4: 1.4}.get(n, 1 + 0.2 * n)
+
+
+def test_measuring_finds_the_costs(clock: Clock) -> None:
+    target = timed(clock, ragged)
+    target.prefill([1, 2, 3])
+    curve = measure(target, 100)
+    assert target.tokens == [1, 2, 3]
+    for n in MEASURE_ORDER:
+        assert curve.seconds(n) == pytest.approx(ragged(n), rel=0.02)
+        assert n in target.batches
+    assert clock.now < 2.5
+
+
+def test_measuring_survives_disturbances(clock: Clock) -> None:
+    rng = random.Random(2)
+    target = timed(clock, lambda n: ragged(n) * (rng.choice([5.0, 30.0]) if rng.random() < 0.25 else 1.0))
+    target.prefill([1])
+    curve = measure(target, 100)
+    close = [n for n in MEASURE_ORDER if curve.ratio(n) == pytest.approx(ragged(n) / ragged(1), rel=0.05)]
+    assert len(close) >= len(MEASURE_ORDER) - 1
+
+
+@pytest.mark.parametrize("single", [0.05, 0.5, 3.0, 40.0])
+@pytest.mark.parametrize("tokens", [1, 100])
+def test_measuring_keeps_to_its_budget(clock: Clock, single: float, tokens: int) -> None:
+    target = timed(clock, lambda n: single * (1 + 0.3 * (n - 1)))
+    target.prefill([1])
+    curve = measure(target, tokens, 2.0)
+    # What cannot be avoided: a pass that does not count, and the one that does.
+    assert clock.now <= max(2.0, 0.05 * tokens * single) + 2 * single
+    assert curve.level == pytest.approx(single, rel=0.01)
+    assert len(target.batches) <= 3 or single < 1 or tokens == 100
+    assert target.tokens == [1]
+    assert all(curve.ratio(n) > 0 for n in ALL)
+
+
+@pytest.mark.parametrize("room", [1, 2, 3, 7, 15, 16])
+def test_measuring_in_little_room(clock: Clock, room: int) -> None:
+    target = timed(clock, ragged, n_ctx=30, slack=0)  # raises when more is asked
+    target.prefill([1] * (30 - room))
+    curve = measure(target, 10)
+    assert max(target.batches) <= room
+    assert set(target.batches) == {n for n in MEASURE_ORDER if n <= room}
+    assert curve.seconds(1) == pytest.approx(ragged(1), rel=0.02)
+    assert len(target.tokens) == 30 - room
+
+
+def test_no_room_is_an_error(clock: Clock) -> None:
+    target = timed(clock, ragged, n_ctx=30)
+    target.prefill([1] * 30)
+    with pytest.raises(ValueError, match="room"):
+        measure(target, 10)
+    assert target.tokens == [1] * 30
+
+
+def test_a_single_pass_is_timed_and_taken_back(clock: Clock) -> None:
+    target = timed(clock, ragged)
+    target.prefill([1, 2])
+    assert time_pass(target, 4) == pytest.approx(ragged(4), rel=0.02)
+    assert (target.batches, target.tokens) == ([4], [1, 2])
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    points=st.dictionaries(st.integers(2, 24), st.floats(0.5, 20), max_size=8),
+    sizes=st.sets(st.integers(1, 24), min_size=1).map(lambda found: tuple(sorted(found))),
+)
+def test_slopes_are_the_least_that_more_tokens_cost(points: dict[int, float], sizes: tuple[int, ...]) -> None:
+    curve = CostCurve({1: 1.0, **points})
+    costs = [cost for _, cost in curve.padded(sizes)[1:]]  # entry k: of a draft of k tokens
+    slopes = curve.slopes(sizes)
+    assert len(slopes) == sizes[-1] + 1
+    for k, cost in enumerate(costs[:-1]):
+        expected = min((costs[m] - cost) / (m - k) for m in range(k + 1, len(costs)))
+        assert slopes[k] == pytest.approx(expected, abs=1e-9)
+    assert list(slopes[len(costs) - 1 :]) == [math.inf, math.inf]
+
+
+def test_slopes_follow_the_curve() -> None:
+    curve = CostCurve({1: 1.0, 4: 4.0})
+    sizes = (1, 2, 3, 4)
+    assert list(curve.slopes(sizes)[:3]) == pytest.approx([1.0, 1.0, 1.0])
+    curve.retime(4, 1.0, 1.3)
+    assert curve.slopes(sizes)[0] == pytest.approx(0.1)
+
+
+def test_a_change_of_size_is_charged_there_and_back() -> None:
+    curve = CostCurve({1: 1.0, 4: 2.0, 8: 3.0}, switch=0.25)
+    assert curve.switching(1, plain=1) == 0.0
+    assert curve.switching(4, plain=1) == pytest.approx(0.5)
+    curve.observe(4, 2.25)
+    assert curve.ratio(4) == pytest.approx(2.0)  # the change of size is not the size's fault
+    assert curve.switching(4, plain=1) == 0.0
+    assert curve.switching(8, plain=1) == pytest.approx(0.25)
+    assert curve.switching(1, plain=1) == 0.0  # paid for on the way there
+
+
+def test_a_change_of_size_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, last = [0.0], [0]
+
+    class Target:
+        tokens: ClassVar[list[int]] = []
+        n_ctx, n_vocab = 100, 50
+
+        def evaluate(self, tokens: list[int]) -> None:
+            clock[0] += 1e-3 * (1 + 0.5 * (len(tokens) - 1)) + (3e-4 if len(tokens) != last[0] else 0.0)
+            last[0] = len(tokens)
+
+        def checkpoint(self) -> None:
+            pass
+
+        def rollback(self, length: int) -> None:
+            assert length == 0
+
+    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
+    curve = measure(Target(), 100)  # type: ignore[arg-type]
+    assert curve.switch == pytest.approx(3e-4, rel=1e-3)
+    assert curve.level == pytest.approx(1e-3, rel=1e-3)
+    assert curve.ratio(5) == pytest.approx(3.0, rel=1e-3)
+
+
+@pytest.mark.parametrize("true", [1e-4, 6e-4])
+def test_level_and_switch_are_told_apart(true: float) -> None:
+    curve = CostCurve({1: 1e-3, 4: 2e-3}, switch=3e-4)
+    for i in range(2000):
+        curve.observe(1, 1.5e-3 + (true if i % 3 == 0 else 0.0))
+        if i % 3 == 2:
+            curve.observe(4, 3e-3 + true)
+    assert curve.level == pytest.approx(1.5e-3, rel=0.05)
+    assert curve.switch == pytest.approx(true, rel=0.35)
+
+
+def test_a_pass_larger_than_all_before_corrects_the_slope_at_once() -> None:
+    curve = CostCurve({1: 1e-3, 16: 4e-3})
+    assert curve.ratio(31) == pytest.approx(7.0)
+    curve.observe(21, 9e-3)  # expected: 5
+    assert curve.ratio(21) == pytest.approx(7.0, rel=0.01)
+    assert curve.ratio(31) == pytest.approx(10.0, rel=0.01)
+    assert curve.ratio(16) == pytest.approx(4.0, rel=0.01)
+    # One of a size that was seen is one of many.
+    curve.observe(21, 9e-3)
+    assert curve.ratio(21) < 7.2

@@ -1,0 +1,113 @@
+"""Given cost curves: the named ones, files of them, and every way in which a file can be wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import CURVES, LARGEST, GivenCurve, find_curves, measured, parse_curve
+from ngramspec.errors import CurveError
+
+
+@pytest.mark.parametrize("name", CURVES)
+def test_a_named_curve_is_linear_between_its_points(name: str) -> None:
+    points = CURVES[name][0]
+    curve = find_curves(name)[name]
+    for size in range(1, LARGEST + 1):
+        assert curve.ratio(size) == pytest.approx(np.interp(size, list(points), list(points.values())))
+
+
+def test_no_batch_is_too_dear() -> None:
+    # Real mixtures of experts cost three passes for two tokens; the cap is for measurements that were disturbed.
+    assert GivenCurve({1: 1.0, 2: 3.05, 64: 200.0}).ratio(2) == 3.05
+    assert CostCurve({1: 1.0, 2: 3.05}).ratio(2) == 3.0
+
+
+def test_it_goes_on_as_it_went_between_the_last_points() -> None:
+    curve = GivenCurve({1: 2.0, 4: 4.0, 8: 5.0})
+    assert curve.ratio(8) == 2.5
+    assert curve.ratio(12) == pytest.approx(3.0)
+    assert curve.ratio(LARGEST) == pytest.approx(2.5 + 56 * 0.125)
+    assert GivenCurve({1: 3.0}).ratio(40) == 1.0
+
+
+def test_passes_do_not_change_it() -> None:
+    curve = GivenCurve({1: 1.0, 64: 5.0}, switch=0.25)
+    before = [curve.ratio(size) for size in range(1, 65)]
+    for _ in range(200):
+        curve.observe(8, 0.1)
+        curve.observe(1, 9.0)
+    assert [curve.ratio(size) for size in range(1, 65)] == before
+    assert (curve.level, curve.switch, curve.last) == (1.0, 0.25, 1)
+
+
+def test_a_measured_curve_is_held_as_it_is() -> None:
+    real = CostCurve({1: 0.02, 2: 0.03, 8: 0.05}, switch=0.004)
+    held = measured(real)
+    assert [held.ratio(n) for n in range(1, 65)] == pytest.approx([real.ratio(n) for n in range(1, 65)])
+    assert held.switch == pytest.approx(0.2)
+
+
+def test_files(tmp_path: Path) -> None:
+    one, several = tmp_path / "mine.json", tmp_path / "both.json"
+    one.write_text('{"1": 2.0, "8": 5}')
+    several.write_text('{"a": {"1": 1.0}, "b": {"1": 1.0, "64": 64.0}}')
+    found = find_curves(str(one))
+    assert list(found) == ["mine"]
+    assert found["mine"].ratio(8) == 2.5
+    assert {name: curve.ratio(64) for name, curve in find_curves(str(several)).items()} == {"a": 1.0, "b": 64.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not JSON"),
+        ("[1, 2]", "holds no curve"),
+        ("{}", "holds no curve"),
+        ('{"2": 1.0}', "no entry for a batch of 1"),
+        ('{"1": 1.0, "4": -2}', "a batch of 4 costs -2"),
+        ('{"1": 0}', "a batch of 1 costs 0"),
+        ('{"1": 1.0, "2": NaN}', "a batch of 2 costs nan"),
+        ('{"1": 1.0, "2": 1e999}', "a batch of 2 costs inf"),
+        ('{"1": 1.0, "two": 2}', "'two': 2"),
+        ('{"1": 1.0, "-2": 2}', "'-2': 2"),
+        ('{"1": 1.0, "0": 2}', "must be positive"),
+        ('{"1": 1.0, "99999999999999999999": 2}', "is not the size"),
+        ('{"1": "1.0"}', "'1': '1.0'"),
+        ('{"1": true}', "'1': True"),
+        ('{"1": 1.0, "2": null}', "'2': None"),
+        ('{"1": 1.0, "8": 8.0, "9": 1.0}', "cost nothing"),
+        ('{"a": {"1": 1.0}, "b": {"3": 1.0}}', "curve b"),
+        ("[" * 100000, "JSON"),
+    ],
+)
+def test_what_is_no_curve(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(CurveError) as error:
+        find_curves(str(path))
+    assert words in str(error.value)
+    assert "bad.json" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_curves_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(CurveError, match="none of flat, "):
+        find_curves("round")
+    with pytest.raises(CurveError, match="directory"):
+        find_curves(str(tmp_path))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(CurveError, match="UTF-8"):
+        find_curves(str(tmp_path / "binary"))
+    with pytest.raises(CurveError):
+        find_curves("a\0b")
+
+
+def test_a_curve_survives_json() -> None:
+    points = {"1": 1.0, "2": 1.5, "64": 9.0}
+    curve = parse_curve(points)
+    assert parse_curve(json.loads(json.dumps(curve.to_json()["seconds"]))).ratio(33) == curve.ratio(33)

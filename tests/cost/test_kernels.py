@@ -1,0 +1,115 @@
+"""The probe finds kernel classes that were planted in a mock target."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from support.mock_target import MockTarget
+
+from ngramspec.cost.kernels import SIZES, ProbeReport, probe
+
+Kernels = Callable[[int, int], int]
+
+
+def planted(kernels: Kernels, **options: Any) -> MockTarget:
+    return MockTarget(30, **{"kernels": kernels, "n_ctx": 2048, **options})
+
+
+@pytest.mark.parametrize(
+    ("kernels", "classes"),
+    [
+        (lambda n, depth: 0, {SIZES}),
+        (lambda n, depth: n, {(n,) for n in SIZES}),
+        (lambda n, depth: int(n > 1), {(1,), SIZES[1:]}),
+        (lambda n, depth: int(n > 3), {(1, 2, 3), (4, 5, 6, 8, 9, 12, 16)}),
+        (lambda n, depth: n % 2, {(1, 3, 5, 9), (2, 4, 6, 8, 12, 16)}),
+        (lambda n, depth: int(n > 1 and depth >= 512), {(1,), SIZES[1:]}),
+        (lambda n, depth: n if depth < 256 else 0, {(n,) for n in SIZES}),
+        (lambda n, depth: int(n > 3) if depth < 256 else 2 * (n > 5), {(1, 2, 3), (4, 5), (6, 8, 9, 12, 16)}),
+    ],
+)
+def test_planted_classes_are_found(kernels: Kernels, classes: set[tuple[int, ...]]) -> None:
+    target = planted(kernels)
+    report = probe(target)
+    assert set(report.classes) == classes
+    assert target.tokens == []
+    assert report.sizes == list(SIZES)
+    assert (report.max_difference > 0) == (len(classes) > 1)
+    for c in classes:
+        assert all(report.class_of(n) == c for n in c)
+
+
+def test_the_depths_can_be_chosen() -> None:
+    def deep(n: int, depth: int) -> int:
+        return int(n > 4 and depth >= 700)
+
+    assert len(probe(planted(deep), [100]).classes) == 1
+    report = probe(planted(deep), [800, 100, 800])
+    assert report.depths == (100, 800)
+    assert len(report.classes) == 2
+
+
+@pytest.mark.parametrize("n_ctx", [20, 64, 200, 512])
+def test_small_contexts_are_probed_as_deep_as_they_go(n_ctx: int) -> None:
+    # The last tokens may lie past n_ctx, in the room for padding; a full cache raises.
+    target = planted(lambda n, depth: int(n > 2), n_ctx=n_ctx, n_batch=64)
+    report = probe(target)
+    assert set(report.classes) == {(1, 2), SIZES[2:]}
+    assert max(report.depths) < n_ctx
+
+
+def test_the_largest_difference_is_measured() -> None:
+    target = planted(lambda n, depth: int(n == 5), noise=0.5)
+    seen = probe(target).max_difference
+    assert 0.5 < seen < 8.0  # of some hundred differences of two normal numbers of deviation 0.5
+    assert seen > 5 * probe(planted(lambda n, depth: int(n == 5), noise=0.05)).max_difference
+
+
+def test_what_was_in_the_cache_does_not_matter() -> None:
+    target = planted(lambda n, depth: int(n > 3))
+    first = probe(target)
+    target.prefill([1, 2, 3])
+    target.evaluate([4, 5])
+    assert probe(target) == first
+
+
+def test_it_costs_little() -> None:
+    target = planted(lambda n, depth: 0)
+    probe(target)
+    assert sum(target.batches) <= 2 * len(SIZES) * 24
+    assert sum(target.prefilled) <= 96 + 1200
+
+
+def test_json_round_trip() -> None:
+    report = probe(planted(lambda n, depth: n % 3))
+    assert ProbeReport.from_json(json.loads(json.dumps(report.to_json()))) == report
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"classes": 3}, {"classes": [[1, 2], ["x"]]}, {"depths": None}, {"max_difference": "much"}, {"classes": None}],
+)
+def test_foreign_json_is_refused(change: dict[str, Any]) -> None:
+    data = {**probe(planted(lambda n, depth: 0)).to_json(), **change}
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        ProbeReport.from_json(data)
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        ProbeReport.from_json({})
+
+
+def test_classes_must_be_a_partition_of_the_probed_sizes() -> None:
+    data = probe(planted(lambda n, depth: 0)).to_json()
+    for classes in ([], [[2, 4]], [[1, 1000]], [[1, 2], [2, 3]]):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            ProbeReport.from_json({**data, "classes": classes})
+
+
+def test_max_difference_is_a_number_of_logits() -> None:
+    report = probe(planted(lambda n, depth: 0))
+    assert report.max_difference == 0.0
+    assert isinstance(report.max_difference, float)
+    assert not isinstance(report.max_difference, np.floating)

@@ -1,0 +1,173 @@
+"""`GrammarGuide`: drafts end where the grammar forbids the next token, and go on where it forces one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+import pytest
+
+from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.llama.grammar import schema_grammar
+from ngramspec.llama.vocabulary import Vocabulary
+
+KEYS = schema_grammar('{"type":"object","properties":{"name":{"type":"boolean"}},"required":["name"]}')
+
+
+def spell(vocabulary: Vocabulary, text: str) -> tuple[int, ...]:
+    return tuple(vocabulary.tokenize(text, add_bos=False))
+
+
+def say(vocabulary: Vocabulary, draft: Draft) -> str:
+    return b"".join(map(vocabulary.piece, draft.tokens)).decode()
+
+
+def rich(tokens: Sequence[int]) -> Draft:
+    n = len(tokens)
+    return Draft(tuple(tokens), tuple({t: 0.5, 5: 0.5} for t in tokens), (3,) * n, (9,) * n, (0.7,) * n, "ngram")
+
+
+def guide(vocabulary: Vocabulary, grammar: str, done: str = "") -> GrammarGuide:
+    made = GrammarGuide(vocabulary.grammar(grammar))
+    for token in spell(vocabulary, done):
+        assert made.grammar.allows(token)
+        made.grammar.accept(token)
+    return made
+
+
+def check_shape(draft: Draft) -> None:
+    for field in fields(draft):
+        value = getattr(draft, field.name)
+        if field.name not in ("tokens", "source"):
+            assert len(value) in (0, len(draft.tokens)), field.name
+    for token, law in zip(draft.tokens, draft.q, strict=False):
+        assert law[token] > 0
+        assert sum(law.values()) == pytest.approx(1)
+
+
+def test_a_draft_ends_before_the_first_forbidden_token(demo_vocabulary: Vocabulary) -> None:
+    shaped = guide(demo_vocabulary, "root ::= [a-z]+").shape(rich(spell(demo_vocabulary, "some text")), 10)
+    assert shaped == rich(spell(demo_vocabulary, "some text")).head(len(spell(demo_vocabulary, "some")))
+    assert guide(demo_vocabulary, "root ::= [0-9]+").shape(rich(spell(demo_vocabulary, "text")), 10).tokens == ()
+
+
+def test_a_legal_draft_is_left_alone(demo_vocabulary: Vocabulary) -> None:
+    draft = rich(spell(demo_vocabulary, "some"))
+    assert guide(demo_vocabulary, "root ::= [a-z]+").shape(draft, 10) == draft
+
+
+@pytest.mark.parametrize("blind", [False, True])
+def test_forced_text_is_drafted(demo_vocabulary: Vocabulary, blind: bool) -> None:
+    made = guide(demo_vocabulary, 'root ::= "{\\"name\\": " [0-9]+')
+    shaped = made.shape(NO_DRAFT, 50, blind=blind)
+    assert say(demo_vocabulary, shaped) == '{"name": '
+    assert shaped.source == "grammar"
+    assert all(q == {t: 1.0} for t, q in zip(shaped.tokens, shaped.q, strict=True))
+    assert len(shaped.acceptance) == len(shaped)
+    check_shape(shaped)
+    assert made.shape(NO_DRAFT, 2, blind=blind).tokens == shaped.tokens[:2]
+
+
+def test_forced_text_follows_what_is_left_of_a_draft(demo_vocabulary: Vocabulary) -> None:
+    made = guide(demo_vocabulary, KEYS, "{")
+    draft = rich(spell(demo_vocabulary, '"na'))
+    shaped = made.shape(draft, 50)
+    assert say(demo_vocabulary, shaped).startswith('"name"')
+    assert shaped.source == "ngram+grammar"
+    assert shaped.q[: len(draft)] == draft.q
+    check_shape(shaped)
+    for empty in (draft.head(0), Draft(draft.tokens, source="suffix"), Draft(draft.tokens, (), (3,) * len(draft))):
+        check_shape(made.shape(empty, 50))
+    assert made.shape(draft, len(draft)) == draft
+
+
+def test_a_blind_draft_is_replaced_whole_or_not_at_all(demo_vocabulary: Vocabulary) -> None:
+    """Whether a drawn token is in the draft must not depend on the token."""
+    draft = rich(spell(demo_vocabulary, "no 1"))
+    assert guide(demo_vocabulary, "root ::= [a-z]+").shape(draft, 9, blind=True) is draft
+    for tokens in ("yes", "no", "ye"):
+        shaped = guide(demo_vocabulary, 'root ::= "yes"').shape(rich(spell(demo_vocabulary, tokens)), 9, blind=True)
+        assert say(demo_vocabulary, shaped) == "yes"
+        assert shaped.source == "grammar"
+
+
+def test_an_end_is_not_forced(demo_vocabulary: Vocabulary) -> None:
+    """Nothing follows it, so guessing it saves nothing."""
+    made = guide(demo_vocabulary, 'root ::= "yes"', "yes")
+    assert made.shape(NO_DRAFT, 9) == NO_DRAFT
+    assert guide(demo_vocabulary, 'root ::= "yes" "no"?', "yes").shape(NO_DRAFT, 9) == NO_DRAFT
+
+
+def test_the_grammar_stays_where_it_is(demo_vocabulary: Vocabulary) -> None:
+    made = guide(demo_vocabulary, 'root ::= "yes"')
+    for _ in range(3):
+        assert say(demo_vocabulary, made.shape(NO_DRAFT, 9)) == "yes"
+        assert made.legal(rich(spell(demo_vocabulary, "yes"))) == len(spell(demo_vocabulary, "yes"))
+    assert made.legal(rich(spell(demo_vocabulary, "no"))) == 0
+
+
+def test_how_far_a_draft_is_legal(demo_vocabulary: Vocabulary) -> None:
+    made = guide(demo_vocabulary, "root ::= [a-z]+")
+    assert made.legal(NO_DRAFT) == 0
+    assert made.legal(rich([*spell(demo_vocabulary, "some"), 7])) == len(spell(demo_vocabulary, "some"))
+    assert made.legal(rich([demo_vocabulary.n_vocab])) == made.legal(rich([-1])) == 0
+
+
+def test_rates_are_learnt(demo_vocabulary: Vocabulary) -> None:
+    made = guide(demo_vocabulary, 'root ::= "{\\"name\\": " [0-9]+')
+    before = made.shape(NO_DRAFT, 50)
+    n = len(before)
+    assert n > 2
+    for _ in range(30):
+        made.shape(NO_DRAFT, 50)
+        made.learn(n, n - 1, ())  # all but the last was right
+    after = made.shape(NO_DRAFT, 50).acceptance
+    assert after[-1] < 0.1 < before.acceptance[-1]
+    assert after[0] > 0.97 > before.acceptance[0]
+    for _ in range(30):
+        made.shape(NO_DRAFT, 50)
+        made.learn(0, 0, ())  # none of it was sent: nothing is learnt
+    assert made.shape(NO_DRAFT, 50).acceptance == after
+    for _ in range(300):
+        made.shape(NO_DRAFT, 50)
+        made.learn(n, 0, ())  # what follows a refusal was not tried
+    assert made.shape(NO_DRAFT, 50).acceptance[-1] == after[-1]
+    assert made.shape(NO_DRAFT, 50).acceptance[0] < 0.3
+
+
+def test_a_vocabulary_that_puts_a_space_before_a_first_word(word_vocabulary: Vocabulary) -> None:
+    assert word_vocabulary.piece(word_vocabulary.tokenize("a", add_bos=False)[0]) == b" a"
+    shaped = guide(word_vocabulary, 'root ::= "abc" [0-9]').shape(NO_DRAFT, 9)
+    assert say(word_vocabulary, shaped) == "abc"
+
+
+@pytest.mark.parametrize("text", ['root ::= "\u00e9\u00e8"', 'root ::= "a\u00e9b"', "root ::= [\u00e0-\u00ff]+"])
+def test_characters_that_are_not_probed(text: str, demo_vocabulary: Vocabulary) -> None:
+    """Forced text is found for printable ASCII; anything else ends it."""
+    shaped = guide(demo_vocabulary, text).shape(NO_DRAFT, 9)
+    assert say(demo_vocabulary, shaped) == ("a" if '"a' in text else "")
+
+
+def test_long_forced_text_has_an_end(demo_vocabulary: Vocabulary) -> None:
+    shaped = guide(demo_vocabulary, 'root ::= "' + "ab " * 200 + '"').shape(NO_DRAFT, 1000)
+    assert say(demo_vocabulary, shaped) == ("ab " * 200)[:64]
+
+
+def test_white_space_is_drafted_by_habit(demo_vocabulary: Vocabulary) -> None:
+    """JSON leaves it to the writer where to put white space; a text is taken to go on as it began."""
+    item = '{"type":"object","properties":{"k":{"type":"integer"}},"required":["k"]}'
+    grammar = schema_grammar('{"type":"array","items":' + item + "}")
+
+    def drafted(done: str) -> str:
+        made = guide(demo_vocabulary, grammar)
+        for token in spell(demo_vocabulary, done):
+            assert made.grammar.allows(token)
+            made.grammar.accept(token)
+            made.learn(0, 0, (token,))
+        return say(demo_vocabulary, made.shape(NO_DRAFT, 50))
+
+    spaced, tight = '[{"k": 1}, {"k": 2}, {', '[{"k":1},{"k":2},{'
+    assert drafted(spaced).startswith('"k": ')
+    assert drafted(tight).startswith('"k":')
+    assert " " not in drafted(tight)

@@ -1,0 +1,118 @@
+"""Close calls: a token counts exactly where logits within the bound would have given another one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.mock_target import MockTarget
+from support.samplers import make_sampler
+
+from ngramspec.acceptance.rules import gumbel_pick
+from ngramspec.acceptance.verifier import Verifier
+from ngramspec.backend import Logits
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.draft import NO_DRAFT
+from ngramspec.exactness.auto import ExactAuto, Footing
+from ngramspec.exactness.close_calls import CloseCalls
+from ngramspec.sampling.settings import Sampling
+
+VOCAB = 16
+
+
+def counted(sampling: Sampling, row: Logits, bound: float | None) -> tuple[int, int]:
+    """(token, close calls) of one draw at position 3."""
+    calls = CloseCalls(make_sampler(sampling, row.size))
+    calls.begin([1, 2, 3])
+    if bound is not None:
+        calls.arm(bound)
+    token = Verifier(calls).verify([row], NO_DRAFT, 3).tokens[0]
+    return token, calls.take()
+
+
+@pytest.mark.parametrize(("bound", "count"), [(None, 0), (0.0, 0), (0.2, 0), (0.3, 1)])
+def test_greedy_margins_below_twice_the_bound_count(bound: float | None, count: int) -> None:
+    row = np.zeros(VOCAB, np.float32)
+    row[3], row[5] = 2.0, 1.5
+    assert counted(Sampling(), row, bound) == (3, count)
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32), bound=st.floats(0.01, 1), temperature=st.sampled_from([0.0, 0.7, 1.5]))
+def test_without_filters_what_is_not_counted_cannot_change(seed: int, bound: float, temperature: float) -> None:
+    rng = np.random.default_rng(seed)
+    row = (3 * rng.standard_normal(VOCAB)).astype(np.float32)
+    sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
+    token, count = counted(sampling, row, bound)
+    others = [counted(sampling, row + rng.uniform(-bound, bound, VOCAB).astype(np.float32), None)[0] for _ in range(20)]
+    if count == 0:
+        assert others == [token] * 20
+
+
+def test_counting_changes_no_token() -> None:
+    rng = np.random.default_rng(0)
+    for seed in range(50):
+        row = (3 * rng.standard_normal(VOCAB)).astype(np.float32)
+        sampling = Sampling(temperature=1.0, seed=seed, repeat_penalty=1.3)
+        assert counted(sampling, row, 0.5)[0] == counted(sampling, row, None)[0]
+
+
+@pytest.mark.parametrize("own", [{"mirostat": 2}, {"xtc_probability": 1.0}])
+def test_samplers_with_random_numbers_of_their_own_are_drawn_from_once(own: Any) -> None:
+    row = np.zeros(VOCAB, np.float32)
+    row[3] = 30.0
+    assert counted(Sampling(temperature=1.0, **own), row, 0.01) == (3, 1)
+
+
+def test_the_draw_is_that_of_the_position() -> None:
+    row = np.linspace(0, 1, VOCAB, dtype=np.float32)
+    sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
+    sampler = make_sampler(sampling, VOCAB)
+    expected = gumbel_pick(5, 3, sampler.distribution(row))
+    assert counted(sampling, row, 1e-9) == (expected, 0)
+
+
+def test_a_watched_draw_is_judged_by_its_own_law() -> None:
+    seen: list[Any] = []
+    row = np.linspace(0, 1, VOCAB, dtype=np.float32)
+    sampling = Sampling(temperature=1.0, seed=5)
+    calls = CloseCalls(make_sampler(sampling, VOCAB))
+    calls.begin([1])
+    calls.arm(5.0)
+    token = Verifier(calls, None, seen.append).verify([row], NO_DRAFT, 1).tokens[0]
+    assert calls.take() == 1
+    assert seen[-1].p == pytest.approx(make_sampler(sampling, VOCAB).distribution(row).probability(token))
+
+
+class Fixed(ExactAuto):
+    """Settled from the start."""
+
+    def __init__(self, footing: Footing) -> None:
+        self.footing = footing
+        self.target: Any = type("Setting", (), {"setting": ""})
+
+    def begin(self, prompt: Any, tokens: int, *, drafts: bool = True) -> Footing:
+        return self.footing
+
+
+def total(folder: Path, footing: Footing, drafter: str | None = "mixture") -> tuple[int, int]:
+    """(tokens drafted, close calls) of a text on a mock model whose logits are all within 20."""
+    target = MockTarget(12, seed=3)
+    decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", calibration_folder=folder)
+    decoder.auto = Fixed(footing)
+    steps = list(decoder.generate([1, 2, 3] * 20, max_tokens=60))
+    assert all(step.close_calls <= len(step.tokens) for step in steps)
+    return sum(len(step.drafted) for step in steps), sum(step.close_calls for step in steps)
+
+
+def test_only_passes_of_other_sizes_count(tmp_path: Path) -> None:
+    drafted, calls = total(tmp_path, Footing(bound=1000.0))
+    assert drafted
+    assert 0 < calls < 60
+    assert total(tmp_path, Footing(bound=1000.0, harmless=tuple(range(1, 65))))[1] == 0
+    assert total(tmp_path, Footing(bound=1e-6))[1] == 0
+    assert total(tmp_path, Footing(bound=1000.0), drafter=None)[1] == 0

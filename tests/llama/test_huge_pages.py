@@ -1,0 +1,115 @@
+"""Huge pages: what is asked of the kernel, and for which memory."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import sys
+from pathlib import Path
+
+import pytest
+
+from ngramspec.llama import huge_pages
+from ngramspec.llama.huge_pages import MINIMUM, Range, advise, anonymous, outside
+
+on_linux = pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without transparent huge pages"
+)
+
+
+@pytest.mark.parametrize(
+    ("block", "others", "left"),
+    [
+        ((10, 20), [], [(10, 20)]),
+        ((10, 20), [(0, 10), (20, 30)], [(10, 20)]),
+        ((10, 20), [(10, 20)], []),
+        ((10, 20), [(0, 40)], []),
+        ((10, 20), [(5, 12)], [(12, 20)]),
+        ((10, 20), [(18, 25)], [(10, 18)]),
+        ((10, 20), [(12, 13), (15, 17)], [(10, 12), (13, 15), (17, 20)]),
+    ],
+)
+def test_outside(block: Range, others: list[Range], left: list[Range]) -> None:
+    assert list(outside(block, others)) == left
+
+
+def test_outside_against_sets() -> None:
+    cells = range(7)
+    for start in cells:
+        for end in range(start + 1, 8):
+            for a in cells:
+                for b in range(a + 1, 8):
+                    found = [x for low, high in outside((start, end), [(a, b)]) for x in range(low, high)]
+                    assert found == [x for x in range(start, end) if not a <= x < b]
+
+
+def place(memory: mmap.mmap) -> Range:
+    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    return start, start + len(memory)
+
+
+def holds(ranges: list[Range], part: Range) -> bool:
+    return any(start <= part[0] and part[1] <= end for start, end in ranges)
+
+
+def asked_for(part: Range) -> bool:
+    """Whether the kernel notes "hg", huge pages advised, for the memory; see proc_pid_smaps(5)."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text("utf-8").splitlines():
+        key, *values = line.split()
+        if not key.endswith(":"):
+            start, end = (int(x, 16) for x in key.split("-"))
+            inside = start <= part[0] and part[1] <= end
+        elif inside and key == "VmFlags:":
+            return "hg" in values
+    raise AssertionError("the memory is not mapped")
+
+
+@on_linux
+def test_new_large_memory_is_asked_for_and_no_other() -> None:
+    old = mmap.mmap(-1, 2 * MINIMUM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    before = anonymous()
+    assert holds(before, place(old))
+    new = mmap.mmap(-1, 2 * MINIMUM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    small = mmap.mmap(-1, MINIMUM // 64, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    assert advise(before) >= 2 * MINIMUM
+    assert asked_for(place(new))
+    assert not asked_for(place(old))
+    assert holds(anonymous(), place(small))
+    new[:4] = b"kept"
+    assert advise(before) >= 2 * MINIMUM  # once more changes nothing
+    assert new[:4] == b"kept"
+
+
+@on_linux
+def test_nothing_new_is_nothing_asked() -> None:
+    assert advise(anonymous()) == 0
+
+
+@on_linux
+def test_files_are_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "weights"
+    path.write_bytes(b"\0" * 4096)
+    with path.open("r+b") as file:
+        mapped = mmap.mmap(file.fileno(), 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+    assert not holds(anonymous(), place(mapped))
+
+
+def test_systems_without_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(huge_pages, "_MAPS", tmp_path / "missing")
+    assert anonymous() == []
+    assert advise([]) == 0
+    monkeypatch.undo()
+    monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
+    keep = mmap.mmap(-1, 2 * MINIMUM) if sys.platform == "win32" else mmap.mmap(-1, 2 * MINIMUM, mmap.MAP_PRIVATE)
+    assert advise([]) == 0
+    keep.close()
+
+
+@on_linux
+def test_a_kernel_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = anonymous()
+    keep = mmap.mmap(-1, 2 * MINIMUM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
+    assert advise(before) == 0
+    keep.close()

@@ -1,0 +1,215 @@
+"""`SamplerChain` against llama.cpp's own chain on all candidates: the same law, state and random numbers.
+
+What is shown to the chain is cut down beforehand (see `SamplerChain._candidates`), so everything is compared with a
+chain that is shown it all: for each sampler, combinations and orders, small vocabularies and large ones. Ties,
+edges and bad input are in `test_samplers_edges`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.llama_chain import SETTINGS, LlamaChain, chains, compare, some_logits, some_text
+from support.samplers import make_sampler
+
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.sampling.distribution import Distribution
+from ngramspec.sampling.settings import SAMPLERS, Sampling
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
+    """Over several positions of a text, so that the state is compared as well."""
+    rng = np.random.default_rng(1)
+    for n_vocab in (7, 300, 5003):
+        s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
+        ours, theirs = chains(word_vocabulary, s, n_vocab)
+        prompt = some_text(rng, 30, n_vocab)
+        ours.begin(prompt)
+        theirs.begin(prompt)
+        for i in range(16):
+            logits = some_logits(rng, i, n_vocab)
+            if s.logit_bias and i == 7:
+                logits[3] = -np.inf
+            kept = logits.copy()
+            compare(ours.distribution(logits), theirs.law(logits))
+            assert (logits == kept).all()
+            token = prompt[i] if i % 2 else int(rng.integers(n_vocab))
+            ours.accept(token)
+            theirs.accept(token)
+
+
+@pytest.mark.parametrize("name", ["defaults", "no top-k", "open", "penalties", "all of it", "greedy, penalties"])
+def test_law_equals_llama_cpp_on_a_large_vocabulary(name: str, word_vocabulary: Vocabulary) -> None:
+    rng = np.random.default_rng(2)
+    s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
+    ours, theirs = chains(word_vocabulary, s, 151_936)
+    likely = rng.choice(151_936, 60, replace=False)
+    prompt = rng.choice(likely, 100).tolist()
+    ours.begin(prompt)
+    theirs.begin(prompt)
+    for _ in range(3):
+        logits = (2.5 * rng.standard_normal(151_936)).astype(np.float32)
+        logits[likely] = rng.permutation(np.linspace(12, 20, 60))
+        compare(ours.distribution(logits), theirs.law(logits))
+        token = int(likely[0])
+        ours.accept(token)
+        theirs.accept(token)
+
+
+@settings(max_examples=800, deadline=None, derandomize=True, database=None)
+@given(data=st.data())
+def test_any_combination_in_any_order(data: st.DataObject, word_vocabulary: Vocabulary) -> None:
+    share = st.sampled_from([0.05, 0.3, 0.7, 0.95])
+    order = tuple(data.draw(st.permutations(SAMPLERS)))
+    temperature = data.draw(st.sampled_from([0.0, 0.5, 1.0, 3.0]))
+    greedy = temperature == 0
+    s = Sampling(
+        temperature=temperature,
+        top_k=data.draw(st.sampled_from([0, 1, 7, 40])),
+        top_p=data.draw(st.one_of(st.just(1.0), share)),
+        min_p=data.draw(st.one_of(st.just(0.0), share)),
+        typical_p=1.0 if greedy else data.draw(st.one_of(st.just(1.0), share)),
+        top_n_sigma=data.draw(st.sampled_from([-1.0, 0.7, 2.0])),
+        xtc_probability=0.0 if greedy else data.draw(st.sampled_from([0.0, 0.5, 1.0])),
+        xtc_threshold=data.draw(st.sampled_from([0.02, 0.2])),
+        dynatemp_range=0.0 if greedy else data.draw(st.sampled_from([0.0, 0.4])),
+        repeat_penalty=data.draw(st.sampled_from([1.0, 1.3, 0.8])),
+        frequency_penalty=data.draw(st.sampled_from([0.0, 0.4])),
+        repeat_last_n=data.draw(st.sampled_from([0, 4, 64])),
+        dry_multiplier=data.draw(st.sampled_from([0.0, 1.0])),
+        dry_allowed_length=1,
+        logit_bias=data.draw(st.sampled_from([(), ((1, 3.0), (8, -2.0))])),
+        seed=data.draw(st.integers(0, 2**32 - 2)),
+        samplers=order,
+    )
+    n_vocab = data.draw(st.sampled_from([12, 600]))
+    rng = np.random.default_rng(data.draw(st.integers(0, 10**6)))
+    ours, theirs = chains(word_vocabulary, s, n_vocab)
+    prompt = some_text(rng, 20, n_vocab)
+    ours.begin(prompt)
+    theirs.begin(prompt)
+    for i in range(4):
+        logits = some_logits(rng, i, n_vocab)
+        compare(ours.distribution(logits), theirs.law(logits))
+        ours.accept(prompt[i])
+        theirs.accept(prompt[i])
+
+
+# ------------------------------------------------------------------------------- random samplers
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, 2**32 - 2])
+@pytest.mark.parametrize("version", [1, 2])
+def test_mirostat_draws_llama_cpps_tokens(version: int, seed: int, word_vocabulary: Vocabulary) -> None:
+    rng = np.random.default_rng(3)
+    s = Sampling(0.9, mirostat=version, mirostat_tau=3.0, seed=seed, logit_bias=((4, 1.0),))
+    for n_vocab in (9, 2000):
+        ours, theirs = chains(word_vocabulary, s, n_vocab)
+        for i in range(150):
+            logits = some_logits(rng, i, n_vocab)
+            token = ours.draw(logits, lambda law, _attempt: int(law.ids[0]))
+            assert {token: 1.0} == theirs.law(logits)
+            ours.accept(token)
+
+
+def test_xtc_tosses_llama_cpps_coin(word_vocabulary: Vocabulary) -> None:
+    """Once for each position with a choice, whatever the position's law."""
+    rng = np.random.default_rng(4)
+    s = Sampling(1.0, xtc_probability=0.5, xtc_threshold=0.01, seed=77)
+    ours, theirs = chains(word_vocabulary, s, 100)
+    cut = 0
+    for i in range(200):
+        logits = some_logits(rng, i, 100)
+        law = ours.distribution(logits)
+        compare(law, theirs.law(logits))
+        cut += int(logits.argmax()) not in law.ids
+    assert 50 < cut < 150
+
+
+@pytest.mark.parametrize("seed", [2**32 - 1, 2**64 - 1, 2**63, 2**32])
+def test_wide_seeds_are_seeds(seed: int) -> None:
+    """llama.cpp takes 32 bits, and its highest number asks for a random seed."""
+    logits = np.zeros(50, np.float32)
+
+    def draws(seed: int) -> list[int]:
+        chain = make_sampler(Sampling(1.0, mirostat=2, seed=seed), 50)
+        return [chain.draw(logits, lambda law, _attempt: int(law.ids[0])) for _ in range(30)]
+
+    assert draws(seed) == draws(seed)
+    assert len({tuple(draws(s)) for s in (5, 6, seed)}) == 3
+
+
+# ------------------------------------------------------------------------------------- grammar
+
+LETTERS = "root ::= [a-z]+"
+RARE = 'root ::= "{" [0-9]* "}"'
+
+
+@pytest.mark.parametrize("grammar", [LETTERS, RARE])
+@pytest.mark.parametrize("name", ["defaults", "top-k 5", "no top-k", "penalties", "biases", "dry", "greedy"])
+def test_law_under_a_grammar_is_llama_cpps(name: str, grammar: str, demo_vocabulary: Vocabulary) -> None:
+    """`common_sampler_sample`: drawn without the grammar, and again with it where the grammar forbids the token."""
+    rng = np.random.default_rng(6)
+    s = Sampling(**{"temperature": 0.8, "seed": 5, "grammar": grammar} | SETTINGS[name])
+    ours = demo_vocabulary.sampler(s)
+    theirs = LlamaChain(s, demo_vocabulary.n_vocab, vocab=demo_vocabulary._vocab)
+    prompt = some_text(rng, 30, 4096)
+    ours.begin(prompt)
+    theirs.begin(prompt)
+    forbidden = 0.0
+    for i in range(6):
+        logits = some_logits(rng, i, 4096)
+        first = theirs.law(logits)
+        legal = {token: p for token, p in first.items() if theirs.allows(token)}
+        missing = 1 - sum(legal.values())
+        forbidden += missing
+        if missing > 1e-6:
+            for token, p in theirs.law(logits, grammar=True).items():
+                legal[token] = legal.get(token, 0.0) + missing * p
+        law = ours.distribution(logits)
+        compare(law, {token: p for token, p in legal.items() if p > 0})
+        token = int(law.ids[law.probs.argmax()])
+        ours.accept(token)
+        theirs.accept(token)
+    assert forbidden > 1
+
+
+@pytest.mark.parametrize("grammar", [LETTERS, RARE])
+def test_draws_under_a_grammar(grammar: str, demo_vocabulary: Vocabulary) -> None:
+    """Only where the first token is forbidden is there a second attempt, and its law has no forbidden token."""
+    rng = np.random.default_rng(7)
+    chain = demo_vocabulary.sampler(Sampling(1.0, grammar=grammar))
+    attempts: list[int] = []
+
+    def pick(law: Distribution, attempt: int) -> int:
+        attempts.append(attempt)
+        token = int(rng.choice(law.ids, p=law.probs))
+        assert attempt == 0 or (chain.grammar is not None and chain.grammar.allows(token))
+        return token
+
+    for i in range(30):
+        attempts.clear()
+        token = chain.draw(some_logits(rng, i, 4096), pick)
+        assert chain.grammar is not None
+        assert chain.grammar.allows(token)
+        assert attempts in ([0], [0, 1])
+        chain.accept(token)
+
+
+@pytest.mark.parametrize("grammar", [LETTERS, RARE])
+def test_mirostat_under_a_grammar(grammar: str, demo_vocabulary: Vocabulary) -> None:
+    rng = np.random.default_rng(8)
+    s = Sampling(1.0, mirostat=2, mirostat_tau=3.0, seed=9, grammar=grammar)
+    ours = demo_vocabulary.sampler(s)
+    theirs = LlamaChain(s, demo_vocabulary.n_vocab, vocab=demo_vocabulary._vocab)
+    for i in range(40):
+        logits = some_logits(rng, i, 4096)
+        (expected,) = theirs.law(logits)
+        if not theirs.allows(expected):
+            (expected,) = theirs.law(logits, grammar=True)
+        assert ours.draw(logits, lambda law, _attempt: int(law.ids[0])) == expected
+        ours.accept(expected)
+        theirs.accept(expected)

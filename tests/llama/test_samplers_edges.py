@@ -1,0 +1,256 @@
+"""`SamplerChain` where it is delicate: greedy decoding, ties, extreme settings, and logits that are broken."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+import pytest
+from support.laws import next_law
+from support.llama_chain import OPEN, SETTINGS, chains, check_law, compare, some_logits
+from support.samplers import make_sampler
+
+from ngramspec.errors import GrammarError
+from ngramspec.llama.samplers import SamplerChain
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.sampling.distribution import BadLogits
+from ngramspec.sampling.settings import SAMPLERS, Sampling
+
+LETTERS = "root ::= [a-z]+"
+
+
+def test_greedy_of_bare_logits_is_the_likeliest_token() -> None:
+    chain = make_sampler(Sampling(seed=3), 4)
+    logits = np.array([1, 5, 5, 2], np.float32)
+    p = chain.distribution(logits)
+    assert (p.ids.tolist(), p.probs.tolist(), p.logp.tolist()) == ([1], [1.0], [0.0])
+    assert chain.draw(logits, lambda *_: pytest.fail("nothing is drawn")) == 1
+
+
+@pytest.mark.parametrize("name", ["penalties", "rewards", "biases", "penalties, short"])
+def test_greedy_takes_the_likeliest_of_moved_logits(name: str) -> None:
+    rng = np.random.default_rng(9)
+    s = Sampling(**{**SETTINGS[name], "temperature": 0.0})
+    chain = make_sampler(s, 3000)
+    text: list[int] = []
+    for i in range(60):
+        logits = some_logits(rng, i, 3000)
+        logits[:8] += 5  # so that what was seen matters
+        token = chain.draw(logits, lambda law, _attempt: int(law.ids[0]))
+        assert token == int(next_law(logits, s, text).argmax())
+        chain.accept(token)
+        text.append(token)
+    assert len(set(text)) > 3
+
+
+def test_ties_keep_the_lowest_ids() -> None:
+    """Where llama.cpp would keep whichever its sort left first."""
+    logits = np.zeros(20_000, np.float32)
+    logits[[7, 19_999]] = 1.0
+    assert make_sampler(Sampling(1.0, top_k=5, top_p=1.0, min_p=0.0), 20_000).distribution(logits).ids.tolist() == [
+        *(0, 1, 2, 7),
+        19_999,
+    ]
+    # min_p = 1 keeps all that equal the best
+    only_min_p = make_sampler(Sampling(1.0, top_k=0, top_p=1.0, min_p=1.0), 20_000)
+    assert only_min_p.distribution(logits).ids.tolist() == [7, 19_999]
+    for biases in ((), ((3, 0.0),), ((7, 0.0), (19_999, 0.0))):
+        assert make_sampler(Sampling(logit_bias=biases), 20_000).distribution(logits).ids.tolist() == [7]
+
+
+@pytest.mark.parametrize("name", ["defaults", "penalties", "top-p", "typical", "all of it", "backwards"])
+def test_probabilities_with_ties_are_llama_cpps(name: str, word_vocabulary: Vocabulary) -> None:
+    """Which of equal tokens comes through may differ, how likely each is may not."""
+    rng = np.random.default_rng(10)
+    s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
+    ours, theirs = chains(word_vocabulary, s, 400)
+    for _ in range(20):
+        logits = rng.integers(0, 12, 400).astype(np.float32)
+        mine = np.sort(ours.distribution(logits).probs)
+        other = np.sort([p for p in theirs.law(logits).values() if p > 0])
+        np.testing.assert_allclose(mine, other, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_vocabulary_of_one(name: str, word_vocabulary: Vocabulary) -> None:
+    s = Sampling(**{"temperature": 0.8} | SETTINGS[name] | {"logit_bias": ()})
+    chain = SamplerChain(llama, s, 1, vocab=word_vocabulary._vocab, n_ctx=64)
+    for _ in range(3):
+        assert chain.distribution(np.zeros(1, np.float32)).ids.tolist() == [0]
+        chain.accept(0)
+
+
+@pytest.mark.parametrize("settings", [{}, {"mirostat": 1}, {"mirostat": 2}, {"samplers": ("temperature", "typ_p")}])
+def test_tiny_temperature_is_greedy_without_warnings(settings: dict[str, Any]) -> None:
+    logits = np.array([1, 5, -40, 2], np.float32)
+    with np.errstate(all="raise", under="ignore"):
+        for temperature in (1e-3, 1e-30, 5e-324):
+            p = make_sampler(Sampling(temperature, **settings), 4).distribution(logits)
+            check_law(p)
+            assert p.ids.tolist()[0] == 1
+            assert p.probs.max() > 0.999
+
+
+def test_minus_infinity_has_no_probability() -> None:
+    logits = np.full(1000, -np.inf, np.float32)
+    logits[[3, 500, 998]] = [1.0, 2.0, 3.0]
+    for top_k in (0, 2, 40):
+        p = make_sampler(Sampling(0.8, top_k=top_k, top_p=1.0, min_p=0.0), 1000).distribution(logits)
+        check_law(p)
+        assert p.ids.tolist() == ([500, 998] if top_k == 2 else [3, 500, 998])
+
+
+def test_several_biases_of_a_token_are_added() -> None:
+    logits = np.zeros(1000, np.float32)
+    for top_k in (0, 10):
+        both = make_sampler(Sampling(1.0, top_k=top_k, logit_bias=((700, 2.0), (700, 3.0))), 1000)
+        sum_of = make_sampler(Sampling(1.0, top_k=top_k, logit_bias=((700, 5.0),)), 1000)
+        assert both.distribution(logits).probability(700) == sum_of.distribution(logits).probability(700) > 0.1
+        none = make_sampler(Sampling(1.0, top_k=top_k, logit_bias=((700, 5.0), (700, -math.inf))), 1000)
+        assert none.distribution(logits).probability(700) == 0
+
+
+def test_tokens_that_the_model_forbids_never_come() -> None:
+    logits = np.zeros(1000, np.float32)
+    logits[[4, 5]] = 9.0
+    for s in (Sampling(), Sampling(1.0), Sampling(1.0, logit_bias=((4, 6.0),)), Sampling(1.0, mirostat=2)):
+        chain = SamplerChain(llama, s, 1000, suppressed=[4])
+        for _ in range(20):
+            assert chain.draw(logits, lambda law, _attempt: int(law.ids[law.probs.argmax()])) != 4
+
+
+def test_what_a_look_back_sees() -> None:
+    """As many tokens as it says, of the prompt too; the context at most, and all of that with -1."""
+    logits = np.zeros(20, np.float32)
+
+    def penalised(last_n: int, prompt: Sequence[int], emitted: Sequence[int]) -> list[int]:
+        s = Sampling(1.0, presence_penalty=1.0, repeat_last_n=last_n, **OPEN)
+        chain = SamplerChain(llama, s, 20, n_ctx=6)
+        chain.begin(prompt)
+        for token in emitted:
+            chain.accept(token)
+        law = chain.distribution(logits)
+        return law.ids[law.probs < law.probs.max()].tolist()
+
+    assert penalised(2, [1, 2, 3], []) == [2, 3]
+    assert penalised(2, [1, 2, 3], [4]) == [3, 4]
+    assert penalised(3, [1, 1], [2, 2, 2]) == [2]
+    assert penalised(0, [1, 2], [3]) == []
+    assert penalised(-1, [1, 2, 3], [4, 5, 6, 7]) == [2, 3, 4, 5, 6, 7]
+    assert penalised(2**31 - 1, [1, 2], [3]) == [1, 2, 3]  # llama.cpp would reserve 8 GB
+
+
+def test_dry_looks_back_no_further_than_the_context(word_vocabulary: Vocabulary) -> None:
+    s = Sampling(1.0, dry_multiplier=1.0, dry_penalty_last_n=2**31 - 1)
+    SamplerChain(llama, s, 20, vocab=word_vocabulary._vocab, n_ctx=64).begin([1, 2, 3])
+
+
+@pytest.mark.parametrize("breakers", [("x" * 200,), ("a", "a"), ("\u00e9",), ("\n" * 50,)])
+def test_odd_sequence_breakers(breakers: tuple[str, ...], word_vocabulary: Vocabulary) -> None:
+    s = Sampling(1.0, dry_multiplier=1.0, dry_allowed_length=1, dry_sequence_breakers=breakers, **OPEN)
+    ours, theirs = chains(word_vocabulary, s, word_vocabulary.n_vocab)
+    prompt = word_vocabulary.tokenize("abcabcabca\u00e9bc\u00e9b", add_bos=False)
+    ours.begin(prompt)
+    theirs.begin(prompt)
+    logits = np.zeros(word_vocabulary.n_vocab, np.float32)
+    compare(ours.distribution(logits), theirs.law(logits))
+
+
+# ------------------------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize("name", ["greedy", "defaults", "open", "penalties", "greedy, biases", "xtc always"])
+@pytest.mark.parametrize("size", [10, 1000, 20_001])
+def test_bad_logits(size: int, name: str) -> None:
+    chain = make_sampler(Sampling(**{"temperature": 1.0} | SETTINGS[name]), size)
+    chain.begin([1, 2])
+    for where in {0, 1, 5, size // 2, size - 1}:
+        for bad, said in ((np.nan, "nan"), (np.inf, "inf")):
+            logits = np.zeros(size, np.float32)
+            logits[where] = bad
+            with pytest.raises(BadLogits, match=rf"token {where} is {said}"):
+                chain.distribution(logits)
+            with pytest.raises(BadLogits, match=rf"token {where} is {said}"):
+                chain.draw(logits, lambda law, _attempt: int(law.ids[0]))
+    with pytest.raises(BadLogits, match=f"all {size} logits are -inf"):
+        chain.distribution(np.full(size, -np.inf, np.float32))
+    for broken in (min(5, size), max(1, size // 2), size):  # more of them than top_k keeps, too
+        logits = np.zeros(size, np.float32)
+        logits[-broken:] = np.nan
+        with pytest.raises(BadLogits, match=r"the logit of token \d+ is nan"):
+            chain.distribution(logits)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_nan_under_a_grammar(temperature: float, demo_vocabulary: Vocabulary) -> None:
+    chain = demo_vocabulary.sampler(Sampling(temperature, grammar=LETTERS))
+    logits = np.zeros(4096, np.float32)
+    logits[8] = np.nan  # forbidden, but broken is broken
+    with pytest.raises(BadLogits, match="token 8 is nan"):
+        chain.distribution(logits)
+    with pytest.raises(BadLogits, match="token 8 is nan"):
+        chain.draw(logits, lambda law, _attempt: int(law.ids[0]))
+
+
+@pytest.mark.parametrize("extra", [{}, {"top_k": 0}, {"temperature": 0.0}, {"mirostat": 1}, {"mirostat": 2}], ids=str)
+def test_biases_that_leave_no_token(extra: dict[str, Any]) -> None:
+    settings = {"temperature": 1.0, "logit_bias": tuple((t, -math.inf) for t in range(50))} | extra
+    chain = make_sampler(Sampling(**settings), 50)
+    with pytest.raises(BadLogits, match="no token is left to choose"):
+        chain.draw(np.zeros(50, np.float32), lambda law, _attempt: int(law.ids[0]))
+
+
+def test_a_grammar_and_biases_that_leave_no_token(demo_vocabulary: Vocabulary) -> None:
+    ends = tuple((t, -math.inf) for t in range(4096) if demo_vocabulary.is_eog(t) or demo_vocabulary.piece(t) == b"a")
+    chain = demo_vocabulary.sampler(Sampling(1.0, grammar='root ::= "a"', logit_bias=ends))
+    with pytest.raises(BadLogits, match="no token is left to choose"):
+        chain.distribution(np.zeros(4096, np.float32))
+
+
+def test_penalties_that_leave_no_number() -> None:
+    chain = make_sampler(Sampling(1.0, frequency_penalty=-3e38), 20)
+    chain.begin([5, 5, 5])
+    with pytest.raises(BadLogits, match="no token is left to choose"):
+        chain.distribution(np.zeros(20, np.float32))
+
+
+@pytest.mark.parametrize("token", [-1, 50, 2**40])
+def test_a_bias_of_an_unknown_token(token: int) -> None:
+    with pytest.raises(ValueError, match=f"^logit bias of token {token}, but the vocabulary has tokens 0 to 49 only$"):
+        make_sampler(Sampling(1.0, logit_bias=((3, 1.0), (token, 1.0))), 50)
+
+
+def test_dry_needs_a_vocabulary() -> None:
+    with pytest.raises(ValueError, match=r"^DRY needs a vocabulary"):
+        make_sampler(Sampling(1.0, dry_multiplier=1.0), 50)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_dead_end_of_the_grammar(temperature: float, demo_vocabulary: Vocabulary) -> None:
+    chain = demo_vocabulary.sampler(Sampling(temperature, grammar='root ::= "a" "b" "c"', repeat_penalty=1.2))
+    logits = np.zeros(4096, np.float32)
+    chain.begin([5, 6, 7])
+    for piece in (b"a", b"b"):
+        chain.accept(next(t for t in range(4096) if demo_vocabulary.piece(t) == piece))
+    logits[[t for t in range(4096) if demo_vocabulary.piece(t) == b"c"]] = -np.inf
+    with pytest.raises(GrammarError, match=r"^the grammar comes to a dead end"):
+        chain.draw(logits, lambda law, _attempt: int(law.ids[0]))
+    with pytest.raises(GrammarError, match=r"^the grammar comes to a dead end"):
+        chain.distribution(logits)
+
+
+def test_an_order_that_settles_the_token_before_it_is_moved() -> None:
+    """In llama.cpp what top-k or temperature 0 has dropped no penalty brings back."""
+    logits = np.array([0.0, 3.0, 2.9, 1.0], np.float32)
+    for order, token in (
+        (SAMPLERS, 2),
+        (("top_k", "penalties", "temperature"), 1),
+        (("temperature", "penalties", "top_k"), 1),
+        (("penalties", "temperature", "top_k"), 2),
+    ):
+        chain = make_sampler(Sampling(top_k=1, repeat_penalty=2.0, samplers=order), 4)
+        chain.begin([1])
+        assert chain.distribution(logits).ids.tolist() == [token], order

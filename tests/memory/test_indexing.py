@@ -1,0 +1,197 @@
+"""Adding files to a memory and taking them out again."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.memories import Bytes, answers, names, new_store
+
+from ngramspec.memory import Memory, MemoryFileError, Store, files
+from ngramspec.memory import indexing as indexing_module
+from ngramspec.memory.indexing import Added, add_files, remove_files
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return new_store(tmp_path / "memory")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "sub").mkdir(parents=True)
+    (folder / "a.txt").write_bytes(b"first")
+    (folder / "sub" / "b.txt").write_bytes(b"second")
+    (folder / "c.bin").write_bytes(b"\0\1")
+    return folder
+
+
+def add(store: Store, *paths: Path, threads: int = 1) -> Added:
+    return add_files(store, Bytes(), paths, threads=threads)
+
+
+def texts(store: Store) -> dict[str, str]:
+    found = store.read().texts()
+    return {Path(t.document.name).name: bytes(t.tokens.tolist()).decode() for t in found if t.document.kind == "file"}
+
+
+@pytest.mark.parametrize("threads", [1, 4])
+def test_files_and_folders(store: Store, folder: Path, threads: int) -> None:
+    added = add(store, folder, threads=threads)
+    assert added == Added(new=2, changed=0, unchanged=0, gone=0, tokens=11, skipped={"binary": 1})
+    assert texts(store) == {"a.txt": "first", "b.txt": "second"}
+    assert names(store) == [str(folder / "a.txt"), str(folder / "sub" / "b.txt")]
+    index = Memory(store.read()).indexes[0]
+    assert bytes(list(index.tokens[:5])) == b"first"
+    assert index.tokens[5] == -1
+
+
+def test_nothing_is_done_twice(store: Store, folder: Path) -> None:
+    add(store, folder)
+    before = store.path()
+    again = add(store, folder, folder / "a.txt")
+    assert (again.new, again.unchanged, again.tokens) == (0, 2, 0)
+    assert store.path() == before
+    assert len(names(store)) == 2
+
+
+def test_a_changed_file_is_replaced(store: Store, folder: Path) -> None:
+    add(store, folder)
+    store.append([1, 2, 3])
+    (folder / "a.txt").write_bytes(b"fresh")
+    os.utime(folder / "a.txt", ns=(1, 1))
+    again = add(store, folder)
+    assert (again.new, again.changed, again.unchanged, again.tokens) == (0, 1, 1, 5)
+    assert texts(store) == {"b.txt": "second", "a.txt": "fresh"}
+    # The newest last: chains begin there.
+    assert list(texts(store)) == ["b.txt", "a.txt"]
+    assert answers(store) == [[1, 2, 3]]
+
+
+def test_what_is_gone_goes(store: Store, folder: Path, tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere.txt"
+    elsewhere.write_bytes(b"third")
+    add(store, folder, elsewhere)
+    elsewhere.unlink()
+    (folder / "a.txt").unlink()
+    # Text no more.
+    (folder / "sub" / "b.txt").write_bytes(b"\0")
+    (folder / "d.txt").write_bytes(b"fourth")
+    again = add(store, folder)
+    assert (again.new, again.gone) == (1, 2)
+    # The file that was added by itself was not looked for.
+    assert texts(store) == {"elsewhere.txt": "third", "d.txt": "fourth"}
+
+
+def test_an_ignored_file_that_was_named_stays(store: Store, folder: Path) -> None:
+    (folder / ".gitignore").write_text("a.txt\n")
+    add(store, folder, folder / "a.txt")
+    add(store, folder)
+    assert set(texts(store)) == {".gitignore", "a.txt", "b.txt"}
+
+
+def test_a_file_that_grew_huge_goes(store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(store, folder)
+    monkeypatch.setattr(files, "MAX_BYTES", 5)
+    again = add(store, folder)
+    assert again.gone == 1
+    assert again.skipped == {"binary": 1, files.HUGE: 1}
+    assert texts(store) == {"a.txt": "first"}
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 11, 20, 21])
+def test_long_texts_are_cut_into_pieces(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(indexing_module, "PIECE", 10)
+    pieces: list[str] = []
+
+    class Watched(Bytes):
+        def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+            pieces.append(text)
+            return super().tokenize(text, special=special, add_bos=add_bos)
+
+    text = "one\ntwo\nthree and four and five\n"[:size]
+    (tmp_path / "text").write_text(text + "x")
+    add_files(store, Watched(), [tmp_path / "text"])
+    assert "".join(pieces) == text + "x"
+    assert texts(store) == {"text": text + "x"}
+    assert all(len(p) <= 10 and (p.endswith("\n") or p[-1] == "x" or "\n" not in p) for p in pieces)
+
+
+# ---------------------------------------------------------------------- what cannot be added
+
+
+def test_paths_without_text(store: Store, folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "nothing").mkdir()
+    (tmp_path / "numbers").mkdir()
+    (tmp_path / "numbers" / "x").write_bytes(b"\0")
+    (tmp_path / "numbers" / "y").write_bytes(b"\xff\xfe\xfa")
+    for path, words in (
+        (tmp_path / "gone", "no such file or folder"),
+        (tmp_path / "nothing", "no text to add"),
+        (folder / "c.bin", r"no text to add \(skipped: 1 binary\)"),
+        (tmp_path / "numbers", r"no text to add \(skipped: 1 binary, 1 not UTF-8\)"),
+    ):
+        with pytest.raises(MemoryFileError, match=words) as error:
+            add(store, folder, path)
+        assert str(path) in str(error.value)
+    assert store.path() is None
+
+
+def test_a_file_that_vanishes_meanwhile(store: Store, folder: Path) -> None:
+    class Deleting(Bytes):
+        def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+            (folder / "sub" / "b.txt").unlink(missing_ok=True)
+            return super().tokenize(text, special=special, add_bos=add_bos)
+
+    added = add_files(store, Deleting(), [folder])
+    assert added.skipped == {"binary": 1, "unreadable": 1}
+    assert texts(store) == {"a.txt": "first"}
+
+
+def test_an_interrupt_leaves_all_as_it_was(store: Store, folder: Path) -> None:
+    add(store, folder / "a.txt")
+    before = store.path()
+
+    def stop(_done: int, _total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        add_files(store, Bytes(), [folder], progress=stop)
+    assert store.path() == before
+    assert texts(store) == {"a.txt": "first"}
+
+
+def test_progress_counts_bytes(store: Store, folder: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    add_files(store, Bytes(), [folder], progress=lambda done, total: seen.append((done, total)))
+    assert seen == [(5, 13), (7, 13), (13, 13)]
+
+
+# ---------------------------------------------------------------------- removing
+
+
+def test_removing(store: Store, folder: Path) -> None:
+    add(store, folder)
+    store.append([1])
+    (folder / "sub" / "b.txt").unlink()
+    assert remove_files(store, folder / "nowhere") == 0
+    assert remove_files(store, folder / "su") == 0
+    assert remove_files(store, folder / "sub") == 1
+    assert texts(store) == {"a.txt": "first"}
+    assert remove_files(store, folder / "a.txt") == 1
+    assert texts(store) == {}
+    assert answers(store) == [[1]]
+
+
+def test_a_path_through_a_link(store: Store, folder: Path, tmp_path: Path) -> None:
+    try:
+        (tmp_path / "link").symlink_to(folder)
+    except OSError:
+        pytest.skip("no links here")
+    add(store, tmp_path / "link")
+    assert add(store, folder).unchanged == 2
+    assert remove_files(store, tmp_path / "link") == 2

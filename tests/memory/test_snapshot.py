@@ -1,0 +1,261 @@
+"""The memory file: what is written comes back, and no damage to it leads anywhere but to a clear refusal."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.memories import N_VOCAB, VOCABULARY, a_text, answers, filled, names, new_store
+
+from ngramspec.memory import Memory, MemoryFileError, Store
+from ngramspec.memory import snapshot as snapshot_module
+from ngramspec.memory.documents import Table, joined
+from ngramspec.memory.journal import record
+from ngramspec.memory.snapshot import BLOCK, Snapshot, chains_for, read_header, write_snapshot
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return filled(tmp_path)
+
+
+def path_of(store: Store) -> Path:
+    path = store.path()
+    assert path
+    return path
+
+
+def refused(store: Store, *words: str) -> None:
+    """It is refused with one line that names the file, and stays as it is when someone wants to write."""
+    before = path_of(store).read_bytes()
+    for attempt in (store.read, lambda: store.update(lambda texts: texts)):
+        with pytest.raises(MemoryFileError) as error:
+            attempt()
+        assert str(path_of(store)) in str(error.value)
+        assert "\n" not in str(error.value)
+        for word in words:
+            assert word in str(error.value)
+    assert path_of(store).read_bytes() == before
+
+
+def poke(path: Path, offset: int, raw: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(offset)
+        file.write(raw)
+
+
+# ---------------------------------------------------------------------- round trip
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    wanted = [a_text("/a", [5, 6, 7]), a_text("/b\udcff\n", []), a_text("/c", [255])]
+    store.update(lambda _: wanted)
+    store.append([9, 8])
+    contents = store.read()
+    assert [t.document for t in contents.texts()][:3] == [t.document for t in wanted]
+    assert [t.tokens.tolist() for t in contents.texts()] == [[5, 6, 7], [], [255], [9, 8]]
+    assert contents.table.model == "bytes"
+    assert contents.snapshot
+    assert contents.snapshot.tokens.tolist() == [5, 6, 7, -1, -1, 255, -1]
+
+
+def test_the_index_in_the_file_is_that_of_its_text(store: Store) -> None:
+    memory = Memory(store.read())
+    mapped, live = memory.indexes
+    assert (mapped.size, live.size, memory.stored) == (3 * 701, 12, 3 * 701 + 12)
+    again = type(live).build(np.array(mapped.tokens, np.int32).data, len(mapped.heads))
+    assert list(again.links) == list(mapped.links)
+    assert list(again.heads) == list(mapped.heads)
+    assert list(live.tokens[:12]) == [7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1]
+
+
+def test_the_mapping_is_the_process_own(store: Store) -> None:
+    before = path_of(store).read_bytes()
+    index = Memory(store.read()).indexes[0]
+    index.tokens[0] = 77
+    index.extend([1, 2, 3, 4])
+    assert path_of(store).read_bytes() == before
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, 100_000, 2**20 - 1, 2**20, 10_000_000])
+def test_bytes_a_token(size: int) -> None:
+    documents = size // 50
+    chains = chains_for(size, documents)
+    assert chains & (chains - 1) == 0
+    header = snapshot_module.Header(N_VOCAB, size, chains, documents, VOCABULARY)
+    if size >= 100_000:
+        assert header.sections()[-1] <= 12 * size
+        assert 8 * chains >= size
+
+
+def test_an_empty_snapshot(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    store.update(lambda _: [])
+    assert store.read().texts() == []
+    assert [index.size for index in Memory(store.read()).indexes] == [0]
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def test_every_byte_of_the_header_counts(store: Store) -> None:
+    path = path_of(store)
+    whole = path.read_bytes()
+    for offset in [*range(snapshot_module._HEADER.size), 200, BLOCK - 1]:
+        poke(path, offset, bytes([whole[offset] ^ 0x10]))
+        refused(store)
+        poke(path, offset, whole[offset : offset + 1])
+    assert len(names(store)) == 3
+
+
+def test_every_section_counts(store: Store) -> None:
+    path = path_of(store)
+    whole = path.read_bytes()
+    header = read_header(whole[:BLOCK], VOCABULARY)
+    rng = np.random.default_rng(0)
+    *starts, end = header.sections()
+    for start, stop in zip(starts, [*starts[1:], end], strict=True):
+        for offset in [start, stop - 1, *rng.integers(start, stop, 20).tolist()]:
+            poke(path, offset, bytes([whole[offset] ^ (1 << int(rng.integers(8)))]))
+            refused(store, "is damaged", "memory clear")
+            poke(path, offset, whole[offset : offset + 1])
+    assert len(names(store)) == 3
+
+
+@pytest.mark.parametrize("keep", [0, 1, 100, BLOCK - 1, BLOCK, BLOCK + 1, 20_000])
+def test_a_file_that_ends_early(store: Store, keep: int) -> None:
+    path = path_of(store)
+    path.write_bytes(path.read_bytes()[:keep])
+    refused(store, "is truncated")
+    with pytest.raises(MemoryFileError, match="is truncated"):
+        store.append([1])
+    assert path.stat().st_size == keep
+
+
+def test_something_else_under_its_name(store: Store) -> None:
+    path_of(store).write_bytes(b"GGUF" + bytes(10_000))
+    refused(store, "not a memory file")
+    path_of(store).unlink()
+    (store.folder / f"{VOCABULARY.hex()}-000001.memory").mkdir()
+    refused_folder = pytest.raises(MemoryFileError, match="cannot read")
+    with refused_folder:
+        store.read()
+
+
+def test_another_tokenizers_file(store: Store) -> None:
+    other = Store(store.folder, bytes(16), N_VOCAB)
+    path_of(store).rename(store.folder / f"{bytes(16).hex()}-000001.memory")
+    refused(other, "another tokenizer")
+    with pytest.raises(MemoryFileError, match="another tokenizer"):
+        other.append([1])
+
+
+def test_a_newer_format(store: Store) -> None:
+    poke(path_of(store), 8, struct.pack("=I", 2))
+    refused(store, "format 2", "update ngramspec")
+
+
+def test_another_byte_order(store: Store) -> None:
+    poke(path_of(store), 12, struct.pack(">I" if struct.pack("=I", 1)[0] else "<I", 0x01020304))
+    refused(store, "byte order")
+
+
+LIES = {
+    "a token of no vocabulary": ("tokens", 100, N_VOCAB),
+    "a token below the seam": ("tokens", 100, -2),
+    "a link to itself": ("links", 100, 100),
+    "a link forward": ("links", 100, 2**31 - 1),
+    "a link without a context": ("links", 100, 2),
+    "a link below the end": ("links", 100, -(2**31)),
+    "a head beyond the text": ("heads", 5, 3 * 701),
+    "a head without a context": ("heads", 5, 0),
+    "a head below the end": ("heads", 5, -2),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_numbers_that_lead_outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lie: str) -> None:
+    # With the right checksum, as a forger or a defect would make it.
+    section, at, value = LIES[lie]
+    build = snapshot_module.TokenIndex.build
+
+    class Liar:
+        @staticmethod
+        def build(tokens: memoryview, chains: int) -> object:
+            index = build(tokens, chains)
+            getattr(index, section)[at] = value
+            return index
+
+    monkeypatch.setattr(snapshot_module, "TokenIndex", Liar)
+    texts = [a_text(f"file {i}", [i] * 700) for i in range(3)]
+    path = tmp_path / "lie"
+    with path.open("wb") as file:
+        write_snapshot(file, VOCABULARY, N_VOCAB, joined(texts), b"{}")
+    monkeypatch.undo()
+    with path.open("rb") as file, pytest.raises(MemoryFileError, match="impossible numbers"):
+        Snapshot(file, VOCABULARY)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        b"",
+        b"[]",
+        b'{"model":"m"}',
+        b'{"model":1,"documents":[]}',
+        b'{"model":"m","documents":[{"kind":"file","name":"x","tokens":700}]}',
+        b'{"model":"m","documents":[{"kind":"file","name":"x","tokens":-1},{"kind":"file","name":"x","tokens":702}]}',
+        b'{"model":"m","documents":[{"kind":"idea","name":"x","tokens":700}]}',
+        b'{"model":"m","documents":[{"kind":"file","name":"x","tokens":7e2}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_a_table_that_does_not_fit(table: bytes) -> None:
+    with pytest.raises(MemoryFileError, match="list of documents"):
+        Table.from_json(table, 701 + (b'"x","tokens":700' in table and b"idea" not in table))
+
+
+# ---------------------------------------------------------------------- journal
+
+
+def test_an_incomplete_record_is_left_out_and_written_over(store: Store) -> None:
+    path = path_of(store)
+    whole = path.read_bytes()
+    torn = record([1, 2, 3], 1.0)
+    for cut in range(len(torn)):
+        path.write_bytes(whole + torn[:cut])
+        assert answers(store) == [[7, 7, 7, 7, 1], [8, 8, 8, 8, 2]]
+        store.append([3])
+        assert answers(store)[2:] == [[3]]
+        assert path.stat().st_size == len(whole) + len(record([3], 1.0))
+
+
+def test_every_byte_of_the_journal_counts(store: Store) -> None:
+    path = path_of(store)
+    whole = path.read_bytes()
+    length = 2 * len(record([7, 7, 7, 7, 1], 1.0))
+    for offset in range(len(whole) - length, len(whole)):
+        poke(path, offset, bytes([whole[offset] ^ 0x04]))
+        left = answers(store)
+        assert len(left) < 2
+        assert all(answer in ([7, 7, 7, 7, 1], [8, 8, 8, 8, 2]) for answer in left)
+        assert len(names(store)) == 3
+        poke(path, offset, whole[offset : offset + 1])
+
+
+def test_a_damaged_answer_costs_no_other(store: Store) -> None:
+    path = path_of(store)
+    end = path.stat().st_size
+    poke(path, end - len(record([8] * 5, 1.0)) - 1, b"\xff")
+    assert answers(store) == [[8, 8, 8, 8, 2]]
+    assert store.read().journal.damaged == 1
+
+
+def test_an_answer_of_no_vocabulary_is_left_out(store: Store) -> None:
+    with path_of(store).open("ab") as file:
+        file.write(record([1, N_VOCAB], 1.0) + record([-1, 2], 1.0) + record([4], float("nan")) + record([5], 1.0))
+    assert answers(store)[2:] == [[5]]
+    assert store.read().journal.damaged == 3

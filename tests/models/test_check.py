@@ -1,0 +1,206 @@
+"""check_model_file: each kind of wrong file gets one line that says what it is and what to do."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import struct
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support import hostile_gguf
+from support.tiny_gguf import write_gguf
+
+from ngramspec.errors import ModelError
+from ngramspec.models.check import check_model_file, has_gguf_magic
+from ngramspec.models.gguf import read_header
+
+DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(ModelError) as caught:
+        check_model_file(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_good_models(tmp_path: Path) -> None:
+    assert check_model_file(DEMO).metadata["general.name"] == "ngramspec demo"
+    assert check_model_file(write_gguf(tmp_path / "m.gguf")).tensors == 1
+
+
+def test_missing_files_with_suggestions(tmp_path: Path) -> None:
+    assert complaint(tmp_path / "m.gguf") == f"no such model file: {tmp_path / 'm.gguf'}"
+    write_gguf(tmp_path / "Model-Q4_K_M.gguf")
+    write_gguf(tmp_path / "other.gguf")
+    for name in ("model-q4_k_m.gguf", "Model-Q4_K_M", "Model-Q4_K_S.gguf"):
+        message = complaint(tmp_path / name)
+        assert message.endswith("(did you mean Model-Q4_K_M.gguf?)"), message
+    assert "did you mean" not in complaint(tmp_path / "zzz.gguf")
+
+
+def test_a_repository_name_without_its_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "write hf:owner/repo-GGUF" in complaint(Path("owner/repo-GGUF"))
+
+
+def test_folders(tmp_path: Path) -> None:
+    assert "is a folder without .gguf files" in complaint(tmp_path)
+    for name in "badce":
+        (tmp_path / f"{name}.gguf").touch()
+    assert complaint(tmp_path).endswith(": a.gguf, b.gguf, c.gguf and 2 more")
+
+
+def safetensors() -> bytes:
+    head = b'{"a":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}}'
+    return struct.pack("<Q", len(head)) + head + bytes(4)
+
+
+NOT_GGUF = {
+    "looks like a text file": "Es war einmal … ein Modell.\n".encode() * 60,
+    "looks like a text file\n": b'{"model": "llama"}',
+    "safetensors": safetensors(),
+    "pickled PyTorch": pickle.dumps({"a": 1}, protocol=2),
+    "Python pickle": pickle.dumps({"a": 1}, protocol=4),
+    "ggjt file from before GGUF": struct.pack("<I", 0x67676A74) + bytes(90),
+    "ggml file from before GGUF": struct.pack("<I", 0x67676D6C) + bytes(90),
+    "ggmf file from before GGUF": struct.pack("<I", 0x67676D66) + bytes(90),
+    "git lfs pull": b"version https://git-lfs.github.com/spec/v1\noid sha256:12\nsize 3\n",
+    "web page": b"\n<!DOCTYPE html><html><body>404</body></html>",
+    "begins with zeros": bytes(1000),
+    "gzip archive": b"\x1f\x8b\x08" + bytes(30),
+    "binary data of another kind": bytes(range(1, 256)),
+}
+
+
+@pytest.mark.parametrize(("reason", "data"), NOT_GGUF.items())
+def test_files_that_are_not_gguf(tmp_path: Path, reason: str, data: bytes) -> None:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(data)
+    message = complaint(path)
+    assert message.startswith(f"{path} is not a GGUF model: it ")
+    assert reason.strip() in message
+
+
+def test_a_pytorch_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "pytorch_model.bin"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("archive/data.pkl", b"")
+    assert "PyTorch checkpoint" in complaint(path)
+
+
+def test_empty_and_unreadable_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "m.gguf"
+    path.touch()
+    assert complaint(path) == f"{path} is empty; get it again"
+
+    def refuse(*_args: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert complaint(path) == f"cannot read {path}: Permission denied"
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_a_pipe_is_not_opened(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in complaint(tmp_path / "pipe")
+    assert not has_gguf_magic(tmp_path / "pipe")
+
+
+def test_truncated_at_any_place(tmp_path: Path) -> None:
+    data = DEMO.read_bytes()
+    needed = read_header(DEMO).needed
+    path = tmp_path / "cut.gguf"
+    for size in (4, 8, 20, 100, 1000, 100_000, 1_000_000, needed // 2, needed - 1):
+        path.write_bytes(data[:size])
+        assert f"{path} is truncated: " in complaint(path)
+    path.write_bytes(data[:needed])
+    check_model_file(path)
+
+
+def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "vocab.gguf", tensors={})
+    assert "only a vocabulary and no weights" in complaint(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "reason"),
+    [
+        ("bert", "is an encoder (bert)"),
+        ("nomic-bert-moe", "is an encoder"),
+        ("jina-bert-v2", "is an encoder"),
+        ("roberta", "is an encoder"),
+        ("t5encoder", "is an encoder"),
+        ("gemma-embedding", "is an encoder"),
+        ("t5", "encoder-decoder"),
+        ("llada", "diffusion"),
+        ("clip", "mmproj"),
+        ("", "names no architecture"),
+    ],
+)
+def test_architectures_that_cannot_generate(tmp_path: Path, architecture: str, reason: str) -> None:
+    assert reason in complaint(write_gguf(tmp_path / "m.gguf", architecture=architecture))
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("mmproj", "mmproj"), ("adapter", "LoRA"), ("imatrix", "importance matrix")],
+)
+def test_gguf_files_that_are_no_models(tmp_path: Path, kind: str, reason: str) -> None:
+    assert reason in complaint(write_gguf(tmp_path / "m.gguf", kind=kind))
+
+
+def write_parts(folder: Path, parts: int = 3) -> list[Path]:
+    """A split model; its first part has no tensors, as gguf-split --no-tensor-first-split does."""
+    return [
+        write_gguf(
+            folder / f"m-{part + 1:05d}-of-{parts:05d}.gguf",
+            split=(part, parts),
+            tensors={f"t{part}": 8} if part else {},
+        )
+        for part in range(parts)
+    ]
+
+
+def test_a_split_model(tmp_path: Path) -> None:
+    first, second, third = write_parts(tmp_path)
+    check_model_file(first)
+    assert complaint(second).endswith("is part 2 of 3; pass the first one, m-00001-of-00003.gguf")
+    for part in (third, second):
+        part.write_bytes(part.read_bytes()[:-60])
+        assert complaint(first).startswith(f"{part} is truncated")
+        part.unlink()
+        assert f"{part.name} is missing" in complaint(first)
+    assert "was renamed" in complaint(first.rename(tmp_path / "model.gguf"))
+
+
+def test_has_gguf_magic(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("GGUX")
+    assert has_gguf_magic(DEMO)
+    for name in ("text", "none", ".", "a\0b", "x" * 5000):
+        assert not has_gguf_magic(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("llama.block_count", 0, "llama.block_count is 0, but must be 1 to 512"),
+        ("llama.block_count", 513, "llama.block_count is 513, but must be 1 to 512"),
+        ("llama.attention.layer_norm_rms_epsilon", -1e-5, "but must be a number of at least 0"),
+        ("llama.attention.layer_norm_rms_epsilon", float("nan"), "epsilon is nan, but must be a number of at least 0"),
+        ("llama.attention.layer_norm_rms_epsilon", float("inf"), "epsilon is inf, but must be a number of at least 0"),
+        ("llama.rope.dimension_count", 31, "llama.rope.dimension_count is 31, but must be even"),
+    ],
+)
+def test_values_that_end_the_process(key: str, value: float, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    header = hostile_gguf.read(DEMO)
+    entries = tuple(replace(entry, value=value) if entry.key == key else entry for entry in header.entries)
+    path.write_bytes(replace(header, entries=entries).bytes())
+    message = complaint(path)
+    assert message.startswith(f"{path} is damaged: {key} is ")
+    assert reason in message

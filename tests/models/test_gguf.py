@@ -1,0 +1,140 @@
+"""read_header against gguf-py's own reader and constants, and against broken headers."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+from pathlib import Path
+
+import gguf
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.tiny_gguf import write_gguf
+
+from ngramspec.errors import ModelError
+from ngramspec.models.gguf import BLOCKS, read_header
+
+DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
+
+
+def needed_by_gguf_py(path: Path) -> int:
+    return max(int(tensor.data_offset + tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors)
+
+
+def test_the_block_sizes_are_those_of_gguf_py() -> None:
+    theirs = {int(kind): size for kind, size in gguf.GGML_QUANT_SIZES.items()}
+    assert {kind: theirs[kind] for kind in BLOCKS if kind in theirs} == {
+        kind: size for kind, size in BLOCKS.items() if kind in theirs
+    }
+    # A newer gguf-py may know more types; those up to here must not be missing.
+    assert {kind for kind in theirs if kind <= 41} <= set(BLOCKS)
+
+
+@pytest.mark.parametrize("kind", sorted(set(BLOCKS) & {int(k) for k in gguf.GGML_QUANT_SIZES}))
+def test_the_needed_size_of_every_type(tmp_path: Path, kind: int) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tensors={"a": 0, "b": kind})
+    assert read_header(path).needed == needed_by_gguf_py(path)
+
+
+def test_the_demo_model() -> None:
+    header = read_header(DEMO)
+    assert header.needed == needed_by_gguf_py(DEMO)
+    assert header.tensors == len(gguf.GGUFReader(DEMO).tensors)
+
+
+def test_metadata_without_arrays(tmp_path: Path) -> None:
+    header = read_header(write_gguf(tmp_path / "m.gguf", split=(0, 2)))
+    assert header.version == 3
+    assert header.tensors == 1
+    assert header.metadata == {
+        "general.architecture": "llama",
+        "general.type": "model",
+        "tokenizer.ggml.add_bos_token": True,
+        "llama.rope.freq_base": 10000.0,
+        "split.no": 0,
+        "split.count": 2,
+    }
+
+
+@pytest.mark.parametrize("alignment", [8, 64, 1024])
+def test_the_alignment_counts(tmp_path: Path, alignment: int) -> None:
+    path = write_gguf(tmp_path / "m.gguf", alignment=alignment, tensors={"a": 8, "b": 8})
+    assert read_header(path).needed == needed_by_gguf_py(path)
+
+
+def test_a_tensor_of_an_unknown_type_is_left_out_of_the_needed_size(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tensors={"first": 0, "last": 8})
+    data = path.read_bytes()
+    known = read_header(path).needed
+    # name, dimension count, two dimensions, type, offset
+    at = data.index(b"last") + len(b"last") + 4 + 2 * 8
+    assert data[at : at + 4] == struct.pack("<I", 8)
+    path.write_bytes(data[:at] + struct.pack("<I", 99) + data[at + 4 :])
+    assert read_header(path).needed < known
+
+
+def test_no_tensors(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", tensors={})
+    header = read_header(path)
+    assert header.tensors == 0
+    assert 0 <= path.stat().st_size - header.needed < 32  # what is left is padding
+
+
+def string(text: str) -> bytes:
+    return struct.pack("<Q", len(text)) + text.encode()
+
+
+def header(entries: bytes, *, count: int = 1, tensors: int = 0, version: int = 3) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", version, tensors, count) + entries
+
+
+BROKEN = {
+    "GGUF version 1,": header(b"", count=0, version=1),
+    "GGUF version 4;": header(b"", count=0, version=4),
+    "big-endian": b"GGUF" + struct.pack(">IQQ", 3, 0, 0),
+    "'k' has the unknown type 77": header(string("k") + struct.pack("<I", 77)),
+    "'k' is an array of type 9": header(string("k") + struct.pack("<IIQ", 9, 9, 1)),
+    "alignment 3;": header(string("general.alignment") + struct.pack("<II", 4, 3)),
+    "alignment 0;": header(string("general.alignment") + struct.pack("<II", 4, 0)),
+    "tensor 't' has 5 dimensions": header(string("t") + struct.pack("<I", 5), count=0, tensors=1),
+    "ends inside its own header, after 4 bytes": b"GGUF",
+    "inside its own header, after 24 bytes": header(b"", count=2**63),
+    "inside its own header, after 32 bytes": header(struct.pack("<Q", 2**63)),
+    "inside its own header, after 49 bytes": header(string("k") + struct.pack("<IIQ", 9, 10, 2**61)),
+    "inside its own header, after 57 bytes": header(string("k") + struct.pack("<IIQQ", 9, 8, 2, 2**64 - 8)),
+    "inside its own header, after 65 bytes": header(string("k") + struct.pack("<IIQQ", 9, 8, 1, 9) + b"8 bytes."),
+    "inside its own header, after 60 bytes": header(string("k") + struct.pack("<IIQ", 9, 8, 2) + string("abc")),
+}
+
+
+@pytest.mark.parametrize(("reason", "data"), BROKEN.items())
+def test_broken_headers(tmp_path: Path, reason: str, data: bytes) -> None:
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=reason) as caught:
+        read_header(path)
+    assert str(caught.value).startswith(str(path))
+
+
+def test_gguf_py_agrees_on_big_endian_files(tmp_path: Path) -> None:
+    path = write_gguf(tmp_path / "m.gguf", big_endian=True)
+    with pytest.raises(ModelError, match="big-endian"):
+        read_header(path)
+
+
+@settings(
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(st.integers(4, 10_000), st.binary(max_size=12), st.integers(0, 10_000))
+def test_damage_never_raises_anything_else(tmp_path: Path, place: int, damage: bytes, end: int) -> None:
+    path = tmp_path / "m.gguf"
+    data = write_gguf(path).read_bytes()
+    place = 4 + place % (len(data) - 4)
+    data = data[:place] + damage + data[place + len(damage) :]
+    path.write_bytes(data[: max(4, end % (2 * len(data)))])
+    with contextlib.suppress(ModelError):
+        assert read_header(path).needed >= 24

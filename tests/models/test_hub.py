@@ -1,0 +1,181 @@
+"""fetch: huggingface_hub against a hub on loopback, online, offline and refusing."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from support.fake_hub import COMMIT, FakeHub, serve
+from support.tiny_gguf import write_gguf
+
+from ngramspec.errors import ModelError
+from ngramspec.models import find
+from ngramspec.models.hub import _bar_class, fetch
+
+REPO = "owner/repo-GGUF"
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    # The settings of whoever runs the tests must not count: proxies, offline switch, tokens.
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    model = write_gguf(tmp_path / "m.gguf").read_bytes()
+    parts = {
+        f"BF16/m-BF16-{part + 1:05d}-of-00002.gguf": write_gguf(
+            tmp_path / "part.gguf", split=(part, 2), tensors={f"t{part}": 8}
+        ).read_bytes()
+        for part in range(2)
+    }
+    files = {"README.md": b"hello", "m-Q4_K_M.gguf": model, "m-Q8_0.gguf": model + b"\0", **parts}
+    repos = {REPO: files, "owner/gated": {"m.gguf": model}, "owner/none": {"README.md": b"hi"}}
+    with serve(FakeHub(repos, gated={"owner/gated"})) as running:
+        yield running
+
+
+@pytest.fixture
+def env(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+    return {"HF_ENDPOINT": hub.url + "/", "HF_HOME": str(tmp_path / "hf")}
+
+
+def complaint(name: str, env: dict[str, str]) -> str:
+    with pytest.raises(ModelError) as caught:
+        fetch(name, env)
+    assert "\n" not in str(caught.value)
+    assert name in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_preferred_quantisation(hub: FakeHub, env: dict[str, str], tmp_path: Path) -> None:
+    path, label = fetch(f"hf:{REPO}", env)
+    folder = tmp_path / "hf" / "hub" / "models--owner--repo-GGUF" / "snapshots" / COMMIT
+    assert path == folder / "m-Q4_K_M.gguf"
+    assert label == f"{REPO}:m-Q4_K_M.gguf"
+    assert path.read_bytes() == hub.repos[REPO]["m-Q4_K_M.gguf"]
+
+
+@pytest.mark.parametrize("wanted", ["q8_0", "m-Q8_0.gguf"])
+def test_a_named_file_or_quantisation(hub: FakeHub, env: dict[str, str], wanted: str) -> None:
+    path, _ = fetch(f"hf:{REPO}:{wanted}", env)
+    assert path.read_bytes() == hub.repos[REPO]["m-Q8_0.gguf"]
+
+
+def test_all_parts_of_a_split_model(env: dict[str, str]) -> None:
+    chosen = find.resolve(f"hf:{REPO}:BF16", env)  # checks every part
+    assert chosen.path.name == "m-BF16-00001-of-00002.gguf"
+    assert chosen.label == f"{REPO}:m-BF16-00001-of-00002.gguf"
+    assert len(list(chosen.path.parent.iterdir())) == 2
+
+
+def test_the_cache_folder_named_by_itself_wins(env: dict[str, str], tmp_path: Path) -> None:
+    path, _ = fetch(f"hf:{REPO}", {**env, "HF_HUB_CACHE": str(tmp_path / "mine")})
+    assert path.is_relative_to(tmp_path / "mine" / "models--owner--repo-GGUF")
+
+
+def test_progress_counts_up_to_the_size_of_the_file(hub: FakeHub, env: dict[str, str]) -> None:
+    seen: list[tuple[str, int, int | None]] = []
+    fetch(f"hf:{REPO}:Q8_0", env, lambda *step: seen.append(step))
+    size = len(hub.repos[REPO]["m-Q8_0.gguf"])
+    assert seen[-1] == ("m-Q8_0.gguf", size, size)
+    seen.clear()
+    fetch(f"hf:{REPO}:Q8_0", env, lambda *step: seen.append(step))
+    assert seen == []
+
+
+def test_progress_of_a_transfer_that_counts_network_and_disk_apart() -> None:
+    # How huggingface_hub reports Xet downloads: to one bar if its class has update_transfer.
+    seen: list[tuple[str, int, int | None]] = []
+    bar_class = _bar_class("m.gguf", lambda *step: seen.append(step))
+    assert callable(getattr(bar_class, "update_transfer", None))
+    with bar_class(total=10, desc="m.gguf", unit="B", position=1) as bar:
+        bar.update_transfer(9)
+        bar.set_transfer_postfix_str("3 MB/s", refresh=False)
+        bar.update(4)
+        bar.total = 12
+        bar.update(2.0)
+    bar.close()
+    assert seen == [("m.gguf", 4, 10), ("m.gguf", 6, 12)]
+
+
+def test_nothing_is_printed(env: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
+    fetch(f"hf:{REPO}", env)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_cached_file_is_not_fetched_again(hub: FakeHub, env: dict[str, str]) -> None:
+    fetch(f"hf:{REPO}", env)
+    hub.requests.clear()
+    fetch(f"hf:{REPO}", env)
+    assert [method for method, path in hub.requests if "resolve" in path] == ["HEAD"]
+
+
+@pytest.mark.parametrize("trouble", ["switch", "error", "no server"])
+def test_offline_the_cache_answers(hub: FakeHub, env: dict[str, str], trouble: str) -> None:
+    name = f"hf:{REPO}"
+    first, _ = fetch(name, env)
+    fetch(f"{name}:BF16", env)
+    if trouble == "switch":
+        env["HF_HUB_OFFLINE"] = "1"
+    elif trouble == "error":
+        hub.broken = 503
+    else:
+        env["HF_ENDPOINT"] = "http://127.0.0.1:9"  # the discard port: nothing listens
+    hub.requests.clear()
+    assert fetch(name, env)[0] == first
+    assert fetch(f"{name}:q4_k_m", env)[0] == first
+    assert fetch(f"{name}:bf16", env)[0].name == "m-BF16-00001-of-00002.gguf"
+    message = complaint(f"{name}:Q8_0", env)
+    assert "there is no Q8_0 in this repository; it has BF16, Q4_K_M (only the local" in message
+    assert not any("resolve" in path for _, path in hub.requests)
+    assert "is not in the local cache and cannot be fetched: " in complaint("hf:owner/gated", env)
+
+
+def test_offline_with_a_part_missing(env: dict[str, str]) -> None:
+    path, _ = fetch(f"hf:{REPO}:BF16", env)
+    path.with_name("m-BF16-00002-of-00002.gguf").unlink()
+    message = complaint(f"hf:{REPO}:BF16", {**env, "HF_HUB_OFFLINE": "yes"})
+    assert "only 1 of the 2 parts" in message
+
+
+def test_no_such_repository(hub: FakeHub, env: dict[str, str]) -> None:
+    message = complaint("hf:owner/unknown", env)
+    assert f"there is no repository owner/unknown on {hub.url}, or it is private" in message
+
+
+def test_no_such_file(env: dict[str, str]) -> None:
+    assert "did you mean m-Q8_0.gguf" in complaint(f"hf:{REPO}:m-Q8_1.gguf", env)
+    assert "it has BF16, Q4_K_M, Q8_0" in complaint(f"hf:{REPO}:Q2_K", env)
+    assert "there is no GGUF model" in complaint("hf:owner/none", env)
+
+
+def test_a_gated_repository(hub: FakeHub, env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert f"accept its terms at {hub.url}/owner/gated, then log in" in complaint("hf:owner/gated", env)
+    monkeypatch.setenv("HF_TOKEN", "let-me-in")
+    assert fetch("hf:owner/gated", env)[0].name == "m.gguf"
+
+
+def test_a_download_that_fails(hub: FakeHub, env: dict[str, str]) -> None:
+    (Path(env["HF_HOME"])).write_text("a file where the cache folder should be")
+    assert "cannot download m-Q4_K_M.gguf: " in complaint(f"hf:{REPO}", env)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["hf:", "hf:repo", "hf:a/b/c", "hf:a/b:", "hf:a/b:c:d", "hf:/b", "hf:a/", "hf: a/b", "hf:../x"],
+)
+def test_malformed_names(name: str) -> None:
+    assert "is not a valid name; write hf:owner/repo" in complaint(name, {})
+
+
+def test_a_name_that_huggingface_hub_refuses(env: dict[str, str]) -> None:
+    assert "is not a valid name" in complaint("hf:owner/a--b", env)
+
+
+def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert 'pip install "ngramspec[hub]"' in complaint(f"hf:{REPO}", {})

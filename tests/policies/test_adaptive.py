@@ -1,0 +1,254 @@
+"""Policies that adapt: the entropy of known laws, the way to gamma, and a threshold that finds its place."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.policies import make_policy
+from ngramspec.policies.entropy import EntropyPolicy, normalised_entropy
+from ngramspec.policies.policy import Gauge, Pass, ReadsRow
+from ngramspec.policies.threshold import ThresholdPolicy
+
+ALL = range(1, 65)
+
+
+def draft(acceptance: Sequence[float], length: int | None = None, token: int = 7) -> Draft:
+    n = len(acceptance) if length is None else length
+    return Draft((token,) * n, ({token: 1.0},) * n, (3,) * n, (5,) * n, tuple(acceptance), "ngram")
+
+
+def even(choices: int, n_vocab: int = 1000) -> NDArray[np.float32]:
+    """Logits of a law with that many equally likely tokens."""
+    row = np.full(n_vocab, -np.inf, np.float32)
+    row[:choices] = 3.5
+    return row
+
+
+# --------------------------------------------------------------------------- entropy
+
+
+def test_entropy_of_known_laws() -> None:
+    assert normalised_entropy(even(1)) == pytest.approx(0, abs=1e-9)
+    assert normalised_entropy(even(1000)) == pytest.approx(1, abs=1e-6)
+    assert normalised_entropy(even(10)) == pytest.approx(1 / 3, abs=1e-6)
+    assert normalised_entropy(even(10, 100)) == pytest.approx(1 / 2, abs=1e-6)
+    three = np.log(np.array([0.5, 0.25, 0.25], np.float32)) + 40
+    assert normalised_entropy(three) == pytest.approx(1.5 * math.log(2) / math.log(3), abs=1e-6)
+    far = np.array([0, -90, -1e30], np.float32)
+    assert normalised_entropy(far) == pytest.approx(0, abs=1e-9)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0, 30.0])
+def test_entropy_agrees_with_a_sum_in_double_precision(scale: float) -> None:
+    row = (scale * np.random.default_rng(1).standard_normal(150_001)).astype(np.float32)
+    before = row.copy()
+    p = np.exp(row.astype(np.float64) - row.max())
+    p /= p.sum()
+    expected = -float((p[p > 0] * np.log(p[p > 0])).sum()) / math.log(p.size)
+    assert normalised_entropy(row) == pytest.approx(expected, abs=1e-6)
+    assert np.array_equal(row, before)  # the target's buffer
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf])
+def test_broken_rows_have_no_entropy_and_change_nothing(wrong: float) -> None:
+    row = even(10)
+    row[5] = wrong
+    assert math.isnan(normalised_entropy(row))
+    assert math.isnan(normalised_entropy(np.full(5, -np.inf, np.float32)))
+    policy = EntropyPolicy(16)
+    policy.see(row)
+    assert policy.gauge is None
+    policy.see(even(2))
+    before = policy.gauge
+    policy.see(row)
+    assert policy.gauge == before
+
+
+def test_gamma_follows_the_perplexity_within_its_bounds() -> None:
+    for choices, gamma in ((1, 18), (2, 10), (4, 6), (16, 3), (1000, 2)):
+        policy = EntropyPolicy(18, gamma_min=2)
+        assert policy.limit() == 2  # nothing seen yet
+        policy.see(even(choices))
+        assert policy.limit() == gamma == round(2 + 16 / choices)
+        assert policy.gauge is not None
+        assert policy.gauge == (pytest.approx(math.log(choices, 1000), abs=1e-6), gamma)
+    sure = EntropyPolicy(1)
+    sure.see(even(1))
+    assert sure.limit() == 1
+    for gamma_min in (0, 5):
+        with pytest.raises(ValueError, match="gamma_min"):
+            EntropyPolicy(4, gamma_min=gamma_min)
+
+
+def test_entropy_is_smoothed() -> None:
+    policy = EntropyPolicy(16)
+    policy.see(even(1))
+    smoothed, gammas = 0.0, []
+    for _ in range(6):
+        policy.see(even(100))
+        smoothed += policy.WEIGHT * (math.log(100, 1000) - smoothed)
+        assert policy.gauge is not None
+        assert policy.gauge.entropy == pytest.approx(smoothed, abs=1e-6)
+        gammas.append(policy.limit())
+    assert gammas[0] == round(1 + 15 * 1000 ** -(policy.WEIGHT * 2 / 3))
+    assert gammas == sorted(gammas, reverse=True)
+    assert 1 < gammas[0] < 16
+    assert gammas[-1] == 1
+
+
+def test_entropy_sends_what_gamma_allows() -> None:
+    policy = EntropyPolicy(16)
+    policy.see(even(3))  # 1 + 15 / 3
+    assert policy.limit() == 6
+    assert policy.plan(draft([0.01] * 9), None, ALL) == (6, 7)
+    assert policy.plan(draft([0.01] * 4), None, ALL) == (4, 5)
+    assert policy.plan(draft([0.01] * 9), None, (2, 8)) == (6, 8)
+    assert policy.plan(draft([0.01] * 9), None, (1, 4)) == (3, 4)
+    assert policy.plan(NO_DRAFT, None, ALL) == (0, 1)
+
+
+def test_who_reads_rows() -> None:
+    readers = {name for name in ("fixed", "heuristic", "entropy", "threshold", "cost") if reads(name)}
+    assert readers == {"entropy"}
+    assert Gauge(0.5, 3) == (0.5, 3)
+
+
+def reads(name: str) -> bool:
+    return isinstance(make_policy(name), ReadsRow)
+
+
+# --------------------------------------------------------------------------- threshold
+
+
+def refused(drafted: int) -> Pass:
+    return Pass(1, drafted, 0, 1.0, 0.0, 1.0)
+
+
+def accepted(drafted: int, guessed: int) -> Pass:
+    return Pass(drafted + 1, drafted, guessed, 1.0, 0.0, 1.0)
+
+
+def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
+    policy = ThresholdPolicy(draft_max)
+    policy.threshold = threshold
+    return policy
+
+
+def test_a_draft_ends_before_the_confidence_falls_under_the_threshold() -> None:
+    halves = draft([0.5] * 5)  # 0.5, 0.25, 0.125, ...
+    for threshold, k in ((0.6, 0), (0.5, 1), (0.3, 1), (0.25, 2), (0.1, 3), (0.01, 5)):
+        assert at(threshold).plan(halves, None, ALL) == (k, k + 1)
+    # The first that falls under it ends it, whatever comes after.
+    assert at(0.3).plan(draft([0.9, 0.1, 1.0, 1.0]), None, ALL) == (1, 2)
+
+
+def test_a_threshold_fits_its_draft_into_what_is_allowed() -> None:
+    sure = draft([0.99] * 20)
+    assert at(0.3).plan(sure, None, ALL) == (16, 17)
+    assert at(0.3, 5).plan(sure, None, ALL) == (5, 6)
+    assert at(0.3).plan(sure, None, (1, 2, 3)) == (2, 3)
+    assert at(0.3).plan(sure, None, (2, 32)) == (16, 32)
+    assert at(0.6).plan(draft([0.5] * 4), None, (2, 8)) == (0, 2)
+    assert at(0.3).plan(NO_DRAFT, None, ALL) == (0, 1)
+    # Nobody estimates: up to draft_max.
+    assert at(0.9, 6).plan(draft([], 4), None, ALL) == (4, 5)
+    assert at(0.9, 6).plan(draft([], 9), None, ALL) == (6, 7)
+
+
+def test_a_blind_draft_is_cut_by_its_estimates_alone() -> None:
+    # Rejection sampling: the estimates are of `limit` positions, and which tokens were drawn may decide nothing.
+    policy = at(0.2)
+    for acceptance in ([0.5] * 8, [0.9] * 8, [0.1] * 8):
+        plans = {
+            policy.plan(Draft(tokens, ({1: 0.5, 2: 0.5},) * 4, (3,) * 4, (5,) * 4, tuple(acceptance)), None, ALL)
+            for tokens in ((1, 1, 1, 1), (2, 1, 2, 1), (2, 2, 2, 2))
+        }
+        assert len(plans) == 1
+    assert policy.plan(draft([0.5] * 8, 4), None, ALL) == (2, 3)
+    assert policy.plan(draft([0.9] * 8, 4), None, ALL) == (4, 5)  # no more than there are
+
+
+def test_the_threshold_rises_after_a_refusal_and_falls_when_more_would_have_been_right() -> None:
+    policy = ThresholdPolicy()
+    before = policy.threshold
+    policy.record(refused(3))
+    assert policy.threshold == pytest.approx(before * math.exp(policy.STEP * policy.EDGE))
+    policy.record(accepted(3, guessed=4))
+    assert policy.threshold == pytest.approx(before * math.exp(policy.STEP * (2 * policy.EDGE - 1)))
+    before = policy.threshold
+    policy.record(accepted(3, guessed=3))  # and the one after these was wrong, or there was none
+    policy.record(accepted(0, guessed=0))
+    assert policy.threshold == before
+    policy.record(accepted(0, guessed=1))  # nothing was sent, though it was right
+    assert policy.threshold < before
+
+
+def test_the_threshold_stays_within_its_bounds() -> None:
+    policy = ThresholdPolicy()
+    for _ in range(500):
+        policy.record(refused(1))
+    assert policy.threshold == policy.HIGH < 1
+    # What is certain is still sent.
+    assert policy.plan(draft([0.99]), None, ALL) == (1, 2)
+    for _ in range(500):
+        policy.record(accepted(0, guessed=1))
+    assert policy.threshold == policy.LOW > 0
+
+
+def run(policy: ThresholdPolicy, true: float, claimed: float, passes: int) -> tuple[float, float]:
+    """(mean length of the drafts, share of the last tokens sent that were right) of a drafter with 20 proposals."""
+    rng = random.Random(1)
+    lengths, right = [], []
+    for number in range(passes):
+        correct = next((i for i in range(20) if rng.random() >= true), 20)
+        k, _ = policy.plan(draft([claimed] * 20), None, ALL)
+        policy.record(Pass(1 + min(k, correct), k, min(correct, k + 1), 1.0, 0.0, 1.0))
+        if number >= passes // 4:
+            lengths.append(k)
+            right.append(correct >= k)
+    return sum(lengths) / len(lengths), sum(right) / len(right)
+
+
+@pytest.mark.parametrize("claimed", [0.75, 0.85, 0.95])
+def test_the_threshold_corrects_a_drafter_that_is_wrong_about_itself(claimed: float) -> None:
+    # True odds of 0.85: the seventh token is right with probability 0.32, whatever the drafter says of it.
+    policy = ThresholdPolicy(20)
+    length, edge = run(policy, 0.85, claimed, 8000)
+    assert length == pytest.approx(math.log(policy.EDGE, 0.85), abs=0.7)
+    assert edge == pytest.approx(policy.EDGE, abs=0.06)
+    assert policy.threshold == pytest.approx(claimed**length, rel=0.5)
+
+
+def test_the_threshold_follows_a_text_that_changes() -> None:
+    policy = ThresholdPolicy(20)
+    bad, _ = run(policy, 0.2, 0.8, 600)
+    high = policy.threshold
+    good, _ = run(policy, 0.95, 0.8, 600)
+    assert bad < 2
+    assert good > 8
+    assert policy.threshold < high / 3
+
+
+def test_the_drafter_is_told_where_to_stop() -> None:
+    policy = at(0.3, 8)
+    outlook = policy.outlook(None, ALL)
+    assert outlook is not None
+    assert len(outlook.slopes) == policy.limit() + 1
+    # A drafter that ends with the first position under the outlook still proposes one more than is sent.
+    cut, reach = 0, 1.0
+    for p in [0.6] * 8:
+        cut += 1
+        reach *= p
+        if reach < outlook.worth * outlook.slopes[cut]:
+            break
+    whole = policy.plan(draft([0.6] * 8), None, ALL)
+    assert whole == (2, 3)
+    assert cut == 3
+    assert policy.plan(draft([0.6] * cut), None, ALL) == whole

@@ -1,0 +1,96 @@
+"""The plugin for replay harnesses, driven as one drives it, against `ngramspec.replay.replay`."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.recordings import recordings
+
+from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
+from ngramspec.errors import CurveError
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
+from ngramspec.replay.tally import Tally
+
+PATH = Path(__file__).parents[2] / "tools" / "replay_plugin.py"
+
+
+def load() -> Any:
+    spec = importlib.util.spec_from_file_location("replay_plugin", PATH)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module.Ours
+
+
+def drive(drafter: Any, recording: Recording) -> tuple[int, int, int, Counter[int]]:
+    """What a harness does: (tokens, passes, accepted, passes by batch size)."""
+    response = list(recording.response)
+    drafter.start(list(recording.prompt))
+    drafter.accept(response[:1])
+    at, passes, accepted, batches = 1, 0, 0, Counter[int]()
+    while at < len(response):
+        proposal = drafter.draft()
+        right = 0
+        while right < min(len(proposal), len(response) - at) and proposal[right] == response[at + right]:
+            right += 1
+        new = response[at : at + right + 1]
+        drafter.accept(new)
+        at += len(new)
+        passes += 1
+        accepted += right
+        batches[1 + len(proposal)] += 1
+    return at - 1, passes, accepted, batches
+
+
+# Here it pays to pad a batch of 3, 5 or 9.
+ODD = {1: 1.0, 2: 1.1, 3: 3.0, 4: 1.2, 5: 4.0, 8: 1.6, 9: 6.0, 16: 3.0, 64: 60.0}
+
+
+@pytest.mark.parametrize("name", [*CURVES, "odd"])
+def test_both_find_the_same(name: str) -> None:
+    points = ODD if name == "odd" else CURVES[name][0]
+    plugin = load()({str(size): cost for size, cost in points.items()})
+    replay, total = Replay(make_drafter(DEFAULT), curve=GivenCurve(points)), Tally()
+    counts = [0, 0, 0]
+    batches: Counter[int] = Counter()
+    for recording in recordings(30, seed=3):
+        *some, sizes = drive(plugin, recording)
+        counts = [a + b for a, b in zip(counts, some, strict=True)]
+        batches += sizes
+        total.merge(replay.run(recording))
+    assert counts == [total.stats.tokens, total.stats.passes, total.stats.accepted]
+    assert batches == total.batches
+    assert total.stats.accepted > 0
+    if name == "odd":
+        assert total.batches[3] == total.batches[5] == total.batches[9] == 0 < total.batches[4]
+
+
+def test_the_default_curve_is_flat() -> None:
+    batches = []
+    for plugin in (load()(), load()({"1": 1.0, "64": 1.0})):
+        batches.append([drive(plugin, recording) for recording in recordings(10)])
+    assert batches[0] == batches[1]
+
+
+def test_memory_is_the_drafters() -> None:
+    if DEFAULT in REMEMBERING:
+        told = recordings(4, vocabulary=5000)
+        one, other = load()(memory=True), load()()
+        with_memory, without = (sum(drive(plugin, r)[1] for r in [*told, *told]) for plugin in (one, other))
+        assert with_memory < without
+    else:
+        with pytest.raises(ValueError, match="cannot remember"):
+            load()(memory=True)
+
+
+@pytest.mark.parametrize("curve", [{"2": 1.0}, {"1": 1.0, "2": -1.0}, {}])
+def test_a_wrong_curve_is_refused(curve: dict[str, float]) -> None:
+    with pytest.raises(CurveError):
+        load()(curve)

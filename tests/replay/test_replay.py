@@ -1,0 +1,309 @@
+"""Replay: the real loop on a record. Its counts against a loop written out here, and against what must hold."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from support.mock_target import Clock, MockTarget, plain_generate
+from support.recordings import recordings
+
+from ngramspec.acceptance.rules import Verdict
+from ngramspec.acceptance.verifier import Verifier
+from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Step
+from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.policies.simple import FixedPolicy
+from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording
+from ngramspec.replay.replay import Metered, Replay
+from ngramspec.replay.report import Comparison, by_category, figures
+from ngramspec.replay.tally import BINS, Reliability, Tally
+from ngramspec.sampling.settings import Sampling
+
+CPU = GivenCurve(CURVES["cpu-1.5b-q4_0"][0])
+FLAT = GivenCurve(CURVES["flat"][0])
+
+
+class Scripted:
+    """Proposes what it is told to, pass by pass; the acceptance of everything is 0.75."""
+
+    name = "scripted"
+
+    def __init__(self, *drafts: Sequence[int]) -> None:
+        self._drafts = iter(drafts)
+        self.told: list[tuple[int, ...]] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.told = []
+
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
+        tokens = tuple(next(self._drafts))
+        return Draft(tokens, acceptance=(0.75,) * len(tokens), source=self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self.told.append(tuple(tokens))
+        return 0
+
+
+def replayed(drafter: Scripted, response: Sequence[int], most: int = 8) -> Tally:
+    return Replay(drafter, FixedPolicy(most), curve=CPU).run(Recording("c", "i", [1, 2, 3], response))
+
+
+# --------------------------------------------------------------------------- the rules
+
+
+def test_a_pass_emits_what_is_right_and_one_more() -> None:
+    drafter = Scripted([11, 12, 99, 14], [], [15, 16])
+    tally = replayed(drafter, [10, 11, 12, 13, 14, 15, 16, 17])
+    assert drafter.told == [(10,), (11, 12, 13), (14,), (15, 16, 17)]
+    stats = tally.stats
+    assert (stats.tokens, stats.passes, stats.drafted, stats.accepted) == (7, 3, 6, 4)
+    assert stats.passes_without_draft == 1
+    assert tally.batches == {5: 1, 1: 1, 3: 1}
+    assert tally.changes == 3
+    assert stats.seconds == pytest.approx(CPU.ratio(5) + CPU.ratio(1) + CPU.ratio(3))
+    assert tally.speedup(CPU) == pytest.approx(7 / (2.33 + 1 + 2.16))
+    assert (stats.drafted_at, stats.accepted_at) == ([2, 2, 1, 1], [2, 2, 0, 0])
+
+
+def test_the_record_ends_inside_a_draft_and_at_its_end() -> None:
+    # All that was right is emitted, and nothing follows it; the whole batch is paid for.
+    inside = replayed(Scripted([11, 12, 13, 14]), [10, 11, 12])
+    assert (inside.stats.tokens, inside.stats.passes, inside.stats.accepted) == (2, 1, 2)
+    assert inside.batches == {5: 1}
+    end = replayed(Scripted([11, 12]), [10, 11, 12])
+    assert (end.stats.tokens, end.stats.passes, end.stats.accepted) == (2, 1, 2)
+    before = replayed(Scripted([11]), [10, 11, 12])
+    assert (before.stats.tokens, before.stats.passes, before.stats.accepted) == (2, 1, 1)
+
+
+def test_nobody_knows_where_the_record_ends() -> None:
+    limits = []
+
+    class Asked(Scripted):
+        def propose(
+            self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        ) -> Draft:
+            limits.append(limit)
+            return Draft()
+
+    replayed(Asked(), [10, 11, 12, 13], most=63)
+    assert limits == [63, 63, 63]
+
+
+def test_without_drafts_it_is_plain_decoding() -> None:
+    replay, total = Replay(None, curve=CPU), Tally()
+    for recording in recordings(5):
+        total.merge(replay.run(recording))
+    assert total.stats.tokens == total.stats.passes == sum(len(r.response) - 1 for r in recordings(5))
+    assert total.speedup(CPU) == pytest.approx(1.0)
+    assert total.stats.tokens_per_pass == 1.0
+
+
+def test_a_change_of_size_costs_what_the_curve_says() -> None:
+    curve = GivenCurve({1: 1.0, 64: 1.0}, switch=0.5)
+    tally = Replay(Scripted([11], [], []), FixedPolicy(4), curve=curve).run(
+        Recording("c", "i", [1], [10, 11, 12, 13, 14])
+    )
+    assert tally.changes == 2
+    assert tally.stats.seconds == pytest.approx(3 + 2 * 0.5)
+    assert tally.speedup(curve) == pytest.approx(4 / 4.0)
+
+
+def test_it_drafts_as_real_decoding_does() -> None:
+    """What a target decodes greedily, replayed at the same costs, takes the same passes."""
+    # A drafter that looks at no logits: a record has none.
+    drafter = "ngram"
+    points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
+    clock = Clock(0.0)
+    mock = MockTarget(12, seconds=GivenCurve(points).ratio, clock=clock, peak=6.0)
+    decoder = SpeculativeDecoder(mock, drafter=drafter, curve=GivenCurve(points), clock=clock.perf_counter)
+    replay = Replay(make_drafter(drafter), curve=GivenCurve(points))
+    for first in range(6):
+        prompt = [first, 2, 3]
+        steps: list[Step] = []
+        # A record says nothing of its end: here too nobody knows it beforehand.
+        running = decoder.generate(prompt, max_tokens=3000)
+        while sum(len(step.tokens) for step in steps) < 200:
+            steps.append(next(running))
+        running.close()
+        response = [token for step in steps for token in step.tokens]
+        assert response == plain_generate(MockTarget(12, peak=6.0), prompt, len(response), Sampling())
+        tally = replay.run(Recording("c", str(first), prompt, response))
+        assert tally.batches == Counter(step.batch for step in steps[1:])
+        assert tally.stats.accepted == sum(step.accepted for step in steps)
+        assert tally.stats.accepted > 20
+
+
+# --------------------------------------------------------------------------- what is counted
+
+
+def test_reliability_counts_up_to_the_first_wrong_one() -> None:
+    counts = Reliability()
+    counts.add(Draft((1, 2, 3, 4), acceptance=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
+    counts.add(Draft((1, 2), acceptance=(0.0, 1.0)), [1])
+    assert counts.seen == [1, 0, 0, 0, 0, 2, 0, 0, 0, 1]
+    assert counts.right == [1, 0, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert counts.predicted[5] == pytest.approx(1.06)
+    assert counts.calibration_error == pytest.approx((1.0 + 0.06 + 0.05) / 4)
+    counts.add(Draft((7,), acceptance=(1.0,)), [7])
+    assert counts.seen[BINS - 1] == 2
+    assert Reliability().calibration_error is None
+
+
+def test_what_was_not_sent_counts_for_reliability() -> None:
+    tally = replayed(Scripted([11, 12, 13], [99]), [10, 11, 12, 13], most=1)
+    assert tally.stats.drafted == 2
+    assert tally.reliability.seen[7] == 4
+    assert tally.reliability.right[7] == 3
+
+
+def test_the_meter_counts_drafting_and_nothing_else() -> None:
+    ticks = iter(range(1000))
+    meter = Metered(Scripted([11], []), FixedPolicy(4), clock=lambda: float(next(ticks)))
+    target = RecordedTarget(CPU)
+    decoder = SpeculativeDecoder(target, curve=CPU, clock=target.clock)
+    decoder.speculation = meter
+    steps = decoder.generate([1, 2], max_tokens=ENDLESS, verify=Verifier10())
+    for _ in range(3):
+        next(steps)
+    steps.close()
+    assert meter.begin_seconds == 2.0  # the prompt, and the first token
+    assert meter.work_seconds == 4.0  # two passes, before and after
+
+
+class Verifier10:
+    """Says 10 whatever is asked."""
+
+    blind = False
+
+    def choose(self, position: int) -> None:
+        return None
+
+    def verify(self, rows: object, draft: Draft, position: int) -> Verdict:
+        return Verdict((10,))
+
+
+def test_figures_by_category_overall_and_macro() -> None:
+    replay = Replay(make_drafter("ngram"), curve=CPU)
+    tallies: dict[str, Tally] = {}
+    for recording in recordings(12):
+        tallies.setdefault(recording.category, Tally()).merge(replay.run(recording))
+    rows = by_category(tallies, {"cpu": CPU, "flat": FLAT})
+    assert list(rows) == ["even", "odd", "overall", "macro"]
+    for key in ("tokens", "passes", "transcripts", "prompt_tokens"):
+        assert rows["overall"][key] == rows["even"][key] + rows["odd"][key]
+    for key in ("tokens_per_pass", "acceptance", "no_draft_share"):
+        assert rows["macro"][key] == pytest.approx((rows["even"][key] + rows["odd"][key]) / 2)
+    for name in ("cpu", "flat"):
+        mean = (rows["even"]["speedup"][name] + rows["odd"]["speedup"][name]) / 2
+        assert rows["macro"]["speedup"][name] == pytest.approx(mean)
+    assert rows["overall"]["speedup"]["flat"] == pytest.approx(rows["overall"]["tokens_per_pass"])
+    reaching = rows["overall"]["drafts_reaching_position"]
+    assert reaching == sorted(reaching, reverse=True)
+    assert len(reaching) == rows["overall"]["max_draft"]
+    assert sum(cell["count"] for cell in rows["overall"]["reliability"]) > 0
+
+
+def test_figures_of_nothing() -> None:
+    assert by_category({}, {"cpu": CPU}) == {}
+    empty = figures(Tally(), {"cpu": CPU})
+    assert (empty["tokens"], empty["acceptance"], empty["speedup"]) == (0, None, {"cpu": 1.0})
+
+
+# --------------------------------------------------------------------------- several curves
+
+
+def comparison(total: int = 10) -> Comparison:
+    curves = {"cpu": CPU, "flat": FLAT}
+    replays = {name: Replay(make_drafter("ngram"), curve=curve) for name, curve in curves.items()}
+    return Comparison(recordings(total), "ngram", replays, curves)
+
+
+def test_each_curve_is_drafted_by() -> None:
+    runs = comparison()
+    assert len(list(runs.run())) == 10
+    document = runs.document()
+    assert document["complete"]
+    cpu, flat = document["results"]["ngram@cpu"], document["results"]["ngram@flat"]
+    assert cpu["overall"]["drafted_per_pass"] < flat["overall"]["drafted_per_pass"]
+    assert cpu["overall"]["speedup"]["cpu"] > flat["overall"]["speedup"]["cpu"]
+    for category in ("even", "odd", "overall", "macro"):
+        for name in ("cpu", "flat"):
+            assert document["oracle"][category][name]["oracle_copy1"] >= 1.0
+    assert document["categories"] == {"even": 5, "odd": 5}
+
+
+def test_what_was_replayed_before_an_interruption_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, calls = comparison(), 0
+    plain = Replay.run
+
+    def interrupted(self: Replay, recording: Recording) -> Tally:
+        nonlocal calls
+        calls += 1
+        if calls == 6:  # the second curve of the third recording
+            raise KeyboardInterrupt
+        return plain(self, recording)
+
+    monkeypatch.setattr(Replay, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(runs.run())
+    document = runs.document()
+    assert (document["complete"], document["transcripts"]) == (False, 2)
+    for rows in document["results"].values():
+        assert rows["overall"]["transcripts"] == 2
+        assert rows["overall"]["tokens"] == document["decode_tokens"]
+
+
+def test_one_drafter_serves_all_recordings() -> None:
+    first, again = recordings(2, seed=5)[0], recordings(2, seed=5)[0]
+    replay = Replay(make_drafter("ngram"), curve=FLAT)
+    replay.run(first)
+    begun = replay.decoder.drafter
+    replay.run(again)
+    assert replay.decoder.drafter is begun
+
+
+def test_a_replay_needs_one_source_of_time() -> None:
+    with pytest.raises(ValueError, match="curve or on a target"):
+        Replay(make_drafter("ngram"))
+    with pytest.raises(ValueError, match="curve or on a target"):
+        Replay(make_drafter("ngram"), curve=CPU, target=RecordedTarget(CPU))
+
+
+def test_a_drafter_that_cannot_remember_says_so() -> None:
+    for name in DRAFTERS:
+        if name in REMEMBERING:
+            make_drafter(name, memory=True)
+        else:
+            with pytest.raises(ValueError, match="cannot remember"):
+                make_drafter(name, memory=True)
+
+
+# --------------------------------------------------------------------------- what the decoder offers for it
+
+
+def test_a_given_curve_is_neither_measured_nor_kept(tmp_path: Path) -> None:
+    mock = MockTarget(12, peak=6.0)
+    decoder = SpeculativeDecoder(mock, curve=CPU, calibration_folder=tmp_path)
+    steps = list(decoder.generate([1, 2, 3], max_tokens=100))
+    assert mock.batches == [step.batch for step in steps[1:]]
+    assert {step.plain_seconds for step in steps[1:]} == {1.0}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_verifier_that_is_handed_in_has_its_own_sampling(tmp_path: Path) -> None:
+    mock = MockTarget(12, peak=6.0)
+    decoder = SpeculativeDecoder(mock, curve=CPU, calibration_folder=tmp_path)
+    for sampling in (Sampling(), Sampling(1.0, seed=3)):
+        given = list(decoder.generate([1, 2, 3], max_tokens=50, verify=Verifier(mock.sampler(sampling))))
+        named = list(decoder.generate([1, 2, 3], max_tokens=50, sampling=sampling))
+        assert [t for s in given for t in s.tokens] == [t for s in named for t in s.tokens]
+    with pytest.raises(ValueError, match="has its own"):
+        decoder.generate([1, 2, 3], max_tokens=5, sampling=Sampling(), verify=Verifier(mock.sampler(Sampling())))

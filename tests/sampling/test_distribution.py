@@ -1,0 +1,89 @@
+"""Rows of logits and laws over tokens, held against sorts and naive sums."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
+
+
+def test_largest_equals_a_stable_sort() -> None:
+    rng = np.random.default_rng(3)
+    for size in (1, 63, 64, 65, 1000, 12_345):
+        for values in (rng.standard_normal(size), rng.integers(0, 5, size).astype(float)):
+            ordered = np.argsort(-values, kind="stable")
+            for count in (1, 2, 40, size // 2, size - 1, size, size + 1):
+                if count:
+                    assert largest(values, count).tolist() == sorted(ordered[:count].tolist())
+
+
+def test_largest_counts_infinities_and_shows_nan() -> None:
+    for size in (10, 20_000):
+        values = np.full(size, -np.inf, np.float32)
+        values[[3, 7]] = [0.0, np.inf]
+        assert largest(values, 2).tolist() == [3, 7]
+        assert largest(values, 3).tolist() == [0, 3, 7]
+        values[[5, size - 1]] = np.nan
+        for count in (1, 2, 5):
+            assert {5, size - 1} <= set(largest(values, count).tolist())
+
+
+def test_softmax_against_the_definition() -> None:
+    rng = np.random.default_rng(1)
+    for size in (1, 2, 50):
+        ids = rng.permutation(1000)[:size].astype(np.int32)
+        logits = (5 * rng.standard_normal(size)).astype(np.float32)
+        law = softmax(ids, logits)
+        assert law.ids.tolist() == sorted(ids.tolist())
+        total = math.fsum(math.exp(float(x)) for x in logits)
+        for token, logit in zip(ids.tolist(), logits.tolist(), strict=True):
+            assert law.probability(token) == pytest.approx(math.exp(logit) / total, rel=1e-12)
+        np.testing.assert_allclose(np.exp(law.logp), law.probs, rtol=1e-12)
+        assert abs(law.probs.sum() - 1) < 1e-14
+
+
+def test_softmax_leaves_out_what_cannot_come() -> None:
+    with np.errstate(all="raise", under="ignore"):
+        law = softmax(np.array([4, 2, 9], np.int32), np.array([0.0, -np.inf, 0.0], np.float32))
+        assert (law.ids.tolist(), law.probs.tolist()) == ([4, 9], [0.5, 0.5])
+        law = softmax(np.array([4, 2, 9], np.int32), np.array([3e38, -3e38, 0.0], np.float32))
+        assert (law.ids.tolist(), law.probs.tolist(), law.logp.tolist()) == ([4], [1.0], [0.0])
+
+
+def test_probability_and_find() -> None:
+    law = Distribution(np.array([1, 3], np.int32), np.array([0.25, 0.75]), np.log([0.25, 0.75]))
+    assert [law.find(token) for token in range(-1, 6)] == [None, None, 0, None, 1, None, None]
+    assert [law.probability(token) for token in range(5)] == [0.0, 0.25, 0.0, 0.75, 0.0]
+    sure = point_mass(7)
+    assert (sure.ids.tolist(), sure.probs.tolist(), sure.logp.tolist()) == ([7], [1.0], [0.0])
+    assert sure.ids.dtype == np.int32
+    assert (sure.probability(7), sure.probability(8)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("size", [1, 10, 20_001])
+def test_top_token(size: int) -> None:
+    for where in {0, size // 2, size - 1}:
+        logits = np.zeros(size, np.float32)
+        logits[where] = 1.0
+        assert top_token(logits) == where
+        logits[where] = np.nan
+        with pytest.raises(BadLogits, match=rf"token {where} is nan"):
+            top_token(logits)
+        logits[where] = np.inf
+        with pytest.raises(BadLogits, match=rf"token {where} is inf"):
+            top_token(logits)
+        logits[:] = -np.inf
+        logits[where] = -1.0
+        assert top_token(logits) == where
+    assert top_token(np.zeros(size, np.float32)) == 0  # the lowest id among equals
+    with pytest.raises(BadLogits, match=f"all {size} logits are -inf"):
+        top_token(np.full(size, -np.inf, np.float32))
+
+
+def test_bad_logits_are_for_the_user() -> None:
+    assert issubclass(BadLogits, ValueError)
+    assert issubclass(BadLogits, NGramSpecError)

@@ -1,0 +1,168 @@
+"""`Sampling`: ranges, contradictions, and what the settings come to."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from ngramspec.sampling.settings import SAMPLERS, Sampling, parse_samplers
+
+RANGES: dict[str, tuple[tuple[Any, ...], tuple[Any, ...]]] = {
+    "temperature": ((0.0, 0.1, 100.0), (-0.1, math.nan, math.inf, 1e39)),
+    "top_k": ((0, 1, 2**31 - 1), (-1, 1.5, 2**31)),
+    "top_p": ((1e-9, 1.0), (0.0, -0.1, 1.0001, math.nan)),
+    "min_p": ((0.0, 1.0), (-0.01, 1.01, math.nan)),
+    "seed": ((0, 2**64 - 1), (-1, 2**64, 0.5)),
+    "typical_p": ((0.01, 1.0), (0.0, 1.1, math.nan)),
+    "top_n_sigma": ((-1.0, 0.0, 5.0), (math.nan, math.inf, -math.inf)),
+    "xtc_probability": ((0.0, 1.0), (-0.1, 1.1, math.nan)),
+    "xtc_threshold": ((0.0, 0.5, 1.0), (-0.1, 1.1, math.nan)),
+    "dynatemp_range": ((0.0, 5.0), (-0.1, math.inf, math.nan)),
+    "dynatemp_exponent": ((0.0, 5.0), (-0.1, math.inf, math.nan, 1e300)),
+    "repeat_penalty": ((0.1, 1.0, 5.0), (0.0, -1.0, 1e-31, math.inf, math.nan, 1e39)),
+    "repeat_last_n": ((-1, 0, 2**31 - 1), (-2, 0.5, 2**31)),
+    "presence_penalty": ((-2.0, 0.0, 2.0), (math.inf, -math.inf, math.nan, 1e39)),
+    "frequency_penalty": ((-2.0, 0.0, 2.0), (math.inf, -math.inf, math.nan, -1e39)),
+    "dry_multiplier": ((0.0, 5.0), (-0.1, math.inf, math.nan)),
+    "dry_base": ((1.0, 5.0), (0.99, math.inf, math.nan)),
+    "dry_allowed_length": ((0, 100), (-1, 1.5)),
+    "dry_penalty_last_n": ((-1, 0, 100), (-2, 1.5)),
+    "mirostat": ((0, 1, 2), (-1, 3, 1.5)),
+    "mirostat_tau": ((0.0, 5.0), (-0.1, math.inf, math.nan)),
+    "mirostat_eta": ((0.0, 5.0), (-0.1, math.inf, math.nan)),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_ranges(name: str) -> None:
+    fine, bad = RANGES[name]
+    for value in fine:
+        Sampling(**{"temperature": 0.5} | {name: value})
+    for value in bad:
+        with pytest.raises(ValueError, match=f"^{name} is .* but must be") as error:
+            Sampling(**{"temperature": 0.5} | {name: value})
+        assert "\n" not in str(error.value)
+
+
+def test_every_number_has_a_range() -> None:
+    assert {f.name for f in fields(Sampling)} - RANGES.keys() == {
+        *("logit_bias", "grammar", "samplers", "dry_sequence_breakers")
+    }
+
+
+def test_defaults_are_llama_cpps_but_greedy() -> None:
+    # common/common.h, struct common_params_sampling
+    s = Sampling()
+    assert (s.top_k, s.top_p, s.min_p, s.typical_p, s.top_n_sigma) == (40, 0.95, 0.05, 1.0, -1.0)
+    assert (s.xtc_probability, s.xtc_threshold, s.dynatemp_range, s.dynatemp_exponent) == (0.0, 0.1, 0.0, 1.0)
+    assert (s.repeat_penalty, s.repeat_last_n, s.presence_penalty, s.frequency_penalty) == (1.0, 64, 0.0, 0.0)
+    assert (s.dry_multiplier, s.dry_base, s.dry_allowed_length, s.dry_penalty_last_n) == (0.0, 1.75, 2, 64)
+    assert s.dry_sequence_breakers == ("\n", ":", '"', "*")
+    assert (s.mirostat, s.mirostat_tau, s.mirostat_eta) == (0, 5.0, 0.1)
+    assert s.samplers == ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
+    assert s.temperature == 0.0
+
+
+@pytest.mark.parametrize("bias", [math.nan, math.inf, 1e39, 1.1e6, -1.1e6])
+def test_a_bias_that_is_none(bias: float) -> None:
+    with pytest.raises(
+        ValueError, match=r"^the logit bias of token 7 is .*, but must be from -1e\+06 to 1e\+06, or -inf$"
+    ):
+        Sampling(logit_bias=((3, -math.inf), (7, bias)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"samplers": ("top_k", "tpo_p")}, "unknown sampler 'tpo_p'; there are: penalties, dry, "),
+        ({"samplers": ("top_k", "top_p", "top_k")}, "named twice in: top_k, top_p, top_k"),
+        ({"samplers": ("temperature",), "top_k": 5}, "top_k is set, but samplers leaves out top_k"),
+        ({"samplers": ("temperature",), "presence_penalty": 1.0}, "presence_penalty is set, .* leaves out penalties"),
+        ({"samplers": ("temperature",), "dry_multiplier": 1.0}, "dry_multiplier is set, .* leaves out dry"),
+        ({"samplers": ("temperature",), "top_n_sigma": 1.0}, "top_n_sigma is set, .* leaves out top_n_sigma"),
+        ({"samplers": ("temperature",), "typical_p": 0.5}, "typical_p is set, .* leaves out typ_p"),
+        ({"samplers": ("temperature",), "xtc_probability": 0.5}, "xtc_probability is set, .* leaves out xtc"),
+        ({"samplers": ("top_k",)}, "temperature is 0.8, but samplers leaves it out, which means 1"),
+        ({"samplers": ("top_k",), "temperature": 0.0}, "temperature is 0.0, but samplers leaves it out"),
+        ({"samplers": ("top_k",), "temperature": 1.0, "dynatemp_range": 0.5}, "dynatemp_range is set"),
+        ({"mirostat": 1, "top_k": 5}, "mirostat takes the place of other samplers; leave out top_k"),
+        ({"mirostat": 2, "repeat_penalty": 1.1}, "mirostat takes the place of .* leave out repeat_penalty"),
+        ({"mirostat": 2, "xtc_probability": 0.1}, "mirostat takes the place of .* leave out xtc_probability"),
+        ({"mirostat": 2, "dynatemp_range": 0.1}, "mirostat takes the place of .* leave out dynatemp_range"),
+        ({"mirostat": 2, "samplers": ("temperature",)}, "mirostat takes the place of .* leave out samplers"),
+        ({"mirostat": 1, "temperature": 0.0}, "mirostat chooses among tokens, and temperature 0 takes the likeliest"),
+        ({"xtc_probability": 0.5, "temperature": 0.0}, "xtc_probability chooses among tokens"),
+        ({"typical_p": 0.5, "temperature": 0.0}, "typical_p chooses among tokens"),
+    ],
+    ids=str,
+)
+def test_contradictions(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as error:
+        Sampling(**{"temperature": 0.8} | settings)
+    assert "\n" not in str(error.value)
+
+
+def test_settings_that_go_together() -> None:
+    Sampling(0.8, mirostat=2, logit_bias=((1, 2.0),), grammar='root ::= "a"', seed=5)
+    Sampling(1.0, samplers=())
+    Sampling(samplers=("temperature",))
+    Sampling(0.0, repeat_penalty=1.2, dry_multiplier=0.5, top_k=5, grammar='root ::= "a"')
+
+
+def test_greedy_is_temperature_0_without_a_range() -> None:
+    assert Sampling().greedy
+    assert Sampling(repeat_penalty=2.0).greedy
+    assert not Sampling(0.1).greedy
+    assert not Sampling(0.0, dynatemp_range=0.5).greedy
+
+
+@pytest.mark.parametrize(
+    ("settings", "moves"),
+    [
+        ({}, False),
+        ({"top_k": 5, "top_p": 0.5, "seed": 3, "repeat_last_n": 5}, False),
+        ({"repeat_penalty": 1.1}, True),
+        ({"presence_penalty": 0.1}, True),
+        ({"frequency_penalty": 0.1}, True),
+        ({"dry_multiplier": 0.1}, True),
+        ({"logit_bias": ((1, 1.0),)}, True),
+        ({"grammar": 'root ::= "a"'}, True),
+    ],
+    ids=str,
+)
+def test_what_moves_logits(settings: dict[str, Any], moves: bool) -> None:
+    assert Sampling(**settings).moves_logits is moves
+
+
+def test_mirostat_selects() -> None:
+    assert [Sampling(1.0, mirostat=version).selects for version in (0, 1, 2)] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("top_k;temperature", ("top_k", "temperature")),
+        (" Top-K ; typical_p;temp ", ("top_k", "typ_p", "temperature")),
+        ("top-n-sigma;min-p;typical;nucleus", ("top_n_sigma", "min_p", "typ_p", "top_p")),
+        (";".join(SAMPLERS), SAMPLERS),
+        ("", ()),
+        ("nonsense", ("nonsense",)),
+    ],
+)
+def test_parse_samplers(text: str, names: tuple[str, ...]) -> None:
+    assert parse_samplers(text) == names
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_every_sampler_can_be_named_and_left_out(name: str) -> None:
+    Sampling(1.0, samplers=(name,))
+    Sampling(1.0, samplers=tuple(other for other in SAMPLERS if other != name))
+
+
+@pytest.mark.parametrize("breaker", ["", "a\0b", "\udc80"])
+def test_a_sequence_breaker_is_text(breaker: str) -> None:
+    with pytest.raises(ValueError, match="dry_sequence_breakers holds"):
+        Sampling(dry_multiplier=0.8, dry_sequence_breakers=("\n", breaker))

@@ -1,0 +1,98 @@
+"""The decoding loop on a mock target and a mock clock, held to its contract at every step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from support.mock_target import Clock, MockTarget
+
+from ngramspec.backend import TargetProtocol
+from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Step
+from ngramspec.drafting.draft import Choose, Draft, Outlook
+
+CLOCK = Clock()
+
+
+def cheap(size: int) -> float:
+    """A machine on which a drafted token costs a tenth of a pass."""
+    return 1e-3 * (1 + 0.1 * (size - 1))
+
+
+def model(n_vocab: int = 60, **options: Any) -> MockTarget:
+    return MockTarget(n_vocab, **{"peak": 6.0, "seconds": cheap, "clock": CLOCK, **options})
+
+
+def milliseconds() -> float:
+    """The mock clock in the unit of a given curve: what a pass over one token takes."""
+    return 1e3 * CLOCK.perf_counter()
+
+
+def unmeasured(target: TargetProtocol, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
+    """A decoder that knows what passes cost (that much for each token more), and leaves nothing on disk."""
+    return SpeculativeDecoder(target, curve=GivenCurve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options)
+
+
+def drive(
+    decoder: SpeculativeDecoder, prompt: Sequence[int], *, max_tokens: int, **options: Any
+) -> tuple[list[int], list[Step]]:
+    """Generate, and hold every step and the cache behind it to the contract."""
+    target = decoder.target
+    name = decoder.drafter.name if decoder.drafter else ""
+    emitted: list[int] = []
+    steps: list[Step] = []
+    for step in decoder.generate(prompt, max_tokens=max_tokens, **options):
+        assert not steps or steps[-1].stop is None
+        steps.append(step)
+        emitted += step.tokens
+        assert target.tokens == [*prompt, *emitted[:-1]]
+        assert len(step.pieces) == len(step.tokens) > 0
+        assert step.text == "".join(step.pieces)
+        assert step.tokens[: step.accepted] == step.drafted[: step.accepted]
+        assert step.refused == step.drafted[step.accepted :]
+        # One token of the target's own, unless the text ended inside the accepted draft.
+        assert len(step.tokens) - step.accepted == (0 if step.stop and step.accepted == len(step.tokens) else 1)
+        assert (step.batch == 0) == (len(steps) == 1)
+        assert step.batch >= 1 + len(step.drafted) or len(steps) == 1
+        assert step.source in ((name, "grammar", f"{name}+grammar") if step.drafted else ("",))
+        assert (step.stop_string is not None) == (step.stop == "stop")
+        assert not any(target.is_eog(token) for token in step.drafted[:-1])
+    assert steps[-1].stop is not None
+    assert len(emitted) <= max_tokens
+    assert target.tokens == [*prompt, *emitted[:-1]]
+    return emitted, steps
+
+
+class Oracle:
+    """Knows the text: right everywhere but at every `wrong`-th position."""
+
+    name = "ngram"
+
+    def __init__(self, text: Sequence[int], wrong: int = 0) -> None:
+        self.text = list(text)
+        self.wrong = wrong
+        self.seen: list[int] = []
+        self.begun: list[list[int]] = []
+        self.limits: list[int] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.begun.append(list(prompt))
+        self.seen = []
+
+    def propose(
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+    ) -> Draft:
+        self.limits.append(limit)
+        at = len(self.seen)
+        tokens = [
+            (t + 1) % 12 if self.wrong and (at + i) % self.wrong == 0 else t
+            for i, t in enumerate(self.text[at : at + limit])
+        ]
+        n = len(tokens)
+        return Draft(tuple(tokens), tuple({t: 1.0} for t in tokens), (3,) * n, (9,) * n, (0.9,) * n, self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self.seen += tokens
+        return 0

@@ -1,0 +1,73 @@
+"""What the tests of the memory share: a tokenizer without a model, stores, and texts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ngramspec.memory import Document, Store
+from ngramspec.memory.documents import Text
+
+N_VOCAB = 256
+VOCABULARY = bytes(range(16))
+PATIENCE = 60.0
+
+
+class Bytes:
+    """A tokenizer whose tokens are bytes."""
+
+    n_vocab = N_VOCAB
+    vocabulary_hash = VOCABULARY
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+        assert not special
+        assert not add_bos
+        return list(text.encode())
+
+
+def new_store(folder: Path) -> Store:
+    return Store(folder, VOCABULARY, N_VOCAB, "bytes")
+
+
+def a_text(name: str, tokens: Sequence[int] = (1, 2, 3, 4, 5)) -> Text:
+    return Text(Document("file", name, len(tokens), 10, 20), np.array(tokens, np.int32))
+
+
+def filled(folder: Path, count: int = 3) -> Store:
+    """A store of a few documents, `file 0` and so on, and two answers in its journal."""
+    store = new_store(folder)
+    rng = np.random.default_rng(0)
+    store.update(lambda _: [a_text(f"file {i}", rng.integers(0, 9, 700).tolist()) for i in range(count)])
+    store.append([7, 7, 7, 7, 1])
+    store.append([8, 8, 8, 8, 2])
+    return store
+
+
+def names(store: Store) -> list[str]:
+    """Names of the files in it."""
+    return [d.name for d in store.read().documents() if d.kind == "file"]
+
+
+def answers(store: Store) -> list[list[int]]:
+    """Tokens of the answers in it."""
+    return [t.tokens.tolist() for t in store.read().texts() if t.document.kind == "answer"]
+
+
+def script(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
+    """Another process that runs `code` with the tests' folder on its path."""
+    here = str(Path(__file__).parents[1])
+    code = f"import sys; sys.path.insert(0, {here!r})\n{code}"
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> str:
+    """Wait for a process that must succeed; its stdout."""
+    out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, err
+    return out

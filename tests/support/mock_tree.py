@@ -1,0 +1,105 @@
+"""A mock target whose cache holds several continuations, and a tree that checks what it is asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from support.mock_target import MockTarget
+
+from ngramspec.backend import Node
+
+
+class MockBranchingTarget(MockTarget):
+    """A `MockTarget` that satisfies `ngramspec.backend.BranchingTarget`.
+
+    Args:
+        n_seq: sequences of the context; a tree has one leaf less at most.
+        suppressed: tokens that the model's file forbids.
+        windowed: what is kept between two passes must not be more than a token ahead of the shortest text.
+        rounded: round logits to so many decimals, so that scores are equal now and then.
+        options: of `MockTarget`.
+    """
+
+    def __init__(
+        self,
+        n_vocab: int = 16,
+        *,
+        n_seq: int = 64,
+        suppressed: Sequence[int] = (),
+        windowed: bool = False,
+        rounded: int | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(n_vocab, **options)
+        self.n_seq = n_seq
+        self.suppressed = tuple(suppressed)
+        self.windowed = windowed
+        self.rounded = rounded
+        self.trees: list[MockTree] = []
+
+    @property
+    def can_branch(self) -> bool:
+        return self.can_rollback
+
+    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
+        row = super().row(context)
+        return row if self.rounded is None else np.round(row, self.rounded)
+
+    def sequences(self, root: Node) -> MockTree:
+        self.trees.append(MockTree(self, root))
+        return self.trees[-1]
+
+
+class MockTree:
+    """A tree that holds nothing but which nodes are in the cache. An assertion fails where llama.cpp would."""
+
+    def __init__(self, target: MockBranchingTarget, root: Node) -> None:
+        assert root.length == len(target.tokens)
+        self._target = target
+        self._root = root
+        self._prompt = list(target.tokens)
+        self._held = {root}
+        self.leaves = target.n_seq - 1
+        self.max_batch = target.max_batch
+        self.windowed = target.windowed
+        self.most_cells = len(self._prompt)
+        self.closed = False
+
+    def evaluate(self, nodes: Sequence[Node]) -> NDArray[np.float32]:
+        assert not self.closed
+        assert 0 < len(nodes) <= self.max_batch
+        for node in nodes:
+            assert node not in self._held
+            assert node.parent in self._held
+            assert node.length == node.parent.length + 1
+            self._held.add(node)
+        inner = {node.parent for node in self._held}
+        assert len(self._held - inner) <= self.leaves
+        self.most_cells = max(self.most_cells, len(self._prompt) + len(self._held) - 1)
+        assert self.most_cells <= self._target.n_ctx + self._target.max_batch
+        target = self._target
+        target.batches.append(len(nodes))
+        if target._seconds is not None and target._clock is not None:
+            target._clock.now += target._seconds(len(nodes))
+        return target._give([target.row([*self._prompt, *node.path()]) for node in nodes])
+
+    def keep(self, nodes: Iterable[Node]) -> None:
+        assert not self.closed
+        kept = {self._root}
+        lengths = set()
+        for node in nodes:
+            assert node in self._held
+            lengths.add(node.length)
+            at: Node | None = node
+            while at is not None and at not in kept:
+                kept.add(at)
+                at = at.parent
+        if self.windowed:
+            assert max(lengths) - min(lengths) <= 1
+        self._held = kept
+
+    def close(self) -> None:
+        self.closed = True

@@ -1,0 +1,24 @@
+"""Recorded answers for tests: invented, with a fixed seed, and with as much repetition as real ones have."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ngramspec.replay.recording import Recording
+
+
+def recordings(number: int, seed: int = 0, vocabulary: int = 300) -> list[Recording]:
+    """Answers that copy spans of their prompt and of themselves, change a token now and then, and say new things."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for i in range(number):
+        text = [int(t) for t in rng.integers(0, vocabulary, rng.integers(5, 120))]
+        start, length = len(text), int(rng.integers(2, 160))
+        while len(text) < start + length:
+            if rng.random() < 0.6:
+                at, span = int(rng.integers(0, len(text))), int(rng.integers(1, 40))
+                text += text[at : at + span]
+            else:
+                text += [int(t) for t in rng.integers(0, vocabulary, rng.integers(1, 6))]
+        made.append(Recording("even" if i % 2 == 0 else "odd", str(i), text[:start], text[start : start + length]))
+    return made

@@ -1,0 +1,60 @@
+"""The smallest drafting loop: a verifier on the mock target, without decoder, drafter and policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from support.mock_target import MockTarget
+
+from ngramspec.acceptance.rules import Watch
+from ngramspec.acceptance.verifier import Acceptance, Verifier
+from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.sampling.settings import Sampling
+
+Propose = Callable[[list[int], Choose | None], Draft]
+"""(all tokens so far, how to pick) -> a draft."""
+
+
+def certain(tokens: Sequence[int]) -> Draft:
+    """A draft that nobody drew: q is 1 at each token."""
+    return Draft(tuple(tokens), tuple({t: 1.0} for t in tokens))
+
+
+def from_counts(counts: Sequence[dict[int, int]]) -> Propose:
+    """A drafter that picks as it is told from tables that ignore the context; the likeliest if nobody tells it."""
+
+    def propose(_tokens: list[int], choose: Choose | None) -> Draft:
+        picked = [choose(i, c) if choose is not None else max(c, key=c.__getitem__) for i, c in enumerate(counts)]
+        q = [{t: c / sum(law.values()) for t, c in law.items()} for law in counts]
+        return Draft(tuple(picked), tuple(q) if choose is not None else ())
+
+    return propose
+
+
+def speculate(
+    mock: MockTarget,
+    prompt: Sequence[int],
+    n: int,
+    sampling: Sampling,
+    propose: Propose,
+    how: Acceptance | str | None = None,
+    watch: Watch | None = None,
+) -> tuple[list[int], list[int]]:
+    """n tokens, or fewer up to one that ends the text, and how many tokens of its draft each pass accepted."""
+    sampler = mock.sampler(sampling)
+    sampler.begin(prompt)
+    verifier = Verifier(sampler, how, watch)
+    mock.prefill(prompt[:-1])
+    tokens, accepted = list(prompt), list[int]()
+    while len(tokens) < len(prompt) + n and not (accepted and mock.is_eog(tokens[-1])):
+        draft = propose(tokens, verifier.choose(len(tokens)))
+        draft = draft.head(next((i for i, t in enumerate(draft.tokens, 1) if mock.is_eog(t)), len(draft)))
+        rows = mock.evaluate([tokens[-1], *draft.tokens])
+        verdict = verifier.verify(rows, draft, len(tokens))
+        accepted.append(verdict.accepted)
+        assert verdict.tokens[: verdict.accepted] == draft.tokens[: verdict.accepted]
+        tokens.extend(verdict.tokens)
+        ends = (i for i, t in enumerate(tokens) if i >= len(prompt) and mock.is_eog(t))
+        del tokens[next(ends, len(tokens)) + 1 :]
+        mock.rollback(len(tokens) - 1)
+    return tokens[len(prompt) : len(prompt) + n], accepted

@@ -1,0 +1,39 @@
+"""The compiled modules of `ngramspec.drafting` as plain Python, whether they were compiled or not."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+from unittest import mock
+
+from ngramspec import drafting
+
+FOLDER = Path(str(drafting.__file__)).parent
+NAMES = (
+    "token_index",
+    "mixture.history",
+    "mixture.odds",
+    "mixture.sightings",
+    "mixture.guesser",
+    "mixture.secondary",
+    "mixture.drafter",
+)
+"""In an order in which each comes after those that it imports."""
+
+
+def plain_modules() -> dict[str, ModuleType]:
+    """Fresh copies of the modules by their short names; each imports the copies, nobody else sees them."""
+    copies: dict[str, ModuleType] = {}
+    for name in NAMES:
+        full = f"ngramspec.drafting.{name}"
+        spec = importlib.util.spec_from_file_location(full, FOLDER / f"{name.replace('.', '/')}.py")
+        assert spec
+        assert spec.loader
+        module = importlib.util.module_from_spec(spec)
+        siblings = {f"ngramspec.drafting.{other}": copy for other, copy in copies.items()}
+        with mock.patch.dict(sys.modules, siblings):
+            spec.loader.exec_module(module)
+        copies[name] = module
+    return {name.split(".")[-1]: copy for name, copy in copies.items()}

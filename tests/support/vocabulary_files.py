@@ -1,0 +1,61 @@
+"""GGUF files with a vocabulary and no weights, made from the demo model's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import gguf
+from support.cli_runner import DEMO
+
+END = 2
+"""The token that ends a text in what `write_words` writes."""
+
+FIRST_WORD = 259
+WORDS = ("a", "b", "c", "ab", "bc", " a", "\u00e9", '{"', '":', "true", "tr", "}", "1", "12")
+
+
+def write_vocabulary(path: Path, *, template: bool = True, chatml: bool = True) -> Path:
+    """Copy the demo model's vocabulary.
+
+    Args:
+        template: with its chat template.
+        chatml: with the tokens of ChatML; else they are ordinary text.
+    """
+    reader = gguf.GGUFReader(DEMO)
+    writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture":
+            continue
+        if name == "tokenizer.chat_template" and not template:
+            continue
+        value = field.contents()
+        if name == "tokenizer.ggml.tokens" and not chatml:
+            value = [token.replace("<|im_", "<|xx_") for token in value]
+        kind = field.types[0]
+        writer.add_key_value(name, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path
+
+
+def write_words(path: Path, words: Sequence[str]) -> Path:
+    """Write a vocabulary of SentencePiece's kind: a token for each byte, and these words from `FIRST_WORD` on."""
+    kinds = gguf.TokenType
+    tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
+    tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
+    assert len(tokens) == FIRST_WORD
+    tokens += [(word.replace(" ", "\u2581"), kinds.NORMAL) for word in words]
+    writer = gguf.GGUFWriter(path, "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list([text for text, _ in tokens])
+    writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    writer.add_token_types([kind for _, kind in tokens])
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(END)
+    writer.add_vocab_size(len(tokens))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    return path

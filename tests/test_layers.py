@@ -1,0 +1,158 @@
+"""The rooms of the package and their layers: whatever imports, imports from below.
+
+A room is a folder of `ngramspec/` or a file beside them; `cli/` is one room. Every import counts, those inside
+functions and for type checking too.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+LAYERS = (
+    ("errors", "storage", "tokens", "json_data", "machine", "theory", "child", "version", "demo"),
+    ("sampling", "models", "prompts", "conversation", "chat_prompt"),
+    ("backend",),
+    ("drafting",),
+    ("acceptance", "memory"),
+    ("cost", "exactness"),
+    ("policies", "llama"),
+    ("decoding",),
+    ("beams", "benchmark", "replay", "selfcheck", "trace", "__init__"),
+    ("cli",),
+)
+"""From the ground up. `__init__` is what `import ngramspec` gives: the public names."""
+
+LLAMA = "llama"
+"""The only room that may import `llama_cpp`."""
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """The files of both packages by their names, `__init__` of a package included: "ngramspec.cost.__init__"."""
+    found = {}
+    for package, folder in (("ngramspec", "ngramspec"), ("ngramspec_cli", "cli")):
+        for path in sorted((root / folder).rglob("*.py")):
+            found[".".join([package, *path.relative_to(root / folder).with_suffix("").parts])] = path
+    return found
+
+
+def room(module: str) -> str:
+    package, name, *_ = module.split(".")
+    return "cli" if package == "ngramspec_cli" else name
+
+
+def imported(module: str, source: str) -> set[str]:
+    """Full names that a module imports: of modules, or of what is in one."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module.split(".")[: -node.level] if node.level else []
+            base = ".".join([*package, *([node.module] if node.module else [])])
+            names |= {f"{base.removeprefix('cython.cimports.')}.{alias.name}" for alias in node.names}
+    return names
+
+
+def resolve(name: str, known: Mapping[str, Path]) -> str | None:
+    """The module that a full name is, or is in; None for one of another package."""
+    while name:
+        for candidate in (name, f"{name}.__init__"):
+            if candidate in known:
+                return candidate
+        name = name.rpartition(".")[0]
+    return None
+
+
+def complaints(root: Path, layers: Sequence[Sequence[str]]) -> list[str]:
+    """What is wrong with the imports below `root`."""
+    height = {name: number for number, names in enumerate(layers) for name in names}
+    known = modules(root)
+    rooms = {room(module) for module in known}
+    found = [f"{name} is in no layer" for name in sorted(rooms - set(height))]
+    found += [f"{name} is in a layer, and not there" for name in sorted(set(height) - rooms)]
+    graph: dict[str, set[str]] = {}
+    for module, path in known.items():
+        names = imported(module, path.read_text("utf-8"))
+        if room(module) != LLAMA and any(name.split(".")[0] == "llama_cpp" for name in names):
+            found.append(f"{module} imports llama_cpp")
+        graph[module] = {target for name in names if (target := resolve(name, known))} - {module}
+        for target in sorted(graph[module]):
+            here, there = height.get(room(module)), height.get(room(target))
+            if room(module) != room(target) and here is not None and there is not None and here <= there:
+                found.append(f"{module} imports {target}, which is not below it")
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        found.append(f"a cycle: {' <- '.join(error.args[1])}")
+    return found
+
+
+def test_whatever_imports_imports_from_below() -> None:
+    assert complaints(ROOT, LAYERS) == []
+
+
+# --------------------------------------------------------------------------- the check itself
+
+SOUND = {
+    "ngramspec/__init__.py": "from ngramspec.high.b import thing",
+    "ngramspec/errors.py": "",
+    "ngramspec/low/__init__.py": "from ngramspec.low.a import thing",
+    "ngramspec/low/a.py": "from ngramspec.errors import Oops\nfrom ngramspec.low import d",
+    "ngramspec/low/d.py": "import math",
+    "ngramspec/side.py": "",
+    "ngramspec/llama/t.py": "import llama_cpp.llama_cpp as llama",
+    "ngramspec/high/__init__.py": "",
+    "ngramspec/high/b.py": "import ngramspec.low.a\nfrom ngramspec import side",
+    "cli/app.py": "import ngramspec\nfrom . import view",
+    "cli/view.py": "from ngramspec.high.b import thing",
+}
+SMALL = (("errors",), ("low", "side"), ("high", "llama"), ("__init__",), ("cli",))
+
+
+def check(tmp_path: Path, files: Mapping[str, str]) -> list[str]:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return complaints(tmp_path, SMALL)
+
+
+def test_a_sound_house_is_not_complained_of(tmp_path: Path) -> None:
+    assert check(tmp_path, SOUND) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "complaint"),
+    [
+        ("low/e.py", "from ngramspec.high.b import thing", "ngramspec.low.e imports ngramspec.high.b, which is not"),
+        ("low/e.py", "from ngramspec.high import b", "ngramspec.low.e imports ngramspec.high.b, which is not"),
+        ("low/e.py", "from ..high import b", "ngramspec.low.e imports ngramspec.high.b, which is not"),
+        ("low/e.py", "def f():\n    import ngramspec.high.b", "ngramspec.low.e imports ngramspec.high.b, which is not"),
+        ("low/e.py", "if TYPE_CHECKING:\n    from ngramspec.high import b", "ngramspec.low.e imports ngramspec.high.b"),
+        ("low/e.py", "from ngramspec.side import x", "ngramspec.low.e imports ngramspec.side, which is not below it"),
+        ("low/e.py", "from ngramspec import thing", "ngramspec.low.e imports ngramspec.__init__, which is not"),
+        ("low/e.py", "import ngramspec_cli.app", "ngramspec.low.e imports ngramspec_cli.app, which is not"),
+        ("low/e.py", "import llama_cpp", "ngramspec.low.e imports llama_cpp"),
+        ("low/e.py", "def f():\n    from llama_cpp import llama", "ngramspec.low.e imports llama_cpp"),
+        ("low/d.py", "from ngramspec.low.a import x", "a cycle: ngramspec.low."),
+        ("low/d.py", "from ngramspec.low import x", "a cycle: ngramspec.low."),
+        ("new.py", "", "new is in no layer"),
+        ("newer/__init__.py", "", "newer is in no layer"),
+    ],
+)
+def test_what_is_wrong_is_found(tmp_path: Path, file: str, text: str, complaint: str) -> None:
+    found = check(tmp_path, {**SOUND, f"ngramspec/{file}": text})
+    assert len(found) == 1
+    assert found[0].startswith(complaint)
+
+
+def test_a_room_that_is_gone_leaves_the_table(tmp_path: Path) -> None:
+    files = {**SOUND, "ngramspec/high/b.py": "import ngramspec.low.a"}
+    del files["ngramspec/side.py"]
+    assert check(tmp_path, files) == ["side is in a layer, and not there"]

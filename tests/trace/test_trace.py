@@ -1,0 +1,491 @@
+"""Traces: the format there and back, what is in the file at every moment, and `ngramspec trace` as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import subprocess
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run, shell
+from support.mock_target import MockTarget
+
+from ngramspec.acceptance.rules import Judgement
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Detail, Stats, Step
+from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.json_data import decode, encode
+from ngramspec.llama.target import Target
+from ngramspec.sampling.settings import Sampling
+from ngramspec.trace.file import CONTEXT, BrokenLine, TraceError, TraceWriter, read_trace
+from ngramspec.trace.passes import TOP, Guess, Header, TracedPass
+
+HOT = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
+HOW: dict[str, tuple[Sampling, Acceptance | str | None]] = {
+    "greedy": (Sampling(), None),
+    "coupled": (HOT, None),
+    "rejection": (HOT, "rejection"),
+    "lenient greedy": (Sampling(), Acceptance(lenience=0.2)),
+    "lenient rejection": (HOT, Acceptance(lenience=0.5)),
+    "typical": (HOT, Acceptance(typical=True)),
+}
+HEADER = Header(
+    model="m\x1b[31m",
+    sampling=encode({"temperature": 0.8, "top_k": 40, "seed": 7}),
+    verify="coupled",
+    lossy="typical acceptance",
+    drafter="ngram",
+    policy="fixed",
+    program="ngramspec 9",
+)
+
+
+def written(data: TracedPass | Header) -> TracedPass | Header:
+    """What comes back from the JSON of a record."""
+    text = json.dumps(encode(data), allow_nan=False)
+    assert text.isascii()
+    return decode(type(data), json.loads(text))
+
+
+def records(path: Path) -> list[Any]:
+    with path.open("rb") as file:
+        return list(read_trace(file))
+
+
+def made(target: Any, path: Path, prompt: Sequence[int], how: str, n: int = 120, **options: Any) -> list[Step]:
+    """A generation and its trace."""
+    sampling, verify = HOW[how]
+    decoder = SpeculativeDecoder(target, policy="fixed", draft_max=6, calibration_folder=path.parent)
+    steps = []
+    with TraceWriter(path) as trace:
+        trace.begin(prompt, target.piece, Header.of(decoder, "some model", sampling, verify))
+        options |= {"sampling": sampling, "verify": verify, "detail": True}
+        for step in decoder.generate(prompt, max_tokens=n, **options):
+            trace.add(step)
+            steps.append(step)
+    return steps
+
+
+# --------------------------------------------------------------------------- the format
+
+
+class HalfCharacters(MockTarget):
+    """Every other token is a byte that is no whole character."""
+
+    def piece(self, token: int) -> bytes:
+        return bytes([0xC3 if token % 2 else 97 + token])
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
+    path, prompt, target = tmp_path / "t.jsonl", [5, 6, 7, 8, 9] * 4, HalfCharacters(12, peak=4.0)
+    steps = made(target, path, prompt, how, logprobs=2)
+    header, *found = records(path)
+    assert isinstance(header, Header)
+    assert (header.model, header.drafter, header.policy) == ("some model", "mixture", "fixed")
+    assert header.verify in how
+    assert bool(header.lossy) == (how not in ("greedy", "coupled", "rejection"))
+    assert [done.step for done in found] == [replace(step, detail=None) for step in steps]
+    text = list(prompt)
+    for done, step in zip(found, steps, strict=True):
+        assert step.detail is not None
+        assert done.position == step.detail.position == len(text)
+        assert [(t.id, t.raw) for t in done.context] == [(i, target.piece(i)) for i in text[-CONTEXT:]]
+        judged = [Judgement(g.id, g.accepted, g.p, g.why or {}) for g in done.draft if g.p is not None]
+        judged += [Judgement(done.own.id, None, done.own.p, {})] if done.own is not None else []
+        assert judged == list(step.detail.judgements)
+        assert tuple(g.id for g in done.draft) == step.detail.draft.tokens
+        assert tuple(g.acceptance for g in done.draft) == step.detail.draft.acceptance
+        assert tuple(g.match for g in done.draft) == step.detail.draft.match
+        for guess, q in zip(done.draft, step.detail.draft.q, strict=False):
+            assert (guess.q, guess.q_size) == (q[guess.id], len(q))
+            assert [c.q for c in guess.q_top] == sorted(q.values(), reverse=True)[:TOP]
+            assert all(q[c.id] == c.q for c in guess.q_top)
+        text += step.tokens
+    stats = Stats()
+    for step in steps:
+        stats.add(step)
+    assert 0 < stats.accepted < stats.drafted
+
+
+def test_the_header_of_a_generation(tmp_path: Path) -> None:
+    plain = SpeculativeDecoder(MockTarget(), drafter=None, exact="on", calibration_folder=tmp_path)
+    header = Header.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)))
+    assert (header.drafter, header.policy, header.verify, header.lossy, header.exact) == (
+        "",
+        "cost",
+        "coupled",
+        None,
+        True,
+    )
+    assert (header.sampling["temperature"], header.sampling["logit_bias"]) == (0.5, [[3, "-inf"]])
+    assert written(header) == header
+    with pytest.raises(ValueError, match="temperature"):
+        Header.of(plain, "m", Sampling(0.5), "greedy")
+
+
+def test_numbers_and_texts_that_json_lacks_come_back() -> None:
+    guess = Guess(id=1, text="a", accepted=False, p=0.0, why={"margin": float("inf"), "slack": float("-inf")})
+    done = TracedPass(position=1, batch=2, seconds=0.5, draft=(guess,), sent=1, tokens=(2,), pieces=("é",))
+    assert written(done) == done
+    assert encode(done)["draft"][0]["why"] == {"margin": "inf", "slack": "-inf"}
+    assert "own" not in encode(done)
+    # A command line may hold bytes that are no text.
+    assert written(replace(HEADER, model="m\udcff")) == replace(HEADER, model="m?")
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b" the", b"\n\x1b\0", "é€😀".encode(), b"\xc3", b"\xa9 x", b"\xff\xfe", "\ufffd".encode()]
+)
+def test_the_bytes_of_a_token_come_back(raw: bytes) -> None:
+    step = Step((3,), ("",), detail=Detail(4, NO_DRAFT, (Judgement(3, None, 1.0, {}),)))
+    done = written(TracedPass.of(step, [3], lambda _token: raw))
+    assert isinstance(done, TracedPass)
+    assert done.own is not None
+    assert done.own.raw == done.context[0].raw == raw
+
+
+def test_a_step_without_its_detail_is_refused(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t") as trace:
+        with pytest.raises(RuntimeError, match="begin"):
+            trace.add(Step((1,), ("",)))
+        trace.begin([1], lambda _token: b"", HEADER)
+        with pytest.raises(ValueError, match="detail=True"):
+            trace.add(Step((1,), ("",)))
+
+
+# --------------------------------------------------------------------------- files
+
+
+def test_every_line_is_in_the_file_at_once(tmp_path: Path) -> None:
+    path, target = tmp_path / "t.jsonl", MockTarget(16)
+    path.write_text("something older")
+    decoder = SpeculativeDecoder(target, calibration_folder=tmp_path)
+    trace = TraceWriter(path)
+    trace.begin([1, 2], target.piece, HEADER)
+    for lines, step in enumerate(decoder.generate([1, 2], max_tokens=5, detail=True), 2):
+        trace.add(step)
+        assert path.read_bytes().count(b"\n") == lines
+    trace.close()
+
+
+def test_a_header_is_written_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    step = Step((3,), ("d",), stop="length", detail=Detail(1, NO_DRAFT, (Judgement(3, None, 1.0, {}),)))
+    other = replace(HEADER, sampling={"temperature": 0.8, "seed": 8})
+    with TraceWriter(path) as trace:
+        for header in (HEADER, HEADER, other):
+            trace.begin([1], MockTarget().piece, header)
+            trace.add(step)
+    found = records(path)
+    assert [type(item) for item in found] == [Header, TracedPass, TracedPass, Header, TracedPass]
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found[0].date)
+    assert replace(found[3], date="") == other
+    assert all([token.id for token in done.context] == [1] for done in found if isinstance(done, TracedPass))
+
+
+@pytest.mark.parametrize(("name", "words"), [("none/t", "No such file"), (".", "directory"), ("a\0b", "null")])
+def test_a_path_that_cannot_be_written(tmp_path: Path, name: str, words: str) -> None:
+    with pytest.raises(TraceError, match=f"^cannot write the trace .*{words}"):
+        TraceWriter(tmp_path / name)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_is_an_error_of_the_trace() -> None:
+    with pytest.raises(TraceError, match="No space left"), TraceWriter("/dev/full") as trace:
+        trace.begin([1], MockTarget().piece, HEADER)
+
+
+HEAD = json.dumps({"ngramspec_trace": 1, **encode(HEADER)}).encode() + b"\n"
+PASS = {
+    "position": 3,
+    "batch": 1,
+    "seconds": 0.5,
+    "tokens": [1],
+    "pieces": ["b"],
+    "own": {"id": 1, "text": "b", "p": 1.0},
+}
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ([], "empty"),
+        ([b"\n", b" \n"], "empty"),
+        ([b"hello\n"], "line 1 is not the header"),
+        ([b"GGUF\x03\0\xff\n"], "line 1 is not the header"),
+        ([b"[]\n"], "line 1 is not the header"),
+        ([b'{"messages": []}\n'], "line 1 is not the header"),
+        ([HEAD[:-20]], "line 1 is not the header"),
+        ([b'{"ngramspec_trace": 1}\n'], "line 1 is not the header"),
+        ([b"[" * 100_000], "line 1 is not the header"),
+        ([json.dumps(PASS).encode()], "the header is missing"),
+        ([HEAD.replace(b'_trace": 1', b'_trace": 2')], "has format 2, and this ngramspec reads format 1"),
+    ],
+)
+def test_what_is_no_trace(lines: list[bytes], words: str) -> None:
+    with pytest.raises(TraceError, match=words):
+        list(read_trace(lines))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"position": "3"}, "'position' is '3'"),
+        ({"position": 3.5}, "'position' is 3.5"),
+        ({"batch": True}, "'batch' is True"),
+        ({"seconds": "nine"}, "'seconds' is 'nine'"),
+        ({"seconds": None}, "'seconds' is None"),
+        ({"tokens": 1}, "'tokens' is 1"),
+        ({"tokens": ["x"]}, "'tokens' is 'x'"),
+        ({"pieces": [1]}, "'pieces' is 1"),
+        ({"own": {"id": 1, "text": "b"}}, "it has no 'p'"),
+        ({"own": 1}, "it is not a JSON object"),
+        ({"own": {"id": 1, "text": "b", "p": 1, "hex": "zz"}}, "non-hexadecimal"),
+        ({"stop": "tired"}, "'stop' is 'tired'"),
+        ({"draft": [{"id": 1, "text": "", "why": {"u": []}}]}, r"'why' is \[\]"),
+        ({"pieces": ["x" * 100, 2, []], "tokens": {"a": "y" * 100}}, r"'tokens' is {'a': 'y+\.\.\.$"),
+    ],
+)
+def test_a_line_that_is_wrong_is_named(change: dict[str, Any], reason: str) -> None:
+    lines = [HEAD, json.dumps(PASS | change).encode() + b"\n", json.dumps(PASS | {"new": 1}).encode() + b"\n"]
+    _, broken, done = read_trace(lines)
+    assert isinstance(broken, BrokenLine)
+    assert (broken.number, broken.cut) == (2, False)
+    assert re.search(reason, broken.reason)
+    assert isinstance(done, TracedPass)
+
+
+@pytest.mark.parametrize(
+    "line", [b"\xff\n", b"\n".join([b"{" * 9, b""]), b"1e999\n", b"[" * 100_000 + b"\n", b"9" * 9999 + b"\n"]
+)
+def test_a_line_that_is_no_json_is_skipped(line: bytes) -> None:
+    _, broken = read_trace([HEAD, line])
+    assert isinstance(broken, BrokenLine)
+
+
+# --------------------------------------------------------------------------- the view
+
+PIECES = {0: b"one", 1: b" two", 2: b"\xe2\x82", 3: b"\xac", 4: b"\n\t\r\x1b[31m[bold]", 5: b"", 6: "漢字".encode()}
+
+
+def judged(token: int, accepted: bool | None = None, **why: float) -> Judgement:
+    return Judgement(token, accepted, 0.25, why)
+
+
+@pytest.fixture
+def sample(tmp_path: Path) -> Path:
+    """One of each kind of pass."""
+    law = {1: 0.5, 4: 0.125, 0: 0.375}
+    draft = Draft((0, 1, 4, 2), (law,) * 4, (2, 3, 4, 5), (), (0.75, 0.5, 0.4, 0.3), "ngram")
+    steps = [
+        Step((0,), ("one",), seconds=0.5, detail=Detail(3, NO_DRAFT, (judged(0),))),
+        Step(
+            (0, 6),
+            ("one", "漢字"),
+            drafted=draft.tokens,
+            accepted=1,
+            batch=5,
+            seconds=0.0123,
+            source="ngram",
+            entropy=0.5,
+            gamma=4,
+            detail=Detail(4, draft, (judged(0, True, u=0.125, q=0.375), judged(1, False, u=0.875), judged(6))),
+        ),
+        Step((4,), ("\n",), batch=1, seconds=0.001, detail=Detail(6, NO_DRAFT, (judged(4),))),
+        Step(
+            (2, 3, 5),
+            ("", "€", ""),
+            drafted=(2, 3),
+            accepted=2,
+            batch=3,
+            seconds=0.002,
+            source="ngram+grammar",
+            detail=Detail(7, Draft((2, 3), source="x"), (judged(2, True), judged(3, True), judged(5))),
+        ),
+        # Forbidden by a grammar, and so refused without being sent.
+        Step((1,), ("",), batch=1, source="ngram", detail=Detail(10, Draft((0,)), (judged(0, False), judged(1)))),
+        Step(
+            (1,),
+            (" t",),
+            drafted=(1, 1, 0),
+            accepted=1,
+            batch=4,
+            source="ngram",
+            stop="stop",
+            stop_string="\nwo",
+            detail=Detail(
+                11,
+                Draft((1, 1, 0)),
+                (judged(1, True, **{"\x1b[2J": 1.0}), judged(1, True), judged(0, False), judged(6)),
+            ),
+        ),
+    ]
+    path = tmp_path / "sample.jsonl"
+    with TraceWriter(path) as trace:
+        trace.begin([0, 2, 3], PIECES.__getitem__, HEADER)
+        for step in steps:
+            trace.add(step)
+    return path
+
+
+PLAIN = """\
+     3     0   500.0  prefill                      one€ [>one]
+     4     5    12.3  ngram                     one€one [+one][- two][.⏎⇥␍␛[31m[bold]][.\\xe2\\x82][>漢字]
+     6     1     1.0  -                  one€oneone漢字 [>⏎⇥␍␛[31m[bold]]
+     7     3     2.0  ngram+grammar oneone漢字⏎⇥␍␛[31m[bold] [+\\xe2\\x82][+\\xac][><5>]
+    10     1     0.0  ngram    neone漢字⏎⇥␍␛[31m[bold]€ [-one][> two]
+    11     4     0.0  ngram    e漢字⏎⇥␍␛[31m[bold]€ two [+ two][~ two][~one]  end: stop '\\nwo'
+"""
+
+
+def test_a_line_a_pass_with_marks_in_place_of_colours(env: dict[str, str], sample: Path) -> None:
+    done = run(env, "trace", sample)
+    assert (done.code, done.err) == (0, "")
+    head, columns, *passes, total = done.out.splitlines()
+    assert head.startswith("m␛[31m; temperature 0.8, seed 7; verify coupled; CHANGES THE OUTPUT: typical acceptance; ")
+    assert "drafter ngram, policy fixed; 20" in head
+    assert head.endswith("; ngramspec 9")
+    assert columns.split() == ["pos", "batch", "ms", "source", "context", "draft", "and", "own", "token"]
+    assert passes == PLAIN.splitlines()
+    assert total.startswith("passes: 5, 2 of them without a draft; 9 tokens, ")
+    assert total.endswith(
+        " 1.60 tokens per pass, 44% of 9 drafted accepted; accepted: ngram 2 of 7, ngram+grammar 2 of 2"
+    )
+
+
+def test_numbers_of_every_token_that_was_judged(env: dict[str, str], sample: Path) -> None:
+    done = run(env, "trace", "--numbers", sample)
+    plain = iter(PLAIN.splitlines())
+    numbers = [line.strip() for line in done.out.splitlines()[2:-1] if line.startswith(" " * 9)]
+    assert [line for line in done.out.splitlines()[2:-1] if not line.startswith(" " * 9)] == list(plain)
+    assert numbers[1:5] == [
+        "entropy 0.5, drafts of at most 4",
+        '+ "one"  p 0.25, q 0.375 (one of 3), u 0.125, expected 0.75, match 2',
+        '- " two"  p 0.25, q 0.5 (one of 3), u 0.875, expected 0.5, match 3',
+        '> "漢字"  p 0.25',
+    ]
+    assert numbers.count('- "one"  p 0.25, forbidden by the grammar and not sent') == 1
+    assert numbers[-3:] == ['+ " two"  p 0.25, ␛[2J 1', '~ " two"  p 0.25', '~ "one"  p 0.25']
+
+
+def at_a_terminal(env: dict[str, str], *arguments: str | Path) -> str:
+    """What a terminal of 80 columns gets."""
+    master, slave = pty.openpty()
+    try:
+        with subprocess.Popen(
+            [*COMMAND, *map(str, arguments)],
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={"TERM": "xterm-256color", "COLUMNS": "80", **env},
+        ) as process:
+            os.close(slave)
+            parts = []
+            try:
+                while part := os.read(master, 65536):
+                    parts.append(part)
+            except OSError:  # how Linux says that the other end was closed
+                pass
+            assert process.wait(PATIENCE) == 0
+    finally:
+        os.close(master)
+    return b"".join(parts).decode().replace("\r\n", "\n")
+
+
+def test_colours_at_a_terminal(env: dict[str, str], sample: Path) -> None:
+    env = {k: v for k, v in env.items() if k not in ("NO_COLOR", "TERM")}
+    shown = at_a_terminal(env, "trace", sample).splitlines()
+    assert len(shown) == 9
+    green, red, dim_red, blue, end = "\x1b[32m", "\x1b[9;31m", "\x1b[2;9;31m", "\x1b[94m", "\x1b[0m"
+    assert shown[3].endswith(f"{green}one{end}{red} two{end}{dim_red}⏎⇥␍␛[31m[bold]\\xe2\\x82{end}{blue}漢字{end}")
+    assert f"\x1b[2m         one€one{end} " in shown[3]
+    # Tokens of one character are one character, where one is not told from the other.
+    assert shown[5].endswith(f"{green}€{end}{blue}<5>{end}")
+    assert shown[7].endswith(f"{green} two{end}\x1b[2m twoone{end}\x1b[2m  end: stop '\\nwo'{end}")
+    assert at_a_terminal({**env, "NO_COLOR": "1"}, "trace", sample).splitlines()[2:-1] == PLAIN.splitlines()
+
+
+@pytest.fixture(scope="module")
+def demo() -> Iterator[Target]:
+    with Target(DEMO, n_ctx=512, threads=1) as target:
+        yield target
+
+
+CODE = "def get_width(self):\n    return self.width\n\ndef get_height(self):\n    return self.height\n\ndef get_"
+
+
+def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], demo: Target, tmp_path: Path) -> None:
+    steps, raw = [], b""
+    for how in ("greedy", "coupled", "rejection"):
+        steps += made(demo, tmp_path / how, demo.tokenize(CODE), how, n=40)
+        raw += (tmp_path / how).read_bytes()
+    done = run(env, "trace", "-", "--numbers", stdin=raw)
+    assert (done.code, done.err) == (0, "")
+    assert len(re.findall("^some model; temperature .*; verify ", done.out, re.MULTILINE)) == 3
+    passes = [line for line in done.out.splitlines() if re.match(r" *\d+ +\d+ +\d+\.\d  ", line)]
+    assert [int(line.split()[1]) for line in passes] == [step.batch for step in steps]
+    seen = "".join(t for line in passes for t in re.findall(r"\[[+>](.[^\[\]]*|\]|\[)\]", line))
+    assert seen.replace("⏎", "\n") == "".join(step.text for step in steps)
+    assert sum(line.endswith("  end: length") for line in passes) == 3
+    assert {"margin", "u", "overlap", "expected", "match"} <= set(re.findall(r", ([a-z]+) ", done.out))
+
+
+# --------------------------------------------------------------------------- what goes wrong
+
+
+def failed(done: Done, *words: str, code: int = 1) -> None:
+    assert (done.code, done.raw) == (code, b""), done.err
+    assert all(word in done.complaint for word in words), done.complaint
+
+
+def test_files_that_are_none(env: dict[str, str], tmp_path: Path) -> None:
+    failed(run(env, "trace", tmp_path / "none"), f"cannot read {tmp_path / 'none'}: No such file or directory")
+    failed(run(env, "trace", DEMO), "demo.gguf: this is not a trace")
+    failed(run(env, "trace", "-"), "standard input: this is not a trace: it is empty")
+    failed(shell(env, '"$@" <&-', "trace", "-"), "no trace on standard input", code=2)
+
+
+def test_broken_lines_are_named_and_the_rest_is_shown(env: dict[str, str], sample: Path) -> None:
+    lines = sample.read_bytes().splitlines(keepends=True)
+    lines[2:2] = [b"nonsense\n"] * 12
+    lines[-2] = lines[-2].replace(b'"batch"', b'"botch"')
+    sample.write_bytes(b"".join(lines)[:-30])
+    done = run(env, "trace", sample)
+    assert done.code == 0
+    shown = done.out.splitlines()
+    assert len(shown) == 2 + 4 + 1
+    assert shown[-1].startswith("passes: 3, ")
+    notes = done.err.splitlines()
+    assert notes[0] == f"{sample}: skipped line 3: it is not JSON"
+    assert notes[9] == f"{sample}: skipped line 12: it is not JSON"
+    assert notes[10:] == [
+        f"{sample}: line 19, the last, is cut short: what wrote it did not get to its end",
+        f"{sample}: skipped 13 broken lines in all",
+    ]
+
+
+def test_a_text_without_an_end_and_a_trace_of_the_future(env: dict[str, str], sample: Path) -> None:
+    lines = sample.read_bytes().splitlines(keepends=True)
+    sample.write_bytes(b"".join(lines[:-1]))
+    done = run(env, "trace", sample)
+    assert (done.code, len(done.out.splitlines())) == (0, 8)
+    assert done.err == f"{sample}: the last text has no end: its generation was interrupted, or goes on\n"
+    sample.write_bytes(b"".join([*lines, lines[0].replace(b'_trace":1', b'_trace":9')]))
+    done = run(env, "trace", sample)
+    assert (done.code, len(done.out.splitlines())) == (1, 9)
+    assert done.complaint == f"{sample}: the trace has format 9, and this ngramspec reads format 1"
+
+
+def test_a_reader_that_has_seen_enough_ends_it_quietly(env: dict[str, str], sample: Path) -> None:
+    lines = sample.read_bytes().splitlines(keepends=True)
+    sample.write_bytes(lines[0] + b"".join(lines[1:]) * 500)
+    done = shell(env, '"$@" | head -n 3; exit ${PIPESTATUS[0]}', "trace", sample)
+    assert (done.code, done.err, len(done.out.splitlines())) == (0, "", 3)
