@@ -139,7 +139,9 @@ class Speculation:
         guessed = self.drafter.accept(tokens) if self.drafter is not None else 0
         draft_seconds = plan_seconds if self.proposal is not None else 0.0
         plain_seconds = curve.seconds(self.plain) if curve else 0.0
-        done = Pass(len(tokens), len(draft), guessed, seconds, draft_seconds, plain_seconds)
+        # An interruption would be booked to whatever was drafted just then.
+        booked = curve.undisturbed(size, seconds) if curve else seconds
+        done = Pass(len(tokens), len(draft), guessed, booked, draft_seconds, plain_seconds)
         if self.drafter is not None:
             self.policy.record(done)
         if curve is not None and size <= self.sizes[-1]:

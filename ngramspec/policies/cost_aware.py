@@ -42,7 +42,7 @@ class CostPolicy:
     CREDIT = 1.0
     STAKE = 1 / 3
     SURE = 0.8
-    START = 1.5
+    START = 2.5
     OVERHEAD = 0.004
     DECAY = 0.93
     FADE = 0.995

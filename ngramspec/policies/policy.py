@@ -23,7 +23,7 @@ class Pass(NamedTuple):
         emitted: tokens it yielded (accepted + 1).
         drafted: draft tokens in its batch.
         guessed: tokens of the drafter's proposal that were right, sent or not.
-        seconds: of the target pass.
+        seconds: of the target pass, without an interruption by the system (see `CostCurve.undisturbed`).
         draft_seconds: spent on asking the drafter, and on what lets a refused draft be taken back.
         plain_seconds: what a pass without a draft costs now; 0 when nobody measured.
     """

@@ -343,7 +343,7 @@ def test_a_short_text_loses_little_whatever_others_gained(slope: float, p: float
         machine.policy.begin()
         lost = (machine.run(64, lambda: ([p] * 15, 0)) - 1) * 64
         # START and CREDIT, what fades and is allowed meanwhile, and the last draft beyond the funds.
-        assert lost < 1.5 + 1 + 1 + slope
+        assert lost < 2.5 + 1 + 1 + slope
 
 
 def test_stakes_grow_with_what_was_saved() -> None:
@@ -394,12 +394,35 @@ def test_a_wrong_curve_is_found_out(true: float, believed: float, p: float) -> N
             asking = 20e-6
             k, size = policy.plan(draft([p] * 15), curve, ALL)
         emitted = 1 + min(k, next(hits))
-        policy.record(Pass(emitted, k, emitted - 1, cost(size), asking, curve.seconds(1)))
+        booked = curve.undisturbed(size, cost(size))
+        policy.record(Pass(emitted, k, emitted - 1, booked, asking, curve.seconds(1)))
         curve.observe(size, cost(size))
         tokens += emitted
         seconds += cost(size) + asking
     assert seconds / (tokens * cost(1)) < 1.03
     assert curve.level == pytest.approx(cost(1), rel=0.1)
+
+
+def test_interruptions_are_not_booked_to_drafts() -> None:
+    # One pass in five is interrupted, for as long as up to three passes take: drafts pay as if there were none.
+    drafted = []
+    for share in (0.0, 0.2):
+        policy, curve, hits, noise = (
+            CostPolicy(),
+            CostCurve({n: typical(n) for n in ALL}),
+            right(0.85),
+            random.Random(1),
+        )
+        tokens = sent = 0
+        while tokens < 2000:
+            k, size = policy.plan(draft([0.85] * 15), curve, ALL) if policy.limit() else (0, 1)
+            spent = typical(size) + (noise.uniform(0, 3 * typical(1)) if noise.random() < share else 0.0)
+            emitted = 1 + min(k, next(hits))
+            policy.record(Pass(emitted, k, emitted - 1, curve.undisturbed(size, spent), 0.0, curve.seconds(1)))
+            curve.observe(size, spent)
+            tokens, sent = tokens + emitted, sent + k
+        drafted.append(sent)
+    assert drafted[1] > 0.8 * drafted[0] > 0
 
 
 def test_a_pass_of_no_time_breaks_nothing() -> None:
