@@ -208,6 +208,7 @@ def _document(
 ) -> dict[str, Any]:
     """Everything measured, and everything it depends on."""
     decoder, calibration = benchmark.drafted, benchmark.drafted.calibration
+    rule = benchmark.acceptance.resolve(sampling)
     return {
         **provenance(target),
         "complete": benchmark.complete,
@@ -216,8 +217,8 @@ def _document(
             "max_tokens": benchmark.max_tokens,
             "repeat": benchmark.repeat,
             "sampling": encode(asdict(sampling)),
-            "verify": benchmark.acceptance.name_for(sampling),
-            "lossy": benchmark.acceptance.lossy,
+            "verify": rule.name,
+            "lossy": rule.lossy,
             "drafter": decoder.drafter.name if decoder.drafter else None,
             "policies": list(benchmark.policies),
             "exact": decoder.exact,
