@@ -1,4 +1,4 @@
-"""`Acceptance`, `Rule`, `Verifier`: how drafts are to be accepted, the rule that this comes to, and it at work on a text."""
+"""`Acceptance`, `Rule`, `Verifier`: how drafts are to be accepted, the rule that this comes to, the rule at work."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ class Speculation:
         limit = min(self.policy.limit(), left - 1, self.sizes[-1] - 1 - owed)
         if limit <= 0:
             return NO_DRAFT, self.plain
-        outlook = self.policy.outlook(self.curve, self.sizes)
-        self.proposal = draft = self.drafter.propose(limit, choose, blind=blind, outlook=outlook)
+        price = self.policy.price(self.curve, self.sizes)
+        self.proposal = draft = self.drafter.propose(limit, choose, blind=blind, price=price)
         if shape is not None:
             draft = shape(draft, limit)
         debt = None

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ngramspec.drafting.draft import Choose, Outlook
+from ngramspec.drafting.draft import Choose
+from ngramspec.drafting.fading import FadingRate
+from ngramspec.drafting.price import TokenPrice
 
 Cell = tuple[int, int, int]
 
@@ -44,30 +46,30 @@ def cell(match: int, share: float, support: int, streak: int) -> Cell:
     return match, agreement, run
 
 
+_NOTHING = FadingRate(fade=FADE)
+
+
 class AcceptanceModel:
     """Fading counts of hits per cell; `estimate` and `learn` take constant time."""
 
     def __init__(self) -> None:
-        self._cells: dict[Cell, list[float]] = {}
-        self._groups: dict[int, list[float]] = {}
+        self._cells: dict[Cell, FadingRate] = {}
+        self._groups: dict[int, FadingRate] = {}
 
     def estimate(self, key: Cell) -> float:
         """Probability in (0, 1) that a guess of this cell is accepted, if all before it are."""
         match = key[0]
         prior = PRIORS[min(match, len(PRIORS) - 1)]
-        hits, seen = self._groups.get(match, (0.0, 0.0))
-        rate = (hits + STRENGTH * prior) / (seen + STRENGTH)
-        hits, seen = self._cells.get(key, (0.0, 0.0))
-        return (hits + STRENGTH * rate) / (seen + STRENGTH)
+        rate = self._groups.get(match, _NOTHING).towards(prior, STRENGTH)
+        return self._cells.get(key, _NOTHING).towards(rate, STRENGTH)
 
     def learn(self, key: Cell, accepted: bool) -> None:
         """Count an outcome."""
-        for counts in (
-            self._cells.setdefault(key, [0.0, 0.0]),
-            self._groups.setdefault(key[0], [0.0, 0.0]),
-        ):
-            counts[0] = counts[0] * FADE + accepted
-            counts[1] = counts[1] * FADE + 1.0
+        if key not in self._cells:
+            self._cells[key] = FadingRate(fade=FADE)
+            self._groups.setdefault(key[0], FadingRate(fade=FADE))
+        self._cells[key].add(accepted)
+        self._groups[key[0]].add(accepted)
 
 
 HOPELESS = 0.05
@@ -113,12 +115,12 @@ class Judge:
         self._streak = 0
         self.open(None)
 
-    def open(self, outlook: Outlook | None) -> None:
+    def open(self, price: TokenPrice | None) -> None:
         """Start a chain."""
         self.acceptance: list[float] = []
         self._cells: list[Cell] = []
         self._guesses: Sequence[int] = ()
-        self._outlook = outlook
+        self._price = price
         self._reach = 1.0
 
     def go_on(self, match: int, count: float, support: int) -> bool:
@@ -128,8 +130,8 @@ class Judge:
         self._cells.append(key)
         self.acceptance.append(p)
         self._reach *= p
-        reach, outlook = self._reach, self._outlook
-        return reach >= HOPELESS and (outlook is None or reach >= outlook.worth * outlook.slopes[len(self._cells)])
+        reach, price = self._reach, self._price
+        return reach >= HOPELESS and (price is None or price.pays(reach, len(self._cells)))
 
     def blind(self, match: int, q: Mapping[int, float], support: int) -> float:
         """The estimate of a chain's first guess, whichever is drawn from `q`; see `blind` in `Drafter.propose`."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from ngramspec.drafting.price import TokenPrice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,19 +23,6 @@ The weights are counts or probabilities, all positive. Greedy decoding passes no
 continuation. Sampled decoding passes one that adds the target's own noise (coupled) or draws from the weights
 (rejection); see `ngramspec.acceptance.rules`.
 """
-
-
-class Outlook(NamedTuple):
-    """What time is worth: a drafter may end a draft where one more token cannot pay.
-
-    Attributes:
-        worth: tokens that the time of a one-token pass lately bought.
-        slopes: entry k is the least that a token more costs a draft of k tokens, in one-token passes: the lowest
-            slope of the cost curve from there on. At least as many entries as a draft can have, and one.
-    """
-
-    worth: float
-    slopes: Sequence[float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +76,7 @@ class Drafter(Protocol):
         """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         """At most `limit` tokens that may follow everything seen so far; an empty draft is fine.
 
@@ -97,7 +86,7 @@ class Drafter(Protocol):
             blind: estimate acceptance for `limit` positions from what is known before the first token is
                 drawn. Rejection sampling needs it: q is the law of a drafted token only if no look at that
                 token, or at one after it, decided whether the token stays in the draft.
-            outlook: what time is worth; None is to propose whatever has a chance.
+            price: what one more token costs; None is to propose whatever has a chance.
         """
 
     def accept(self, tokens: Sequence[int]) -> int:
