@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
 
 from ngramspec.errors import NGramSpecError
+from ngramspec.storage import NotUtf8, utf8
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -138,9 +139,9 @@ def read_stdin(wanted: str) -> str:
 
 def _decoded(raw: bytes, name: str) -> str:
     try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        fail(f"{name} is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert it first")
+        return utf8(raw)
+    except NotUtf8 as error:
+        fail(f"{name} is {error}; convert it first")
 
 
 def leave(ended: Outcome) -> None:
