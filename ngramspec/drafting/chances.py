@@ -5,18 +5,21 @@ context, how much of that context's history agrees with it, and how well the las
 hits and misses, old ones fading, and is shrunk towards all guesses with its match length, which are shrunk towards a
 prior.
 
-`Judge` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead.
+`Judge` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead. `Record`
+does so for the drafts of a drafter that makes no estimates of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ngramspec.drafting.draft import Choose
+from ngramspec.drafting.draft import Choose, Draft
 from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.price import TokenPrice
 
 Cell = tuple[int, int, int]
+"""A match length, and two more classes of what is known: see `cell` and `Record`."""
 
 FADE = 0.995
 """Weight of the past at each new outcome of a cell: about the last 200 count."""
@@ -42,8 +45,12 @@ def cell(match: int, share: float, support: int, streak: int) -> Cell:
         agreement = 0 if support > 1 else 1
     else:
         agreement = 2 if share >= 0.6 else 3 if share >= 0.3 else 4
-    run = streak if streak < 3 else 3 if streak < 6 else 4 if streak < 12 else 5
-    return match, agreement, run
+    return match, agreement, _few(streak)
+
+
+def _few(number: int) -> int:
+    """Numbers in six classes: 0, 1, 2, 3 to 5, 6 to 11, and 12 or more."""
+    return number if number < 3 else 3 if number < 6 else 4 if number < 12 else 5
 
 
 _NOTHING = FadingRate(fade=FADE)
@@ -153,3 +160,29 @@ class Judge:
             hits += 1
         self._guesses = ()
         return hits
+
+
+class Record(Judge):
+    """What came of the drafts of a drafter that makes no estimates, as estimates for its next ones.
+
+    Told apart are the position in the draft, how many guesses in a row were right before it, and the length of the
+    match behind each guess, where the drafter tells it.
+    """
+
+    def estimated(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
+        """The draft with estimates; as it is, if it has some or needs none.
+
+        Args:
+            draft: what the drafter proposed.
+            limit, blind: as it was asked for; see `Drafter.propose`.
+        """
+        if draft.acceptance or not draft.tokens:
+            self._guesses = ()
+            return draft
+        # How long a drawn draft is, and what its guesses rest on, may hang on the tokens drawn.
+        unknown = blind or not draft.match
+        match = (0,) * (limit if blind else len(draft)) if unknown else draft.match
+        run = _few(self._streak)
+        self._cells = [(length_class(length), _few(position), run) for position, length in enumerate(match)]
+        self.close(draft.tokens)
+        return replace(draft, acceptance=tuple(map(self._model.estimate, self._cells)))

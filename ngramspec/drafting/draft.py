@@ -36,7 +36,7 @@ class Draft:
         match: length in tokens of the context that each guess rests on.
         support: how often that context was seen in all (the sum of its counts); empty when nobody counts.
         acceptance: estimated probability that the target accepts the token, given that it accepted all
-            before it; empty when the drafter makes no estimate.
+            before it; empty when the drafter makes no estimate: `Speculation` then makes one from its record.
         source: which drafter made it.
     """
 

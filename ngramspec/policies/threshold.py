@@ -30,7 +30,7 @@ class ThresholdPolicy(FixedPolicy):
     drafter's estimates are worth: one that is too sure of itself gets a higher threshold. Since a right guess that
     was not sent counts, the threshold falls even while nothing is sent. It stays between LOW and HIGH.
 
-    A drafter that makes no estimates is always sent up to `draft_max`. The end of a draft depends on nothing but the
+    The end of a draft depends on nothing but the
     estimates and earlier passes: rejection sampling needs that (see `blind` in `Drafter.propose`).
 
     Prior art: assisted generation in Hugging Face's transformers stops drafting at the first token that the draft
