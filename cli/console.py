@@ -178,11 +178,10 @@ def signals_deferred() -> Iterator[None]:
 
 
 @contextmanager
-def _bar(*columns: str | ProgressColumn) -> Iterator[Progress]:
+def progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> Iterator[Progress]:
     """A bar on stderr that is not drawn before it is started, nor where nobody watches, and goes away at the end."""
-    bar = Progress(
-        *columns, console=stderr, transient=True, disable=not stderr.is_terminal or _in_the_middle_of_a_line()
-    )
+    off = not stderr.is_terminal or _in_the_middle_of_a_line()
+    bar = Progress(*columns, console=stderr, transient=True, auto_refresh=auto_refresh, disable=off)
     try:
         yield bar
     finally:
@@ -192,7 +191,7 @@ def _bar(*columns: str | ProgressColumn) -> Iterator[Progress]:
 @contextmanager
 def prefill_bar() -> Iterator[Callable[[int, int], None]]:
     """A callback for the progress of a prefill; its bar goes away when the prompt is read."""
-    with _bar("reading", BarColumn(), MofNCompleteColumn()) as bar:
+    with progress_bar("reading", BarColumn(), MofNCompleteColumn()) as bar:
         task = bar.add_task("")
 
         def show(done: int, total: int) -> None:
@@ -208,7 +207,7 @@ def prefill_bar() -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
     """A callback for the progress of downloads, by file name."""
-    with _bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
+    with progress_bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
         tasks: dict[str, TaskID] = {}
 
         def show(name: str, done: int, total: int | None) -> None:
@@ -223,7 +222,7 @@ def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
 @contextmanager
 def index_bar() -> Iterator[Callable[[int, int], None]]:
     """A callback for the progress of reading files, in bytes."""
-    with _bar("indexing", BarColumn(), DownloadColumn()) as bar:
+    with progress_bar("indexing", BarColumn(), DownloadColumn()) as bar:
         task = bar.add_task("")
 
         def show(done: int, total: int) -> None:
