@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -24,11 +23,12 @@ from ngramspec.sampling.settings import Sampling
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
-from .bench_view import bench_bar, show
+from .bench_view import show
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
-from .options import DraftOptions, LoadOptions, Model
+from .options import DraftOptions, LoadOptions, Model, Prompts
 from .sampling_options import SamplingOptions, check_sampling
+from .view import counting_bar
 
 ALL = "all"
 
@@ -61,12 +61,7 @@ def bench(
     sampling: SamplingOptions,
     draft: Compared,
     model: Model = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.", show_default=False
-        ),
-    ] = None,
+    prompts: Prompts = None,
     category: Annotated[
         list[str] | None, typer.Option("--category", help="Only this category; may be repeated.")
     ] = None,
@@ -162,7 +157,7 @@ def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | N
 
 def _measure(benchmark: Benchmark) -> Outcome:
     """Make the runs; what was measured before an interruption stays in `benchmark`."""
-    with outcome() as ended, bench_bar(benchmark.total) as done:
+    with outcome() as ended, counting_bar(benchmark.total, "warming up", still=True) as done:
         benchmark.warm_up()
         for run in benchmark.measure():
             done(f"{run.category}/{run.prompt}")
@@ -208,6 +203,7 @@ def _document(
 ) -> dict[str, Any]:
     """Everything measured, and everything it depends on."""
     decoder, calibration = benchmark.drafted, benchmark.drafted.calibration
+    rule = benchmark.acceptance.resolve(sampling)
     return {
         **provenance(target),
         "complete": benchmark.complete,
@@ -216,8 +212,8 @@ def _document(
             "max_tokens": benchmark.max_tokens,
             "repeat": benchmark.repeat,
             "sampling": encode(asdict(sampling)),
-            "verify": benchmark.acceptance.name_for(sampling),
-            "lossy": benchmark.acceptance.lossy,
+            "verify": rule.name,
+            "lossy": rule.lossy,
             "drafter": decoder.drafter.name if decoder.drafter else None,
             "policies": list(benchmark.policies),
             "exact": decoder.exact,

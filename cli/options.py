@@ -57,6 +57,22 @@ Threads = Annotated[
 ]
 
 
+DrafterName = Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")]
+
+PolicyName = Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")]
+
+DraftMax = Annotated[int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")]
+
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
+
+Prompts = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.", show_default=False
+    ),
+]
+
+
 def find_model(model: str | None, unnamed: str) -> ModelSource:
     """Find, fetch if need be, and check a model file; `unnamed` begins the note on stderr where none is named."""
     with download_bar() as progress:
@@ -145,11 +161,9 @@ class DraftOptions:
     """Whether, how and how much to draft."""
 
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
-    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT
-    policy: Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")] = "cost"
-    draft_max: Annotated[
-        int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")
-    ] = None
+    drafter: DrafterName = DEFAULT
+    policy: PolicyName = "cost"
+    draft_max: DraftMax = None
     memory: Annotated[
         str | None,
         typer.Option(
@@ -220,6 +234,13 @@ def check_predict(predict: int) -> int:
     if predict != -1 and predict < 1:
         usage_error(f"-n/--predict is {predict}, but must be at least 1 (or -1: until the context is full)")
     return predict if predict > 0 else 2**31
+
+
+def check_stop(stop: list[str] | None) -> tuple[str, ...]:
+    """The stop strings; ends the program if one is empty."""
+    if any(not text for text in stop or ()):
+        usage_error("--stop needs some text")
+    return tuple(stop or ())
 
 
 def grouped(command: Command) -> Command:

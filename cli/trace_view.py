@@ -20,9 +20,8 @@ from ngramspec.json_data import encode
 from ngramspec.sampling.settings import Sampling
 from ngramspec.trace.passes import Guess, Header, Own, Token, TracedPass
 
-from .chat_view import ACCEPTED, CORRECTION, REFUSED
 from .console import printable, write_stdout
-from .summary import summary
+from .view import ACCEPTED, CORRECTION, REFUSED, summary
 
 CONTEXT = 24
 """Cells of a line for the context; a fifth of a narrow terminal."""

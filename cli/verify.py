@@ -7,12 +7,11 @@ import statistics
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
+from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.llama.target import Target
 from ngramspec.prompts import Case, Skipped, load_prompts, prepare
@@ -22,20 +21,16 @@ from ngramspec.selfcheck.report import Check, report, verdict
 from .about import exact_mode, load_settings, model_lines, provenance
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
-from .options import LoadOptions, Model
-from .verify_view import show, verify_bar
+from .options import DrafterName, LoadOptions, Model, Prompts
+from .verify_view import show
+from .view import timed_bar
 
 
 def verify(
     load: LoadOptions,
     model: Model = None,
-    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.", show_default=False
-        ),
-    ] = None,
+    drafter: DrafterName = DEFAULT,
+    prompts: Prompts = None,
     predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per text.")] = 64,
     seconds: Annotated[
         float, typer.Option("--seconds", min=1, max=86400, help="Time for the checks, once the model is loaded.")
@@ -129,7 +124,7 @@ class _Endless:
 
 def _run(found: SelfCheck) -> Outcome:
     """Make the checks; what was found before an interruption stays in `found`."""
-    with outcome() as ended, verify_bar(found.seconds) as doing:
+    with outcome() as ended, timed_bar(found.seconds) as doing:
         for name in found.run():
             doing(name)
     return ended

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.storage import NotUtf8, utf8
 
 PACKAGE = "ngramspec_prompts"
 
@@ -124,12 +125,11 @@ class _NotTextError(NGramSpecError):
 
 def _read(file: Path | Traversable) -> str:
     try:
-        # Not read_text(): it would turn \r\n into \n, and a raw text is used as it stands.
-        text = file.read_bytes().decode("utf-8-sig")
+        text = utf8(file.read_bytes(), marked=True)
     except OSError as error:
         raise NGramSpecError(f"cannot read {file.name}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise _NotTextError(f"{file.name} is not UTF-8 text (byte {error.start})") from error
+    except NotUtf8 as error:
+        raise _NotTextError(f"{file.name} is {error}") from error
     if "\0" in text:
         raise _NotTextError(f"{file.name} is not text (it holds NUL bytes)")
     return text

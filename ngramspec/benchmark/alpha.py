@@ -18,7 +18,8 @@ from ngramspec.backend import TargetProtocol
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.exactness.choice import Exact
 from ngramspec.policies.simple import FixedPolicy
 from ngramspec.sampling.settings import Sampling
@@ -47,7 +48,7 @@ class OrderDrafter:
         self._count(prompt)
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         tokens: list[int] = []
         laws: list[dict[int, float]] = []

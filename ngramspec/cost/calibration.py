@@ -16,7 +16,7 @@ from ngramspec.cost import kernels, measure
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import ProbeReport
 from ngramspec.cost.measure import MEASURE_ORDER, Replay
-from ngramspec.storage import cache_folder, write_whole
+from ngramspec.storage import cache_folder, keep_json, recall
 
 EXACT_TOLERANCE = 1.25
 """Exact mode takes the largest kernel class whose cheapest pass costs at most this many one-token passes."""
@@ -60,7 +60,7 @@ class Calibration:
         if self.path is None:
             return
         try:
-            data = json.loads(self.path.read_text("utf-8"))
+            data = json.loads(recall(self.path) or "")
             curve = CostCurve.from_json(data["curve"]) if data["curve"] else None
             probe = ProbeReport.from_json(data["probe"]) if data["probe"] else None
             exact_sizes = tuple(data["exact_sizes"]) if data["exact_sizes"] else None
@@ -73,7 +73,7 @@ class Calibration:
             self.probe, self.exact_sizes = probe, exact_sizes
 
     def save(self) -> None:
-        """Keep what is known; see `write_whole`."""
+        """Keep what is known; see `storage.keep`."""
         if self.path is None:
             return
         # Another process may have settled on the sizes of exact mode in the meantime.
@@ -84,7 +84,7 @@ class Calibration:
             "exact_sizes": self.exact_sizes,
             "uses": self.uses,
         }
-        write_whole(self.path, data)
+        keep_json(self.path, data)
 
     def forget(self) -> None:
         """Drop what is known, in the file too; what exact mode then settles on may be another class of sizes."""

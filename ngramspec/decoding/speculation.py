@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
+from ngramspec.drafting.chances import Record
 from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Drafter, ReadsLogits
 from ngramspec.policies.policy import Debt, Gauge, Pass, Policy, ReadsRow, smallest
 
@@ -39,7 +40,8 @@ class Speculation:
         sizes: batch sizes that may be used, ascending.
         replay: what it takes to take a draft back where tokens are then evaluated again; None: nothing.
         plain: size of a batch without a draft.
-        proposal: all that the drafter proposed for the pass planned last, sent or not; None if it was not asked.
+        proposal: all that the drafter proposed for the pass planned last, sent or not, with estimates; None if it was
+            not asked.
         gauge: what a policy that reads logits made of them when that pass was planned; None for any other policy.
     """
 
@@ -48,6 +50,7 @@ class Speculation:
         self.policy = policy
         self.proposal: Draft | None = None
         self.gauge: Gauge | None = None
+        self._record = Record()
         self._reader: ReadsLogits | None = None
         self._gauging: ReadsRow | None = None
         self.prepare(None, (1,))
@@ -63,6 +66,7 @@ class Speculation:
         """Start a request."""
         self.proposal = self.gauge = None
         self.policy.begin()
+        self._record.begin()
         # Asked here, since it takes longer than all else that a pass costs who reads nothing.
         self._reader = self.drafter if isinstance(self.drafter, ReadsLogits) else None
         self._gauging = self.policy if self.drafter is not None and isinstance(self.policy, ReadsRow) else None
@@ -99,8 +103,9 @@ class Speculation:
         limit = min(self.policy.limit(), left - 1, self.sizes[-1] - 1 - owed)
         if limit <= 0:
             return NO_DRAFT, self.plain
-        outlook = self.policy.outlook(self.curve, self.sizes)
-        self.proposal = draft = self.drafter.propose(limit, choose, blind=blind, outlook=outlook)
+        price = self.policy.price(self.curve, self.sizes)
+        draft = self.drafter.propose(limit, choose, blind=blind, price=price)
+        self.proposal = draft = self._record.estimated(draft, limit, blind=blind)
         if shape is not None:
             draft = shape(draft, limit)
         debt = None
@@ -136,6 +141,7 @@ class Speculation:
             the pass as the policy was told of it.
         """
         curve = self.curve
+        self._record.settle(tokens)
         guessed = self.drafter.accept(tokens) if self.drafter is not None else 0
         draft_seconds = plan_seconds if self.proposal is not None else 0.0
         plain_seconds = curve.seconds(self.plain) if curve else 0.0

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from ngramspec.drafting.price import TokenPrice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,19 +25,6 @@ continuation. Sampled decoding passes one that adds the target's own noise (coup
 """
 
 
-class Outlook(NamedTuple):
-    """What time is worth: a drafter may end a draft where one more token cannot pay.
-
-    Attributes:
-        worth: tokens that the time of a one-token pass lately bought.
-        slopes: entry k is the least that a token more costs a draft of k tokens, in one-token passes: the lowest
-            slope of the cost curve from there on. At least as many entries as a draft can have, and one.
-    """
-
-    worth: float
-    slopes: Sequence[float]
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A guess at the next tokens; every tuple has one entry per drafted position, or is empty.
@@ -47,7 +36,7 @@ class Draft:
         match: length in tokens of the context that each guess rests on.
         support: how often that context was seen in all (the sum of its counts); empty when nobody counts.
         acceptance: estimated probability that the target accepts the token, given that it accepted all
-            before it; empty when the drafter makes no estimate.
+            before it; empty when the drafter makes no estimate: `Speculation` then makes one from its record.
         source: which drafter made it.
     """
 
@@ -87,7 +76,7 @@ class Drafter(Protocol):
         """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         """At most `limit` tokens that may follow everything seen so far; an empty draft is fine.
 
@@ -97,7 +86,7 @@ class Drafter(Protocol):
             blind: estimate acceptance for `limit` positions from what is known before the first token is
                 drawn. Rejection sampling needs it: q is the law of a drafted token only if no look at that
                 token, or at one after it, decided whether the token stays in the draft.
-            outlook: what time is worth; None is to propose whatever has a chance.
+            price: what one more token costs; None is to propose whatever has a chance.
         """
 
     def accept(self, tokens: Sequence[int]) -> int:

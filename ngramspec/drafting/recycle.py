@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.chances import Judge, pick
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.price import TokenPrice
 
 STEADY = 7
 """Runs are counted up to this length."""
@@ -72,10 +73,10 @@ class RecycleDrafter:
             self._successors[token] = Successors(best, law, run)
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         judge = self._judge
-        judge.open(outlook)
+        judge.open(price)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         acceptance: Sequence[float] = judge.acceptance

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from ngramspec.drafting.chances import Judge, pick
 from ngramspec.drafting.context_table import Shares
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.suffix_automaton import SuffixAutomaton
 
 CLEARLY = 2
@@ -51,10 +52,10 @@ class SuffixDrafter:
         self._judge.begin()
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         text, judge = self._text, self._judge
-        judge.open(outlook)
+        judge.open(price)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         matches: list[int] = []

@@ -20,7 +20,7 @@ from ngramspec.backend import TargetProtocol
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness import trial
 from ngramspec.exactness.choice import DEPTHS, TYPICAL, WAYS, Measured, Way
-from ngramspec.storage import cache_folder, write_whole
+from ngramspec.storage import cache_folder, keep_json, recall
 
 BUDGET, SHARE = 8.0, 0.25
 """Most that is measured before a request: so many seconds, or that part of what it is expected to take."""
@@ -203,7 +203,7 @@ class ExactAuto:
     def _read(self) -> None:
         """Take over what the file says: what was settled first, by whatever process, counts."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError):
-            kept = Measured.from_json(json.loads(self._path.read_text("utf-8")))
+            kept = Measured.from_json(json.loads(recall(self._path) or ""))
             self.known.identity |= kept.identity
             self.known.speed |= kept.speed
             self.known.shallow_identity |= kept.shallow_identity
@@ -216,7 +216,7 @@ class ExactAuto:
         wanted = self.known.wanted
         self._read()
         self.known.wanted = wanted
-        write_whole(self._path, self.known.to_json())
+        keep_json(self._path, self.known.to_json())
 
     def forget(self) -> None:
         """Drop what is known, in the file too; other texts may then be decoded another way."""

@@ -18,6 +18,7 @@ from ngramspec.memory.documents import Document, Text, total
 from ngramspec.memory.files import BINARY, NOT_UTF8, UNREADABLE, Found, TextFile, find_files, read_text
 from ngramspec.memory.snapshot import MemoryFileError
 from ngramspec.memory.store import Store
+from ngramspec.storage import NotUtf8
 
 PIECE = 1 << 16
 """Characters that are tokenized at once: some tokenizers take more than linear time, or stack, over a long text."""
@@ -176,7 +177,7 @@ def _tokenize(file: TextFile, tokenizer: Tokenizer, stop: Event) -> Text | str:
         text = read_text(file)
     except OSError:
         return UNREADABLE
-    except UnicodeDecodeError:
+    except NotUtf8:
         return NOT_UTF8
     if text is None:
         return BINARY

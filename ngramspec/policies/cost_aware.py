@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft, Outlook
+from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, smallest
 
 
@@ -64,8 +65,8 @@ class CostPolicy:
         in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
         return 0 if in_debt or self._plain_due else self._draft_max
 
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
-        return None if curve is None else Outlook(self._worth(curve, sizes), curve.slopes(sizes))
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
+        return None if curve is None else TokenPrice(self._worth(curve, sizes), curve.slopes(sizes))
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
         """Tokens that the time of a one-token pass lately bought; never less than plain decoding buys."""

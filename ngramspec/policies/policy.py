@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft, Outlook
+from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.price import TokenPrice
 
 
 class Pass(NamedTuple):
@@ -61,7 +62,7 @@ class Policy(Protocol):
     def limit(self) -> int:
         """How many tokens to ask the drafter for; 0 spares the asking."""
 
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         """What the drafter should know of costs before it drafts; None where costs do not matter."""
 
     def plan(

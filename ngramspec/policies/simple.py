@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft, Outlook
+from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, smallest
 
 
@@ -25,7 +26,7 @@ class FixedPolicy:
     def limit(self) -> int:
         return self._draft_max
 
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         return None
 
     def plan(

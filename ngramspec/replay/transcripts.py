@@ -33,6 +33,7 @@ import numpy as np
 
 from ngramspec.errors import ModelError, TranscriptError
 from ngramspec.replay.recording import Recording
+from ngramspec.storage import NotUtf8, utf8
 
 MAX_TOTAL = 8192
 """Tokens of a prompt and its response; of a longer prompt the head is left out."""
@@ -137,9 +138,9 @@ def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
 
 def _parse(raw: bytes) -> Any:
     try:
-        return json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return _Broken(f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})")
+        return json.loads(utf8(raw))
+    except NotUtf8 as error:
+        return _Broken(str(error))
     except (ValueError, RecursionError) as error:
         return _Broken(f"not valid JSON: {error}")
 
@@ -163,9 +164,9 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
         return f"line {began}", {key: "\n".join(lines) for key, lines in pair.items()}
 
     try:
-        text = raw.decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        yield "the whole file", _Broken(f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})")
+        text = utf8(raw).replace("\r\n", "\n")
+    except NotUtf8 as error:
+        yield "the whole file", _Broken(str(error))
         return
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         separator = line.rstrip()

@@ -73,11 +73,12 @@ class Header:
         """The header of a generation; `sampling`, `verify` and errors as in `SpeculativeDecoder.generate`."""
         sampling = sampling or Sampling()
         how = verify if isinstance(verify, Acceptance) else Acceptance(verify)
+        rule = how.resolve(sampling)
         return cls(
             model=model,
             sampling=encode(asdict(sampling)),
-            verify=how.name_for(sampling),
-            lossy=how.lossy,
+            verify=rule.name,
+            lossy=rule.lossy,
             drafter=decoder.drafter.name if decoder.drafter is not None else "",
             policy=decoder.policy.name,
             exact=decoder.exact == "on",

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
 from ngramspec.decoding.speculation import Speculation
-from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Outlook
+from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.entropy import EntropyPolicy
 from ngramspec.policies.policy import Debt, Gauge, Pass
 from ngramspec.policies.simple import FixedPolicy
@@ -32,7 +33,7 @@ class Parrot:
         self.begun.append(list(prompt))
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         self.limits.append(limit)
         self.blind.append(blind)

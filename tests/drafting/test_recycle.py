@@ -20,7 +20,8 @@ from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.drafting.draft import Draft, Outlook, ReadsLogits
+from ngramspec.drafting.draft import Draft, ReadsLogits
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recycle import RecycleDrafter, top_two
 from ngramspec.replay.replay import Replay
 
@@ -125,10 +126,10 @@ def test_what_stays_the_best_is_surer() -> None:
     assert chances[0] < chances[-1]
 
 
-def test_an_outlook_ends_a_draft() -> None:
+def test_a_price_ends_a_draft() -> None:
     drafter = knowing({i: i + 1 for i in range(10)}, times=5)
     drafter.begin([0])
-    free, dear = drafter.propose(9), drafter.propose(9, outlook=Outlook(1.0, [0.3] * 10))
+    free, dear = drafter.propose(9), drafter.propose(9, price=TokenPrice(1.0, [0.3] * 10))
     assert 0 < len(dear) < len(free)
 
 
@@ -178,7 +179,7 @@ class Reader:
     def begin(self, prompt: Sequence[int]) -> None:
         self.prompt = list(prompt)
 
-    def propose(self, limit: int, choose: Any = None, *, blind: bool = False, outlook: Any = None) -> Draft:
+    def propose(self, limit: int, choose: Any = None, *, blind: bool = False, price: Any = None) -> Draft:
         return Draft((self.guess,) * limit, acceptance=(0.9,) * limit, source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:

@@ -238,15 +238,15 @@ def test_the_threshold_follows_a_text_that_changes() -> None:
 
 def test_the_drafter_is_told_where_to_stop() -> None:
     policy = at(0.3, 8)
-    outlook = policy.outlook(None, ALL)
-    assert outlook is not None
-    assert len(outlook.slopes) == policy.limit() + 1
-    # A drafter that ends with the first position under the outlook still proposes one more than is sent.
+    price = policy.price(None, ALL)
+    assert price is not None
+    assert len(price.slopes) == policy.limit() + 1
+    # A drafter that ends with the first position under the price still proposes one more than is sent.
     cut, reach = 0, 1.0
     for p in [0.6] * 8:
         cut += 1
         reach *= p
-        if reach < outlook.worth * outlook.slopes[cut]:
+        if reach < price.worth * price.slopes[cut]:
             break
     whole = policy.plan(draft([0.6] * 8), None, ALL)
     assert whole == (2, 3)

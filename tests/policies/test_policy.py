@@ -148,19 +148,19 @@ def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slo
     sizes=st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)]),
     passes=st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 4.0)), max_size=5),
 )
-def test_an_outlook_ends_no_draft_that_would_pay(
+def test_a_price_ends_no_draft_that_would_pay(
     costs: list[float], acceptance: list[float], sizes: tuple[int, ...], passes: list[tuple[int, float]]
 ) -> None:
     curve, policy = curve_of(lambda n: costs[n - 1]), Rich()
     for emitted, seconds in passes:
         policy.record(Pass(emitted, 0, 0, seconds, 0.0, 1.0))
-    outlook = policy.outlook(curve, sizes)
-    assert outlook is not None
+    price = policy.price(curve, sizes)
+    assert price is not None
     cut, reach = 0, 1.0
     for p in acceptance[: sizes[-1] - 1]:
         cut += 1
         reach *= p
-        if reach < outlook.worth * outlook.slopes[cut]:
+        if reach < price.worth * price.slopes[cut]:
             break
     assert policy.plan(draft(acceptance[:cut]), curve, sizes) == policy.plan(draft(acceptance), curve, sizes)
 
@@ -168,16 +168,16 @@ def test_an_outlook_ends_no_draft_that_would_pay(
 def test_only_the_cost_policy_looks_at_costs() -> None:
     curve = curve_of(lambda n: 1 + 0.1 * (n - 1))
     for name in ("fixed", "heuristic", "entropy"):
-        assert make_policy(name).outlook(curve, ALL) is None
+        assert make_policy(name).price(curve, ALL) is None
     policy = Rich()
-    assert policy.outlook(None, ALL) is None
+    assert policy.price(None, ALL) is None
     for throughput in (0.5, 1.0, 2.0):  # tokens per second; a plain pass takes one
         for _ in range(300):
             policy.record(Pass(4, 3, 3, 4 / throughput, 0.0, 1.0))
-        outlook = policy.outlook(curve, ALL)
-        assert outlook is not None
-        assert outlook.worth == pytest.approx(max(1.0, throughput))
-        assert outlook.slopes[:5] == curve.slopes(ALL)[:5]
+        price = policy.price(curve, ALL)
+        assert price is not None
+        assert price.worth == pytest.approx(max(1.0, throughput))
+        assert price.slopes[:5] == curve.slopes(ALL)[:5]
 
 
 def test_steep_curves_and_poor_guesses_get_no_draft() -> None:

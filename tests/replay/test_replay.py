@@ -16,7 +16,8 @@ from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.simple import FixedPolicy
 from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording
 from ngramspec.replay.replay import Metered, Replay
@@ -41,7 +42,7 @@ class Scripted:
         self.told = []
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         tokens = tuple(next(self._drafts))
         return Draft(tokens, acceptance=(0.75,) * len(tokens), source=self.name)
@@ -88,7 +89,7 @@ def test_nobody_knows_where_the_record_ends() -> None:
 
     class Asked(Scripted):
         def propose(
-            self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+            self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
         ) -> Draft:
             limits.append(limit)
             return Draft()

@@ -11,7 +11,8 @@ from ngramspec.backend import TargetProtocol
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.price import TokenPrice
 
 CLOCK = Clock()
 
@@ -82,7 +83,7 @@ class Oracle:
         self.seen = []
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         self.limits.append(limit)
         at = len(self.seen)
