@@ -19,14 +19,14 @@ from .chat_session import Session
 from .chat_view import AnswerView
 from .console import FAILED, complain, fail, note, read_stdin, read_text, usage_error
 from .options import DraftOptions, LoadOptions, Model, TraceFile, check_predict
-from .sampling_options import SamplingOptions, check_sampling
+from .sampling_options import SamplingOptions, check_sampling, flag
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSampling(SamplingOptions):
     """llama.cpp's temperature for chat."""
 
-    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0: greedy.")] = 0.8
+    temperature: Annotated[float, flag("temperature")] = 0.8
 
 
 def chat(
