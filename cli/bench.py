@@ -87,10 +87,14 @@ def bench(
 ) -> None:
     """Measure plain against drafted decoding, interleaved, on the same prompts.
 
+    Shown per category: tokens/s of both, their ratio (median, least, most), tokens per pass, acceptance rate,
+    acceptance by position in the draft, passes without a draft, and whether the texts are identical (and how close
+    the two tokens were where they are not). --json writes every run with machine, model and build.
+
     A ratio of 1.20x means that drafting emits 1.2 times as many tokens per second. "theory" is what Leviathan et
     al.'s formula expects from the measured acceptance and cost of a pass, drafts being free.
 
-    --policy all runs every prompt with every policy, beside plain decoding.
+    --policy all runs every prompt with every policy, beside plain decoding, in rotating order.
 
     --alpha decodes every prompt once more per n-gram order, with the counts of the context as q and drafts of
     --draft-max (4): alpha by its definition, the mean of sum min(p, q), and as inferred from what was accepted.

@@ -52,7 +52,10 @@ def with_settings(group: type[T]) -> type[T]:
 
 @with_settings
 class SamplingOptions:
-    """How a token is chosen and a draft accepted. Commands with another default temperature subclass this."""
+    """How a token is chosen, by llama.cpp's own samplers in its order, and how a draft is accepted.
+
+    Commands with another default temperature subclass this.
+    """
 
     grammar: Annotated[str | None, flag("grammar")] = None
     grammar_file: Annotated[

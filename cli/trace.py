@@ -32,7 +32,8 @@ def trace(
 
     Drafted tokens are green where they were accepted and struck through in red where they were refused; the model's
     own token is blue. Without colours (not a terminal, NO_COLOR): [+accepted] [-refused] [.behind a refused one]
-    [>the model's own] [~behind the end of the text].
+    [>the model's own] [~behind the end of the text]. Broken lines are named and skipped; of a trace that was cut
+    short, what is there is shown. The format is described in ngramspec/trace/passes.py.
     """
     name = "standard input" if file == "-" else file
     broken, cut = 0, False

@@ -429,7 +429,7 @@ def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], demo: Tar
         raw += (tmp_path / how).read_bytes()
     done = run(env, "trace", "-", "--numbers", stdin=raw)
     assert (done.code, done.err) == (0, "")
-    assert len(re.findall("^some model; temperature .*; verify ", done.out, re.MULTILINE)) == 3
+    assert len(re.findall("^some model; temperature .*; acceptance ", done.out, re.MULTILINE)) == 3
     passes = [line for line in done.out.splitlines() if re.match(r" *\d+ +\d+ +\d+\.\d  ", line)]
     assert [int(line.split()[1]) for line in passes] == [step.batch for step in steps]
     seen = "".join(t for line in passes for t in re.findall(r"\[[+>](.[^\[\]]*|\]|\[)\]", line))
