@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -27,7 +26,7 @@ from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
 from .bench_view import bench_bar, show
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
-from .options import DraftOptions, LoadOptions, Model
+from .options import DraftOptions, LoadOptions, Model, PromptFiles
 from .sampling_options import SamplingOptions, check_sampling
 
 ALL = "all"
@@ -61,12 +60,7 @@ def bench(
     sampling: SamplingOptions,
     draft: Compared,
     model: Model = None,
-    prompts: Annotated[
-        Path | None,
-        typer.Option(
-            "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.", show_default=False
-        ),
-    ] = None,
+    prompts: PromptFiles = None,
     category: Annotated[
         list[str] | None, typer.Option("--category", help="Only this category; may be repeated.")
     ] = None,

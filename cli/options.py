@@ -44,6 +44,16 @@ Model = Annotated[
     ),
 ]
 
+DrafterName = Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")]
+PolicyName = Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")]
+DraftMax = Annotated[int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")]
+
+PromptFiles = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.", show_default=False
+    ),
+]
 
 TraceFile = Annotated[
     Path | None,
@@ -145,11 +155,9 @@ class DraftOptions:
     """Whether, how and how much to draft."""
 
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
-    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT
-    policy: Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")] = "cost"
-    draft_max: Annotated[
-        int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")
-    ] = None
+    drafter: DrafterName = DEFAULT
+    policy: PolicyName = "cost"
+    draft_max: DraftMax = None
     memory: Annotated[
         str | None,
         typer.Option(

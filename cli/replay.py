@@ -12,11 +12,11 @@ import typer
 
 import ngramspec
 from ngramspec.cost.given import CURVES, GivenCurve, find_curves
-from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
+from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.policies import POLICIES, make_policy
+from ngramspec.policies import make_policy
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay, check_replayable
 from ngramspec.replay.report import TIMED, Comparison, Figures
@@ -25,7 +25,7 @@ from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
-from .options import LoadOptions, Threads, open_vocabulary
+from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, open_vocabulary
 from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
 from .replay_view import replay_bar, show
 
@@ -44,11 +44,9 @@ ABOUT = {
 class DraftingOptions:
     """What drafts in a replay."""
 
-    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT
-    policy: Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")] = "cost"
-    draft_max: Annotated[
-        int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")
-    ] = None
+    drafter: DrafterName = DEFAULT
+    policy: PolicyName = "cost"
+    draft_max: DraftMax = None
     memory: Annotated[
         Literal["on", "off"], typer.Option(help="Remember the answers of earlier conversations of the run.")
     ] = "off"

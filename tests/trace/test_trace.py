@@ -350,7 +350,9 @@ def test_a_line_a_pass_with_marks_in_place_of_colours(env: dict[str, str], sampl
     done = run(env, "trace", sample)
     assert (done.code, done.err) == (0, "")
     head, columns, *passes, total = done.out.splitlines()
-    assert head.startswith("m␛[31m; temperature 0.8, seed 7; acceptance coupled; CHANGES THE OUTPUT: typical acceptance; ")
+    assert head.startswith(
+        "m␛[31m; temperature 0.8, seed 7; acceptance coupled; CHANGES THE OUTPUT: typical acceptance; "
+    )
     assert "drafter ngram, policy fixed; 20" in head
     assert head.endswith("; ngramspec 9")
     assert columns.split() == ["pos", "batch", "ms", "source", "context", "draft", "and", "own", "token"]
