@@ -26,7 +26,7 @@ from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
 from .bench_view import show
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
-from .options import DraftOptions, LoadOptions, Model, Prompts
+from .options import DraftOptions, LoadOptions, Model, PromptFiles
 from .sampling_options import SamplingOptions, check_sampling
 from .view import counting_bar
 
@@ -61,7 +61,7 @@ def bench(
     sampling: SamplingOptions,
     draft: Compared,
     model: Model = None,
-    prompts: Prompts = None,
+    prompts: PromptFiles = None,
     category: Annotated[
         list[str] | None, typer.Option("--category", help="Only this category; may be repeated.")
     ] = None,
@@ -82,10 +82,14 @@ def bench(
 ) -> None:
     """Measure plain against drafted decoding, interleaved, on the same prompts.
 
+    Shown per category: tokens/s of both, their ratio (median, least, most), tokens per pass, acceptance rate,
+    acceptance by position in the draft, passes without a draft, and whether the texts are identical (and how close
+    the two tokens were where they are not). --json writes every run with machine, model and build.
+
     A ratio of 1.20x means that drafting emits 1.2 times as many tokens per second. "theory" is what Leviathan et
     al.'s formula expects from the measured acceptance and cost of a pass, drafts being free.
 
-    --policy all runs every prompt with every policy, beside plain decoding.
+    --policy all runs every prompt with every policy, beside plain decoding, in rotating order.
 
     --alpha decodes every prompt once more per n-gram order, with the counts of the context as q and drafts of
     --draft-max (4): alpha by its definition, the mean of sum min(p, q), and as inferred from what was accepted.

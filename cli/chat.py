@@ -19,14 +19,14 @@ from .chat_session import Session
 from .chat_view import AnswerView
 from .console import FAILED, complain, fail, note, read_stdin, read_text, usage_error
 from .options import DraftOptions, LoadOptions, Model, Stop, TraceFile, check_predict, check_stop
-from .sampling_options import SamplingOptions, check_sampling
+from .sampling_options import SamplingOptions, check_sampling, flag
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSampling(SamplingOptions):
     """llama.cpp's temperature for chat."""
 
-    temp: Annotated[float, typer.Option("--temp", help="Temperature; 0: greedy.")] = 0.8
+    temperature: Annotated[float, flag("temperature")] = 0.8
 
 
 def chat(
@@ -40,15 +40,25 @@ def chat(
     system: Annotated[str | None, typer.Option("-sys", "--system", help="System message.", show_default=False)] = None,
     file: Annotated[
         str | None,
-        typer.Option("-f", "--file", help="First user message, from a file; -: from stdin.", show_default=False),
+        typer.Option(
+            "-f", "--file", help="First user message, from a file; -: from the whole of stdin.", show_default=False
+        ),
     ] = None,
     stop: Stop = None,
     show_drafts: Annotated[
-        bool, typer.Option("--show-drafts", help="Show accepted, refused and corrected draft tokens in colour.")
+        bool,
+        typer.Option(
+            "--show-drafts",
+            help="Show accepted draft tokens in green, refused ones struck through in red, corrections in blue.",
+        ),
     ] = False,
     trace: TraceFile = None,
 ) -> None:
     """Chat with a model: ngramspec chat model.gguf (/help lists the commands)
+
+    The model's own chat template is used, the KV cache is reused over turns, and lines are edited and kept in a
+    history. Ctrl-C stops the answer and keeps the session. When the context is full the oldest turns are left out,
+    and a line says so. Only the template writes control tokens: <|im_end|> in a message is text.
 
     Without a terminal on stdin, each of its lines is a turn, and stdout gets the answers alone.
     """

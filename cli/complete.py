@@ -63,7 +63,9 @@ def complete(
     ] = None,
     predict: Annotated[int, typer.Option("-n", "--predict", help="Most tokens; -1: until the context is full.")] = 256,
     stop: Stop = None,
-    truncate: Annotated[bool, typer.Option("--truncate", help="Keep the tail of a text that is too long.")] = False,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Keep the tail of a text that is too long, instead of refusing it.")
+    ] = False,
     echo: Annotated[bool, typer.Option("--echo", help="Print the text before its continuation.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     logprobs: Annotated[
@@ -87,7 +89,20 @@ def complete(
 ) -> None:
     """Continue a text: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
 
-    One argument is the model if it is a GGUF file, an hf: name or smollm2, else the text file.
+    One argument is the model if it is a GGUF file, an hf: name or smollm2, else the text file. Only the continuation
+    goes to stdout; statistics go to stderr.
+
+    --json prints one object with text, tokens, prompt_tokens, target_passes, drafted, accepted, seconds,
+    tokens_per_second, stop_reason, seed and more: lossy names what changed the output, exact says whether the text is
+    the same bit for bit without drafts, close_calls how many tokens rounding could have decided; with --policy
+    entropy, steps has entropy and gamma of each pass. --logprobs N adds the log-probability of each token and of the
+    N likeliest ones, before any sampling setting.
+
+    --beams W looks for the likeliest text by beam search instead of taking the likeliest token each time (no length
+    penalty; --json tells all W texts with their scores). Drafts of its own, up to --draft-max (16) steps ahead, then
+    save passes where they pay here. W texts of -n tokens must fit in the context beside the prompt. It goes with
+    neither sampling, penalties, grammars nor --exact on: where beams lie in the cache moves last bits. Recurrent
+    models are refused.
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()

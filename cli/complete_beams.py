@@ -29,7 +29,9 @@ def check_beams(
     if sampling.moves_logits:
         usage_error("--beams scores texts by the model alone; leave out penalties, logit biases and grammars")
     if acceptance != Acceptance():
-        usage_error("--beams accepts drafts in one way only; leave out --verify, --lenience and --typical-acceptance")
+        usage_error(
+            "--beams accepts drafts in one way only; leave out --acceptance, --lenience and --typical-acceptance"
+        )
     plain = DraftOptions()
     for name in ("drafter", "policy", "memory"):
         if getattr(draft, name) != getattr(plain, name):

@@ -29,7 +29,12 @@ def info(
     model: Model = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of showing what is cached.")] = False,
 ) -> None:
-    """Show the build, the model, its cost curve and its bit-identical batch sizes."""
+    """Show the build, the model, its cost curve and its bit-identical batch sizes.
+
+    The build and its devices; the model's architecture, size, context and vocabulary, and whether its KV cache can roll
+    back; the cost of a pass by batch size; which sizes agree bit for bit; and how --exact auto decodes prompts of
+    three lengths.
+    """
     target = load.load(load.find(model))
     calibration = Calibration.load(target)
     auto = ExactAuto(target) if target.exact == "auto" else None

@@ -44,6 +44,16 @@ Model = Annotated[
     ),
 ]
 
+DrafterName = Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")]
+PolicyName = Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")]
+DraftMax = Annotated[int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")]
+
+PromptFiles = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.", show_default=False
+    ),
+]
 
 TraceFile = Annotated[
     Path | None,
@@ -64,13 +74,6 @@ PolicyName = Annotated[str, typer.Option(help=f"How much to draft: {', '.join(PO
 DraftMax = Annotated[int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")]
 
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
-
-Prompts = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.", show_default=False
-    ),
-]
 
 
 def find_model(model: str | None, unnamed: str) -> ModelSource:

@@ -75,8 +75,8 @@ class CostOptions:
         list[str] | None,
         typer.Option(
             metavar="NAME|FILE",
-            help="What a batch costs by its size; may be repeated. A file with JSON, {size: cost, ...} or"
-            f" {{name: {{...}}, ...}}, or one of: {', '.join(CURVES)}.",
+            help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
+            f" or {{name: {{...}}, ...}}, or one of: {', '.join(CURVES)}.",
             show_default=False,
         ),
     ] = None
@@ -157,7 +157,16 @@ def replay(
 
     The answers are taken to be a model's own greedy output, so it takes no model, only a vocabulary. A pass over n
     tokens costs what a curve says, and the policy drafts by that curve. "oracle" is the most that any drafter could
-    gain that copies one span of the context per pass.
+    gain that copies one span of the context per pass. Shown per category, overall, and as the mean of the categories
+    (macro): tokens per pass, acceptance rate, passes without a draft, the speedup; microseconds of drafting per pass
+    and per token of the prompt; acceptance by position; and how well the predicted acceptance fits the observed one.
+
+    A file is JSON lines, one JSON array, or one object, of {"messages": [...], "response": "..."}, of conversations
+    that end with the assistant's message, of {"prompt": "...", "response": "..."}, or of OpenAI's requests and
+    responses; or plain text in pairs, after lines "=== prompt" and "=== response".
+
+    --timed runs plain and drafted passes over the same answers, in alternating order, and shows the measured ratio
+    beside the modelled one, on a curve that is measured meanwhile. Ctrl-C shows what was replayed so far.
     """
     if cost.timed and vocab is not None:
         usage_error("--timed needs the model's own tokens: leave --vocab out")

@@ -30,9 +30,14 @@ def trace(
 ) -> None:
     """Show a trace, one line a pass: ngramspec trace run.jsonl
 
+    A trace is what chat and complete write with --trace, each pass a line of JSON: position, context, draft with q and
+    source, p of each token, what was accepted or refused and why, batch, seconds. The format is described in
+    ngramspec/trace/passes.py.
+
     Drafted tokens are green where they were accepted and struck through in red where they were refused; the model's
     own token is blue. Without colours (not a terminal, NO_COLOR): [+accepted] [-refused] [.behind a refused one]
-    [>the model's own] [~behind the end of the text].
+    [>the model's own] [~behind the end of the text]. Broken lines are named and skipped; of a trace that was cut
+    short, what is there is shown.
     """
     name = "standard input" if file == "-" else file
     broken, cut = 0, False

@@ -58,7 +58,7 @@ class TraceView:
 
     def header(self, header: Header) -> None:
         """Show what holds for the passes to come."""
-        facts = [header.model, _settings(header.sampling), f"verify {header.verify}"]
+        facts = [header.model, _settings(header.sampling), f"acceptance {header.verify}"]
         facts += [f"CHANGES THE OUTPUT: {header.lossy}"] if header.lossy else []
         facts += [f"drafter {header.drafter}, policy {header.policy}" if header.drafter else "plain decoding"]
         facts += [*(["exact"] if header.exact else []), header.date, header.program]

@@ -21,7 +21,7 @@ from ngramspec.selfcheck.report import Check, report, verdict
 from .about import exact_mode, load_settings, model_lines, provenance
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
-from .options import DrafterName, LoadOptions, Model, Prompts
+from .options import DrafterName, LoadOptions, Model, PromptFiles
 from .verify_view import show
 from .view import timed_bar
 
@@ -30,7 +30,7 @@ def verify(
     load: LoadOptions,
     model: Model = None,
     drafter: DrafterName = DEFAULT,
-    prompts: Prompts = None,
+    prompts: PromptFiles = None,
     predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per text.")] = 64,
     seconds: Annotated[
         float, typer.Option("--seconds", min=1, max=86400, help="Time for the checks, once the model is loaded.")
@@ -48,16 +48,17 @@ def verify(
 ) -> None:
     """Check on your model and machine that drafts change nothing.
 
-    Plain and drafted texts of prompts of every category, at temperature 0 and of one seed at 0.8, must be equal, and
-    so must their logprobs; logits after a rollback must be the same bits; what the cache holds of a prompt already,
-    and what is measured in mid-text, must leave no trace in the logits; and the first tokens must follow the model's
-    own probabilities. Drafts of four tokens are sent always, whether they pay or not.
+    Plain and drafted texts of prompts of every category, at temperature 0 and of one seed at 0.8, with penalties and a
+    grammar among them, must be equal, and so must their logprobs; logits after a rollback must be the same bits; what
+    the cache holds of a prompt already, and what is measured in mid-text, must leave no trace in the logits; and the
+    first tokens must follow the model's own probabilities (false alarms: one in a million). Drafts of four tokens are
+    sent always, whether they pay or not.
 
-    Batches of different sizes may give logits that differ in their last bits. With --exact off a text may differ
-    where that explains it, which is shown; with --exact on everything must be equal bit for bit, and with auto where
-    texts like these are decoded so.
+    Batches of different sizes may give logits that differ in their last bits. With --exact off a text may differ where
+    that explains it: position, tokens, logits and the movement needed are shown; with --exact on everything must be
+    equal bit for bit, and with auto where texts like these are decoded so.
 
-    Ends with exit code 1 if something that must hold does not.
+    Ends with exit code 1 if something that must hold does not; the last line says so, and what there was no time for.
     """
     try:
         make_drafter(drafter)

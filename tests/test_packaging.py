@@ -118,8 +118,8 @@ def test_the_wheel_holds_all_of_it_and_no_more(built: Path) -> None:
     names -= {source.removesuffix(".py") + suffix for source in compiled_modules() for suffix in suffixes}
     for installed, folder, endings in (
         ("ngramspec", "ngramspec", {".py", ".pxd", ".typed", ".gguf", ".md"}),
-        ("ngramspec_cli", "cli", {".py"}),
-        ("ngramspec_prompts", "prompts", {".py", ".toml"}),
+        ("ngramspec_cli", "cli", {".py", ".md"}),
+        ("ngramspec_prompts", "prompts", {".py", ".toml", ".md"}),
     ):
         files = {f.relative_to(ROOT / folder).as_posix() for f in (ROOT / folder).rglob("*") if f.suffix in endings}
         assert {name.removeprefix(f"{installed}/") for name in names if name.startswith(f"{installed}/")} == files

@@ -1,17 +1,25 @@
-"""The README is true to the last flag, and its test command is the one that CI runs."""
+"""The READMEs are true to the last flag, link and room, and the test command is the one that CI runs."""
 
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import typer.main
 from ngramspec_cli import chat_commands
 from ngramspec_cli.app import app
+from test_layers import LAYERS
+
+from ngramspec.drafting import DRAFTERS
+from ngramspec.policies import POLICIES
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
+REFERENCE = (ROOT / "cli" / "README.md").read_text("utf-8")
+PAGES = sorted([ROOT / "README.md", *(p for room in ("cli", "ngramspec") for p in (ROOT / room).rglob("README.md"))])
 TOP = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 # `memory` is a group: its commands count, not the group.
 COMMANDS = {n: c for name, top in TOP.items() for n, c in getattr(top, "commands", {name: top}).items()}
@@ -21,21 +29,59 @@ def flags(command: str) -> set[str]:
     return {flag for parameter in COMMANDS[command].params for flag in parameter.opts if flag.startswith("-")}
 
 
+def name_of(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def test_the_reference_is_what_the_commands_say() -> None:
+    made = subprocess.run(
+        [sys.executable, ROOT / "tools" / "reference.py"], capture_output=True, check=True, timeout=120
+    ).stdout.decode("utf-8")
+    assert made == REFERENCE, "run: python tools/reference.py > cli/README.md"
+
+
 @pytest.mark.parametrize("command", sorted(COMMANDS))
-def test_every_option_is_in_the_readme(command: str) -> None:
-    missing = [flag for flag in flags(command) - {"--help"} if f"`{flag}" not in README]
+def test_every_option_is_in_the_reference(command: str) -> None:
+    missing = [flag for flag in flags(command) - {"--help"} if f"`{flag}`" not in REFERENCE]
     assert not missing
 
 
-def test_every_option_in_the_readme_exists() -> None:
-    known = set.union(*(flags(command) for command in COMMANDS))
-    named = re.findall(r"`(--?[a-z][a-z-]*)", README)
-    assert len(named) > 30
-    assert not set(named) - known
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_option_that_a_page_names_exists(page: Path) -> None:
+    known = set.union({"--version"}, *(flags(command) for command in COMMANDS))
+    assert not set(re.findall(r"`(--?[a-z][a-z-]*)", page.read_text("utf-8"))) - known
 
 
-def test_every_chat_command_is_in_the_readme() -> None:
-    assert not [name for name in chat_commands.COMMANDS if f"`{name.split()[0]}" not in README]
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)]+)\)", page.read_text("utf-8")):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        headings = re.findall("^#+ (.*)$", target.read_text("utf-8"), re.MULTILINE) if anchor else []
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}, link
+
+
+def test_every_chat_command_is_in_the_reference() -> None:
+    assert not [name for name in chat_commands.COMMANDS if f"`{name.split()[0]}" not in REFERENCE]
+
+
+@pytest.mark.parametrize(("room", "names"), [("drafting", DRAFTERS), ("policies", POLICIES)])
+def test_every_drafter_and_policy_has_a_line(room: str, names: dict[str, object]) -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", (ROOT / "ngramspec" / room / "README.md").read_text("utf-8"), re.MULTILINE)
+    assert sorted(listed) == sorted(names)
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 130
+
+
+def test_the_map_is_the_table_of_layers() -> None:
+    text = (ROOT / "ngramspec" / "README.md").read_text("utf-8")
+    rows = re.findall(r"^\| (\d) \| \[?`([\w./]+)`.* \| \S.* \|$", text, re.MULTILINE)
+    shown = [(int(layer), name.removesuffix("/").removesuffix(".py")) for layer, name in rows]
+    assert [layer for layer, _ in shown] == sorted((layer for layer, _ in shown), reverse=True)
+    assert sorted(shown) == sorted((layer, name) for layer, names in enumerate(LAYERS) for name in names)
 
 
 def test_ci_runs_the_readmes_test_command() -> None:

@@ -71,9 +71,9 @@ class Acceptance:
         if not 0 < self.lenience <= 1:
             raise ValueError(f"lenience is {self.lenience}, but must be above 0 and at most 1 (1: off)")
         if self.lenience < 1 and self.method in ("coupled", "match"):
-            raise ValueError(f"lenience has no say in verify {self.method!r}; use 'rejection', or temperature 0")
+            raise ValueError(f"lenience has no say in acceptance {self.method!r}; use 'rejection', or temperature 0")
         if self.typical and (self.lenience < 1 or self.method is not None):
-            raise ValueError("typical acceptance is a rule of its own; leave out verify and lenience")
+            raise ValueError("typical acceptance is a rule of its own; leave out any other, and lenience")
 
     @property
     def lossy(self) -> str | None:

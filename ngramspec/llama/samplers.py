@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,50 +73,66 @@ class SamplerChain:
         self._dry_last_n = _window(sampling.dry_penalty_last_n, n_ctx) if dry else 0
         self._recent: deque[int] = deque()
         self._recent_counts: Counter[int] = Counter()
-        self._reach = self._find_reach()
-        self._chain = self._build(vocab)
+        active = self._active(vocab)
+        self._reach = self._find_reach(active)
+        self._chain = self._build(active)
         self._bare = sampling.greedy and grammar is None and self._api.llama_sampler_chain_n(self._chain) == 0
 
     # ------------------------------------------------------------------ building
 
-    def _active(self) -> list[str]:
-        """The samplers that do something here, in order; in greedy decoding, up to the last that moves logits."""
-        s = self.sampling
-        on = {
-            "penalties": self._repeat_last_n > 0,
-            "dry": self._dry_last_n > 0,
-            "top_n_sigma": s.top_n_sigma > 0,
-            "top_k": s.top_k > 0,
-            "typ_p": s.typical_p < 1,
-            "top_p": s.top_p < 1,
-            "min_p": s.min_p > 0,
-            "xtc": s.xtc_probability > 0 and s.xtc_threshold <= 0.5,
-            "temperature": s.temperature != 1 or s.dynatemp_range > 0,
+    def _samplers(self, vocab: Any) -> dict[str, tuple[bool, Callable[[], Any]]]:
+        """By name: whether a sampler does something here, and llama.cpp's constructor of it."""
+        api, s = self._api, self.sampling
+        seed, temperature = _seed_32(s.seed), max(s.temperature, _LEAST_TEMPERATURE)
+        return {
+            "penalties": (
+                self._repeat_last_n > 0,
+                lambda: api.llama_sampler_init_penalties(
+                    self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+                ),
+            ),
+            "dry": (self._dry_last_n > 0, lambda: self._dry(vocab)),
+            "top_n_sigma": (s.top_n_sigma > 0, lambda: api.llama_sampler_init_top_n_sigma(s.top_n_sigma)),
+            "top_k": (s.top_k > 0, lambda: api.llama_sampler_init_top_k(s.top_k)),
+            "typ_p": (s.typical_p < 1, lambda: api.llama_sampler_init_typical(s.typical_p, 0)),
+            "top_p": (s.top_p < 1, lambda: api.llama_sampler_init_top_p(s.top_p, 0)),
+            "min_p": (s.min_p > 0, lambda: api.llama_sampler_init_min_p(s.min_p, 0)),
+            "xtc": (
+                s.xtc_probability > 0 and s.xtc_threshold <= 0.5,
+                lambda: api.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, 0, seed),
+            ),
+            "temperature": (
+                s.temperature != 1 or s.dynatemp_range > 0,
+                lambda: api.llama_sampler_init_temp_ext(temperature, s.dynatemp_range, s.dynatemp_exponent),
+            ),
         }
-        names = [name for name in s.samplers if on[name]]
-        if s.greedy:
+
+    def _active(self, vocab: Any) -> dict[str, Callable[[], Any]]:
+        """Constructors of the samplers that do something, in order; if greedy, up to the last that moves logits."""
+        made = self._samplers(vocab)
+        names = [name for name in self.sampling.samplers if made[name][0]]
+        if self.sampling.greedy:
             names = names[: names.index("temperature")]
             while names and names[-1] not in _MOVING:
                 names.pop()
-        return names
+        return {name: made[name][1] for name in names}
 
-    def _find_reach(self) -> int | None:
+    def _find_reach(self, active: Iterable[str]) -> int | None:
         """How many of the largest logits can matter, tokens whose logits are moved apart; None: all of them."""
         if self.sampling.selects:
             return None
-        for name in self._active():
+        for name in active:
             if name == "top_k":
                 return self.sampling.top_k
             if name not in _MOVING:
                 return None
         return 1 if self.sampling.greedy else None
 
-    def _build(self, vocab: Any) -> Any:
+    def _build(self, active: Mapping[str, Callable[[], Any]]) -> Any:
         api, s = self._api, self.sampling
         params = api.llama_sampler_chain_default_params()
         params.no_perf = True
         chain = api.llama_sampler_chain_init(params)
-        seed = _seed_32(s.seed)
         if self._biases:
             biases = (api.llama_logit_bias * len(self._biases))(*self._biases)
             api.llama_sampler_chain_add(
@@ -125,29 +141,14 @@ class SamplerChain:
         if s.selects:
             api.llama_sampler_chain_add(chain, api.llama_sampler_init_temp(s.temperature))
             make_one, make_two = api.llama_sampler_init_mirostat, api.llama_sampler_init_mirostat_v2
-            tau, eta = s.mirostat_tau, s.mirostat_eta
+            seed, tau, eta = _seed_32(s.seed), s.mirostat_tau, s.mirostat_eta
             one = s.mirostat == 1
             api.llama_sampler_chain_add(
                 chain, make_one(self._n_vocab, seed, tau, eta, _MIROSTAT_M) if one else make_two(seed, tau, eta)
             )
             return chain
-        make = {
-            "penalties": lambda: api.llama_sampler_init_penalties(
-                self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
-            ),
-            "dry": lambda: self._dry(vocab),
-            "top_n_sigma": lambda: api.llama_sampler_init_top_n_sigma(s.top_n_sigma),
-            "top_k": lambda: api.llama_sampler_init_top_k(s.top_k),
-            "typ_p": lambda: api.llama_sampler_init_typical(s.typical_p, 0),
-            "top_p": lambda: api.llama_sampler_init_top_p(s.top_p, 0),
-            "min_p": lambda: api.llama_sampler_init_min_p(s.min_p, 0),
-            "xtc": lambda: api.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, 0, seed),
-            "temperature": lambda: api.llama_sampler_init_temp_ext(
-                max(s.temperature, _LEAST_TEMPERATURE), s.dynatemp_range, s.dynatemp_exponent
-            ),
-        }
-        for name in self._active():
-            api.llama_sampler_chain_add(chain, make[name]())
+        for make in active.values():
+            api.llama_sampler_chain_add(chain, make())
         return chain
 
     def _dry(self, vocab: Any) -> Any:

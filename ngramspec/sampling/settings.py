@@ -1,6 +1,8 @@
-"""`Sampling`: all that a user sets about how a token is chosen.
+"""`Sampling`: all that a user sets about how a token is chosen, each setting told once.
 
-`ngramspec.llama.samplers` makes llama.cpp's samplers of it.
+A setting is a field with its type, its default, the values it may have, its flags and its line of help. The command
+line, its help, the checks and `cli/README.md` are made of these; `ngramspec.llama.samplers` makes llama.cpp's
+samplers of them.
 
 Names, defaults and order are llama.cpp's (`common/common.h`, `struct common_params_sampling`), but for the
 temperature, whose default is greedy decoding.
@@ -9,128 +11,206 @@ temperature, whose default is greedy decoding.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
 
-import numpy as np
+from ngramspec.sampling.option import (
+    BASE,
+    COUNT,
+    FACTOR,
+    FINITE,
+    MASS,
+    NOT_NEGATIVE,
+    RELATIVE,
+    SHARE,
+    WINDOW,
+    Allowed,
+    Option,
+    option,
+    options,
+    whole,
+)
 
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """llama.cpp's default order."""
 
 _ALIASES = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 
-_OF_SAMPLER = {
-    "penalties": ("repeat_penalty", "presence_penalty", "frequency_penalty"),
-    "dry": ("dry_multiplier",),
-    "top_n_sigma": ("top_n_sigma",),
-    "top_k": ("top_k",),
-    "typ_p": ("typical_p",),
-    "top_p": ("top_p",),
-    "min_p": ("min_p",),
-    "xtc": ("xtc_probability",),
-    "temperature": ("dynatemp_range",),
-}
-"""The settings that a sampler alone acts on."""
-
 _LARGEST_BIAS = 1e6  # decisive, and well below 3e8, beyond which llama.cpp sorts logits wrongly
+_BIAS = re.compile(r"(\d+)([+-].+)")
 
 
-def _whole(least: int, most: int = 2**31 - 1) -> Callable[[Any], bool]:
-    return lambda x: isinstance(x, int) and least <= x <= most
+def parse_samplers(text: str) -> tuple[str, ...]:
+    """Names of samplers out of "top_k;temperature", hyphens and llama.cpp's other names allowed."""
+    names = (name.strip().lower().replace("-", "_") for name in text.split(";"))
+    return tuple(_ALIASES.get(name, name) for name in names if name)
 
 
-# Written so that a nan, for which every comparison is false, fails them all.
-_LARGEST = float(np.finfo(np.float32).max)  # llama.cpp's settings are floats of 32 bits
-_FINITE = (lambda x: -_LARGEST <= x <= _LARGEST, "finite, in 32 bits")
-_POSITIVE = (lambda x: 0 <= x <= _LARGEST, "finite and at least 0, in 32 bits")
-_SHARE = (lambda x: 0 <= x <= 1, "between 0 and 1")
-_MASS = (lambda x: 0 < x <= 1, "above 0 and at most 1 (1: off)")
-_WINDOW = (_whole(-1), "a whole number, at least -1 (0: off, -1: the whole context)")
-_RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "temperature": _POSITIVE,
-    "top_k": (_whole(0), "a whole number, at least 0 (0: off)"),
-    "top_p": _MASS,
-    "min_p": (lambda x: 0 <= x <= 1, "between 0 (off) and 1"),
-    "seed": (_whole(0, 2**64 - 1), "a whole number from 0 to 2^64 - 1"),
-    "typical_p": _MASS,
-    "top_n_sigma": _FINITE,
-    "xtc_probability": _SHARE,
-    "xtc_threshold": _SHARE,
-    "dynatemp_range": _POSITIVE,
-    "dynatemp_exponent": _POSITIVE,
-    "repeat_penalty": (lambda x: 1e-30 < x <= _LARGEST, "finite and above 0 (1: off), in 32 bits"),
-    "repeat_last_n": _WINDOW,
-    "presence_penalty": _FINITE,
-    "frequency_penalty": _FINITE,
-    "dry_multiplier": _POSITIVE,
-    "dry_base": (lambda x: 1 <= x <= _LARGEST, "finite and at least 1, in 32 bits"),
-    "dry_allowed_length": (_whole(0), "a whole number, at least 0"),
-    "dry_penalty_last_n": _WINDOW,
-    "mirostat": (lambda x: x in (0, 1, 2), "0 (off), 1 or 2"),
-    "mirostat_tau": _POSITIVE,
-    "mirostat_eta": _POSITIVE,
-}
+def parse_biases(texts: Sequence[str]) -> tuple[tuple[int, float], ...]:
+    """(token id, bias) out of texts like "15043+1" and "15043-inf". Raises ValueError."""
+    return tuple(map(_parse_bias, texts))
+
+
+def _parse_bias(text: str) -> tuple[int, float]:
+    parts = _BIAS.fullmatch(text.replace(" ", ""))
+    try:
+        if parts is not None:
+            return int(parts[1]), float(parts[2])
+    except ValueError:
+        pass
+    raise ValueError(f"-l/--logit-bias {text!r} is no token id with a bias; it looks like 15043+1 or 15043-inf")
+
+
+def parse_breakers(texts: Sequence[str]) -> tuple[str, ...]:
+    """The texts themselves; "none" alone is no text."""
+    return () if list(texts) == ["none"] else tuple(texts)
 
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How a token is chosen from logits. Raises ValueError for a value outside its range, or a contradiction.
 
-    Attributes:
-        temperature: 0 is greedy decoding, 1 the model's own distribution; finite, >= 0.
-        top_k: how many of the largest logits are kept; 0 keeps all.
-        top_p: probability mass kept; in (0, 1], 1 keeps all.
-        min_p: least probability relative to the best token's; in [0, 1], 0 keeps all.
-        seed: the same seed gives the same text; 0 .. 2^64 - 1.
-        typical_p: mass kept of the tokens closest to the expected surprise; 1 keeps all.
-        top_n_sigma: keep logits within this many standard deviations of the largest; below 0: off.
-        xtc_probability, xtc_threshold: with this probability, drop all tokens above the threshold but the last.
-        dynatemp_range, dynatemp_exponent: temperature +- range, by the entropy of the candidates; 0: off.
-        repeat_penalty, repeat_last_n: divide (or, below 0, multiply) logits of the last n tokens; 1: off. n
-            counts the prompt's too; 0: off, -1: the whole context.
-        presence_penalty, frequency_penalty: subtracted from those tokens' logits, once and once per occurrence.
-        dry_multiplier, dry_base, dry_allowed_length, dry_penalty_last_n, dry_sequence_breakers: subtract
-            multiplier * base^(length - allowed length) where a token would extend a repeated sequence; 0: off.
-        mirostat, mirostat_tau, mirostat_eta: 1 or 2 steer the surprise of the text to tau at learning rate eta,
-            in place of all filters; 0: off.
-        logit_bias: (token id, what is added to its logit), ...
-        grammar: GBNF, with a rule "root": the text must be one of its sentences, or the start of one.
-        samplers: names from `SAMPLERS`, in the order they are applied.
+    What a field means is its `help`. Beyond that: `repeat_penalty` multiplies logits below 0. DRY subtracts
+    multiplier * base^(length - allowed length) where a token would extend a repeated sequence. `logit_bias` holds
+    (token id, what is added to its logit). `grammar` is GBNF, with a rule "root": the text must be one of its
+    sentences, or the start of one. `samplers` holds names from `SAMPLERS`, in the order they are applied.
     """
 
-    temperature: float = 0.0
-    top_k: int = 40
-    top_p: float = 0.95
-    min_p: float = 0.05
-    seed: int = 0
-    typical_p: float = 1.0
-    top_n_sigma: float = -1.0
-    xtc_probability: float = 0.0
-    xtc_threshold: float = 0.1
-    dynatemp_range: float = 0.0
-    dynatemp_exponent: float = 1.0
-    repeat_penalty: float = 1.0
-    repeat_last_n: int = 64
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    dry_multiplier: float = 0.0
-    dry_base: float = 1.75
-    dry_allowed_length: int = 2
-    dry_penalty_last_n: int = 64
-    dry_sequence_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
-    mirostat: int = 0
-    mirostat_tau: float = 5.0
-    mirostat_eta: float = 0.1
-    logit_bias: tuple[tuple[int, float], ...] = ()
-    grammar: str | None = None
-    samplers: tuple[str, ...] = SAMPLERS
+    temperature: float = option(0.0, "--temp", help="Temperature; 0: greedy.", allowed=NOT_NEGATIVE)
+    top_k: int = option(40, "--top-k", help="Keep the k likeliest tokens; 0: off.", allowed=COUNT, sampler="top_k")
+    top_p: float = option(
+        0.95, "--top-p", help="Keep the likeliest tokens with this mass; 1: off.", allowed=MASS, sampler="top_p"
+    )
+    min_p: float = option(
+        0.05, "--min-p", help="Least probability relative to the best; 0: off.", allowed=RELATIVE, sampler="min_p"
+    )
+    seed: int = option(
+        0,
+        "-s",
+        "--seed",
+        help="Seed; -1: a random one, shown afterwards.",
+        allowed=whole(0, 2**64 - 1, "a whole number from 0 to 2^64 - 1"),
+    )
+    typical_p: float = option(
+        1.0,
+        "--typical-p",
+        "--typical",
+        help="Keep this mass of tokens of typical surprise; 1: off.",
+        allowed=MASS,
+        sampler="typ_p",
+        draws=True,
+    )
+    top_n_sigma: float = option(
+        -1.0,
+        "--top-n-sigma",
+        "--top-nsigma",
+        help="Keep logits this many deviations below the best; -1: off.",
+        allowed=FINITE,
+        sampler="top_n_sigma",
+    )
+    xtc_probability: float = option(
+        0.0, "--xtc-probability", help="How often XTC acts; 0: off.", allowed=SHARE, sampler="xtc", draws=True
+    )
+    xtc_threshold: float = option(
+        0.1, "--xtc-threshold", help="XTC drops all tokens above this probability but the last.", allowed=SHARE
+    )
+    dynatemp_range: float = option(
+        0.0,
+        "--dynatemp-range",
+        help="Temperature plus or minus this, by entropy; 0: off.",
+        allowed=NOT_NEGATIVE,
+        sampler="temperature",
+    )
+    dynatemp_exponent: float = option(
+        1.0, "--dynatemp-exp", help="Exponent of dynamic temperature.", allowed=NOT_NEGATIVE
+    )
+    repeat_penalty: float = option(
+        1.0,
+        "--repeat-penalty",
+        help="Divide the logits of recent tokens, the prompt's included; 1: off.",
+        allowed=FACTOR,
+        sampler="penalties",
+        moves=True,
+    )
+    repeat_last_n: int = option(
+        64, "--repeat-last-n", help="How many tokens are recent; 0: none, -1: the whole context.", allowed=WINDOW
+    )
+    presence_penalty: float = option(
+        0.0,
+        "--presence-penalty",
+        help="Taken off the logits of recent tokens; 0: off.",
+        allowed=FINITE,
+        sampler="penalties",
+        moves=True,
+    )
+    frequency_penalty: float = option(
+        0.0,
+        "--frequency-penalty",
+        help="Taken off once per recent occurrence; 0: off.",
+        allowed=FINITE,
+        sampler="penalties",
+        moves=True,
+    )
+    dry_multiplier: float = option(
+        0.0,
+        "--dry-multiplier",
+        help="DRY: penalty of repeated sequences; 0: off.",
+        allowed=NOT_NEGATIVE,
+        sampler="dry",
+        moves=True,
+    )
+    dry_base: float = option(1.75, "--dry-base", help="DRY: growth of the penalty with the length.", allowed=BASE)
+    dry_allowed_length: int = option(
+        2, "--dry-allowed-length", help="DRY: length that goes unpunished.", allowed=whole(0)
+    )
+    dry_penalty_last_n: int = option(
+        64, "--dry-penalty-last-n", help="DRY: tokens looked at; 0: none, -1: the whole context.", allowed=WINDOW
+    )
+    dry_sequence_breakers: tuple[str, ...] = option(
+        ("\n", ":", '"', "*"),
+        "--dry-sequence-breaker",
+        help="DRY: text that ends a sequence, for newline : \" and *; repeatable; 'none': no text.",
+        parse=parse_breakers,
+        repeatable=True,
+    )
+    mirostat: int = option(
+        0,
+        "--mirostat",
+        help="1 or 2: mirostat instead of filters; 0: off.",
+        allowed=Allowed(lambda x: x in (0, 1, 2), "0 (off), 1 or 2"),
+        draws=True,
+    )
+    mirostat_tau: float = option(
+        5.0, "--mirostat-ent", help="Mirostat: target surprise tau, in bits.", allowed=NOT_NEGATIVE
+    )
+    mirostat_eta: float = option(0.1, "--mirostat-lr", help="Mirostat: learning rate eta.", allowed=NOT_NEGATIVE)
+    logit_bias: tuple[tuple[int, float], ...] = option(
+        (),
+        "-l",
+        "--logit-bias",
+        metavar="ID(+|-)BIAS",
+        help="Add to a token's logit: 15043+1, 15043-inf; repeatable.",
+        parse=parse_biases,
+        repeatable=True,
+        moves=True,
+    )
+    grammar: str | None = option(
+        None, "--grammar", metavar="GBNF", help="Grammar, with a rule root, that the text keeps to.", moves=True
+    )
+    samplers: tuple[str, ...] = option(
+        SAMPLERS,
+        "--samplers",
+        metavar="A;B;...",
+        help=f"Samplers and their order; default: {';'.join(SAMPLERS)}.",
+        parse=parse_samplers,
+    )
 
     def __post_init__(self) -> None:
-        for name, (holds, meaning) in _RANGES.items():
-            value = getattr(self, name)
-            if not holds(value):
-                raise ValueError(f"{name} is {value}, but must be {meaning}")
+        for name, known in options(self).items():
+            value, allowed = getattr(self, name), known.allowed
+            if allowed is not None and not allowed.holds(value):
+                raise ValueError(f"{name} is {value}, but must be {allowed.words}")
         for token, bias in self.logit_bias:
             if not (bias == -math.inf or abs(bias) <= _LARGEST_BIAS):
                 limits = f"from {-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}, or -inf"
@@ -147,24 +227,24 @@ class Sampling:
                 raise ValueError(f"unknown sampler {name!r}; there are: {', '.join(SAMPLERS)}")
         if len(set(self.samplers)) < len(self.samplers):
             raise ValueError(f"a sampler is named twice in: {', '.join(self.samplers)}")
-        for name in SAMPLERS:
-            if name not in self.samplers:
-                for setting in self._changed(_OF_SAMPLER[name]):
-                    raise ValueError(f"{setting} is set, but samplers leaves out {name}")
+        for name in self._changed(lambda known: known.sampler not in (None, *self.samplers)):
+            raise ValueError(f"{name} is set, but samplers leaves out {options(self)[name].sampler}")
         if "temperature" not in self.samplers and self.temperature != 1:
             raise ValueError(f"temperature is {self.temperature}, but samplers leaves it out, which means 1")
 
     def _check_together(self) -> None:
         if self.mirostat:
-            others = [n for of in _OF_SAMPLER.values() for n in self._changed(of)]
+            others = self._changed(lambda known: known.sampler is not None)
             if others or self.samplers != SAMPLERS:
                 raise ValueError(f"mirostat takes the place of other samplers; leave out {(*others, 'samplers')[0]}")
         if self.temperature == 0:
-            for name in self._changed(("mirostat", "xtc_probability", "typical_p")):
+            for name in self._changed(lambda known: known.draws):
                 raise ValueError(f"{name} chooses among tokens, and temperature 0 takes the likeliest; drop one")
 
-    def _changed(self, names: Sequence[str]) -> list[str]:
-        return [f.name for f in fields(self) if f.name in names and getattr(self, f.name) != f.default]
+    def _changed(self, concerned: Callable[[Option], bool]) -> list[str]:
+        """Those of the concerned settings that do not have their default."""
+        defaults = {f.name: f.default for f in fields(self)}
+        return [n for n, known in options(self).items() if concerned(known) and getattr(self, n) != defaults[n]]
 
     @property
     def greedy(self) -> bool:
@@ -174,16 +254,9 @@ class Sampling:
     @property
     def moves_logits(self) -> bool:
         """Whether penalties, biases or a grammar change which token is the likeliest."""
-        moving = ("repeat_penalty", "presence_penalty", "frequency_penalty", "dry_multiplier", "logit_bias", "grammar")
-        return bool(self._changed(moving))
+        return bool(self._changed(lambda known: known.moves))
 
     @property
     def selects(self) -> bool:
         """Whether a sampler draws the token itself, with random numbers of its own."""
         return self.mirostat != 0
-
-
-def parse_samplers(text: str) -> tuple[str, ...]:
-    """Names of samplers out of "top_k;temperature", hyphens and llama.cpp's other names allowed."""
-    names = (name.strip().lower().replace("-", "_") for name in text.split(";"))
-    return tuple(_ALIASES.get(name, name) for name in names if name)

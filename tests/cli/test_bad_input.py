@@ -58,7 +58,7 @@ def failed(done: Done, *words: str, code: int = 1) -> None:
         (["--stop", ""], "--stop"),
         (["--drafter", "psychic"], "'psychic'; choose one of: "),
         (["--policy", "psychic"], "'psychic'; choose one of: "),
-        (["--verify", "psychic"], "coupled"),
+        (["--acceptance", "psychic"], "coupled"),
         (["--draft-max", "0"], "--draft-max"),
         (["-ctk", "q2"], "q8_0"),
         (["-ctv", "q8_0", "-fa", "off"], "flash attention"),

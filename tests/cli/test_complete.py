@@ -258,7 +258,7 @@ def test_a_seed_is_a_text(env: dict[str, str], file: Path) -> None:
 
 
 def test_rejection_repeats_with_its_seed(env: dict[str, str], file: Path) -> None:
-    options = [*EXACT, "-n", "20", "--temp", "0.8", "-s", "9", "--verify", "rejection", "--no-draft", str(file)]
+    options = [*EXACT, "-n", "20", "--temp", "0.8", "-s", "9", "--acceptance", "rejection", "--no-draft", str(file)]
     first = run(env, *options)
     assert first.code == 0
     assert run(env, *options).raw == first.raw

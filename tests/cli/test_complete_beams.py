@@ -17,7 +17,7 @@ TEXT = ("def cost(items):\n" + LINE * 6).encode()
     [
         ("--temp 0.5", "samples none; leave out --temp"),
         ("--repeat-penalty 1.2", "scores texts by the model alone"),
-        ("--verify match", "accepts drafts in one way only"),
+        ("--acceptance match", "accepts drafts in one way only"),
         ("--drafter ngram", "leave out --drafter"),
         ("--policy fixed", "leave out --policy"),
         ("--logprobs 1 --json", "leave out --logprobs"),

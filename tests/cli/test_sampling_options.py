@@ -28,15 +28,15 @@ BAD = [
     ("--logit-bias 999999+1", 2, "logit bias of token 999999, but the vocabulary has tokens 0 to 4095 only"),
     ("--logit-bias green", 2, "'green' is no token id with a bias"),
     ("--logit-bias 5+nan", 2, "the logit bias of token 5 is nan"),
-    ("--lenience 0.5 --verify match --temp 0", 2, "lenience has no say in verify 'match'"),
-    ("--lenience 0.5 --verify coupled --temp 1", 2, "lenience has no say in verify 'coupled'"),
+    ("--lenience 0.5 --acceptance match --temp 0", 2, "lenience has no say in acceptance 'match'"),
+    ("--lenience 0.5 --acceptance coupled --temp 1", 2, "lenience has no say in acceptance 'coupled'"),
     ("--lenience 0.5 --no-draft", 2, "lenience 0.5 is for drafts"),
     ("--lenience 0", 2, "lenience is 0.0, but must be above 0"),
     ("--lenience 0.5 --repeat-penalty 1.2", 2, "lenience at temperature 0 compares bare logits"),
     ("--typical-acceptance", 2, "typical acceptance needs a temperature above 0"),
-    ("--typical-acceptance --verify rejection --temp 1", 2, "a rule of its own"),
+    ("--typical-acceptance --acceptance rejection --temp 1", 2, "a rule of its own"),
     ("--mirostat 2", 2, "temperature 0 takes the likeliest"),
-    ("--mirostat 2 --temp 1 --verify rejection", 2, "no place for rejection sampling"),
+    ("--mirostat 2 --temp 1 --acceptance rejection", 2, "no place for rejection sampling"),
     ("--mirostat 2 --temp 1 --top-k 5", 2, "mirostat takes the place of other samplers; leave out top_k"),
     ("--mirostat 3 --temp 1", 2, "mirostat is 3, but must be 0"),
     ("--samplers top_k;foo --temp 1", 2, "unknown sampler 'foo'"),
@@ -57,7 +57,9 @@ def test_bad_input_is_one_line(env: dict[str, str], arguments: str, code: int, c
     assert complaint in done.complaint
 
 
-@pytest.mark.parametrize("drafts", [["--no-draft"], ["--policy", "fixed", "--drafter", "ngram"], ["--verify", "match"]])
+@pytest.mark.parametrize(
+    "drafts", [["--no-draft"], ["--policy", "fixed", "--drafter", "ngram"], ["--acceptance", "match"]]
+)
 @pytest.mark.parametrize(
     "settings",
     [

@@ -350,7 +350,9 @@ def test_a_line_a_pass_with_marks_in_place_of_colours(env: dict[str, str], sampl
     done = run(env, "trace", sample)
     assert (done.code, done.err) == (0, "")
     head, columns, *passes, total = done.out.splitlines()
-    assert head.startswith("m␛[31m; temperature 0.8, seed 7; verify coupled; CHANGES THE OUTPUT: typical acceptance; ")
+    assert head.startswith(
+        "m␛[31m; temperature 0.8, seed 7; acceptance coupled; CHANGES THE OUTPUT: typical acceptance; "
+    )
     assert "drafter ngram, policy fixed; 20" in head
     assert head.endswith("; ngramspec 9")
     assert columns.split() == ["pos", "batch", "ms", "source", "context", "draft", "and", "own", "token"]
@@ -429,7 +431,7 @@ def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], demo: Tar
         raw += (tmp_path / how).read_bytes()
     done = run(env, "trace", "-", "--numbers", stdin=raw)
     assert (done.code, done.err) == (0, "")
-    assert len(re.findall("^some model; temperature .*; verify ", done.out, re.MULTILINE)) == 3
+    assert len(re.findall("^some model; temperature .*; acceptance ", done.out, re.MULTILINE)) == 3
     passes = [line for line in done.out.splitlines() if re.match(r" *\d+ +\d+ +\d+\.\d  ", line)]
     assert [int(line.split()[1]) for line in passes] == [step.batch for step in steps]
     seen = "".join(t for line in passes for t in re.findall(r"\[[+>](.[^\[\]]*|\]|\[)\]", line))

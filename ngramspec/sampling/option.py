@@ -1,0 +1,100 @@
+"""`Option`: all that is known of a setting beside its type and default; the command line is made of it.
+
+top_k: int = option(40, "--top-k", help="Keep the k likeliest tokens; 0: off.", allowed=whole(0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+
+_KEY = "option"
+
+
+class Allowed(NamedTuple):
+    """The values that a setting may have.
+
+    Attributes:
+        holds: whether a value is one of them.
+        words: which they are, to stand behind "but must be".
+    """
+
+    holds: Callable[[Any], bool]
+    words: str
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """What a setting is, beside its type and default.
+
+    Attributes:
+        flags: its names on the command line.
+        help: a line on it, which says what value turns it off.
+        allowed: its values; None: whoever holds the setting checks it.
+        metavar: what stands for the value in the help; None: the name of its type.
+        parse: makes the value of what the command line was given: a text, or a list of texts where it is
+            `repeatable`. Raises ValueError. None: the command line's own reading of the type will do.
+        repeatable: whether the flag may be given more than once.
+        sampler: the sampler that this setting turns on, and that does nothing without it.
+        moves: whether it can change which token is the likeliest.
+        draws: whether it chooses among tokens, and so contradicts temperature 0.
+    """
+
+    flags: tuple[str, ...]
+    help: str
+    allowed: Allowed | None = None
+    metavar: str | None = None
+    parse: Callable[[Any], Any] | None = None
+    repeatable: bool = False
+    sampler: str | None = None
+    moves: bool = False
+    draws: bool = False
+
+
+def option(
+    default: T,
+    *flags: str,
+    help: str,
+    allowed: Allowed | None = None,
+    metavar: str | None = None,
+    parse: Callable[[Any], T] | None = None,
+    repeatable: bool = False,
+    sampler: str | None = None,
+    moves: bool = False,
+    draws: bool = False,
+) -> T:
+    """A dataclass field with this default that carries an `Option`; typed as the value, as `dataclasses.field` is."""
+    known = Option(flags, help, allowed, metavar, parse, repeatable, sampler, moves, draws)
+    return field(default=default, metadata={_KEY: known})
+
+
+def options(settings: Any) -> dict[str, Option]:
+    """The options of a dataclass, or of an instance of one, by the names of their fields."""
+    return {f.name: f.metadata[_KEY] for f in fields(settings) if _KEY in f.metadata}
+
+
+# --------------------------------------------------------------------------- ranges
+# Written so that a nan, for which every comparison is false, fails them all.
+
+_LARGEST = float(np.finfo(np.float32).max)  # llama.cpp's settings are floats of 32 bits
+
+
+def whole(least: int, most: int = 2**31 - 1, words: str | None = None) -> Allowed:
+    """Whole numbers from `least` to `most`."""
+    return Allowed(lambda x: isinstance(x, int) and least <= x <= most, words or f"a whole number, at least {least}")
+
+
+FINITE = Allowed(lambda x: -_LARGEST <= x <= _LARGEST, "finite, in 32 bits")
+NOT_NEGATIVE = Allowed(lambda x: 0 <= x <= _LARGEST, "finite and at least 0, in 32 bits")
+FACTOR = Allowed(lambda x: 1e-30 < x <= _LARGEST, "finite and above 0 (1: off), in 32 bits")
+BASE = Allowed(lambda x: 1 <= x <= _LARGEST, "finite and at least 1, in 32 bits")
+SHARE = Allowed(lambda x: 0 <= x <= 1, "between 0 and 1")
+RELATIVE = Allowed(lambda x: 0 <= x <= 1, "between 0 (off) and 1")
+MASS = Allowed(lambda x: 0 < x <= 1, "above 0 and at most 1 (1: off)")
+COUNT = whole(0, words="a whole number, at least 0 (0: off)")
+WINDOW = whole(-1, words="a whole number, at least -1 (0: off, -1: the whole context)")

@@ -1,0 +1,96 @@
+"""The recipes of ngramspec/README.md, followed to the letter."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli_runner import DEMO, Done, run
+from support.mock_target import MockTarget
+
+import ngramspec.drafting
+from ngramspec import SpeculativeDecoder
+
+ROOT = Path(__file__).parents[1]
+TEXT = (ROOT / "ngramspec" / "README.md").read_text("utf-8")
+
+
+def blocks(recipe: str) -> list[str]:
+    """The Python blocks below a heading."""
+    (section,) = (part for part in re.split("^## ", TEXT, flags=re.MULTILINE) if part.startswith(f"{recipe}\n"))
+    return re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+
+
+def test_add_a_drafter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(ngramspec.drafting, "DRAFTERS", dict(ngramspec.drafting.DRAFTERS))
+    prompt = [1, 2, 3, 1, 2]
+    names: dict[str, Any] = {"target": MockTarget(peak=8.0), "prompt": prompt}
+    (block,) = blocks("Add a drafter")
+    exec(block, names)
+    plain = SpeculativeDecoder(MockTarget(peak=8.0), drafter=None, exact="off").generate(prompt, max_tokens=60)
+    assert [t for step in names["steps"] for t in step.tokens] == [t for step in plain for t in step.tokens]
+    assert sum(step.accepted for step in names["steps"]) > 10
+    assert {step.source for step in names["steps"]} <= {"", "copy"}
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of both packages in which the recipe for a sampling option was followed."""
+    folder = tmp_path_factory.mktemp("changed")
+    shutil.copytree(ROOT / "cli", folder / "ngramspec_cli")
+    shutil.copytree(ROOT / "ngramspec", folder / "ngramspec", ignore=shutil.ignore_patterns("*.gguf", "__pycache__"))
+    (folder / "ngramspec" / "demo" / DEMO.name).symlink_to(DEMO)
+    field, constructors = blocks("Add a sampling option")
+    settings = folder / "ngramspec" / "sampling" / "settings.py"
+    source = settings.read_text("utf-8")
+    settings.write_text(source.replace("\n    def __post_init__", f"{field}\n    def __post_init__", 1), "utf-8")
+    samplers = folder / "ngramspec" / "llama" / "samplers.py"
+    source = samplers.read_text("utf-8")
+    for line in constructors.splitlines(keepends=True):
+        name = line.split(":")[0]
+        source, count = re.subn(rf"^{name}: .*\n", line.replace("\\", r"\\"), source, flags=re.MULTILINE)
+        assert count == 1
+    samplers.write_text(source, "utf-8")
+    return folder
+
+
+@pytest.fixture
+def ngramspec_with(env: dict[str, str], changed: Path) -> Callable[..., Done]:
+    """Runs the command line of the copy."""
+    script = "import sys; from ngramspec_cli.app import run; sys.exit(run(sys.argv[1:]))"
+
+    def call(*arguments: str) -> Done:
+        environ = {**env, "PYTHONPATH": os.pathsep.join([str(changed), env["PYTHONPATH"]])}
+        return run(environ, *arguments, command=[sys.executable, "-P", "-c", script], stdin=b"It was a dark and")
+
+    return call
+
+
+def test_the_new_option_is_in_the_help_with_its_default(ngramspec_with: Callable[..., Done]) -> None:
+    for command in ("complete", "chat", "bench"):
+        shown = " ".join(ngramspec_with(command, "--help").out.split())
+        assert re.search(r"--min-keep \S+ Least tokens that top-p and min-p keep. \[default: 0\]", shown)
+
+
+def test_the_new_option_is_checked(ngramspec_with: Callable[..., Done]) -> None:
+    done = ngramspec_with("complete", str(DEMO), "--min-keep", "-3")
+    assert done.code == 2
+    assert "min_keep is -3, but must be a whole number, at least 0" in done.complaint
+
+
+def test_the_new_option_reaches_llama_cpp(ngramspec_with: Callable[..., Done]) -> None:
+    arguments = ["-n", "12", "-t", "1", "-s", "5", "--json", "--temp", "3", "--top-p", "0.001", "--exact", "on"]
+    texts = []
+    for keep in ("0", "1", "40"):
+        done = ngramspec_with("complete", str(DEMO), *arguments, "--min-keep", keep)
+        assert done.code == 0, done.err
+        texts.append(json.loads(done.out)["text"])
+    assert texts[0] == texts[1] != texts[2]
