@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.draft import Draft
-from ngramspec.sampling.sampler import GrammarState, Tokenizer
+from ngramspec.sampling.sampler import GrammarState
+from ngramspec.tokens import Tokenizer
 
 _CHARACTERS = ["\t", "\n", *map(chr, range(0x20, 0x7F))]
 _SPACE = b" \t\n\r"

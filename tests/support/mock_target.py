@@ -1,6 +1,6 @@
 """A target with a known law: the logits are a pure function of the last two tokens.
 
-It satisfies `ngramspec.backend.TargetProtocol`, and sets traps: a batch too large, a full context
+It satisfies `ngramspec.backend.Runner`, and sets traps: a batch too large, a full context
 and a rollback past the end raise, and logits that were returned turn to nan at the next call that
 computes any, since those of a real target are views of a buffer.
 
