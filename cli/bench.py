@@ -109,7 +109,7 @@ def bench(
         if memory is not None and memory.stored:
             note(f"drafting from a memory of {memory.stored} tokens too; --no-memory leaves it out")
         decoder, *others = draft.decoders(target, memory)
-        cases, skipped = prepare(target, selected, predict)
+        cases, skipped = prepare(target, selected, predict, target.n_ctx)
         if not cases:
             first = skipped[0]
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")

@@ -13,8 +13,9 @@ from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.exactness.choice import TYPICAL
+from ngramspec.llama.context import MAX_EVALUATE
 from ngramspec.llama.devices import build
-from ngramspec.llama.target import MAX_EVALUATE, Target
+from ngramspec.llama.target import Target
 
 from .console import guarded_stdout, note
 from .options import LoadOptions, Model

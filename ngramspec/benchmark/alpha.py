@@ -14,7 +14,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Runner
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
@@ -138,7 +138,7 @@ class AlphaMeasurement:
         orders: the results so far.
     """
 
-    def __init__(self, target: TargetProtocol, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
+    def __init__(self, target: Runner, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
         self._sampling = sampling
         self.orders = [AlphaOfOrder(order, gamma) for order in ORDERS]
         self._decoders = [

@@ -2,7 +2,7 @@
 
 One drafted decoder is compared with plain decoding, or several are that differ in their policy.
 
-    cases, skipped = prepare(target, load_prompts(None), max_tokens=128)
+    cases, skipped = prepare(target, load_prompts(None), max_tokens=128, n_ctx=target.n_ctx)
     benchmark = Benchmark(SpeculativeDecoder(target), cases, max_tokens=128, repeat=3)
     benchmark.warm_up()
     for run in benchmark.measure():

@@ -18,7 +18,7 @@ import numpy as np
 
 from ngramspec.acceptance.rules import Judgement
 from ngramspec.acceptance.verifier import Acceptance, Verification, Verifier
-from ngramspec.backend import Logits, Progress, TargetProtocol
+from ngramspec.backend import Logits, Model, Progress, Switching, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.speculation import Speculation
@@ -28,7 +28,7 @@ from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.errors import PromptError
-from ngramspec.exactness.auto import ExactAuto, Footing, Switching
+from ngramspec.exactness.auto import ExactAuto, Footing
 from ngramspec.exactness.choice import EXACT, Exact
 from ngramspec.exactness.close_calls import CloseCalls
 from ngramspec.policies import make_policy
@@ -42,6 +42,7 @@ class SpeculativeDecoder:
 
     Args:
         target: the loaded model. One that cannot roll its memory back is decoded plainly.
+        vocabulary: what its tokens mean; None: the target offers that too.
         drafter: a name, a drafter, or None for plain decoding.
         policy: a name or a policy: how much to draft.
         draft_max: most tokens in a draft; None leaves it to the policy named.
@@ -59,13 +60,15 @@ class SpeculativeDecoder:
         footing: how the last request was decoded, as far as exactness goes.
 
     Raises:
-        ValueError: an unknown drafter, policy or `exact`, a `draft_max` below 1, or one beside a policy object.
+        ValueError: an unknown drafter, policy or `exact`, a `draft_max` below 1, or one beside a policy object;
+            no vocabulary.
     """
 
     def __init__(
         self,
-        target: TargetProtocol,
+        target: Model,
         *,
+        vocabulary: Vocabulary | None = None,
         drafter: str | Drafter | None = DEFAULT,
         policy: str | Policy = "cost",
         draft_max: int | None = None,
@@ -78,7 +81,12 @@ class SpeculativeDecoder:
             raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
         if exact not in EXACT:
             raise ValueError(f"exact is {exact!r}, but must be one of: {', '.join(EXACT)}")
+        if vocabulary is None:
+            if not isinstance(target, Vocabulary):
+                raise ValueError("the target is a model only: pass its vocabulary too")
+            vocabulary = target
         self.target = target
+        self.vocabulary = vocabulary
         drafter = make_drafter(drafter) if isinstance(drafter, str) else drafter
         # A pass that evaluates tokens again is of another size, and so perhaps of another kernel class.
         drafts = target.can_rollback and not (exact == "on" and target.replays)
@@ -160,14 +168,14 @@ class SpeculativeDecoder:
                 " and needs room for an answer"
             )
         out_of: StopReason = "length" if max_tokens <= room else "context"
-        text = GenerationText(self.target, stop, min(max_tokens, room), out_of)
+        text = GenerationText(self.vocabulary, stop, min(max_tokens, room), out_of)
         if logprobs is not None and not 0 <= logprobs <= self.target.n_vocab:
             raise ValueError(f"logprobs is {logprobs}, but must be 0 to {self.target.n_vocab}, the vocabulary's size")
         watched: list[Judgement] | None = [] if detail else None
         guide: GrammarGuide | None = None
         calls: CloseCalls | None = None
         if verify is None or isinstance(verify, str | Acceptance):
-            sampler = self.target.sampler(sampling or Sampling())
+            sampler = self.vocabulary.sampler(sampling or Sampling())
             # Where nothing is drafted, or all sizes agree, nothing is close.
             calls = CloseCalls(sampler) if self.auto is not None and self.drafter is not None else None
             verify = Verifier(calls or sampler, verify, watched.append if watched is not None else None)
@@ -332,7 +340,7 @@ class SpeculativeDecoder:
         With a guide, the first token that the grammar forbids is judged, since its q says what it is to be
         refused for, and not sent.
         """
-        end = next((i for i, token in enumerate(draft.tokens, 1) if self.target.is_eog(token)), None)
+        end = next((i for i, token in enumerate(draft.tokens, 1) if self.vocabulary.is_eog(token)), None)
         draft = draft if end is None else draft.head(end)
         legal = len(draft) if guide is None else guide.legal(draft)
         return draft.head(legal + 1), draft.head(legal), legal == end

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.fading import FadingRate
-from ngramspec.sampling.sampler import GrammarState, Tokenizer
+from ngramspec.sampling.sampler import GrammarState
+from ngramspec.tokens import Tokenizer
 
 _CHARACTERS = ["\t", "\n", *map(chr, range(0x20, 0x7F))]
 _SPACE = b" \t\n\r"

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Switching
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness import trial
 from ngramspec.exactness.choice import DEPTHS, TYPICAL, WAYS, Measured, Way
@@ -31,30 +30,6 @@ _COSTS = {
     "speed": trial.TIMES_COST,
     "rounding": trial.ROUNDING_COST,
 }
-
-
-@runtime_checkable
-class Switching(TargetProtocol, Protocol):
-    """A target that can be run under several settings.
-
-    Attributes:
-        settings: their names, "fast" first.
-        setting: the one that holds now.
-    """
-
-    setting: str
-
-    @property
-    def settings(self) -> tuple[str, ...]: ...
-
-    @property
-    def identity(self) -> str:
-        """Key of all that the fingerprint stands for, but for the setting that holds now."""
-
-    def use(self, setting: str) -> None:
-        """Change the setting; the cache is then empty."""
-
-    def trial(self, setting: str) -> trial.Trial: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Model
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -28,7 +28,7 @@ from ngramspec.decoding.step import Step
 from ngramspec.drafting.draft import Choose, Draft, Drafter, ReadsLogits
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Pass, Policy, ReadsRow
-from ngramspec.replay.recording import ENDLESS, RecordedTarget, RecordedVerifier, Recording
+from ngramspec.replay.recording import ENDLESS, RecordedTarget, RecordedVerifier, Recording, UnendingVocabulary
 from ngramspec.replay.tally import Tally
 
 
@@ -106,7 +106,7 @@ class Replay:
         draft_max: int | None = None,
         *,
         curve: GivenCurve | None = None,
-        target: TargetProtocol | None = None,
+        target: Model | None = None,
     ) -> None:
         if isinstance(policy, str):
             policy, draft_max = make_policy(policy, draft_max), None
@@ -118,7 +118,14 @@ class Replay:
         elif target is None or curve is not None:
             raise ValueError("a replay runs either by a curve or on a target")
         self.decoder = SpeculativeDecoder(
-            target, drafter=drafter, policy=policy, draft_max=draft_max, curve=curve, clock=clock
+            target,
+            vocabulary=UnendingVocabulary(),
+            exact="off",
+            drafter=drafter,
+            policy=policy,
+            draft_max=draft_max,
+            curve=curve,
+            clock=clock,
         )
         if curve is None:
             # What is measured of the target belongs to this replay, not to earlier ones, nor to real decoding.

@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
-from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.backend import Logits, Runner
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import LONG, POSITIONS, SHORT, SIZES, ProbeReport, probe
@@ -74,7 +74,7 @@ class SelfCheck:
 
     def __init__(
         self,
-        target: TargetProtocol,
+        target: Runner,
         cases: Sequence[Case],
         *,
         drafter: str = DEFAULT,
@@ -108,7 +108,8 @@ class SelfCheck:
         recorder = Recorder(target)
         self.plain, self.drafted = (
             SpeculativeDecoder(
-                cast(TargetProtocol, recorder),
+                recorder,
+                vocabulary=target,
                 drafter=name,
                 policy="fixed",
                 exact="on" if exact else "off",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,8 +16,10 @@ from support.small_loop import certain, from_counts, speculate
 from ngramspec.acceptance.lossy import verify_lenient_greedy, verify_typical
 from ngramspec.acceptance.rules import Judgement, Verdict, rejection_choice, verify_rejection
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 PROMPT = [3, 1, 2]

@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.laws import ALARM, check_law, next_law
 from support.mock_target import MockTarget, plain_generate
+from support.numpy_sampler import NumpySampler
 from support.samplers import make_sampler
 from support.small_loop import Propose, certain, from_counts, speculate
 
@@ -36,16 +37,17 @@ from ngramspec.acceptance.rules import (
 from ngramspec.acceptance.verifier import Verifier
 from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft
 from ngramspec.errors import GrammarError
-from ngramspec.llama.samplers import SamplerChain
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling import noise
 from ngramspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 PROMPT = [3, 1, 4, 1, 5]
 
 
-def sampler(sampling: Sampling, n_vocab: int = 4) -> SamplerChain:
+def sampler(sampling: Sampling, n_vocab: int = 4) -> NumpySampler:
     return make_sampler(sampling, n_vocab)
 
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from architectures.oracle import Oracle
 from architectures.reference import Choose, Reference, Rows, likeliest
 from architectures.settings import Ask, Prompts, Setting
 from ngramspec.acceptance.rules import gumbel_pick
-from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
@@ -100,7 +100,8 @@ class Bench:
             for asks in setting.asks:
                 recorder = Recorder(self.target)
                 decoder = SpeculativeDecoder(
-                    cast(TargetProtocol, recorder),
+                    recorder,
+                    vocabulary=self.target,
                     drafter=self._drafter(setting),
                     policy=setting.policy,
                     draft_max=setting.draft_max,

@@ -86,7 +86,7 @@ def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
         Prompt("chat", "c", messages=({"role": "user", "content": "ab"},)),
         Prompt("refused", "c", messages=({"role": "system", "content": "ab"}, {"role": "user", "content": "ab"})),
     ]
-    run, skipped = prepare(Chatty(256, n_ctx=32), prompts, max_tokens=10)
+    run, skipped = prepare(Chatty(256), prompts, max_tokens=10, n_ctx=32)
     assert [(case.id, len(case.tokens)) for case in run] == [("fits", 22), ("chat", 2)]
     assert run[1].tokens == (0, 1)
     assert [s.id for s in skipped] == ["long", "refused"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -23,13 +23,13 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.errors import GrammarError
-from ngramspec.llama.grammar import schema_grammar
-from ngramspec.llama.target import Target
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
 from ngramspec.policies import POLICIES
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import SAMPLERS, Sampling
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 
@@ -373,39 +373,6 @@ def test_nan_is_an_error_with_its_position_behind_all_that_came_before_it(name: 
         # A text that ends before has nothing to do with it.
         if emitted:
             assert drive(decoder, prompt, max_tokens=len(emitted), sampling=sampling)[0] == emitted
-
-
-# -------------------------------------------------------------------------------- the demo model
-
-
-def test_the_demo_model_says_the_same_with_and_without_drafts() -> None:
-    """A real target, exact: every pass has the logits that plain decoding has, to the last bit."""
-    schema = '{"type":"object","properties":{"name":{"type":"string","maxLength":8},"old":{"type":"boolean"}}}'
-    source = "def total(numbers):\n    result = 0\n    for number in numbers:\n        result += number\n"
-    cases: list[dict[str, Any]] = [
-        {"temperature": 0.0},
-        {"repeat_penalty": 1.1, "dry_multiplier": 0.8},
-        {"xtc_probability": 0.5, "typical_p": 0.9},
-        {"mirostat": 1},
-        {"mirostat": 2},
-        {"grammar": schema_grammar(schema)},
-        {"grammar": schema_grammar(schema), "temperature": 0.0},
-        {"dynatemp_range": 0.3, "top_n_sigma": 2.0, "logit_bias": ((30, 5.0), (40, -math.inf))},
-    ]
-    with Target("ngramspec/demo/demo.gguf", exact="on", n_ctx=512, threads=1) as target:
-        prompt = target.tokenize(source * 2)
-        accepted = 0
-        decoder = unmeasured(target, policy="fixed", draft_max=4, exact="on")
-        for case in cases:
-            sampling = Sampling(**{"temperature": 0.8, "seed": 3} | case)
-            told = []
-            for drafter, method in ((None, None), ("mixture", None), ("ngram", "match")):
-                decoder.drafter = make_drafter(drafter) if drafter is not None else None
-                emitted, steps = drive(decoder, prompt, max_tokens=24, sampling=sampling, verify=method, logprobs=2)
-                told.append((emitted, [one for step in steps for one in step.logprobs]))
-                accepted += sum(step.accepted for step in steps)
-            assert told[0] == told[1] == told[2], case
-        assert accepted > 60
 
 
 def test_what_follows_an_end_does_not_matter(word_vocabulary: Vocabulary) -> None:

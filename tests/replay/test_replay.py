@@ -19,7 +19,7 @@ from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Choose, Draft
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.simple import FixedPolicy
-from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording
+from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording, UnendingVocabulary
 from ngramspec.replay.replay import Metered, Replay
 from ngramspec.replay.report import Comparison, by_category, figures
 from ngramspec.replay.tally import BINS, Reliability, Tally
@@ -169,7 +169,7 @@ def test_the_meter_counts_drafting_and_nothing_else() -> None:
     ticks = iter(range(1000))
     meter = Metered(Scripted([11], []), FixedPolicy(4), clock=lambda: float(next(ticks)))
     target = RecordedTarget(CPU)
-    decoder = SpeculativeDecoder(target, curve=CPU, clock=target.clock)
+    decoder = SpeculativeDecoder(target, vocabulary=UnendingVocabulary(), curve=CPU, clock=target.clock)
     decoder.speculation = meter
     steps = decoder.generate([1, 2], max_tokens=ENDLESS, verify=Verifier10())
     for _ in range(3):

@@ -7,7 +7,7 @@ from typing import Any
 
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Runner
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
@@ -31,7 +31,7 @@ def milliseconds() -> float:
     return 1e3 * CLOCK.perf_counter()
 
 
-def unmeasured(target: TargetProtocol, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
+def unmeasured(target: Runner, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
     """A decoder that knows what passes cost (that much for each token more), and leaves nothing on disk."""
     return SpeculativeDecoder(target, curve=GivenCurve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options)
 

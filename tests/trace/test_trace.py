@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run, shell
@@ -22,10 +22,12 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Detail, Stats, Step
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.json_data import decode, encode
-from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 from ngramspec.trace.file import CONTEXT, BrokenLine, TraceError, TraceWriter, read_trace
 from ngramspec.trace.passes import TOP, Guess, Header, TracedPass
+
+if TYPE_CHECKING:
+    from ngramspec.llama.target import Target
 
 HOT = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
 HOW: dict[str, tuple[Sampling, Acceptance | str | None]] = {
@@ -417,6 +419,9 @@ def test_colours_at_a_terminal(env: dict[str, str], sample: Path) -> None:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Target]:
+    pytest.importorskip("llama_cpp")
+    from ngramspec.llama.target import Target
+
     with Target(DEMO, n_ctx=512, threads=1) as target:
         yield target
 
