@@ -14,6 +14,7 @@ import typer
 from ngramspec.beams.search import SEQUENCES
 from ngramspec.cost.disturbance import Disturbance
 from ngramspec.decoding.step import Stats, Step
+from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.llama.target import Target
 from ngramspec.models.find import is_model_argument
 from ngramspec.trace.file import TraceWriter
@@ -133,7 +134,8 @@ def complete(
             ):
                 if writer is not None:
                     writer.add(step)
-                steps.append(step if writer is None else replace(step, detail=None))
+                # A long text's judgements take room, and are in the trace.
+                steps.append(step if writer is None else replace(step, judged=NO_DRAFT, detail=()))
                 stats.add(step)
                 disturbance.see(step.seconds, step.batch, step.plain_seconds)
                 if not as_json:

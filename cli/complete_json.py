@@ -52,11 +52,10 @@ def result(
         "exact": same,
         "close_calls": stats.close_calls,
     }
-    measured = [step for step in steps if step.entropy is not None]
-    if measured:
+    explained = [step for step in steps if step.explained]
+    if explained:
         document["steps"] = [
-            {"entropy": step.entropy, "gamma": step.gamma, "drafted": len(step.drafted), "accepted": step.accepted}
-            for step in measured
+            {**step.explained, "drafted": len(step.drafted), "accepted": step.accepted} for step in explained
         ]
     told = [one for step in steps for one in step.logprobs]
     if told:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import typer
 
 from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.exactness.choice import Exact
@@ -207,11 +208,18 @@ class DraftOptions:
             note("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
         return decoder
 
-    def quiet_decoder(self, target: Target, memory: Memory | None) -> SpeculativeDecoder:
-        """The same, with nothing said."""
+    def quiet_decoder(
+        self, target: Target, memory: Memory | None, calibration: Calibration | None = None
+    ) -> SpeculativeDecoder:
+        """The same, with nothing said; `calibration` as in `SpeculativeDecoder`."""
         drafter = None if self.no_draft or not target.can_rollback else make_drafter(self.drafter, memory=memory)
         return SpeculativeDecoder(
-            target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
+            target,
+            drafter=drafter,
+            policy=self.policy,
+            draft_max=self.draft_max,
+            exact=target.exact,
+            calibration=calibration,
         )
 
 

@@ -147,7 +147,7 @@ class Verifier:
             # No row is read before all the ones before it accepted their drafted token.
             if read < 2:
                 raise
-            return Verdict(draft.tokens[: read - 1], whole=True, error=error)
+            return Verdict(draft.tokens[: read - 1], read - 1, error)
 
     def _decide(self, rows: Rows, draft: Draft, position: int) -> Verdict:
         tokens, sampler, watch = draft.tokens, self.sampler, self._watch

@@ -18,7 +18,7 @@ from ngramspec.backend import TargetProtocol
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter, Outlook
 from ngramspec.exactness.choice import Exact
 from ngramspec.policies.simple import FixedPolicy
 from ngramspec.sampling.settings import Sampling
@@ -27,7 +27,7 @@ from ngramspec.theory import alpha_from_acceptance
 ORDERS = (1, 2, 3, 4)
 
 
-class OrderDrafter:
+class OrderDrafter(Drafter):
     """Drafts from the counts of one order over the whole context.
 
     Args:
@@ -101,7 +101,7 @@ class AlphaOfOrder:
     def add(self, step: Step) -> None:
         """Count a step, made with `detail`."""
         self.stats.add(step)
-        for one in step.detail.judgements if step.detail is not None else ():
+        for one in step.detail:
             if one.accepted is not None:
                 self.judged += 1
                 self.overlap += one.why.get("overlap", float(one.accepted))

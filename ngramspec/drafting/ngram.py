@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ngramspec.drafting.chances import Judge
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter, Outlook
 from ngramspec.drafting.predictor import NGramPredictor
 
 FEW = 4
 """Below this many tokens, one by one is faster than a batch."""
 
 
-class NGramDrafter:
+class NGramDrafter(Drafter):
     """Drafts with an `NGramPredictor` and learns from every proposal, sent to the target or not."""
 
     name = "ngram"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.chances import Judge, pick
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter, Outlook
 
 STEADY = 7
 """Runs are counted up to this length."""
@@ -35,7 +35,7 @@ class Successors(NamedTuple):
     run: int
 
 
-class RecycleDrafter:
+class RecycleDrafter(Drafter):
     """Drafts the chain of best successors, and learns from every proposal, sent or not.
 
     For each token it knows the two best successors by the last logits computed after it, in whatever context, and
@@ -47,6 +47,7 @@ class RecycleDrafter:
     """
 
     name = "recycle"
+    wants_logits = True
 
     def __init__(self) -> None:
         self._successors: dict[int, Successors] = {}

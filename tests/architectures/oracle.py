@@ -9,13 +9,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter, Outlook
 
 KNOWN = 10
 """Token ids from here on are no control tokens."""
 
 
-class Oracle:
+class Oracle(Drafter):
     """Drafts as many tokens as it may, a random beginning of which is what the text has there.
 
     Args:

@@ -11,7 +11,7 @@ from ngramspec.backend import TargetProtocol
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter, Outlook
 
 CLOCK = Clock()
 
@@ -65,7 +65,7 @@ def drive(
     return emitted, steps
 
 
-class Oracle:
+class Oracle(Drafter):
     """Knows the text: right everywhere but at every `wrong`-th position."""
 
     name = "ngram"

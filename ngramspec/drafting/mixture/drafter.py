@@ -9,7 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter, Outlook
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.secondary import Secondary
 from ngramspec.drafting.recall import Recall
@@ -25,7 +25,7 @@ ANYTHING = Outlook(0.0, array("d", bytes(8 * (LONGEST + 1))))
 """The outlook of who did not say what a token costs."""
 
 
-class MixtureDrafter:
+class MixtureDrafter(Drafter):
     """Drafts from the context, from what it remembers, and from how well each of them lately did.
 
     Args:
