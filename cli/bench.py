@@ -53,7 +53,9 @@ class Compared(DraftOptions):
         """A decoder for each policy, or one alone where nothing can be drafted."""
         first, *others = self.each()
         decoder = first.decoder(target, memory)
-        return [decoder] if decoder.drafter is None else [decoder, *(o.quiet_decoder(target, memory) for o in others)]
+        if decoder.drafter is None:
+            return [decoder]
+        return [decoder, *(other.quiet_decoder(target, memory, decoder.calibration) for other in others)]
 
 
 def bench(

@@ -16,6 +16,7 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.beams.search import SEQUENCES
 from ngramspec.cost.disturbance import Disturbance
 from ngramspec.decoding.step import Stats, Step
+from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.llama.target import Target
 from ngramspec.models.find import is_model_argument
 from ngramspec.sampling.logprobs import Logprobs
@@ -150,7 +151,8 @@ def complete(
             ):
                 if writer is not None:
                     writer.add(step)
-                steps.append(step if writer is None else replace(step, detail=None))
+                # A long text's judgements take room, and are in the trace.
+                steps.append(step if writer is None else replace(step, judged=NO_DRAFT, detail=()))
                 stats.add(step)
                 disturbance.see(step.seconds, step.batch, step.plain_seconds)
                 if not as_json:
@@ -262,11 +264,10 @@ def _document(
         "exact": same,
         "close_calls": stats.close_calls,
     }
-    measured = [step for step in steps if step.entropy is not None]
-    if measured:
+    explained = [step for step in steps if step.explained]
+    if explained:
         document["steps"] = [
-            {"entropy": step.entropy, "gamma": step.gamma, "drafted": len(step.drafted), "accepted": step.accepted}
-            for step in measured
+            {**step.explained, "drafted": len(step.drafted), "accepted": step.accepted} for step in explained
         ]
     told = [one for step in steps for one in step.logprobs]
     if told:

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import typer
 
 from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.exactness.choice import Exact
@@ -65,13 +66,6 @@ TraceFile = Annotated[
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", min=1, max=512, help="CPU threads; default: the physical cores.")
 ]
-
-
-DrafterName = Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")]
-
-PolicyName = Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")]
-
-DraftMax = Annotated[int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")]
 
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
 
@@ -224,11 +218,18 @@ class DraftOptions:
             note("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
         return decoder
 
-    def quiet_decoder(self, target: Target, memory: Memory | None) -> SpeculativeDecoder:
-        """The same, with nothing said."""
+    def quiet_decoder(
+        self, target: Target, memory: Memory | None, calibration: Calibration | None = None
+    ) -> SpeculativeDecoder:
+        """The same, with nothing said; `calibration` as in `SpeculativeDecoder`."""
         drafter = None if self.no_draft or not target.can_rollback else make_drafter(self.drafter, memory=memory)
         return SpeculativeDecoder(
-            target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
+            target,
+            drafter=drafter,
+            policy=self.policy,
+            draft_max=self.draft_max,
+            exact=target.exact,
+            calibration=calibration,
         )
 
 

@@ -192,4 +192,4 @@ class Verifier:
             # No row is read before all the ones before it accepted their drafted token.
             if read < 2:
                 raise
-            return Verdict(draft.tokens[: read - 1], whole=True, error=error)
+            return Verdict(draft.tokens[: read - 1], read - 1, error)

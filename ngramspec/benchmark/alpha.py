@@ -18,7 +18,7 @@ from ngramspec.backend import Runner
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.exactness.choice import Exact
 from ngramspec.policies.simple import FixedPolicy
@@ -28,7 +28,7 @@ from ngramspec.theory import alpha_from_acceptance
 ORDERS = (1, 2, 3, 4)
 
 
-class OrderDrafter:
+class OrderDrafter(Drafter):
     """Drafts from the counts of one order over the whole context.
 
     Args:
@@ -102,7 +102,7 @@ class AlphaOfOrder:
     def add(self, step: Step) -> None:
         """Count a step, made with `detail`."""
         self.stats.add(step)
-        for one in step.detail.judgements if step.detail is not None else ():
+        for one in step.detail:
             if one.accepted is not None:
                 self.judged += 1
                 self.overlap += one.why.get("overlap", float(one.accepted))

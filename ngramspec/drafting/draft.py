@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from ngramspec.drafting.price import TokenPrice
 
@@ -68,9 +68,15 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """Proposes tokens and learns from what was emitted. One instance serves many requests, in order."""
+    """Proposes tokens and learns from what was emitted. One instance serves many requests, in order.
+
+    Attributes:
+        name: what it is called on the command line.
+        wants_logits: whether `see` is to be called.
+    """
 
     name: str
+    wants_logits: bool = False
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
@@ -96,16 +102,12 @@ class Drafter(Protocol):
             how many tokens of the last proposal were right, whether they were sent to the target or not.
         """
 
-
-@runtime_checkable
-class ReadsLogits(Protocol):
-    """What a `Drafter` is besides if it learns from the target's logits; the loop asks once per request."""
-
     def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
-        """Logits that the target computed, those of refused positions too; called before `accept`.
+        """Learn from the logits that the target computed, those of refused positions too; called before `accept`.
 
         Args:
             tokens: what was evaluated: the token before the draft, then the draft.
             rows: of shape (len(tokens), n_vocab): row i was computed after tokens[i]. Valid during the call alone,
                 not to be written to, and unchecked: nan and inf may be among them.
         """
+        return

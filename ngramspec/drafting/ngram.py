@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ngramspec.drafting.chances import Judge
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.predictor import NGramPredictor
 from ngramspec.drafting.price import TokenPrice
 
@@ -13,7 +13,7 @@ FEW = 4
 """Below this many tokens, one by one is faster than a batch."""
 
 
-class NGramDrafter:
+class NGramDrafter(Drafter):
     """Drafts with an `NGramPredictor` and learns from every proposal, sent to the target or not."""
 
     name = "ngram"

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.chances import Judge, pick
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 
 STEADY = 7
@@ -36,7 +36,7 @@ class Successors(NamedTuple):
     run: int
 
 
-class RecycleDrafter:
+class RecycleDrafter(Drafter):
     """Drafts the chain of best successors, and learns from every proposal, sent or not.
 
     For each token it knows the two best successors by the last logits computed after it, in whatever context, and
@@ -48,6 +48,7 @@ class RecycleDrafter:
     """
 
     name = "recycle"
+    wants_logits = True
 
     def __init__(self) -> None:
         self._successors: dict[int, Successors] = {}

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from ngramspec.drafting.chances import Judge, pick
 from ngramspec.drafting.context_table import Shares
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.suffix_automaton import SuffixAutomaton
 
@@ -18,7 +18,7 @@ CLEARLY = 2
 """How many times as often as the most recent continuation another one must have followed to be preferred to it."""
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Drafts with a `SuffixAutomaton` over prompt and answer, and learns from every proposal, sent or not.
 
     At each position the longest suffix of text and draft that has a continuation offers two: the most recent one and

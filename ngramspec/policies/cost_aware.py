@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.policies.policy import Debt, Pass, smallest
+from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 
 
-class CostPolicy:
+class CostPolicy(Policy):
     """Draft the length that pays on this machine, and nothing when nothing does.
 
     With p_i the estimated acceptance of position i, a draft of k tokens yields
@@ -115,22 +115,23 @@ class CostPolicy:
         return best, best_size
 
     def record(self, done: Pass) -> None:
-        seconds = done.seconds + done.draft_seconds
-        self._tokens = self._tokens * self.DECAY + done.emitted
+        passed = done.seconds - done.disturbed
+        seconds = passed + done.draft_seconds
+        self._tokens = self._tokens * self.DECAY + len(done.tokens)
         self._seconds = self._seconds * self.DECAY + seconds
         self._spent = self._spent * self.FADE + seconds
         self._saved *= self.FADE
         self._asked *= self.FADE
         self._plain_seconds = done.plain_seconds
         if done.drafted:
-            self._saved += done.emitted * done.plain_seconds - seconds
+            self._saved += len(done.tokens) * done.plain_seconds - seconds
             self._in_a_row += 1
             if self._measured and self._in_a_row % self.PLAIN_EVERY == 0:
                 self._plain_due = 2
             return
         if self._in_a_row:
             # The first pass of another size builds its graph anew, for which the drafts before it are to blame.
-            self._saved -= max(0.0, done.seconds - done.plain_seconds)
+            self._saved -= max(0.0, passed - done.plain_seconds)
         self._in_a_row = 0
         self._plain_due = max(0, self._plain_due - 1)
         if not done.guessed:

@@ -68,9 +68,9 @@ class ThresholdPolicy(FixedPolicy):
         return most, smallest(1 + most, sizes)
 
     def record(self, done: Pass) -> None:
-        if done.emitted <= done.drafted:
+        if len(done.tokens) <= len(done.drafted):
             change = self.STEP * self.EDGE
-        elif done.guessed > done.drafted:
+        elif done.guessed > len(done.drafted):
             change = -self.STEP * (1 - self.EDGE)
         else:
             return

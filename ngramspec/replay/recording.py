@@ -120,4 +120,4 @@ class RecordedVerifier:
             if guess != token:
                 break
             right += 1
-        return Verdict(truth[: right + 1], whole=right == len(truth))
+        return Verdict(truth[: right + 1], right)

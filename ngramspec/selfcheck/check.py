@@ -115,11 +115,10 @@ class SelfCheck:
                 exact="on" if exact else "off",
                 calibration_folder=calibration_folder,
                 curve=curve,
+                calibration=self._calibration if exact else None,
             )
             for name in (None, drafter)
         )
-        if exact:
-            self.plain.calibration = self.drafted.calibration = self._calibration
         self._texts = TextComparison(recorder, self.plain, self.drafted, max_tokens, self.bound, clock)
         self.settings = settings(seed)
         self._next_sampled = 0

@@ -9,14 +9,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 
 KNOWN = 10
 """Token ids from here on are no control tokens."""
 
 
-class Oracle:
+class Oracle(Drafter):
     """Drafts as many tokens as it may, a random beginning of which is what the text has there.
 
     Args:

@@ -22,6 +22,7 @@ from support.vocabulary_files import END, FIRST_WORD, WORDS
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.errors import GrammarError
 from ngramspec.memory import Memory
 from ngramspec.policies import POLICIES
@@ -217,12 +218,12 @@ def test_forbidden_tokens_are_not_sent(word_vocabulary: Vocabulary) -> None:
             sampling = Sampling(1.0, seed=seed, grammar=grammar, **OPEN)
             here = word_vocabulary.grammar(grammar)
             for step in decoder.generate(prompt, max_tokens=20, sampling=sampling, verify=method, detail=True):
-                assert step.detail is not None
+                assert step.detail
                 ahead = here.copy()
                 for token in step.drafted:
                     assert ahead.allows(token)
                     ahead.accept(token)
-                unsent = step.detail.draft.tokens[len(step.drafted) :]
+                unsent = step.judged.tokens[len(step.drafted) :]
                 assert len(unsent) <= (method == "rejection")
                 assert not any(map(ahead.allows, unsent))
                 sent += len(step.drafted)
@@ -282,20 +283,20 @@ def test_details_tell_the_whole_story(method: str) -> None:
     told: list[int] = []
     position = len(prompt)
     for step in steps:
-        assert step.detail is not None
-        assert step.detail.position == position
-        assert step.detail.draft.tokens == step.drafted
-        guesses = [j for j in step.detail.judgements if j.accepted is not None]
+        assert step.detail
+        assert step.position == position
+        assert step.judged.tokens == step.drafted
+        guesses = [j for j in step.detail if j.accepted is not None]
         assert [j.token for j in guesses] == list(step.drafted[: len(guesses)])
         assert sum(bool(j.accepted) for j in guesses) >= step.accepted
-        told += [j.token for j in step.detail.judgements if j.accepted is not False][: len(step.tokens)]
-        assert all(0 <= j.p <= 1 for j in step.detail.judgements)
+        told += [j.token for j in step.detail if j.accepted is not False][: len(step.tokens)]
+        assert all(0 <= j.p <= 1 for j in step.detail)
         position += len(step.tokens)
     assert told == emitted
     again = unmeasured(model(6, peak=1.0), drafter="ngram", policy="fixed", draft_max=3)
     plain, steps = drive(again, prompt, **options)
     assert plain == emitted
-    assert all(step.detail is None and step.logprobs == () for step in steps)
+    assert all(step.detail == () and step.judged == NO_DRAFT and step.logprobs == () for step in steps)
 
 
 # ------------------------------------------------------------------------------------- bad input

@@ -20,7 +20,7 @@ from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.drafting.draft import Draft, ReadsLogits
+from ngramspec.drafting.draft import Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recycle import RecycleDrafter, top_two
 from ngramspec.replay.replay import Replay
@@ -167,10 +167,11 @@ def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int) -> No
 # --------------------------------------------------------------------------- the loop
 
 
-class Reader:
+class Reader(Drafter):
     """Keeps what it is shown, and drafts a constant."""
 
     name = "reader"
+    wants_logits = True
 
     def __init__(self, guess: int) -> None:
         self.guess = guess
@@ -210,7 +211,7 @@ def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: P
 
 def test_only_who_reads_logits_is_shown_any() -> None:
     drafters = {name: make_drafter(name, memory=name in REMEMBERING) for name in DRAFTERS}
-    assert [name for name, drafter in drafters.items() if isinstance(drafter, ReadsLogits)] == ["recycle"]
+    assert [name for name, drafter in drafters.items() if drafter.wants_logits] == ["recycle"]
 
 
 def test_recycled_successors_save_passes(tmp_path: Path) -> None:

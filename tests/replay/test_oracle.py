@@ -10,7 +10,7 @@ import pytest
 from support.recordings import recordings
 
 from ngramspec.cost.given import CURVES, LARGEST, GivenCurve
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.replay.oracle import copy_lengths, least_cost
 from ngramspec.replay.recording import Recording
@@ -71,7 +71,7 @@ def test_what_the_prefill_gives_costs_nothing(length: int) -> None:
     assert least_cost(lengths, [GivenCurve({1: 1.0})]).tolist() == [0.0]
 
 
-class Copier:
+class Copier(Drafter):
     """Copies as far as any copy is right; it has seen the recording."""
 
     name = "copier"

@@ -273,7 +273,7 @@ def accepts_all(*args: Any, **_: Any) -> Verdict:
     tokens = (*draft, int(np.argmax(list(rows)[-1])))
     for token in tokens:
         sampler.accept(token)
-    return Verdict(tokens)
+    return Verdict(tokens, len(draft))
 
 
 @pytest.mark.parametrize("exact", [False, True])

@@ -11,7 +11,7 @@ from ngramspec.backend import Runner
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 
 CLOCK = Clock()
@@ -66,7 +66,7 @@ def drive(
     return emitted, steps
 
 
-class Oracle:
+class Oracle(Drafter):
     """Knows the text: right everywhere but at every `wrong`-th position."""
 
     name = "ngram"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.secondary import Secondary
 from ngramspec.drafting.price import TokenPrice
@@ -25,7 +25,7 @@ FREE = TokenPrice(0.0, [0.0] * (LONGEST + 1))
 """The price for callers that did not say what a token costs."""
 
 
-class MixtureDrafter:
+class MixtureDrafter(Drafter):
     """Drafts from the context, from what it remembers, and from how well each of them lately did.
 
     Args:
