@@ -61,6 +61,8 @@ def test_every_test_of_the_algorithms_is_collected() -> None:
 
 def test_they_pass() -> None:
     out = pytest("-v", "-rs", *(f"tests/{name}" for name in QUICK))
-    assert len(re.findall(r" PASSED ", out)) > 500
+    passed = re.search(r"(\d+) passed", out)
+    assert passed is not None
+    assert int(passed[1]) > 1000
     skipped = re.findall(r"^SKIPPED \[\d+\] (.*)$", out, re.MULTILINE)
     assert all("could not import 'llama_cpp'" in reason for reason in skipped), skipped
