@@ -17,7 +17,7 @@ from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.speculation import Speculation
 from ngramspec.drafting.chances import Record
-from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Pass
 from ngramspec.sampling.settings import Sampling
@@ -29,13 +29,13 @@ WORDS = 50
 
 def recipe() -> str:
     """The class that the package's docstring shows, as source."""
-    block = re.search(r"^    class Echo:\n(?:    .*\n|\n)+", inspect.getdoc(drafting) or "", re.MULTILINE)
+    block = re.search(r"^    class Echo\(Drafter\):\n(?:    .*\n|\n)+", inspect.getdoc(drafting) or "", re.MULTILINE)
     assert block
     return textwrap.dedent(block[0])
 
 
 def drafter_class() -> Any:
-    names: dict[str, Any] = {"Draft": Draft, "common_prefix": common_prefix}
+    names: dict[str, Any] = {"Draft": Draft, "Drafter": Drafter, "common_prefix": common_prefix}
     exec(recipe(), names)
     return names["Echo"]
 
