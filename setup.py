@@ -4,6 +4,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 MODULES = (
+    "ngramspec.drafting.price",
     "ngramspec.drafting.token_index",
     "ngramspec.drafting.mixture.history",
     "ngramspec.drafting.mixture.odds",

@@ -23,11 +23,12 @@ from ngramspec.sampling.settings import Sampling
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
-from .bench_view import bench_bar, show
+from .bench_view import show
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
 from .options import DraftOptions, LoadOptions, Model, PromptFiles
 from .sampling_options import SamplingOptions, check_sampling
+from .view import counting_bar
 
 ALL = "all"
 
@@ -52,7 +53,9 @@ class Compared(DraftOptions):
         """A decoder for each policy, or one alone where nothing can be drafted."""
         first, *others = self.each()
         decoder = first.decoder(target, memory)
-        return [decoder] if decoder.drafter is None else [decoder, *(o.quiet_decoder(target, memory) for o in others)]
+        if decoder.drafter is None:
+            return [decoder]
+        return [decoder, *(other.quiet_decoder(target, memory, decoder.calibration) for other in others)]
 
 
 def bench(
@@ -108,7 +111,7 @@ def bench(
         if memory is not None and memory.stored:
             note(f"drafting from a memory of {memory.stored} tokens too; --no-memory leaves it out")
         decoder, *others = draft.decoders(target, memory)
-        cases, skipped = prepare(target, selected, predict)
+        cases, skipped = prepare(target, selected, predict, target.n_ctx)
         if not cases:
             first = skipped[0]
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
@@ -160,7 +163,7 @@ def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | N
 
 def _measure(benchmark: Benchmark) -> Outcome:
     """Make the runs; what was measured before an interruption stays in `benchmark`."""
-    with outcome() as ended, bench_bar(benchmark.total) as done:
+    with outcome() as ended, counting_bar(benchmark.total, "warming up", still=True) as done:
         benchmark.warm_up()
         for run in benchmark.measure():
             done(f"{run.category}/{run.prompt}")
@@ -206,6 +209,7 @@ def _document(
 ) -> dict[str, Any]:
     """Everything measured, and everything it depends on."""
     decoder, calibration = benchmark.drafted, benchmark.drafted.calibration
+    rule = benchmark.acceptance.resolve(sampling)
     return {
         **provenance(target),
         "complete": benchmark.complete,
@@ -214,8 +218,8 @@ def _document(
             "max_tokens": benchmark.max_tokens,
             "repeat": benchmark.repeat,
             "sampling": encode(asdict(sampling)),
-            "verify": benchmark.acceptance.name_for(sampling),
-            "lossy": benchmark.acceptance.lossy,
+            "verify": rule.name,
+            "lossy": rule.lossy,
             "drafter": decoder.drafter.name if decoder.drafter else None,
             "policies": list(benchmark.policies),
             "exact": decoder.exact,

@@ -10,15 +10,15 @@ from rich.console import RenderableType
 from ngramspec.benchmark.alpha import ORDERS, AlphaMeasurement, AlphaOfOrder
 from ngramspec.prompts import Case
 
-from .bench_view import bench_bar, table
 from .console import Outcome, outcome
+from .view import counting_bar, figures_table, number
 
 GAMMA = 4
 
 
 def measure_alpha(measurement: AlphaMeasurement, cases: Sequence[Case], max_tokens: int) -> Outcome:
     """Decode every prompt with every order; what was measured before an interruption stays."""
-    with outcome() as ended, bench_bar(len(cases) * len(ORDERS)) as done:
+    with outcome() as ended, counting_bar(len(cases) * len(ORDERS), "warming up", still=True) as done:
         for case in cases:
             for result in measurement.run(case.tokens, max_tokens):
                 done(f"{case.category}/{case.id}, order {result.order}")
@@ -31,17 +31,17 @@ def alpha_parts(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> list[Rendera
     rows = [
         [
             {1: "1 (unigram)", 2: "2 (bigram)"}.get(one.order, str(one.order)),
-            _share(one.measured),
-            _share(one.inferred),
+            number(one.measured, ".3f"),
+            number(one.inferred, ".3f"),
             str(one.judged),
             f"{one.coverage:.0%}",
             f"{one.stats.tokens_per_pass:.2f}",
         ]
         for one in orders
     ]
-    headings = ["measured", "inferred", "judged", "passes with a draft", "tokens per pass"]
+    headings = ["order", "measured", "inferred", "judged", "passes with a draft", "tokens per pass"]
     heading = f"Alpha of n-gram counts by order ({how}, drafts of up to {orders[0].gamma}):"
-    return ["", heading, table(headings, rows, "order"), ""]
+    return ["", heading, figures_table(headings, rows), ""]
 
 
 def alpha_json(orders: Sequence[AlphaOfOrder]) -> list[dict[str, Any]]:
@@ -61,7 +61,3 @@ def alpha_json(orders: Sequence[AlphaOfOrder]) -> list[dict[str, Any]]:
         }
         for one in orders
     ]
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3f}"

@@ -1,49 +1,21 @@
-"""How a benchmark looks: a bar while it runs, tables and a verdict when it is done."""
+"""How a benchmark looks: tables and a verdict when it is done."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.console import RenderableType
 from rich.table import Table
 
 from ngramspec.benchmark.report import Spread, Summary, verdicts
 from ngramspec.benchmark.runs import Benchmark, Difference
 from ngramspec.prompts import Skipped
 
-from .console import stderr, write_stdout
-
-WIDTH = 200
-"""Columns for a reader that is no terminal: a table in a file or a pipe must not be cut at 80."""
+from .view import LISTED, figures_table, number, print_report, skipped_lines
 
 POSITIONS = 6
 """Draft positions shown; --json has all."""
-
-LISTED = 10
-"""Differences and skipped prompts shown; --json has all."""
-
-
-@contextmanager
-def bench_bar(total: int) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr; the function it yields counts one run and names it.
-
-    It is drawn between runs only: a thread that redraws it would take its time out of the runs.
-    """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=stderr, transient=True, auto_refresh=False, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task("warming up", total=total)
-        bar.refresh()
-
-        def done(name: str) -> None:
-            bar.update(task, advance=1, description=name)
-            bar.refresh()
-
-        yield done
 
 
 def show(
@@ -78,7 +50,7 @@ def show(
             parts += ["", "The price of exact mode, plain tokens per second:", _prices(first)]
         parts.append("")
     parts += _prefill(benchmark)
-    parts += _skipped(skipped)
+    parts += skipped_lines(skipped)
     if comparable:
         several = len(summaries) > 1
         parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.exact == "on", several)
@@ -87,11 +59,7 @@ def show(
         parts.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")
     parts += more
     parts += verdicts(summaries, benchmark.caveat)
-    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part, markup=False, soft_wrap=isinstance(part, str))
-    write_stdout(capture.get())
+    print_report(parts)
 
 
 def _one(summaries: Sequence[Summary], comparable: bool, drafting: bool) -> list[RenderableType]:
@@ -115,7 +83,8 @@ def _several(summaries: Mapping[str, Sequence[Summary]]) -> list[RenderableType]
         for s in furthest:
             cells = [figure(k[s.category]) if s.category in k else "-" for k in known]
             rows.append([s.category, *([_speed(s.plain)] if speed else []), *cells])
-        return table([*(["plain"] if speed else []), *summaries], rows)
+        headings = ["category", *(["plain"] if speed else []), *summaries]
+        return figures_table(headings, rows, totals=1)
 
     return [
         "",
@@ -126,48 +95,46 @@ def _several(summaries: Mapping[str, Sequence[Summary]]) -> list[RenderableType]
         column_per_policy(lambda s: f"{s.stats.tokens_per_pass:.2f}"),
         "",
         "Accepted of the drafted tokens:",
-        column_per_policy(lambda s: _number(s.stats.acceptance_rate, ".0%")),
+        column_per_policy(lambda s: number(s.stats.acceptance_rate, ".0%")),
     ]
 
 
 def _speeds(summaries: Sequence[Summary], comparable: bool) -> Table:
-    headings = ["prompts", "plain", "drafted", "ratio", "from-to", "theory", *(["identical"] if comparable else [])]
+    headings = [
+        "category",
+        "prompts",
+        "plain",
+        "drafted",
+        "ratio",
+        "from-to",
+        "theory",
+        *(["identical"] if comparable else []),
+    ]
     rows = []
     for s in summaries:
         cells = [str(s.prompts), _speed(s.plain), _speed(s.drafted), *_spread(s.ratio)]
-        cells.append(_number(s.predicted, ".2f", "x"))
+        cells.append(number(s.predicted, ".2f", "x"))
         if comparable:
             cells.append(f"{s.identical} of {s.prompts}")
         rows.append([s.category, *cells])
-    return table(headings, rows)
+    return figures_table(headings, rows, totals=1)
 
 
 def _drafts(summaries: Sequence[Summary]) -> Table:
     shown = min(POSITIONS, len(summaries[-1].acceptance_by_position))
-    headings = ["tokens per pass", "accepted", "no draft", *(str(i) for i in range(1, shown + 1))]
+    headings = ["category", "tokens per pass", "accepted", "no draft", *(str(i) for i in range(1, shown + 1))]
     rows = []
     for s in summaries:
         rates = [*s.acceptance_by_position, *[None] * shown][:shown]
-        cells = [f"{s.stats.tokens_per_pass:.2f}", _number(s.stats.acceptance_rate, ".0%")]
-        cells += [_number(s.without_draft, ".0%"), *(_number(rate, ".2f") for rate in rates)]
+        cells = [f"{s.stats.tokens_per_pass:.2f}", number(s.stats.acceptance_rate, ".0%")]
+        cells += [number(s.without_draft, ".0%"), *(number(rate, ".2f") for rate in rates)]
         rows.append([s.category, *cells])
-    return table(headings, rows)
+    return figures_table(headings, rows, totals=1)
 
 
 def _prices(summaries: Sequence[Summary]) -> Table:
     rows = [[s.category, _speed(s.default), _speed(s.plain), *_spread(s.exact_price)] for s in summaries]
-    return table(["without", "exact", "ratio", "from-to"], rows)
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], first: str = "category") -> Table:
-    """A row per category, narrow enough for 80 columns; the last row, that of all, is set apart."""
-    made = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    made.add_column(first, no_wrap=True)
-    for heading in headings:
-        made.add_column(heading, justify="right")
-    for row in rows:
-        made.add_row(*row, style="bold" if row is rows[-1] and first == "category" else None)
-    return made
+    return figures_table(["category", "without", "exact", "ratio", "from-to"], rows, totals=1)
 
 
 def _prefill(benchmark: Benchmark) -> list[str]:
@@ -176,13 +143,6 @@ def _prefill(benchmark: Benchmark) -> list[str]:
     speed = median(p.tokens / p.seconds for p in benchmark.prefills)
     length = median(p.tokens for p in benchmark.prefills)
     return [f"prefill, not counted above: median {length:.0f} tokens at {speed:.0f} tokens/s"]
-
-
-def _skipped(skipped: Sequence[Skipped]) -> list[str]:
-    lines = [f"skipped {s.category}/{s.id}: {s.reason}" for s in skipped[:LISTED]]
-    if len(skipped) > LISTED:
-        lines.append(f"{len(skipped)} prompts skipped in all")
-    return lines
 
 
 def _differences(differences: Sequence[Difference], largest: float | None, exact: bool, several: bool) -> list[str]:
@@ -216,12 +176,8 @@ def _close_calls(benchmark: Benchmark) -> list[str]:
     return [f"{calls} of {tokens} tokens with drafts were so close that rounding could have decided otherwise"]
 
 
-def _number(value: float | None, form: str, unit: str = "") -> str:
-    return "-" if value is None else f"{value:{form}}{unit}"
-
-
 def _speed(value: float | None) -> str:
-    return _number(value, ".1f" if value is not None and value < 100 else ".0f")
+    return number(value, ".1f" if value is not None and value < 100 else ".0f")
 
 
 def _spread(spread: Spread | None) -> tuple[str, str]:

@@ -18,7 +18,7 @@ from .chat_input import StopKey, Terminal, piped_lines
 from .chat_session import Session
 from .chat_view import AnswerView
 from .console import FAILED, complain, fail, note, read_stdin, read_text, usage_error
-from .options import DraftOptions, LoadOptions, Model, TraceFile, check_predict
+from .options import DraftOptions, LoadOptions, Model, Stop, TraceFile, check_predict, check_stop
 from .sampling_options import SamplingOptions, check_sampling, flag
 
 
@@ -44,7 +44,7 @@ def chat(
             "-f", "--file", help="First user message, from a file; -: from the whole of stdin.", show_default=False
         ),
     ] = None,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    stop: Stop = None,
     show_drafts: Annotated[
         bool,
         typer.Option(
@@ -66,8 +66,7 @@ def chat(
     chosen = sampling.sampling()
     acceptance = sampling.acceptance(chosen)
     draft.check(acceptance)
-    if any(not s for s in stop or ()):
-        usage_error("--stop needs some text")
+    stops = check_stop(stop)
     first = None if file is None else _read(file)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     writer = TraceWriter(trace) if trace is not None else None
@@ -81,7 +80,7 @@ def chat(
         chosen,
         acceptance,
         limit,
-        tuple(stop or ()),
+        stops,
         AnswerView(target.piece),
         StopKey(keep_session=interactive),
         Conversation(system or None),

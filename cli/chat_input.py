@@ -9,10 +9,8 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from types import FrameType, TracebackType
 
-import platformdirs
 from prompt_toolkit import PromptSession
 from prompt_toolkit.application import run_in_terminal
 from prompt_toolkit.completion import WordCompleter
@@ -21,6 +19,8 @@ from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
+
+from ngramspec.storage import NotUtf8, state_folder, utf8
 
 from .console import note
 
@@ -134,7 +134,7 @@ def _bindings() -> KeyBindings:
 
 
 def _history() -> History:
-    path = Path(platformdirs.user_state_path("ngramspec", appauthor=False)) / "chat_history"
+    path = state_folder() / "chat_history"
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         path.touch(mode=0o600)
@@ -152,8 +152,8 @@ def piped_lines() -> Iterator[str | None]:
         return
     for raw in sys.stdin.buffer:
         try:
-            line = raw.decode("utf-8").rstrip("\r\n")
-        except UnicodeDecodeError:
+            line = utf8(raw).rstrip("\r\n")
+        except NotUtf8:
             yield None
             continue
         if line.strip():

@@ -23,7 +23,7 @@ from .chat_view import AnswerView
 from .console import complain, guarded_stdout, note, prefill_bar
 from .memory_option import keep
 from .sampling_options import SamplingOptions
-from .summary import rounding, summary
+from .view import rounding, summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
 

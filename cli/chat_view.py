@@ -12,8 +12,7 @@ from rich.text import Text
 from ngramspec.decoding.step import Stats, Step
 
 from .console import printable, write_stdout
-
-ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
+from .view import ACCEPTED, CORRECTION, REFUSED, facts_table
 
 
 def marked(step: Step, piece: Callable[[int], bytes]) -> Text:
@@ -77,9 +76,6 @@ class AnswerView:
 
 def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
     """The session's statistics: `facts` and the counters, then acceptance by position in the draft."""
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
     rows = dict(facts)
     rows["tokens"] = f"{stats.generated} generated, prompts read in {stats.prefill_seconds:.1f} s"
     if stats.tokens_per_second is not None:
@@ -91,8 +87,7 @@ def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
         rows["drafts"] = f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance_rate:.0%})"
     if stats.drafted and stats.estimated_gain is not None:
         rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding, by this machine's measured costs"
-    for name, value in rows.items():
-        table.add_row(name, Text(printable(value)))
+    table = facts_table(rows)
     tested = [(i, n) for i, n in enumerate(stats.tested_at) if n]
     if not tested:
         return [table]

@@ -4,23 +4,27 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.beams.search import SEQUENCES
 from ngramspec.cost.disturbance import Disturbance
 from ngramspec.decoding.step import Stats, Step
+from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.llama.target import Target
 from ngramspec.models.find import is_model_argument
+from ngramspec.sampling.logprobs import Logprobs
+from ngramspec.sampling.settings import Sampling
 from ngramspec.trace.file import TraceWriter
 from ngramspec.trace.passes import Header
 
 from .complete_beams import check_beams, complete_with_beams
-from .complete_json import result
 from .console import (
     fail,
     guarded_stdout,
@@ -34,9 +38,9 @@ from .console import (
     write_stdout,
 )
 from .memory_option import keep
-from .options import DraftOptions, LoadOptions, TraceFile, check_predict
+from .options import DraftOptions, LoadOptions, Stop, TraceFile, check_predict, check_stop
 from .sampling_options import SamplingOptions, check_sampling
-from .summary import rounding, summary
+from .view import rounding, summary
 
 
 def complete(
@@ -59,7 +63,7 @@ def complete(
         str | None, typer.Option("-f", "--file", help="Text to continue, as an option.", show_default=False)
     ] = None,
     predict: Annotated[int, typer.Option("-n", "--predict", help="Most tokens; -1: until the context is full.")] = 256,
-    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    stop: Stop = None,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Keep the tail of a text that is too long, instead of refusing it.")
     ] = False,
@@ -105,8 +109,7 @@ def complete(
     chosen = sampling.sampling()
     acceptance = sampling.acceptance(chosen)
     draft.check(acceptance)
-    if any(not s for s in stop or ()):
-        usage_error("--stop needs some text")
+    stops = check_stop(stop)
     if logprobs is not None and not as_json:
         usage_error("--logprobs are part of the JSON object; add --json")
     if beams is not None:
@@ -121,7 +124,7 @@ def complete(
     if beams is not None:
         prompt = _prompt(target, text, limit * beams, truncate)
         most = None if predict == -1 else limit
-        complete_with_beams(target, prompt, beams, most, draft, stop or (), text if echo else "", as_json=as_json)
+        complete_with_beams(target, prompt, beams, most, draft, stops, text if echo else "", as_json=as_json)
         return
     memory = draft.open_memory(target, keep=True)
     decoder = draft.decoder(target, memory)
@@ -141,14 +144,15 @@ def complete(
                 max_tokens=limit,
                 sampling=chosen,
                 verify=acceptance,
-                stop=stop or (),
+                stop=stops,
                 logprobs=logprobs,
                 detail=writer is not None,
                 progress=progress,
             ):
                 if writer is not None:
                     writer.add(step)
-                steps.append(step if writer is None else replace(step, detail=None))
+                # A long text's judgements take room, and are in the trace.
+                steps.append(step if writer is None else replace(step, judged=NO_DRAFT, detail=()))
                 stats.add(step)
                 disturbance.see(step.seconds, step.batch, step.plain_seconds)
                 if not as_json:
@@ -158,7 +162,7 @@ def complete(
         if as_json:
             written = (text if echo else "") + "".join(step.text for step in steps)
             parts = (written, len(prompt), steps, stats, seconds, ending, chosen, acceptance)
-            document = result(*parts, decoder.footing.same, target.piece)
+            document = _document(*parts, decoder.footing.same, target.piece)
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
     told = [
@@ -217,3 +221,66 @@ def _prompt(target: Target, text: str, limit: int, truncate: bool) -> list[int]:
     bos = target.tokenize("")[:1]
     bos = bos if bos == prompt[:1] else []
     return bos + prompt[len(bos) - keep :]
+
+
+def _document(
+    text: str,
+    prompt_tokens: int,
+    steps: Sequence[Step],
+    stats: Stats,
+    seconds: float,
+    ending: str,
+    sampling: Sampling,
+    acceptance: Acceptance,
+    same: bool,
+    piece: Callable[[int], bytes],
+) -> dict[str, Any]:
+    """What was generated, and how.
+
+    Args:
+        text: as printed without --json.
+        prompt_tokens, seconds, ending: of the whole run.
+        steps, stats: all of them, and their counters.
+        sampling, acceptance: as asked for.
+        same: whether the text is the same bit for bit without drafts.
+        piece: the bytes of a token.
+    """
+    document = {
+        "text": text,
+        "tokens": stats.generated,
+        "prompt_tokens": prompt_tokens,
+        "target_passes": stats.passes,
+        "drafted": stats.drafted,
+        "accepted": stats.accepted,
+        "seconds": seconds,
+        "prefill_seconds": stats.prefill_seconds,
+        "tokens_per_second": stats.tokens_per_second,
+        "tokens_per_pass": stats.tokens_per_pass,
+        "acceptance_rate": stats.acceptance_rate,
+        "estimated_gain": stats.estimated_gain,
+        "stop_reason": ending,
+        "seed": sampling.seed,
+        "lossy": acceptance.lossy,
+        "exact": same,
+        "close_calls": stats.close_calls,
+    }
+    explained = [step for step in steps if step.explained]
+    if explained:
+        document["steps"] = [
+            {**step.explained, "drafted": len(step.drafted), "accepted": step.accepted} for step in explained
+        ]
+    told = [one for step in steps for one in step.logprobs]
+    if told:
+        document["logprobs"] = [_logprobs(one, piece) for one in told]
+    return document
+
+
+def _logprobs(one: Logprobs, piece: Callable[[int], bytes]) -> dict[str, Any]:
+    top = [{**_token(token, piece), "logprob": value} for token, value in one.top]
+    return {**_token(one.token, piece), "logprob": one.logprob, "top_logprobs": top}
+
+
+def _token(token: int, piece: Callable[[int], bytes]) -> dict[str, Any]:
+    # A token may be part of a character: its bytes say which.
+    raw = piece(token)
+    return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw)}

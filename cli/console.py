@@ -21,6 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
 
 from ngramspec.errors import NGramSpecError
+from ngramspec.storage import NotUtf8, utf8
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 
@@ -138,9 +139,9 @@ def read_stdin(wanted: str) -> str:
 
 def _decoded(raw: bytes, name: str) -> str:
     try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        fail(f"{name} is not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x}); convert it first")
+        return utf8(raw)
+    except NotUtf8 as error:
+        fail(f"{name} is {error}; convert it first")
 
 
 def leave(ended: Outcome) -> None:
@@ -177,11 +178,10 @@ def signals_deferred() -> Iterator[None]:
 
 
 @contextmanager
-def _bar(*columns: str | ProgressColumn) -> Iterator[Progress]:
+def progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> Iterator[Progress]:
     """A bar on stderr that is not drawn before it is started, nor where nobody watches, and goes away at the end."""
-    bar = Progress(
-        *columns, console=stderr, transient=True, disable=not stderr.is_terminal or _in_the_middle_of_a_line()
-    )
+    off = not stderr.is_terminal or _in_the_middle_of_a_line()
+    bar = Progress(*columns, console=stderr, transient=True, auto_refresh=auto_refresh, disable=off)
     try:
         yield bar
     finally:
@@ -191,7 +191,7 @@ def _bar(*columns: str | ProgressColumn) -> Iterator[Progress]:
 @contextmanager
 def prefill_bar() -> Iterator[Callable[[int, int], None]]:
     """A callback for the progress of a prefill; its bar goes away when the prompt is read."""
-    with _bar("reading", BarColumn(), MofNCompleteColumn()) as bar:
+    with progress_bar("reading", BarColumn(), MofNCompleteColumn()) as bar:
         task = bar.add_task("")
 
         def show(done: int, total: int) -> None:
@@ -207,7 +207,7 @@ def prefill_bar() -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
     """A callback for the progress of downloads, by file name."""
-    with _bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
+    with progress_bar("{task.description}", BarColumn(), DownloadColumn()) as bar:
         tasks: dict[str, TaskID] = {}
 
         def show(name: str, done: int, total: int | None) -> None:
@@ -222,7 +222,7 @@ def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
 @contextmanager
 def index_bar() -> Iterator[Callable[[int, int], None]]:
     """A callback for the progress of reading files, in bytes."""
-    with _bar("indexing", BarColumn(), DownloadColumn()) as bar:
+    with progress_bar("indexing", BarColumn(), DownloadColumn()) as bar:
         task = bar.add_task("")
 
         def show(done: int, total: int) -> None:

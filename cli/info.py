@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import Annotated
 
 import typer
@@ -14,11 +13,13 @@ from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.exactness.choice import TYPICAL
+from ngramspec.llama.context import MAX_EVALUATE
 from ngramspec.llama.devices import build
-from ngramspec.llama.target import MAX_EVALUATE, Target
+from ngramspec.llama.target import Target
 
 from .console import guarded_stdout, note
 from .options import LoadOptions, Model
+from .view import facts_table, report_console
 
 PROMPTS = (128, 1000, 4000)
 """Lengths of a prompt for which the choice of --exact auto is shown, in tokens."""
@@ -42,9 +43,7 @@ def info(
         calibration.forget()
         if auto is not None:
             auto.forget()
-    # A table in a file or a pipe must not be cut at 80 columns.
-    width = None if sys.stdout.isatty() else 200
-    console = Console(highlight=False, markup=False, emoji=False, width=width)
+    console = report_console()
     with guarded_stdout():
         _show(console, _facts(target))
         if not target.can_rollback:
@@ -109,12 +108,7 @@ def _show(console: Console, facts: dict[str, str]) -> None:
         for name, value in facts.items():
             console.print(f"{name:<15}{value}", soft_wrap=True)
         return
-    table = Table(show_header=False, box=None)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-    for name, value in facts.items():
-        table.add_row(name, value)
-    console.print(table)
+    console.print(facts_table(facts))
 
 
 def _choice(auto: ExactAuto, prompt: int) -> str:

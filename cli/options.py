@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import typer
 
 from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.exactness.choice import Exact
@@ -65,6 +66,8 @@ TraceFile = Annotated[
 Threads = Annotated[
     int | None, typer.Option("-t", "--threads", min=1, max=512, help="CPU threads; default: the physical cores.")
 ]
+
+Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
 
 
 def find_model(model: str | None, unnamed: str) -> ModelSource:
@@ -215,11 +218,18 @@ class DraftOptions:
             note("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
         return decoder
 
-    def quiet_decoder(self, target: Target, memory: Memory | None) -> SpeculativeDecoder:
-        """The same, with nothing said."""
+    def quiet_decoder(
+        self, target: Target, memory: Memory | None, calibration: Calibration | None = None
+    ) -> SpeculativeDecoder:
+        """The same, with nothing said; `calibration` as in `SpeculativeDecoder`."""
         drafter = None if self.no_draft or not target.can_rollback else make_drafter(self.drafter, memory=memory)
         return SpeculativeDecoder(
-            target, drafter=drafter, policy=self.policy, draft_max=self.draft_max, exact=target.exact
+            target,
+            drafter=drafter,
+            policy=self.policy,
+            draft_max=self.draft_max,
+            exact=target.exact,
+            calibration=calibration,
         )
 
 
@@ -228,6 +238,13 @@ def check_predict(predict: int) -> int:
     if predict != -1 and predict < 1:
         usage_error(f"-n/--predict is {predict}, but must be at least 1 (or -1: until the context is full)")
     return predict if predict > 0 else 2**31
+
+
+def check_stop(stop: list[str] | None) -> tuple[str, ...]:
+    """The stop strings; ends the program if one is empty."""
+    if any(not text for text in stop or ()):
+        usage_error("--stop needs some text")
+    return tuple(stop or ())
 
 
 def grouped(command: Command) -> Command:

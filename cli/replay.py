@@ -27,7 +27,8 @@ from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_
 from .json_output import JsonOutput
 from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, open_vocabulary
 from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
-from .replay_view import replay_bar, show
+from .replay_view import show
+from .view import counting_bar
 
 SHOWN = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Sizes of a batch whose cost is printed."""
@@ -219,7 +220,7 @@ def _fitting(timed: TimedReplay, recordings: Sequence[Recording], n_ctx: int) ->
 
 def _run(comparison: Comparison, total: int, *, quiet: bool) -> Outcome:
     """Replay them all; what was replayed before an interruption stays."""
-    with outcome() as ended, replay_bar(total, quiet=quiet) as done:
+    with outcome() as ended, counting_bar(total, "replaying", still=quiet) as done:
         for recording in comparison.run():
             done(recording.category)
     return ended

@@ -100,7 +100,7 @@ class SamplingOptions:
         """How drafts are to be accepted; ends the program if that contradicts itself, and tells of a lossy one."""
         try:
             acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)
-            acceptance.name_for(sampling)
+            acceptance.resolve(sampling)
         except ValueError as error:
             usage_error(str(error))
         if acceptance.lossy:

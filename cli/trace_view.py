@@ -20,9 +20,8 @@ from ngramspec.json_data import encode
 from ngramspec.sampling.settings import Sampling
 from ngramspec.trace.passes import Guess, Header, Own, Token, TracedPass
 
-from .chat_view import ACCEPTED, CORRECTION, REFUSED
 from .console import printable, write_stdout
-from .summary import summary
+from .view import ACCEPTED, CORRECTION, REFUSED, summary
 
 CONTEXT = 24
 """Cells of a line for the context; a fifth of a narrow terminal."""
@@ -31,6 +30,7 @@ LONGEST = 40
 """Characters of a setting that are shown."""
 
 _STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
+_WORDS = {"gamma": "drafts of at most"}  # of what policies tell; else its name
 _ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
@@ -72,17 +72,17 @@ class TraceView:
         step = done.step
         self._stats.add(step)
         self._sources.setdefault(step.source, Stats()).add(step)
-        self.open = done.stop is None
-        source = done.source or ("-" if done.batch else "prefill")
-        text = Text(_columns(str(done.position), str(done.batch), f"{done.seconds * 1e3:.1f}", _one_line(source)))
+        self.open = step.stop is None
+        source = step.source or ("-" if step.batch else "prefill")
+        text = Text(_columns(str(step.position), str(step.batch), f"{step.seconds * 1e3:.1f}", _one_line(source)))
         text.append(_fitted(_context(done), self._context), "dim").append(" ")
         if self._coloured:
             for mark, group in groupby(_marked(done), lambda entry: entry[0]):
                 text.append(_readable(*(token for _, token in group)), _STYLES[mark])
         else:
             text.append("".join(f"[{mark}{_readable(token)}]" for mark, token in _marked(done)))
-        if done.stop is not None:
-            ending = done.stop if done.stop_string is None else f"{done.stop} {done.stop_string!r}"
+        if step.stop is not None:
+            ending = step.stop if step.stop_string is None else f"{step.stop} {step.stop_string!r}"
             text.append(f"  end: {_one_line(ending)}", "dim")
         self._line(text)
         if self._numbers:
@@ -104,8 +104,9 @@ class TraceView:
 
     def _show_numbers(self, done: TracedPass) -> None:
         indent = " " * 9
-        if done.entropy is not None and done.gamma is not None:
-            self._line(Text(f"{indent}entropy {done.entropy:.4g}, drafts of at most {done.gamma}", "dim"))
+        told = ((_WORDS.get(name, name), value) for name, value in done.step.explained.items())
+        if done.step.explained:
+            self._line(Text(indent + _one_line(", ".join(f"{words} {value:.4g}" for words, value in told)), "dim"))
         for i, (mark, token) in enumerate(_marked(done)):
             numbers = _numbers(token)
             if numbers and isinstance(token, Guess) and i >= done.sent:
@@ -129,8 +130,8 @@ def _columns(position: str, batch: str, ms: str, source: str) -> str:
 
 def _marked(done: TracedPass) -> list[tuple[str, Token]]:
     """The draft and the own token of a pass with their marks, as far as there are any; see `TraceView`."""
-    accepted = done.accepted
-    ended = accepted == len(done.tokens)
+    accepted = done.step.accepted
+    ended = accepted == len(done.step.tokens)
     found: list[tuple[str, Token]] = []
     for i, guess in enumerate(done.draft):
         late = "~" if ended else "-" if guess.accepted is False else "."

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -22,7 +21,8 @@ from .about import exact_mode, load_settings, model_lines, provenance
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput
 from .options import DrafterName, LoadOptions, Model, PromptFiles
-from .verify_view import show, verify_bar
+from .verify_view import show
+from .view import timed_bar
 
 
 def verify(
@@ -66,7 +66,8 @@ def verify(
     selected = load_prompts(prompts)
     with JsonOutput(as_json) as output:
         target = load.load(load.find(model))
-        cases, skipped = prepare(_Endless(target), selected, predict)
+        # Prompts of any length: they will be cut to fit.
+        cases, skipped = prepare(target, selected, predict, None)
         if not cases:
             first = skipped[0]
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
@@ -112,19 +113,9 @@ def _strict(target: Target, cases: Sequence[Case], predict: int) -> bool:
     return auto.known.sizes(way) is not None
 
 
-class _Endless:
-    """A target that takes prompts of any length, since they will be cut to fit."""
-
-    n_ctx = sys.maxsize
-
-    def __init__(self, target: Target) -> None:
-        self.tokenize = target.tokenize
-        self.chat_prompt = target.chat_prompt
-
-
 def _run(found: SelfCheck) -> Outcome:
     """Make the checks; what was found before an interruption stays in `found`."""
-    with outcome() as ended, verify_bar(found.seconds) as doing:
+    with outcome() as ended, timed_bar(found.seconds) as doing:
         for name in found.run():
             doing(name)
     return ended

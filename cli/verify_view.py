@@ -1,15 +1,11 @@
-"""How a self-check looks: a bar while it runs, then a table, what differs, and the verdict."""
+"""How a self-check looks: a table, what differs, and the verdict."""
 
 from __future__ import annotations
 
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console, RenderableType
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,36 +14,17 @@ from ngramspec.selfcheck.check import SelfCheck
 from ngramspec.selfcheck.difference import TextDifference
 from ngramspec.selfcheck.report import Check, verdict
 
-from .bench_view import LISTED, WIDTH
-from .console import printable, stderr, write_stdout
+from .console import printable
+from .view import LISTED, print_report, skipped_lines
 
 _STYLES = {"passed": "green", "explained": "yellow", "failed": "bold red", "skipped": "dim"}
 
 
-@contextmanager
-def verify_bar(seconds: float) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr that fills with the time; the function it yields names what is being done."""
-    columns = (TextColumn("{task.description}", markup=False), BarColumn())
-    with Progress(*columns, console=stderr, transient=True, auto_refresh=False, disable=not stderr.is_terminal) as bar:
-        task = bar.add_task("", total=seconds)
-        began = time.monotonic()
-
-        def doing(name: str) -> None:
-            bar.update(task, completed=min(seconds, time.monotonic() - began), description=name)
-            bar.refresh()
-
-        yield doing
-
-
 def show(found: SelfCheck, checks: Sequence[Check], heading: Sequence[str], skipped: Sequence[Skipped]) -> None:
     """Print the report to stdout."""
-    parts: list[RenderableType] = [*heading, "", _table(checks), *_differences(found), *_skipped(skipped)]
+    parts: list[RenderableType] = [*heading, "", _table(checks), *_differences(found), *skipped_lines(skipped)]
     parts.append(verdict(checks, complete=found.complete))
-    console = Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else WIDTH)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part, markup=False, soft_wrap=isinstance(part, str))
-    write_stdout(capture.get())
+    print_report(parts)
 
 
 def _table(checks: Sequence[Check]) -> Table:
@@ -87,8 +64,3 @@ def _why(difference: TextDifference) -> str:
     if difference.bound == 0:
         return "no batch size explains it"
     return f"the batch size moves logits by up to {difference.bound:.2g}, which does not explain it"
-
-
-def _skipped(skipped: Sequence[Skipped]) -> list[str]:
-    lines = [f"skipped {s.category}/{s.id}: {s.reason}" for s in skipped[:LISTED]]
-    return [*lines, f"{len(skipped)} prompts skipped in all"] if len(skipped) > LISTED else lines

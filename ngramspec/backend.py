@@ -1,65 +1,195 @@
-"""What any model runner must offer: `TargetProtocol` for one text, `BranchingTarget` for many that share a beginning.
+"""What a model runner must offer: the room beside `ngramspec.llama` that you would write for another library.
 
-`ngramspec.llama.target.Target` is the real one; tests use a mock with a known distribution.
+Everything above this file (drafting, acceptance, policies, the loop, its measurements) sees a model through two small
+protocols: `Model`, which evaluates tokens, and `Vocabulary`, which knows what tokens mean. One object may offer both
+(`Runner`), as `ngramspec.llama.target.Target` does. A recipe for `ngramspec/mlx/`, in this order:
+
+1. `Vocabulary` (file `vocabulary.py`): `n_vocab`, `tokenize`, `piece`, `is_eog`, and `sampler`, whose `Sampler` turns a
+   row of logits into a law and draws from it. `tests/support/numpy_sampler.py` is one in numpy; grammars may be left
+   out at first (raise GrammarError for `Sampling.grammar`).
+2. `Model` (file `target.py`), deriving from `ModelBase`, which fills in what may be left out. Set `tokens = []`,
+   `n_ctx` and `max_batch` (in tokens), `n_vocab`; write `prefill`, `evaluate`, `rollback` (raise at first) and `clear`.
+   Logits are float32 and unnormalised. A row has shape (n_vocab,). `evaluate` of n tokens is ONE pass of the model and
+   gives n rows, shape (n, n_vocab): row i is what follows tokens[i]. `prefill` gives the last row alone. After every
+   call `tokens` is what the cache stands for: prompt and appended tokens, in order.
+   With `can_rollback = False` the decoder decodes plainly: one token per pass, and everything else works already.
+3. `rollback`, and `can_rollback = True`: drafting now works. A refused draft is cut off the end of the cache. If the
+   memory cannot be cut (a recurrent state), set `replays = True`, copy the state in `checkpoint`, go back to the copy
+   in `rollback`, and report in `owed` the tokens that the next pass must evaluate again before its own.
+4. `fingerprint`: a string that changes with the model file, the library's version, the machine and the settings.
+   Measured costs of passes are kept under it; while it is "" they are measured in every process.
+5. `Switching`, where the library can trade speed for logits that do not depend on the batch size (`exact="auto"`), and
+   `BranchingTarget` for beam search. Both are optional for good.
+
+Tests to run: first `pytest tests/test_backend.py` with your runner added to its list: the contract of 1 to 3 on any
+model, the logits of single tokens and batches against each other, and texts with drafts against texts without. Then
+`ngramspec.selfcheck.check.SelfCheck(runner, cases)`, which is what `ngramspec verify` does: texts, rollbacks and laws
+on your real model. The room goes in the table of `tests/test_layers.py` beside `llama`; only `cli/` imports it.
+
+Errors: ValueError for a call that is wrong, ModelError for a file that cannot be used, TargetError where a pass failed.
+After a TargetError the cache must be what it was before the call. Rows may be views of a buffer that the next call
+overwrites: whoever keeps one copies it. Nothing here is called from two threads at once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tokens import Tokenizer
 
 Logits = NDArray[np.float32]
+"""Unnormalised log-probabilities, shape (n_vocab,) or (rows, n_vocab)."""
+
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""
 
 
-class TargetProtocol(Protocol):
-    """A language model with one sequence in its KV cache; see `ngramspec.llama.target.Target` for the contracts.
+@runtime_checkable
+class Vocabulary(Tokenizer, Protocol):
+    """What tokens mean, and how one is chosen."""
 
-    Attributes:
-        tokens: what the cache holds.
-        n_ctx: most tokens it can hold.
-        n_vocab: size of the vocabulary.
-        max_batch: most tokens of a pass of which all but the first can be taken back.
-        can_rollback: whether rejected drafts can be taken out of the memory again.
-        replays: whether that takes a `checkpoint` before the pass, and evaluating tokens again after it.
-        owed: tokens that the next call evaluates again, before its own.
+    def sampler(self, sampling: Sampling) -> Sampler:
+        """A sampler for one text. ValueError or GrammarError for settings that this vocabulary cannot follow."""
+
+
+class Model(Protocol):
+    """A language model with one sequence in its KV cache. `ModelBase` has defaults for the second half."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The token ids that the cache stands for."""
+
+    @property
+    def n_vocab(self) -> int:
+        """Length of a row of logits."""
+
+    @property
+    def n_ctx(self) -> int:
+        """Most tokens that may stay in the cache; one pass may go beyond by `max_batch`, to be taken back after it."""
+
+    @property
+    def max_batch(self) -> int:
+        """Most tokens of one `evaluate` of which all but the first can be taken back."""
+
+    def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
+        """Make the cache stand for exactly `tokens`; the logits after the last one, shape (n_vocab,).
+
+        What the cache already has in common with them need not be evaluated again.
+
+        Args:
+            tokens: 1 to n_ctx token ids.
+            aligned: the logits must depend on `tokens` alone, bit for bit, not on what the cache held before. Only
+                exact mode asks for it; evaluating everything again is right, if slow.
+            progress: called after each chunk.
+        """
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        """Append tokens in one pass; the logits after each of them, shape (len(tokens), n_vocab)."""
+
+    def rollback(self, length: int) -> None:
+        """Make the cache stand for the first `length` of its tokens. Does nothing where these are all of them."""
+
+    def clear(self) -> None:
+        """Empty the cache."""
+
+    @property
+    def can_rollback(self) -> bool:
+        """Whether `rollback` can take tokens back; if not, nothing is drafted."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether taking back needs a `checkpoint` before the pass, and evaluates tokens again after it."""
+
+    @property
+    def owed(self) -> int:
+        """How many tokens of the cache the next call evaluates again, before its own."""
+
+    def checkpoint(self) -> None:
+        """Let `rollback` go back to here, until the next checkpoint."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Key of all that measured costs depend on: file, build, machine, settings; "": do not keep them."""
+
+
+class ModelBase:
+    """The defaults of a `Model` whose cache can be cut anywhere: nothing to prepare, nothing owed, nothing kept."""
+
+    can_rollback: bool = True
+    replays: bool = False
+    owed: int = 0
+    fingerprint: str = ""
+
+    def checkpoint(self) -> None:
+        pass
+
+
+class Runner(Model, Vocabulary, Protocol):
+    """A model and its vocabulary in one object."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+
+# --------------------------------------------------------------------------- settings that change the rounding
+
+
+class Trial(Protocol):
+    """A small context of its own under one setting, to measure in: see `ngramspec.exactness.trial`.
+
+    Each method raises TargetError if the runner fails.
     """
 
-    tokens: list[int]
-    n_ctx: int
-    n_vocab: int
-    max_batch: int
-    can_rollback: bool
-    replays: bool
+    @property
+    def n_vocab(self) -> int: ...
+
+    def start(self, depth: int, *, contents: bool = True) -> None:
+        """Hold `depth` tokens and nothing else. Without `contents` only the time of later passes must be right."""
+
+    def evaluate(self, tokens: Sequence[int], rows: int = 1) -> Logits:
+        """Append tokens in one pass; logits after the first `rows` of them, or after the last for 1."""
+
+    def keep(self) -> None:
+        """Come back to what is held now with every `back`."""
+
+    def back(self) -> None:
+        """Take back what was evaluated since `keep`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+@runtime_checkable
+class Switching(Model, Protocol):
+    """A model that can be run under several settings, of which one may make batch sizes agree bit for bit."""
 
     @property
-    def owed(self) -> int: ...
+    def settings(self) -> tuple[str, ...]:
+        """Their names: "fast" first, then "exact" where that is another one."""
 
     @property
-    def fingerprint(self) -> str: ...
+    def setting(self) -> str:
+        """The one that holds now."""
 
-    def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits: ...
+    @property
+    def identity(self) -> str:
+        """Key of all that the fingerprint stands for, but for the setting that holds now."""
 
-    def evaluate(self, tokens: Sequence[int]) -> Logits: ...
+    def use(self, setting: str) -> None:
+        """Change the setting; the cache is then empty. ModelError: there is no memory for it."""
 
-    def rollback(self, length: int) -> None: ...
+    def trial(self, setting: str) -> Trial:
+        """A context to measure a setting in, whatever the cache holds. TargetError: there is no memory for it."""
 
-    def checkpoint(self) -> None: ...
 
-    def clear(self) -> None: ...
-
-    def is_eog(self, token: int) -> bool: ...
-
-    def piece(self, token: int) -> bytes: ...
-
-    def sampler(self, sampling: Sampling) -> Sampler: ...
+# --------------------------------------------------------------------------- several continuations of one prompt
 
 
 Likely = Sequence[tuple[int, float]]
@@ -133,7 +263,7 @@ class TreeProtocol(Protocol):
     def close(self) -> None: ...
 
 
-class BranchingTarget(TargetProtocol, Protocol):
+class BranchingTarget(Runner, Protocol):
     """A target whose cache can hold several continuations of a prompt; see `ngramspec.llama.target.Target`."""
 
     n_seq: int

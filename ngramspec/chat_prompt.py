@@ -23,11 +23,11 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from jinja2 import Environment
 
 from ngramspec.errors import ModelError
+from ngramspec.tokens import Tokenizer
 
 _SPACE = " \t\n\v\f\r"  # C's isspace()
 _NEVER = re.compile(r"(?!)")
@@ -43,12 +43,6 @@ class Control:
     token: int
     lstrip: bool = False
     rstrip: bool = False
-
-
-class Tokenize(Protocol):
-    """See `ngramspec.llama.vocabulary.Vocabulary.tokenize`."""
-
-    def __call__(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]: ...
 
 
 class ChatTemplate:
@@ -72,7 +66,7 @@ class ChatTemplate:
         self._pattern = _any_of(controls)
         self._spelled = _any_of({word for word in _strings(source) if not self._pattern.search(word)})
 
-    def prompt(self, messages: Messages, tokenize: Tokenize) -> list[int]:
+    def prompt(self, messages: Messages, tokenizer: Tokenizer) -> list[int]:
         """Token ids of a conversation.
 
         Raises:
@@ -84,15 +78,15 @@ class ChatTemplate:
         skeleton, own = self._skeleton(messages, text, found)
         add_bos = not (self._bos and skeleton.startswith(self._bos))
         if found == own:
-            return tokenize(text, special=True, add_bos=add_bos)
-        tokens, at, before = tokenize("", add_bos=add_bos)[:1], 0, None
+            return tokenizer.tokenize(text, special=True, add_bos=add_bos)
+        tokens, at, before = tokenizer.tokenize("", add_bos=add_bos)[:1], 0, None
         # The tokenizer, too, cuts a text at its control tokens first and takes what is between them by itself.
         for start, end in [*own, (len(text), len(text))]:
             control = self._controls.get(text[start:end])
             piece = text[at:start]
             piece = piece.lstrip(_SPACE) if before is not None and before.rstrip else piece
             piece = piece.rstrip(_SPACE) if control is not None and control.lstrip else piece
-            tokens += tokenize(piece, add_bos=False) if piece else []
+            tokens += tokenizer.tokenize(piece, add_bos=False) if piece else []
             tokens += [control.token] if control is not None else []
             at, before = end, control
         return tokens

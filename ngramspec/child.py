@@ -1,4 +1,4 @@
-"""A try in a child process: what may end the process ends that one, and the verdict is kept for the next time."""
+"""A try in a child process: what may end the process ends that one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 _FROM_OUTSIDE = (-2, -9, -15)  # SIGINT, SIGKILL (also for want of memory), SIGTERM
 
@@ -74,22 +73,3 @@ def confine(cpu_seconds: int | None = None) -> None:
         if cpu_seconds is not None:
             resource.setrlimit(resource.RLIMIT_CPU, (cpu_seconds, cpu_seconds + 1))
             signal.signal(signal.SIGXCPU, signal.SIG_DFL)
-
-
-def recall(file: Path) -> str | None:
-    """A verdict that was kept; None for none, or one that cannot be read."""
-    with suppress(OSError, ValueError):
-        return file.read_text("utf-8")
-    return None
-
-
-def keep(file: Path, verdict: str) -> None:
-    """Keep a verdict whole; a folder that cannot be written costs another try, no more."""
-    draft = file.with_name(f"{file.name}.{os.getpid()}")
-    with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            draft.write_text(verdict, "utf-8")
-            draft.replace(file)
-        finally:
-            draft.unlink(missing_ok=True)

@@ -6,8 +6,6 @@ Knows nothing about terminals, and of models only that something turns messages 
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ngramspec.errors import NGramSpecError, PromptError
+from ngramspec.storage import write_whole
 
 Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
@@ -121,15 +120,7 @@ def save(conversation: Conversation, path: Path, *, model: str, sampling: Mappin
         if path.exists() and not _is_saved(path):
             raise ConversationError(f"{path} exists and is not a saved conversation; choose another name")
         path = path.resolve()  # a link stays a link
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=".ngramspec-")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file, ensure_ascii=False, indent=1)
-                file.write("\n")
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         raise ConversationError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from error
 

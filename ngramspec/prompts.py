@@ -16,13 +16,15 @@ from __future__ import annotations
 import importlib.resources
 import json
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.storage import NotUtf8, utf8
+from ngramspec.tokens import ChatTokenizer
 
 PACKAGE = "ngramspec_prompts"
 
@@ -124,12 +126,11 @@ class _NotTextError(NGramSpecError):
 
 def _read(file: Path | Traversable) -> str:
     try:
-        # Not read_text(): it would turn \r\n into \n, and a raw text is used as it stands.
-        text = file.read_bytes().decode("utf-8-sig")
+        text = utf8(file.read_bytes(), marked=True)
     except OSError as error:
         raise NGramSpecError(f"cannot read {file.name}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise _NotTextError(f"{file.name} is not UTF-8 text (byte {error.start})") from error
+    except NotUtf8 as error:
+        raise _NotTextError(f"{file.name} is {error}") from error
     if "\0" in text:
         raise _NotTextError(f"{file.name} is not text (it holds NUL bytes)")
     return text
@@ -225,16 +226,6 @@ def _check_unique(prompts: Iterable[Prompt], where: str) -> None:
         seen.add((prompt.category, prompt.id))
 
 
-class PromptTarget(Protocol):
-    """What turns prompts into tokens; see `ngramspec.llama.target.Target`."""
-
-    n_ctx: int
-
-    def tokenize(self, text: str) -> list[int]: ...
-
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Case:
     """A prompt as token ids."""
@@ -253,23 +244,32 @@ class Skipped:
     reason: str
 
 
-def prepare(target: PromptTarget, prompts: Iterable[Prompt], max_tokens: int) -> tuple[list[Case], list[Skipped]]:
-    """Tokenize prompts; those that leave no room for `max_tokens`, or that the chat template refuses, are skipped."""
+def prepare(
+    tokenizer: ChatTokenizer, prompts: Iterable[Prompt], max_tokens: int, n_ctx: int | None
+) -> tuple[list[Case], list[Skipped]]:
+    """Tokenize prompts; those that the chat template refuses are skipped, and those too long for a context.
+
+    Args:
+        tokenizer: turns them into tokens.
+        prompts: all of them.
+        max_tokens: how many are to be generated after each.
+        n_ctx: tokens that a context holds; None: prompts of any length will do.
+    """
     cases: list[Case] = []
     skipped: list[Skipped] = []
     for prompt in prompts:
         try:
             if prompt.text is not None:
-                tokens = target.tokenize(prompt.text)
+                tokens = tokenizer.tokenize(prompt.text)
             else:
-                tokens = target.chat_prompt(prompt.messages or ())
+                tokens = tokenizer.chat_prompt(prompt.messages or ())
         except ModelError as error:
             skipped.append(Skipped(prompt.category, prompt.id, str(error)))
             continue
         if not tokens:
             skipped.append(Skipped(prompt.category, prompt.id, "no tokens"))
-        elif len(tokens) + max_tokens > target.n_ctx:
-            reason = f"{len(tokens)} tokens and {max_tokens} to generate are too long for a context of {target.n_ctx}"
+        elif n_ctx is not None and len(tokens) + max_tokens > n_ctx:
+            reason = f"{len(tokens)} tokens and {max_tokens} to generate are too long for a context of {n_ctx}"
             skipped.append(Skipped(prompt.category, prompt.id, reason))
         else:
             cases.append(Case(prompt.category, prompt.id, tuple(tokens)))

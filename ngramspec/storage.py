@@ -1,12 +1,14 @@
-"""Where ngramspec keeps files of its own, by the system's customs, and how they are written: whole or not at all."""
+"""Files of the user's and of ngramspec's own: where they are kept, how they are written, how text is read from them."""
 
 from __future__ import annotations
 
 import json
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import platformdirs
 
@@ -26,17 +28,70 @@ def config_folder() -> Path:
     return Path(platformdirs.user_config_dir("ngramspec", appauthor=False))
 
 
-def write_whole(path: Path, data: Any) -> None:
-    """Write JSON whole or not at all; a folder that cannot be written costs a new measurement, no more."""
+def state_folder() -> Path:
+    """The folder for what is handy to have the next time: the history of what was typed."""
+    return Path(platformdirs.user_state_dir("ngramspec", appauthor=False))
+
+
+@contextmanager
+def replacing(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
+    """A file to be written in the place of `path`, which is there whole after the block, or as it was.
+
+    Nobody but the user may read it. A crash may leave a file PREFIX*.tmp beside it.
+
+    Raises:
+        OSError: the folder does not exist or cannot be written, or whatever else the block raises.
+    """
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=prefix, suffix=".tmp")
     try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a text file whole or not at all; raises OSError, as `replacing` does."""
+    with replacing(path) as file:
+        file.write(text.encode("utf-8"))
+
+
+def keep(path: Path, text: str) -> None:
+    """Write what can be found out again: a folder that cannot be made or written costs doing so, no more."""
+    with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                json.dump(data, file)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-    except OSError:
-        pass
+        write_whole(path, text)
+
+
+def keep_json(path: Path, data: Any) -> None:
+    """`keep`, as JSON."""
+    keep(path, json.dumps(data))
+
+
+def recall(path: Path) -> str | None:
+    """What was kept; None where there is nothing, or nothing that can be read."""
+    with suppress(OSError, ValueError):
+        return utf8(path.read_bytes())
+    return None
+
+
+class NotUtf8(ValueError):  # noqa: N818 - what is wrong with the file, for a message of the caller's
+    """Bytes that are not UTF-8 text; the message says where: "not UTF-8 text (byte 5 is 0xff)"."""
+
+
+def utf8(raw: bytes, *, marked: bool = False) -> str:
+    """The text that bytes are, as it stands: no line break is changed.
+
+    Args:
+        raw: all of them.
+        marked: leave out a byte order mark in front.
+
+    Raises:
+        NotUtf8: they are none.
+    """
+    try:
+        return raw.decode("utf-8-sig" if marked else "utf-8")
+    except UnicodeDecodeError as error:
+        raise NotUtf8(f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})") from error

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 from support.cli_runner import DEMO, environment
 from support.vocabulary_files import WORDS, write_words
 
-from ngramspec.llama.vocabulary import Vocabulary
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -21,12 +23,18 @@ def env(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 @pytest.fixture(scope="session")
 def word_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     """All bytes, some short words that overlap, and an end of text; see `vocabulary_files`."""
+    pytest.importorskip("llama_cpp")
+    from ngramspec.llama.vocabulary import Vocabulary
+
     return Vocabulary(write_words(tmp_path_factory.mktemp("vocabulary") / "words.gguf", WORDS))
 
 
 @pytest.fixture(scope="session")
 def demo_vocabulary() -> Vocabulary:
     """The demo model's: byte-level BPE, 4,096 tokens."""
+    pytest.importorskip("llama_cpp")
+    from ngramspec.llama.vocabulary import Vocabulary
+
     return Vocabulary(DEMO)
 
 

@@ -1,7 +1,8 @@
-"""The rooms of the package and their layers: whatever imports, imports from below.
+"""The rooms of the package and their layers: whatever imports, imports from below; and llama.cpp has one door.
 
 A room is a folder of `ngramspec/` or a file beside them; `cli/` is one room. Every import counts, those inside
-functions and for type checking too.
+functions and for type checking too. Outside `llama/` nothing imports `llama_cpp`, and nothing calls llama.cpp through
+whatever it was handed: its functions and types are told by their names.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ LAYERS = (
 """From the ground up. `__init__` is what `import ngramspec` gives: the public names."""
 
 LLAMA = "llama"
-"""The only room that may import `llama_cpp`."""
+"""The only room that may import `llama_cpp`, and call llama.cpp."""
+
+FOREIGN = ("llama_", "ggml_")
+"""How the names of llama.cpp's C API begin."""
 
 
 def modules(root: Path) -> dict[str, Path]:
@@ -60,6 +64,19 @@ def imported(module: str, source: str) -> set[str]:
     return names
 
 
+def foreign(source: str) -> list[str]:
+    """Names of llama.cpp's C API that a module uses, as names or attributes; those in strings do not count."""
+    names = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            names.add(node.attr)
+        elif isinstance(node, ast.ImportFrom):
+            names |= {alias.name for alias in node.names}
+    return sorted(name for name in names if name.startswith(FOREIGN))
+
+
 def resolve(name: str, known: Mapping[str, Path]) -> str | None:
     """The module that a full name is, or is in; None for one of another package."""
     while name:
@@ -79,9 +96,12 @@ def complaints(root: Path, layers: Sequence[Sequence[str]]) -> list[str]:
     found += [f"{name} is in a layer, and not there" for name in sorted(set(height) - rooms)]
     graph: dict[str, set[str]] = {}
     for module, path in known.items():
-        names = imported(module, path.read_text("utf-8"))
-        if room(module) != LLAMA and any(name.split(".")[0] == "llama_cpp" for name in names):
-            found.append(f"{module} imports llama_cpp")
+        source = path.read_text("utf-8")
+        names = imported(module, source)
+        if room(module) != LLAMA:
+            if any(name.split(".")[0] == "llama_cpp" for name in names):
+                found.append(f"{module} imports llama_cpp")
+            found += [f"{module} uses {name}" for name in foreign(source) if name != "llama_cpp"]
         graph[module] = {target for name in names if (target := resolve(name, known))} - {module}
         for target in sorted(graph[module]):
             here, there = height.get(room(module)), height.get(room(target))
@@ -105,9 +125,9 @@ SOUND = {
     "ngramspec/errors.py": "",
     "ngramspec/low/__init__.py": "from ngramspec.low.a import thing",
     "ngramspec/low/a.py": "from ngramspec.errors import Oops\nfrom ngramspec.low import d",
-    "ngramspec/low/d.py": "import math",
+    "ngramspec/low/d.py": "import math\nprint('llama_decode failed', math.llama)",
     "ngramspec/side.py": "",
-    "ngramspec/llama/t.py": "import llama_cpp.llama_cpp as llama",
+    "ngramspec/llama/t.py": "import llama_cpp.llama_cpp as llama\nllama.llama_decode()\nllama.ggml_time_us()",
     "ngramspec/high/__init__.py": "",
     "ngramspec/high/b.py": "import ngramspec.low.a\nfrom ngramspec import side",
     "cli/app.py": "import ngramspec\nfrom . import view",
@@ -140,6 +160,10 @@ def test_a_sound_house_is_not_complained_of(tmp_path: Path) -> None:
         ("low/e.py", "import ngramspec_cli.app", "ngramspec.low.e imports ngramspec_cli.app, which is not"),
         ("low/e.py", "import llama_cpp", "ngramspec.low.e imports llama_cpp"),
         ("low/e.py", "def f():\n    from llama_cpp import llama", "ngramspec.low.e imports llama_cpp"),
+        ("low/e.py", "def f(api):\n    return api.llama_decode(1)", "ngramspec.low.e uses llama_decode"),
+        ("low/e.py", "@api.ggml_backend_sched_eval_callback\ndef f(): ...", "ngramspec.low.e uses ggml_backend_sched"),
+        ("low/e.py", "f = llama_free", "ngramspec.low.e uses llama_free"),
+        ("low/e.py", "from ngramspec.errors import llama_free", "ngramspec.low.e uses llama_free"),
         ("low/d.py", "from ngramspec.low.a import x", "a cycle: ngramspec.low."),
         ("low/d.py", "from ngramspec.low import x", "a cycle: ngramspec.low."),
         ("new.py", "", "new is in no layer"),

@@ -1,19 +1,97 @@
-"""Where files of the user's are kept."""
+"""Where files of the user's are kept, and how they are written and read."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from ngramspec.storage import cache_folder, config_folder, data_folder
+from ngramspec.storage import (
+    NotUtf8,
+    cache_folder,
+    config_folder,
+    data_folder,
+    keep,
+    keep_json,
+    recall,
+    replacing,
+    state_folder,
+    utf8,
+    write_whole,
+)
 
 
 def test_each_kind_has_a_folder_of_its_own_below_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+    for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
-    folders = [cache_folder("amx"), cache_folder("calibration"), data_folder("memory"), config_folder()]
-    assert len(set(folders)) == 4
+    folders = [cache_folder("amx"), cache_folder("calibration"), data_folder("memory"), config_folder(), state_folder()]
+    assert len(set(folders)) == 5
     assert all(folder.is_relative_to(tmp_path) for folder in folders)
     assert [folder.parts[-2:] for folder in folders[:3]] == [("ngramspec", f.name) for f in folders[:3]]
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a file"
+    for text in ("first\n", "zweite: ü\r\n"):
+        write_whole(path, text)
+        assert path.read_bytes() == text.encode()
+        assert list(tmp_path.iterdir()) == [path]
+
+
+def test_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "a file"
+    write_whole(path, "before")
+
+    def interrupted() -> None:
+        with replacing(path) as file:
+            file.write(b"half of wh")
+            file.flush()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "half a pair: \ud800")
+    assert path.read_text() == "before"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_until_then_the_old_one_is_there_and_the_new_one_is_beside_it(tmp_path: Path) -> None:
+    path = tmp_path / "a file"
+    write_whole(path, "before")
+    with replacing(path, prefix="half-") as file:
+        file.write(b"after")
+        assert path.read_text() == "before"
+        (beside,) = tmp_path.glob("half-*.tmp")
+        assert beside.stat().st_mode & 0o077 == 0
+    assert path.read_text() == "after"
+
+
+def test_a_folder_is_made_for_what_can_be_found_out_again_alone(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "folder" / "verdict"
+    with pytest.raises(FileNotFoundError):
+        write_whole(path, "works")
+    assert recall(path) is None
+    keep(path, "works")
+    assert recall(path) == "works"
+    keep_json(path, {"works": [True]})
+    assert json.loads(recall(path) or "") == {"works": [True]}
+    path.write_bytes(b"\xff")
+    assert recall(path) is None
+
+
+def test_what_cannot_be_kept_is_not(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    keep(tmp_path / "file" / "verdict", "works")
+    assert (tmp_path / "file").read_text() == "no folder"
+    assert recall(tmp_path / "file" / "verdict") is None
+
+
+def test_text_is_taken_as_it_stands_or_complained_of() -> None:
+    assert utf8(b"a\r\n\0\xc3\xbc") == "a\r\n\0ü"
+    assert utf8(b"\xef\xbb\xbfa") == "\ufeffa"
+    assert utf8(b"\xef\xbb\xbfa", marked=True) == utf8(b"a", marked=True) == "a"
+    with pytest.raises(NotUtf8, match=r"^not UTF-8 text \(byte 2 is 0xff\)$"):
+        utf8(b"ab\xff")

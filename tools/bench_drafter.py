@@ -51,13 +51,15 @@ def passes(drafter: MixtureDrafter, truth: list[int], curve: GivenCurve) -> list
     took, at = [], 0
     while at < len(truth) - LONGEST:
         began = process_time()
-        draft, size = speculation.plan(LONGEST + 1)
+        plan = speculation.plan(LONGEST + 1)
+        drafted = plan.sent.tokens
         right = 0
-        while right < len(draft) and draft.tokens[right] == truth[at + right]:
+        while right < len(drafted) and drafted[right] == truth[at + right]:
             right += 1
-        done: Pass = speculation.learn(truth[at : at + right + 1], draft, size, curve.ratio(size))
+        tokens, seconds = tuple(truth[at : at + right + 1]), curve.ratio(plan.size)
+        speculation.learn(Pass(tokens, drafted=drafted, accepted=right, batch=plan.size, seconds=seconds))
         took.append((process_time() - began) * 1e6)
-        at += done.emitted
+        at += len(tokens)
     return took
 
 

@@ -13,10 +13,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ngramspec.cost.given import CURVES, LARGEST, parse_curve
-from ngramspec.decoding.speculation import Speculation
+from ngramspec.decoding.speculation import NO_PLAN, Speculation
 from ngramspec.drafting import DEFAULT, make_drafter
-from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.policies import make_policy
+from ngramspec.policies.policy import Pass
+from ngramspec.tokens import common_prefix
 
 PADDING = -1
 """No token: whoever evaluates the draft refuses it, and pays for its place in the batch."""
@@ -37,25 +38,26 @@ class Ours:
         self._curve = parse_curve({str(n): cost for n, cost in points.items()})
         self._speculation = Speculation(make_drafter(DEFAULT, memory=memory), make_policy("cost"))
         self._speculation.prepare(self._curve, range(1, LARGEST + 1))
-        self._planned = NO_DRAFT, 0
+        self._plan = NO_PLAN
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a request."""
         self._speculation.begin(prompt_ids)
-        self._planned = NO_DRAFT, 0
+        self._plan = NO_PLAN
 
     def draft(self) -> list[int]:
         """The draft, padded to the size of the batch that the policy chose."""
-        self._planned = draft, size = self._speculation.plan(UNKNOWN_END)
-        tokens = list(draft.tokens)
-        if size - 1 > len(tokens):
-            tokens += [PADDING] * (size - 1 - len(tokens))
-        return tokens
+        self._plan = self._speculation.plan(UNKNOWN_END)
+        tokens = list(self._plan.sent.tokens)
+        return tokens + [PADDING] * (self._plan.size - 1 - len(tokens))
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Learn what was emitted."""
-        draft, size = self._planned
-        if size:
-            self._speculation.learn(tokens, draft, size, self._curve.ratio(size))
-        else:
+        if self._plan is NO_PLAN:
             self._speculation.first(tokens[0])
+            return
+        drafted, size = self._plan.sent.tokens, self._plan.size
+        accepted = common_prefix(drafted, tokens)
+        seconds = self._curve.ratio(size)
+        done = Pass(tuple(tokens), drafted=drafted, accepted=accepted, batch=size, seconds=seconds)
+        self._speculation.learn(done)

@@ -74,5 +74,5 @@ def verify_typical(
         sampler.accept(token)
         if watch is not None:
             watch(Judgement(token, None, p.probability(token), {}))
-        return Verdict((*draft[:offset], token))
+        return Verdict((*draft[:offset], token), offset)
     return whole(draft, count)

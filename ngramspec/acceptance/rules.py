@@ -54,18 +54,14 @@ class Verdict:
 
     Attributes:
         tokens: ids.
-        whole: all tokens are the draft's: it was accepted whole and ends the text, or an error came next.
+        accepted: how many of them are the draft's: all but the last, or all where the draft was accepted whole and
+            ends the text, or an error came next.
         error: what kept the next token from being chosen.
     """
 
     tokens: tuple[int, ...]
-    whole: bool = False
+    accepted: int
     error: BadLogits | GrammarError | None = None
-
-    @property
-    def accepted(self) -> int:
-        """How many drafted tokens were kept."""
-        return len(self.tokens) - (not self.whole)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +222,7 @@ def verify_rejection(
         sampler.accept(token)
         if watch is not None:
             watch(Judgement(token, None, p.probability(token), {}))
-        return Verdict((*draft[:offset], token))
+        return Verdict((*draft[:offset], token), offset)
     return whole(draft, count)
 
 
@@ -285,7 +281,7 @@ def keep_while_equal(
         sampler.accept(token)
         tokens.append(token)
         if token != guess:
-            return Verdict(tuple(tokens))
+            return Verdict(tuple(tokens), offset)
     return whole(draft, len(tokens))
 
 
@@ -314,4 +310,4 @@ def whole(draft: Sequence[int], rows: int) -> Verdict:
     """The verdict on a draft that was accepted to the last of so many rows."""
     if not draft or rows != len(draft):
         raise ValueError(f"a draft of {len(draft)} tokens came with {rows} rows of logits")
-    return Verdict(tuple(draft), whole=True)
+    return Verdict(tuple(draft), len(draft))

@@ -1,9 +1,10 @@
-"""`Acceptance` and `Verifier`: which rule decides on drafts, and that rule at work on one text."""
+"""`Acceptance`, `Rule`, `Verifier`: how drafts are to be accepted, the rule that this comes to, the rule at work."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 from ngramspec.acceptance.lossy import verify_lenient_greedy, verify_typical
@@ -25,6 +26,29 @@ from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
 METHODS = ("greedy", "coupled", "match", "rejection")
+
+
+Verify = Callable[[Rows, Draft, Sampler, int, Watch | None], Verdict]
+"""A function of `ngramspec.acceptance.rules`, of a whole draft: (rows, draft, sampler, position, watch) -> verdict."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """The rule that decides on the drafts of a text.
+
+    Attributes:
+        name: one of `METHODS`, or "typical".
+        verify: judges a draft.
+        choose: (position of a draft's first token) -> what the drafter is to pick with; None for the likeliest.
+        blind: a draft's length must be settled before its tokens are drawn; see `Drafter.propose`.
+        lossy: what changes the output, None if nothing does.
+    """
+
+    name: str
+    verify: Verify
+    choose: Callable[[int], Choose] | None = None
+    blind: bool = False
+    lossy: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +82,8 @@ class Acceptance:
             return "typical acceptance"
         return f"lenience {self.lenience:g}" if self.lenience < 1 else None
 
-    def name_for(self, sampling: Sampling) -> str:
-        """The rule that this comes to: one of `METHODS`, or "typical".
+    def resolve(self, sampling: Sampling) -> Rule:
+        """The rule that this comes to where tokens are chosen so.
 
         Raises:
             ValueError: it contradicts the sampling.
@@ -72,12 +96,36 @@ class Acceptance:
             raise ValueError("typical acceptance needs a temperature above 0")
         if sampling.greedy and self.lossy and sampling.moves_logits:
             raise ValueError("lenience at temperature 0 compares bare logits: no penalties, logit biases or grammar")
+        if sampling.greedy and self.lossy:
+            return Rule("greedy", partial(_verify_leniently, self.lenience), lossy=self.lossy)
         if sampling.greedy:
             # With all mass on one token all methods emit the same tokens, and greedy does it without noise.
-            return "greedy"
+            return Rule("greedy", _of_tokens(verify_greedy))
         if self.typical:
-            return "typical"
-        return "match" if sampling.selects else self.method or ("rejection" if self.lossy else "coupled")
+            return Rule("typical", _of_tokens(verify_typical), lossy=self.lossy)
+        if sampling.selects or self.method == "match":
+            return Rule("match", _of_tokens(verify_coupled))
+        if self.method == "rejection" or self.lossy:
+            verify = partial(_verify_by_rejection, self.lenience)
+            return Rule("rejection", verify, partial(rejection_choice, sampling), blind=True, lossy=self.lossy)
+        return Rule("coupled", _of_tokens(verify_coupled), partial(coupled_choice, sampling))
+
+
+def _of_tokens(verify: Callable[[Rows, Sequence[int], Sampler, int, Watch | None], Verdict]) -> Verify:
+    """A rule that looks at nothing of a draft but its tokens."""
+    return lambda rows, draft, sampler, position, watch: verify(rows, draft.tokens, sampler, position, watch)
+
+
+def _verify_leniently(
+    lenience: float, rows: Rows, draft: Draft, sampler: Sampler, position: int, watch: Watch | None
+) -> Verdict:
+    return verify_lenient_greedy(rows, draft.tokens, lenience, sampler, position, watch)
+
+
+def _verify_by_rejection(
+    lenience: float, rows: Rows, draft: Draft, sampler: Sampler, position: int, watch: Watch | None
+) -> Verdict:
+    return verify_rejection(rows, draft.tokens, draft.q, sampler, position, watch, lenience=lenience)
 
 
 class Verification(Protocol):
@@ -101,7 +149,7 @@ class Verifier:
         watch: is told of every judgement.
 
     Attributes:
-        name: one of `METHODS`, or "typical".
+        rule: what the acceptance comes to.
 
     Raises:
         ValueError: an acceptance that contradicts the sampling.
@@ -111,21 +159,18 @@ class Verifier:
         self, sampler: Sampler, acceptance: Acceptance | str | None = None, watch: Watch | None = None
     ) -> None:
         how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
-        self.name = how.name_for(sampler.sampling)
+        self.rule = how.resolve(sampler.sampling)
         self.sampler = sampler
-        self._lenience = how.lenience
         self._watch = watch
 
     @property
     def blind(self) -> bool:
-        """See `Verification`."""
-        return self.name == "rejection"
+        """See `Rule`."""
+        return self.rule.blind
 
     def choose(self, position: int) -> Choose | None:
         """What the drafter is to pick with, for a draft whose first token has index `position`."""
-        if self.name == "coupled":
-            return coupled_choice(self.sampler.sampling, position)
-        return rejection_choice(self.sampler.sampling, position) if self.name == "rejection" else None
+        return None if self.rule.choose is None else self.rule.choose(position)
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
         """Verify a draft (an empty one: just choose a token); see `ngramspec.acceptance.rules`.
@@ -142,21 +187,9 @@ class Verifier:
                 yield row
 
         try:
-            return self._decide(counted(), draft, position)
+            return self.rule.verify(counted(), draft, self.sampler, position, self._watch)
         except (BadLogits, GrammarError) as error:
             # No row is read before all the ones before it accepted their drafted token.
             if read < 2:
                 raise
-            return Verdict(draft.tokens[: read - 1], whole=True, error=error)
-
-    def _decide(self, rows: Rows, draft: Draft, position: int) -> Verdict:
-        tokens, sampler, watch = draft.tokens, self.sampler, self._watch
-        if self.name == "greedy" and self._lenience < 1:
-            return verify_lenient_greedy(rows, tokens, self._lenience, sampler, position, watch)
-        if self.name == "greedy":
-            return verify_greedy(rows, tokens, sampler, position, watch)
-        if self.name == "typical":
-            return verify_typical(rows, tokens, sampler, position, watch)
-        if self.name == "rejection":
-            return verify_rejection(rows, tokens, draft.q, sampler, position, watch, lenience=self._lenience)
-        return verify_coupled(rows, tokens, sampler, position, watch)
+            return Verdict(draft.tokens[: read - 1], read - 1, error)

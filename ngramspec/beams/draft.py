@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ngramspec.backend import Likely, Node
+from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.suffix_automaton import SuffixAutomaton
 
 ORDERS = 3
@@ -58,13 +59,13 @@ class _Place:
         state: of the automaton, for the longest suffix that was seen.
         match: its length.
         copy: the token proposed; -1: none.
-        trust: [sum of the probabilities that the target gave such copies, how many there were].
+        trust: in such copies, by the probabilities that the target gave them.
     """
 
     state: int
     match: int
     copy: int = -1
-    trust: list[float] | None = None
+    trust: FadingRate | None = None
 
 
 class BeamDrafter:
@@ -78,7 +79,7 @@ class BeamDrafter:
         # The prompt as a whole was seen once, so this is its longest suffix that was seen before.
         root.notes = self._at(self._text.link[self._text.last])
         self._rows: dict[tuple[int, ...], Likely] = {}
-        self._trust: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [1.0, 2.0])
+        self._trust: defaultdict[tuple[int, int], FadingRate] = defaultdict(lambda: FadingRate(1.0, 2.0, fade=FADE))
 
     def settle(self, tokens: Sequence[int]) -> None:
         """Tokens that all beams go on with after what was settled before."""
@@ -91,8 +92,7 @@ class BeamDrafter:
             self._rows[tail[order:]] = likely
         place: _Place | None = node.notes
         if place is not None and place.trust is not None:
-            given = sum(math.exp(logprob) for token, logprob in likely if token == place.copy)
-            place.trust[:] = FADE * place.trust[0] + given, FADE * place.trust[1] + 1.0
+            place.trust.add(sum(math.exp(logprob) for token, logprob in likely if token == place.copy))
 
     def guess(self, node: Node) -> Guess:
         """What may follow `node`."""
@@ -116,7 +116,7 @@ class BeamDrafter:
             edge = latest
         place.copy = token = text.token[edge]
         place.trust = self._trust[min(place.match, LONGEST), order]
-        trust = min(place.trust[0] / place.trust[1], SUREST)
+        trust = min(place.trust.value, SUREST)
         others = row or [(t, math.log(n / text.total[state])) for t, n in text.counts(state).items()]
         instead = sum(math.exp(logprob) for other, logprob in others if other == token)
         likely = [(token, math.log(trust))]

@@ -21,6 +21,8 @@ from typing import NamedTuple
 from ngramspec.backend import Node
 from ngramspec.beams.draft import FADE, BeamDrafter
 from ngramspec.cost.curve import CostCurve
+from ngramspec.drafting.fading import FadingRate
+from ngramspec.drafting.price import TokenPrice
 
 DECAY = 0.95
 """Of what was gained and spent before, at each pass."""
@@ -55,25 +57,23 @@ class Coverage:
     """How many steps these figures count as; they soon fade."""
 
     def __init__(self) -> None:
-        self._counts: dict[tuple[int, int], list[float]] = {}
+        self._rates: dict[tuple[int, int], FadingRate] = {}
 
     def rate(self, context: int, guesses: int) -> float:
         """The share of such steps that did, 0 to 1; 1 for one that rests on no guess."""
-        if not guesses:
-            return 1.0
-        hits, steps = self._count(context, guesses)
-        return hits / steps
+        return self._rate(context, guesses).value if guesses else 1.0
 
     def learn(self, context: int, guesses: int, hit: bool) -> None:
         """Count one step."""
         if guesses:
-            count = self._count(context, guesses)
-            count[:] = FADE * count[0] + hit, FADE * count[1] + 1.0
+            self._rate(context, guesses).add(hit)
 
-    def _count(self, context: int, guesses: int) -> list[float]:
-        guesses = min(guesses, self.MANY)
-        first = self.FIRST[context] * self.EACH ** (guesses - 1)
-        return self._counts.setdefault((context, guesses), [self.WEIGHT * first, self.WEIGHT])
+    def _rate(self, context: int, guesses: int) -> FadingRate:
+        key = context, min(guesses, self.MANY)
+        if key not in self._rates:
+            first = self.FIRST[context] * self.EACH ** (key[1] - 1)
+            self._rates[key] = FadingRate(self.WEIGHT * first, self.WEIGHT, fade=FADE)
+        return self._rates[key]
 
 
 class Layer(NamedTuple):
@@ -159,6 +159,7 @@ class BeamPlan:
         layers: list[Layer] = []
         front, chance, tips = live, 1.0, len(live)
         size = room + sum(node.likely is None for _, node in live)
+        price = self._price()
         for _ in range(steps):
             results: list[tuple[float, Node, int]] = []
             context, guesses = 0, 0
@@ -183,7 +184,7 @@ class BeamPlan:
             if room < 0:
                 break
             layers.append(Layer(nodes, new, context, guesses))
-            if self._hopeless(chance, size - room):
+            if price is not None and not price.pays(chance, size - room - 1):
                 break
         return layers
 
@@ -218,13 +219,13 @@ class BeamPlan:
         switch = curve.switch if size != curve.last else 0.0
         return self._scale * (curve.seconds(size) + switch) + self._per_token * size
 
-    def _hopeless(self, chance: float, size: int) -> bool:
-        """Whether no step that is reached with this chance can be worth a token more than `size`."""
+    def _price(self) -> TokenPrice | None:
+        """What one more token costs a pass, in seconds: a step ahead must be reached often enough to be worth it."""
         curve = self._curve
         if curve is None:
-            return False
-        slope = curve.slopes(SIZES)[size - 1] * curve.level * self._scale + self._per_token
-        return chance <= self._worth(curve) * slope
+            return None
+        slopes = [slope * curve.level * self._scale + self._per_token for slope in curve.slopes(SIZES)]
+        return TokenPrice(self._worth(curve), slopes)
 
     def learn(self, size: int, seconds: float, besides: float, taken: Sequence[Sequence[Node]]) -> None:
         """How the pass planned last went.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import NamedTuple
 
-from ngramspec.backend import Likely, Node, TargetProtocol
+from ngramspec.backend import Likely, Node, Vocabulary
 from ngramspec.beams.result import Hypothesis
 from ngramspec.decoding.step import StopReason
 from ngramspec.decoding.text import TextStream
@@ -33,7 +33,7 @@ class BeamState:
     """One search.
 
     Args:
-        target: knows which tokens end a text, and what tokens stand for.
+        vocabulary: knows which tokens end a text, and what tokens stand for.
         beams: how many texts are kept.
         root: the prompt.
         stop: strings that end a text.
@@ -46,8 +46,8 @@ class BeamState:
         ValueError: an empty stop string.
     """
 
-    def __init__(self, target: TargetProtocol, beams: int, root: Node, stop: Sequence[str]) -> None:
-        self._target = target
+    def __init__(self, vocabulary: Vocabulary, beams: int, root: Node, stop: Sequence[str]) -> None:
+        self._vocabulary = vocabulary
         self._beams = beams
         self._stop = stop
         self.live = [Beam(0.0, root, TextStream(stop) if stop else None)]
@@ -82,12 +82,12 @@ class BeamState:
         for score, beam, token in results:
             node = children[beam.node][token] = beam.node.child(token)
             stream = beam.stream
-            if self._target.is_eog(token):
+            if self._vocabulary.is_eog(token):
                 finished.append((Beam(score, node, stream), "eog"))
                 continue
             if stream is not None:
                 stream = deepcopy(stream)
-                stream.push(self._target.piece(token))
+                stream.push(self._vocabulary.piece(token))
             if stream is not None and stream.stopped is not None:
                 finished.append((Beam(score, node, stream), "stop"))
             else:
@@ -114,9 +114,9 @@ class BeamState:
         return [self._hypothesis(beam, stop) for beam, stop in found[: self._beams] if beam.node.parent is not None]
 
     def _hypothesis(self, beam: Beam, stop: StopReason | None) -> Hypothesis:
-        stream, target = TextStream(self._stop), self._target
+        stream, vocabulary = TextStream(self._stop), self._vocabulary
         tokens = tuple(beam.node.path())
-        text = "".join(stream.push(target.piece(token)) for token in tokens if not target.is_eog(token))
+        text = "".join(stream.push(vocabulary.piece(token)) for token in tokens if not vocabulary.is_eog(token))
         text += stream.finish()
         # A stop string may have waited for the end of a longer one that began before it.
         return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stopped else stop)

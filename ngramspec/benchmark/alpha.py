@@ -14,11 +14,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Runner
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.exactness.choice import Exact
 from ngramspec.policies.simple import FixedPolicy
 from ngramspec.sampling.settings import Sampling
@@ -27,7 +28,7 @@ from ngramspec.theory import alpha_from_acceptance
 ORDERS = (1, 2, 3, 4)
 
 
-class OrderDrafter:
+class OrderDrafter(Drafter):
     """Drafts from the counts of one order over the whole context.
 
     Args:
@@ -47,7 +48,7 @@ class OrderDrafter:
         self._count(prompt)
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         tokens: list[int] = []
         laws: list[dict[int, float]] = []
@@ -101,7 +102,7 @@ class AlphaOfOrder:
     def add(self, step: Step) -> None:
         """Count a step, made with `detail`."""
         self.stats.add(step)
-        for one in step.detail.judgements if step.detail is not None else ():
+        for one in step.detail:
             if one.accepted is not None:
                 self.judged += 1
                 self.overlap += one.why.get("overlap", float(one.accepted))
@@ -137,7 +138,7 @@ class AlphaMeasurement:
         orders: the results so far.
     """
 
-    def __init__(self, target: TargetProtocol, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
+    def __init__(self, target: Runner, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
         self._sampling = sampling
         self.orders = [AlphaOfOrder(order, gamma) for order in ORDERS]
         self._decoders = [

@@ -2,7 +2,7 @@
 
 One drafted decoder is compared with plain decoding, or several are that differ in their policy.
 
-    cases, skipped = prepare(target, load_prompts(None), max_tokens=128)
+    cases, skipped = prepare(target, load_prompts(None), max_tokens=128, n_ctx=target.n_ctx)
     benchmark = Benchmark(SpeculativeDecoder(target), cases, max_tokens=128, repeat=3)
     benchmark.warm_up()
     for run in benchmark.measure():
@@ -21,11 +21,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step, StopReason
 from ngramspec.prompts import Case
@@ -123,10 +122,11 @@ class Benchmark:
         sampling: of all runs; None is greedy.
         acceptance: of drafts, in all runs.
         default: a plain decoder on a target of the same model without exact mode, or None.
-        others: decoders like `drafted` on the same target, each with a drafter and a policy of its own.
+        others: decoders like `drafted`, with its target and calibration, each with a drafter and a policy of its own.
 
     Raises:
-        ValueError: no cases, a number too small, two decoders with the same policy, or on different targets.
+        ValueError: no cases, a number too small, two decoders with the same policy, on different targets, or with
+            different calibrations.
     """
 
     drafted: SpeculativeDecoder
@@ -146,12 +146,12 @@ class Benchmark:
         if not self.cases or self.max_tokens < 2 or self.repeat < 1:
             raise ValueError("a benchmark needs a case, 2 tokens per run and 1 repeat, or more")
         drafted = {decoder.policy.name: decoder for decoder in (self.drafted, *self.others)}
-        if len(drafted) != 1 + len(self.others) or any(d.target is not self.drafted.target for d in self.others):
-            raise ValueError("the decoders that are compared need one target, and a policy each")
-        plain = SpeculativeDecoder(self.drafted.target, drafter=None, exact=self.drafted.exact)
+        target, calibration = self.drafted.target, self.drafted.calibration
         # Exact mode must use the same batch sizes on all sides, whatever a probe of each would have chosen.
-        for decoder in (plain, *self.others):
-            decoder.calibration = self.drafted.calibration
+        alike = all(other.target is target and other.calibration is calibration for other in self.others)
+        if len(drafted) != 1 + len(self.others) or not alike:
+            raise ValueError("the decoders that are compared need one calibration of one target, and a policy each")
+        plain = SpeculativeDecoder(target, drafter=None, exact=self.drafted.exact, calibration=calibration)
         self._decoders = {("plain", None): plain, **{("drafted", policy): d for policy, d in drafted.items()}}
         if self.default is not None:
             self._decoders["default", None] = self.default
@@ -197,10 +197,8 @@ class Benchmark:
         for decoder in self._decoders.values():
             self._generate(decoder, prompt, min(self.max_tokens, WARM_UP_TOKENS))
         # Measured once, but from here on refreshed by the passes of each on its own, as in real use.
-        known = drafted.calibration
         for other in self.others:
-            curve = CostCurve.from_json(known.curve.to_json()) if known.curve is not None else None
-            other.calibration = replace(known, path=None, curve=curve)
+            other.calibrate(drafted.calibration)
 
     def measure(self) -> Iterator[Run]:
         """Make the runs, one per `next`; stopping early leaves those made."""

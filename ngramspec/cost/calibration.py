@@ -11,12 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Model
 from ngramspec.cost import kernels, measure
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import ProbeReport
 from ngramspec.cost.measure import MEASURE_ORDER, Replay
-from ngramspec.storage import cache_folder, write_whole
+from ngramspec.storage import cache_folder, keep_json, recall
 
 EXACT_TOLERANCE = 1.25
 """Exact mode takes the largest kernel class whose cheapest pass costs at most this many one-token passes."""
@@ -44,8 +44,13 @@ class Calibration:
     _fresh: bool = False
 
     @classmethod
-    def load(cls, target: TargetProtocol, folder: Path | None = None) -> Calibration:
-        """What is known about `target`; a missing, damaged or foreign file counts as nothing known."""
+    def load(cls, target: Model, folder: Path | None = None) -> Calibration:
+        """What is known about `target`; a missing, damaged or foreign file counts as nothing known.
+
+        Of a target without a fingerprint nothing is kept on disk.
+        """
+        if not target.fingerprint:
+            return cls()
         known = cls((folder or cache_folder("calibration")) / f"{target.fingerprint}.json")
         known._read()
         return known
@@ -60,7 +65,7 @@ class Calibration:
         if self.path is None:
             return
         try:
-            data = json.loads(self.path.read_text("utf-8"))
+            data = json.loads(recall(self.path) or "")
             curve = CostCurve.from_json(data["curve"]) if data["curve"] else None
             probe = ProbeReport.from_json(data["probe"]) if data["probe"] else None
             exact_sizes = tuple(data["exact_sizes"]) if data["exact_sizes"] else None
@@ -73,7 +78,7 @@ class Calibration:
             self.probe, self.exact_sizes = probe, exact_sizes
 
     def save(self) -> None:
-        """Keep what is known; see `write_whole`."""
+        """Keep what is known; see `storage.keep`."""
         if self.path is None:
             return
         # Another process may have settled on the sizes of exact mode in the meantime.
@@ -84,7 +89,7 @@ class Calibration:
             "exact_sizes": self.exact_sizes,
             "uses": self.uses,
         }
-        write_whole(self.path, data)
+        keep_json(self.path, data)
 
     def forget(self) -> None:
         """Drop what is known, in the file too; what exact mode then settles on may be another class of sizes."""
@@ -94,7 +99,7 @@ class Calibration:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
 
-    def ensure_curve(self, target: TargetProtocol, tokens: int = 0) -> CostCurve:
+    def ensure_curve(self, target: Model, tokens: int = 0) -> CostCurve:
         """The cost curve; the cache stays as it is.
 
         Measured on top of what the cache holds if nothing is known, in a time that befits the `tokens` about to
@@ -110,7 +115,7 @@ class Calibration:
         self._fresh = True
         return self.curve
 
-    def _retime(self, target: TargetProtocol, curve: CostCurve, tokens: int) -> None:
+    def _retime(self, target: Model, curve: CostCurve, tokens: int) -> None:
         size = MEASURE_ORDER[self.uses % len(MEASURE_ORDER)]
         repeats = 3 if curve.level < 0.05 else 1
         expected = (repeats + 1) * curve.level + repeats * curve.seconds(size)
@@ -121,7 +126,7 @@ class Calibration:
         curve.retime(size, single, min(measure.time_pass(target, size) for _ in range(repeats)))
         self.uses += 1
 
-    def ensure_exact(self, target: TargetProtocol) -> tuple[int, ...]:
+    def ensure_exact(self, target: Model) -> tuple[int, ...]:
         """The batch sizes of exact mode, probed and chosen by cost if nothing is known. Clears the cache then."""
         if self.exact_sizes is None:
             self._read()

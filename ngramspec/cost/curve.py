@@ -27,6 +27,9 @@ WORST = 1.5
 RARE = 0.3
 """Weight of a one-token pass that comes after many larger ones."""
 
+SPIKE = 1.1
+"""A pass may take so many times what is expected before it looks interrupted."""
+
 REBUILD_EVERY = 16
 """Passes between two looks of the tables at the refreshed ratios; a look costs some 50 microseconds."""
 
@@ -69,6 +72,7 @@ class CostCurve:
         self.switch = switch
         self.last = 1
         self._since_single = 0
+        self._excess = [1.0, 1.0]  # what the last pass took / what was expected: of one token, and of more
         self._ratios = {n: min(s / self.level, self.worst * n) for n, s in sorted(seconds.items())}
         self._rebuild()
 
@@ -151,6 +155,18 @@ class CostCurve:
         if size in (self.last, plain):
             return 0.0
         return self.switch * (2 if self.last == plain else 1) / self.level
+
+    def undisturbed(self, size: int, seconds: float) -> float:
+        """Seconds that a pass would have taken uninterrupted, as far as can be told; never more than it took.
+
+        A pass that takes far longer than expected was interrupted, or the curve is wrong. The pass of its kind before
+        it tells which: twice in a row is no accident. To be asked before `observe`. O(1).
+        """
+        if not self.measured:
+            return seconds
+        expected = self.seconds(size) + (0.0 if size == self.last else self.switch)
+        before, self._excess[size > 1] = self._excess[size > 1], seconds / expected
+        return min(seconds, max(SPIKE, before) * expected)
 
     def observe(self, size: int, seconds: float) -> None:
         """Learn from a real pass over `size` tokens. O(1), amortised."""

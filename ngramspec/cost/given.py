@@ -14,6 +14,7 @@ from typing import Any
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.errors import CurveError
+from ngramspec.storage import utf8
 
 LARGEST = 64
 """Tokens in the largest batch: what `Target.evaluate` takes."""
@@ -158,12 +159,11 @@ def find_curves(name: str) -> dict[str, GivenCurve]:
         return {name: GivenCurve(CURVES[name][0])}
     path = Path(name)
     try:
-        text = path.read_text("utf-8")
-    except (OSError, ValueError) as error:
-        if isinstance(error, FileNotFoundError):
-            raise CurveError(f"no curve {name!r}: it is no file, and none of {', '.join(CURVES)}") from error
-        reason = (error.strerror if isinstance(error, OSError) else None) or "it is not UTF-8 text"
-        raise CurveError(f"cannot read the curve {name}: {reason}") from error
+        text = utf8(path.read_bytes())
+    except FileNotFoundError as error:
+        raise CurveError(f"no curve {name!r}: it is no file, and none of {', '.join(CURVES)}") from error
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null character
+        raise CurveError(f"cannot read the curve {name}: {getattr(error, 'strerror', error)}") from error
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

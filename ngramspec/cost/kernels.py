@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.backend import Logits, Model
 
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
 """Batch sizes that are measured and probed: small ones, powers of two, and 9, where CUDA changes its kernel."""
@@ -67,7 +67,7 @@ class ProbeReport:
         return report
 
 
-def probe(target: TargetProtocol, depths: Sequence[int] | None = None) -> ProbeReport:
+def probe(target: Model, depths: Sequence[int] | None = None) -> ProbeReport:
     """Find the kernel classes at each of `depths` tokens of context (default: a short and a long one).
 
     Costs about len(SIZES) * POSITIONS tokens of decoding per depth besides the prefill; the cache is empty

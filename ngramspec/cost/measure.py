@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Model
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import SIZES
 
@@ -19,7 +19,7 @@ MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
 assert sorted(MEASURE_ORDER) == list(SIZES)
 
 
-def measure(target: TargetProtocol, tokens: int, budget: float = 2.0, rounds: int = 4) -> CostCurve:
+def measure(target: Model, tokens: int, budget: float = 2.0, rounds: int = 4) -> CostCurve:
     """Time passes of each size on top of what the cache holds, and take everything back.
 
     Each size is timed in a run of its own, of which the first pass tells what the change of size costs. The
@@ -67,7 +67,7 @@ class Replay(NamedTuple):
     restore: float
 
 
-def time_replay(target: TargetProtocol) -> Replay:
+def time_replay(target: Model) -> Replay:
     """Time a checkpoint of what the cache holds, and going back to it."""
     start = len(target.tokens)
     began = time.perf_counter()
@@ -79,7 +79,7 @@ def time_replay(target: TargetProtocol) -> Replay:
     return Replay(saved - began, time.perf_counter() - evaluated)
 
 
-def time_pass(target: TargetProtocol, size: int) -> float:
+def time_pass(target: Model, size: int) -> float:
     """Seconds of one pass over `size` tokens, which are taken back afterwards."""
     if len(target.tokens) + size > target.n_ctx:
         raise ValueError(f"no room for {size} tokens in the context to measure in")
@@ -87,7 +87,7 @@ def time_pass(target: TargetProtocol, size: int) -> float:
     return time_batch(target, [int(t) for t in np.random.default_rng(size).integers(0, target.n_vocab, size)])
 
 
-def time_batch(target: TargetProtocol, tokens: Sequence[int]) -> float:
+def time_batch(target: Model, tokens: Sequence[int]) -> float:
     """Seconds of one pass over these tokens, which are taken back afterwards."""
     start = len(target.tokens)
     target.checkpoint()

@@ -11,29 +11,29 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from ngramspec.acceptance.rules import Judgement
 from ngramspec.acceptance.verifier import Acceptance, Verification, Verifier
-from ngramspec.backend import Logits, Progress, TargetProtocol
+from ngramspec.backend import Logits, Model, Progress, Switching, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.speculation import Speculation
-from ngramspec.decoding.step import Detail, Step, StopReason
+from ngramspec.decoding.emission import Emission
+from ngramspec.decoding.speculation import NO_PLAN, Speculation
+from ngramspec.decoding.step import Step, StopReason
 from ngramspec.decoding.text import GenerationText
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.errors import PromptError
-from ngramspec.exactness.auto import ExactAuto, Footing, Switching
+from ngramspec.exactness.auto import ExactAuto, Footing
 from ngramspec.exactness.choice import EXACT, Exact
 from ngramspec.exactness.close_calls import CloseCalls
 from ngramspec.policies import make_policy
-from ngramspec.policies.policy import Policy, smallest
-from ngramspec.sampling.logprobs import Logprobs, logprobs
+from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
 
 
@@ -42,6 +42,7 @@ class SpeculativeDecoder:
 
     Args:
         target: the loaded model. One that cannot roll its memory back is decoded plainly.
+        vocabulary: what its tokens mean; None: the target offers that too.
         drafter: a name, a drafter, or None for plain decoding.
         policy: a name or a policy: how much to draft.
         draft_max: most tokens in a draft; None leaves it to the policy named.
@@ -52,44 +53,62 @@ class SpeculativeDecoder:
             decided are counted in `Step.close_calls`. "off": neither.
         calibration_folder: where measurements are kept; None for the user's cache folder.
         curve: cost of a pass by batch size, if it is known: nothing is then measured, and nothing kept on disk.
+        calibration: what is known of the target as it is set now, and is added to; None: what the folder holds.
+        speculation: drafter and policy at work, in place of the three arguments that name them.
         clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
 
     Attributes:
+        calibration: what was measured of the target as it is set now.
         speculation: the drafting side of the loop, drafter and policy included.
         footing: how the last request was decoded, as far as exactness goes.
 
     Raises:
-        ValueError: an unknown drafter, policy or `exact`, a `draft_max` below 1, or one beside a policy object.
+        ValueError: an unknown drafter, policy or `exact`, a `draft_max` below 1, or one beside a policy object; a
+            curve beside a calibration, or a drafter or policy beside a speculation; no vocabulary.
     """
 
     def __init__(
         self,
-        target: TargetProtocol,
+        target: Model,
         *,
+        vocabulary: Vocabulary | None = None,
         drafter: str | Drafter | None = DEFAULT,
         policy: str | Policy = "cost",
         draft_max: int | None = None,
         exact: Exact = "auto",
         calibration_folder: Path | None = None,
         curve: CostCurve | None = None,
+        calibration: Calibration | None = None,
+        speculation: Speculation | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
         if draft_max is not None and not isinstance(policy, str):
             raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
+        if curve is not None and calibration is not None:
+            raise ValueError("a curve is all that is known of a target; a calibration that is passed in has its own")
+        if speculation is not None and (drafter, policy, draft_max) != (DEFAULT, "cost", None):
+            raise ValueError("a speculation that is passed in has its own drafter and policy")
         if exact not in EXACT:
             raise ValueError(f"exact is {exact!r}, but must be one of: {', '.join(EXACT)}")
+        if vocabulary is None:
+            if not isinstance(target, Vocabulary):
+                raise ValueError("the target is a model only: pass its vocabulary too")
+            vocabulary = target
         self.target = target
-        drafter = make_drafter(drafter) if isinstance(drafter, str) else drafter
-        # A pass that evaluates tokens again is of another size, and so perhaps of another kernel class.
-        drafts = target.can_rollback and not (exact == "on" and target.replays)
-        self.speculation = Speculation(
-            drafter if drafts else None,
+        self.vocabulary = vocabulary
+        self.speculation = speculation or Speculation(
+            make_drafter(drafter) if isinstance(drafter, str) else drafter,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
+        # A pass that evaluates tokens again is of another size, and so perhaps of another kernel class.
+        if not target.can_rollback or (exact == "on" and target.replays):
+            self.speculation.drafter = None
         self.exact = exact
         self.footing = Footing()
         self._folder = calibration_folder
-        self.calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)
+        if calibration is None:
+            calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)
+        self.calibration = calibration
         # Where nothing is to be measured, nothing says what exactness would cost.
         measurable = exact == "auto" and curve is None and isinstance(target, Switching) and target.can_rollback
         self._setting = target.setting if isinstance(target, Switching) else ""
@@ -111,6 +130,14 @@ class SpeculativeDecoder:
     def policy(self) -> Policy:
         """What decides how many tokens to draft."""
         return self.speculation.policy
+
+    def calibrate(self, known: Calibration) -> None:
+        """Go on from what is known of the target as it is set now: from a copy, which this decoder alone adds to.
+
+        Nothing of it is kept on disk.
+        """
+        curve = CostCurve.from_json(known.curve.to_json()) if known.curve is not None else None
+        self.calibration = replace(known, path=None, curve=curve)
 
     def generate(
         self,
@@ -160,14 +187,14 @@ class SpeculativeDecoder:
                 " and needs room for an answer"
             )
         out_of: StopReason = "length" if max_tokens <= room else "context"
-        text = GenerationText(self.target, stop, min(max_tokens, room), out_of)
+        text = GenerationText(self.vocabulary, stop, min(max_tokens, room), out_of)
         if logprobs is not None and not 0 <= logprobs <= self.target.n_vocab:
             raise ValueError(f"logprobs is {logprobs}, but must be 0 to {self.target.n_vocab}, the vocabulary's size")
         watched: list[Judgement] | None = [] if detail else None
         guide: GrammarGuide | None = None
         calls: CloseCalls | None = None
         if verify is None or isinstance(verify, str | Acceptance):
-            sampler = self.target.sampler(sampling or Sampling())
+            sampler = self.vocabulary.sampler(sampling or Sampling())
             # Where nothing is drafted, or all sizes agree, nothing is close.
             calls = CloseCalls(sampler) if self.auto is not None and self.drafter is not None else None
             verify = Verifier(calls or sampler, verify, watched.append if watched is not None else None)
@@ -176,8 +203,7 @@ class SpeculativeDecoder:
                 guide = GrammarGuide(sampler.grammar)
         elif sampling is not None or detail:
             raise ValueError("sampling and detail go with a method's name; a verifier that is passed in has its own")
-        report = StepReport(logprobs, watched)
-        return self._run(list(prompt), verify, text, guide, calls, report, progress)
+        return self._run(list(prompt), verify, Emission(text, logprobs, watched, calls), guide, progress)
 
     def _stand(self, prompt: Sequence[int], tokens: int) -> Footing:
         """Settle how a request is decoded, and open the target's context for it."""
@@ -213,104 +239,70 @@ class SpeculativeDecoder:
         self,
         prompt: list[int],
         verifier: Verification,
-        text: GenerationText,
+        emission: Emission,
         guide: GrammarGuide | None,
-        calls: CloseCalls | None,
-        report: StepReport,
         progress: Progress | None,
     ) -> Generator[Step]:
-        target, speculation, clock = self.target, self.speculation, self._clock
+        target, speculation, clock, text = self.target, self.speculation, self._clock, emission.text
         generation = self._generations = self._generations + 1
-
         footing = self.footing = self._stand(prompt, text.left)
-        sizes: Sequence[int] = footing.sizes or range(1, target.max_batch + 1)
 
         # 1. Prefill, for the drafter too; the target's logits give the first token.
         began = clock()
-        speculation.begin(prompt)
+        speculation.begin(prompt, guide=guide, is_eog=self.vocabulary.is_eog, blind=verifier.blind)
         rows = target.prefill(prompt, aligned=footing.aligned, progress=progress)[np.newaxis]
         settled = len(prompt)
         try:
-            last = verifier.verify(rows, NO_DRAFT, settled).tokens[0]
+            verdict = verifier.verify(rows, NO_DRAFT, settled)
             speculation.see(prompt[-1], NO_DRAFT, rows)
-            pieces = text.take((last,))
-            yield Step(
-                (last,),
-                pieces,
-                seconds=clock() - began,
-                stop=text.stop,
-                stop_string=text.stop_string,
-                logprobs=report.logprobs(rows, (last,)),
-                detail=report.detail(settled, NO_DRAFT),
-            )
-            curve = self.calibration.curve if footing.same else None
-            if speculation.drafter is not None and text.stop is None:
-                curve = self.calibration.ensure_curve(target, text.left)
-                speculation.first(last)
-            speculation.prepare(curve, sizes, self.calibration.replay)
+            step = emission.step(verdict, rows, NO_PLAN, settled)
+            step.seconds = clock() - began
+            yield step
+            if text.stop is None:
+                self._prepare(footing, step.tokens[0], text.left)
 
             while text.stop is None:
                 # 2. Ask for a draft, as much of it as pays and fits.
-                began = clock()
-                draft, size = speculation.plan(
-                    text.left,
-                    verifier.choose(settled + 1),
-                    blind=verifier.blind,
-                    shape=partial(guide.shape, blind=verifier.blind) if guide is not None else None,
-                    owed=target.owed,
-                )
-                judged, sent, ends = self._cut(draft, guide if verifier.blind else None)
-                draft, size = sent, size if len(sent) == len(draft) else smallest(1 + len(sent), sizes)
-                owed = self._secure(draft)
+                began, last = clock(), step.tokens[-1]
+                plan = speculation.plan(text.left, verifier.choose(settled + 1), owed=target.owed)
+                owed = self._secure(plan.sent)
                 asked = clock()
                 if generation != self._generations or len(target.tokens) != settled:
                     raise RuntimeError("another generation began on this target before this one ended")
 
                 # 3. One pass over the last token, the draft, and what pads it to its size.
-                rows = target.evaluate([last, *draft.tokens, *[last] * (size - 1 - len(draft))])
+                padding = [last] * (plan.size - 1 - len(plan.sent))
+                rows = target.evaluate([last, *plan.sent.tokens, *padding])
                 seconds = clock() - asked
 
                 # 4. The accepted prefix and one token of the target's, up to the text's end: plain decoding would
                 #    not have seen the logits behind it.
-                if calls is not None and size not in footing.harmless:
-                    calls.arm(footing.bound)
-                verdict = verifier.verify(rows[: len(draft) + (not ends)], judged, settled + 1)
-                speculation.see(last, draft, rows, len(verdict.tokens) - 1)
-                pieces = text.take(verdict.tokens)
-                tokens = verdict.tokens[: len(pieces)]
-                told = report.logprobs(rows, tokens), report.detail(settled + 1, judged)
-                overhead = asked - began + self._take_back(settled + len(tokens))
-                settled, last = settled + len(tokens), tokens[-1]
+                if emission.calls is not None and plan.size not in footing.harmless:
+                    emission.calls.arm(footing.bound)
+                verdict = verifier.verify(rows[: len(plan.sent) + (not plan.ends)], plan.judged, settled + 1)
+                speculation.see(last, plan.sent, rows, len(verdict.tokens) - 1)
+                step = emission.step(verdict, rows, plan, settled + 1, batch=owed + plan.size, seconds=seconds)
+                settled += len(step.tokens)
+                overhead = asked - began + self._take_back(settled)
 
                 # 5. Learn.
-                if guide is not None:
-                    guide.learn(len(draft), verdict.accepted, tokens)
-                done = speculation.learn(tokens, draft, owed + size, seconds, overhead)
-                entropy, gamma = speculation.gauge or (None, None)
-                yield Step(
-                    tokens,
-                    pieces,
-                    drafted=draft.tokens,
-                    accepted=min(verdict.accepted, len(tokens)),
-                    batch=owed + size,
-                    seconds=seconds,
-                    draft_seconds=done.draft_seconds,
-                    plain_seconds=done.plain_seconds,
-                    source=draft.source if draft.tokens else "",
-                    stop=text.stop,
-                    stop_string=text.stop_string,
-                    entropy=entropy,
-                    gamma=gamma,
-                    logprobs=told[0],
-                    detail=told[1],
-                    close_calls=calls.take() if calls is not None else 0,
-                )
+                speculation.learn(step, overhead)
+                yield step
                 if verdict.error is not None and text.stop is None:
                     raise verdict.error
         finally:
             if generation == self._generations and len(target.tokens) > settled:
                 target.rollback(settled)
             self.calibration.save()
+
+    def _prepare(self, footing: Footing, first: int, left: int) -> None:
+        """Ready the drafting side for the passes to come, of which nobody drafts for the `first` token."""
+        curve = self.calibration.curve if footing.same else None
+        if self.drafter is not None:
+            curve = self.calibration.ensure_curve(self.target, left)
+            self.speculation.first(first)
+        sizes = footing.sizes or range(1, self.target.max_batch + 1)
+        self.speculation.prepare(curve, sizes, self.calibration.replay)
 
     def _secure(self, draft: Draft) -> int:
         """See to it that the draft can be taken back; how many tokens its pass evaluates again before its own."""
@@ -325,34 +317,3 @@ class SpeculativeDecoder:
         began = self._clock()
         self.target.rollback(length)
         return self._clock() - began
-
-    def _cut(self, draft: Draft, guide: GrammarGuide | None) -> tuple[Draft, Draft, bool]:
-        """(what of a draft is judged, what of it is sent, whether that ends the text): nothing is past the end.
-
-        With a guide, the first token that the grammar forbids is judged, since its q says what it is to be
-        refused for, and not sent.
-        """
-        end = next((i for i, token in enumerate(draft.tokens, 1) if self.target.is_eog(token)), None)
-        draft = draft if end is None else draft.head(end)
-        legal = len(draft) if guide is None else guide.legal(draft)
-        return draft.head(legal + 1), draft.head(legal), legal == end
-
-
-class StepReport:
-    """What a step tells besides, where it was asked for."""
-
-    def __init__(self, logprobs: int | None, watched: list[Judgement] | None) -> None:
-        self._count = logprobs
-        self._watched = watched
-
-    def logprobs(self, rows: Logits, tokens: Sequence[int]) -> tuple[Logprobs, ...]:
-        if self._count is None:
-            return ()
-        return tuple(logprobs(row, token, self._count) for row, token in zip(rows, tokens, strict=False))
-
-    def detail(self, position: int, judged: Draft) -> Detail | None:
-        if self._watched is None:
-            return None
-        judgements = tuple(self._watched)
-        self._watched.clear()
-        return Detail(position, judged, judgements)

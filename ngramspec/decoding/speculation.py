@@ -1,29 +1,50 @@
 """`Speculation`: the drafting side of a pass. What to send, in a batch of which size, and what to learn from it.
 
-It joins drafter, policy and cost curve, and knows neither target nor text. The decoding loop asks it on every pass
-(`ngramspec.decoding.decoder`), and so does whoever drives passes of their own:
+It joins drafter, policy, grammar and cost curve, and knows neither target nor text. The decoding loop asks it on every
+pass (`ngramspec.decoding.decoder`), and so does whoever drives passes of their own:
 
     speculation.begin(prompt)
     speculation.first(token)                                    # the prefill's
     while ...:
-        draft, size = speculation.plan(left)
-        ...                                                     # a pass over size tokens emits `tokens`
-        speculation.see(last, draft, rows, accepted)            # its logits, for drafters and policies that read them
-        speculation.learn(tokens, draft, size, seconds)
+        plan = speculation.plan(left)
+        ...                                                     # a pass over plan.size tokens: `done` is its record
+        speculation.see(last, plan.sent, rows, done.accepted)   # its logits, for drafters and policies that want them
+        speculation.learn(done)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
-from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Drafter, ReadsLogits
-from ngramspec.policies.policy import Debt, Gauge, Pass, Policy, ReadsRow, smallest
+from ngramspec.drafting.chances import Record
+from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Drafter
+from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 
-Shape = Callable[[Draft, int], Draft]
-"""(what the drafter proposed, most tokens) -> what to draft."""
+
+class Plan(NamedTuple):
+    """What a pass is to evaluate.
+
+    Attributes:
+        sent: the draft in its batch; nothing in it is past the end of the text.
+        judged: `sent`, and behind it the token that a grammar forbids, if one cut a draft that was drawn blindly: it
+            is refused without being sent, and its q says what for.
+        size: of the batch: one token more than the draft, or padded further.
+        ends: whether the draft's last token ends the text.
+    """
+
+    sent: Draft
+    judged: Draft
+    size: int
+    ends: bool
+
+
+NO_PLAN = Plan(NO_DRAFT, NO_DRAFT, 0, ends=False)
+"""That of the prefill: no pass of its own."""
 
 
 class Speculation:
@@ -39,17 +60,19 @@ class Speculation:
         sizes: batch sizes that may be used, ascending.
         replay: what it takes to take a draft back where tokens are then evaluated again; None: nothing.
         plain: size of a batch without a draft.
-        proposal: all that the drafter proposed for the pass planned last, sent or not; None if it was not asked.
-        gauge: what a policy that reads logits made of them when that pass was planned; None for any other policy.
+        proposal: all that the drafter proposed for the pass planned last, sent or not, with estimates; None if it was
+            not asked.
     """
 
     def __init__(self, drafter: Drafter | None, policy: Policy) -> None:
         self.drafter = drafter
         self.policy = policy
         self.proposal: Draft | None = None
-        self.gauge: Gauge | None = None
-        self._reader: ReadsLogits | None = None
-        self._gauging: ReadsRow | None = None
+        self._record = Record()
+        self._guide: GrammarGuide | None = None
+        self._is_eog: Callable[[int], bool] | None = None
+        self._blind = False
+        self._explained: Mapping[str, float] = {}
         self.prepare(None, (1,))
 
     def prepare(self, curve: CostCurve | None, sizes: Sequence[int], replay: Replay | None = None) -> None:
@@ -59,13 +82,26 @@ class Speculation:
         self.replay = replay
         self.plain = curve.padded(sizes)[1][0] if curve else smallest(1, sizes)
 
-    def begin(self, prompt: Sequence[int]) -> None:
-        """Start a request."""
-        self.proposal = self.gauge = None
+    def begin(
+        self,
+        prompt: Sequence[int],
+        *,
+        guide: GrammarGuide | None = None,
+        is_eog: Callable[[int], bool] | None = None,
+        blind: bool = False,
+    ) -> None:
+        """Start a request.
+
+        Args:
+            prompt: its context so far.
+            guide: what its grammar knows of the next tokens; None: any may follow.
+            is_eog: whether a token ends the text; None: none does.
+            blind: as in `Drafter.propose`.
+        """
+        self._guide, self._is_eog, self._blind = guide, is_eog, blind
+        self.proposal, self._explained = None, {}
         self.policy.begin()
-        # Asked here, since it takes longer than all else that a pass costs who reads nothing.
-        self._reader = self.drafter if isinstance(self.drafter, ReadsLogits) else None
-        self._gauging = self.policy if self.drafter is not None and isinstance(self.policy, ReadsRow) else None
+        self._record.begin()
         if self.drafter is not None:
             self.drafter.begin(prompt)
 
@@ -74,74 +110,79 @@ class Speculation:
         if self.drafter is not None:
             self.drafter.accept((token,))
 
-    def plan(
-        self,
-        left: int,
-        choose: Choose | None = None,
-        *,
-        blind: bool = False,
-        shape: Shape | None = None,
-        owed: int = 0,
-    ) -> tuple[Draft, int]:
-        """The draft for the next pass, and the size of its batch: one more than the draft, or padded further.
+    def plan(self, left: int, choose: Choose | None = None, *, owed: int = 0) -> Plan:
+        """Plan the next pass.
 
         Args:
-            left: most tokens the pass may emit.
-            choose, blind: as in `Drafter.propose`.
-            shape: changes what the drafter proposed before the policy looks at it.
+            left: most tokens it may emit.
+            choose: as in `Drafter.propose`.
             owed: tokens that the target evaluates again before those of the pass.
         """
         self.proposal = None
+        plain = Plan(NO_DRAFT, NO_DRAFT, self.plain, ends=False)
         if self.drafter is None:
-            return NO_DRAFT, self.plain
-        if self._gauging is not None:
-            self.gauge = self._gauging.gauge
+            return plain
+        self._explained = self.policy.explain()
         limit = min(self.policy.limit(), left - 1, self.sizes[-1] - 1 - owed)
         if limit <= 0:
-            return NO_DRAFT, self.plain
-        outlook = self.policy.outlook(self.curve, self.sizes)
-        self.proposal = draft = self.drafter.propose(limit, choose, blind=blind, outlook=outlook)
-        if shape is not None:
-            draft = shape(draft, limit)
+            return plain
+        price = self.policy.price(self.curve, self.sizes)
+        draft = self.drafter.propose(limit, choose, blind=self._blind, price=price)
+        self.proposal = draft = self._record.estimated(draft, limit, blind=self._blind)
+        if self._guide is not None:
+            draft = self._guide.shape(draft, limit, blind=self._blind)
         debt = None
         if self.replay is not None:
             debt = Debt(owed, 0.0 if owed else self.replay.save, self.replay.restore)
         length, size = self.policy.plan(draft, self.curve, self.sizes, debt)
-        return (draft.head(length) if length else NO_DRAFT), size
+        return self._trimmed(draft.head(length), size) if length else Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
+
+    def _trimmed(self, draft: Draft, size: int) -> Plan:
+        """The plan to send a draft up to what ends the text, and, if it was drawn blindly, what the grammar forbids."""
+        end = None
+        if self._is_eog is not None:
+            end = next((i for i, token in enumerate(draft.tokens, 1) if self._is_eog(token)), None)
+        legal = judged = len(draft) if end is None else end
+        if self._guide is not None and self._blind:
+            legal = self._guide.legal(draft.head(judged))
+            judged = min(judged, legal + 1)
+        size = size if legal == len(draft) else smallest(1 + legal, self.sizes)
+        return Plan(draft.head(legal), draft.head(judged), size, ends=legal == end)
 
     def see(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
-        """Show the logits of a pass to a drafter or a policy that reads them.
+        """Show the logits of a pass to a drafter or a policy that wants them.
 
         Args:
             last, draft: what was evaluated, but for padding behind it.
             rows: at least one for each, of shape (n, n_vocab).
             accepted: how many tokens of the draft were: that row decided the last token.
         """
-        if self._reader is not None:
-            self._reader.see((last, *draft.tokens), rows[: 1 + len(draft)])
-        if self._gauging is not None:
-            self._gauging.see(rows[accepted])
+        if self.drafter is None:
+            return
+        if self.drafter.wants_logits:
+            self.drafter.see((last, *draft.tokens), rows[: 1 + len(draft)])
+        if self.policy.wants_logits:
+            self.policy.see(rows[accepted])
 
-    def learn(self, tokens: Sequence[int], draft: Draft, size: int, seconds: float, plan_seconds: float = 0.0) -> Pass:
-        """Learn from a pass.
+    def learn(self, done: Pass, plan_seconds: float = 0.0) -> None:
+        """Learn from a pass, and fill in what its record lacks.
 
         Args:
-            tokens: what it emitted.
-            draft: as planned.
-            size: tokens that the target evaluated.
-            seconds: of the target.
+            done: what it emitted of what draft, in a batch of which size, in which time.
             plan_seconds: that `plan` took, and what lets a draft be taken back; counted if the drafter was asked.
-
-        Returns:
-            the pass as the policy was told of it.
         """
-        curve = self.curve
-        guessed = self.drafter.accept(tokens) if self.drafter is not None else 0
-        draft_seconds = plan_seconds if self.proposal is not None else 0.0
-        plain_seconds = curve.seconds(self.plain) if curve else 0.0
-        done = Pass(len(tokens), len(draft), guessed, seconds, draft_seconds, plain_seconds)
-        if self.drafter is not None:
+        curve, drafter = self.curve, self.drafter
+        self._record.settle(done.tokens)
+        if self._guide is not None:
+            self._guide.learn(len(done.drafted), done.accepted, done.tokens)
+        done.explained = self._explained
+        if curve is not None:
+            done.plain_seconds = curve.seconds(self.plain)
+            done.disturbed = done.seconds - curve.undisturbed(done.batch, done.seconds)
+        if self.proposal is not None:
+            done.draft_seconds = plan_seconds
+        if drafter is not None:
+            done.guessed = drafter.accept(done.tokens)
             self.policy.record(done)
-        if curve is not None and size <= self.sizes[-1]:
-            curve.observe(size, seconds)
-        return done
+        if curve is not None and done.batch <= self.sizes[-1]:
+            curve.observe(done.batch, done.seconds)

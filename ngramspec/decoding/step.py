@@ -1,90 +1,55 @@
-"""What happened: `Step`, one target pass as data, and `Stats`, the counters over many of them."""
+"""What happened: `Step`, one target pass and its text, and `Stats`, the counters over many passes."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from ngramspec.acceptance.rules import Judgement
-from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.policies.policy import Pass
 from ngramspec.sampling.logprobs import Logprobs
 
 StopReason = Literal["eog", "stop", "length", "context"]
 
 
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """How the tokens of a pass were decided on.
+@dataclass(slots=True)
+class Step(Pass):
+    """One target pass, or the prefill's first token (`batch` 0), with the text that came of it.
 
     Attributes:
-        position: absolute index in the sequence of the first token that the pass decided.
-        draft: what was judged: what was sent, and, where a grammar cut a draft that was drawn blindly, the
-            forbidden token behind it, which is refused unsent.
-        judgements: one for each drafted token that was reached, one for each token of the target's own, in order.
-    """
-
-    position: int
-    draft: Draft
-    judgements: tuple[Judgement, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One target pass, or the prefill's first token (`batch` 0).
-
-    Attributes:
-        tokens: token ids emitted, in order; the last is the target's own, those before it were drafted.
-        pieces: the text that each of them released, same length; text is held back while a character or a
+        pieces: the text that each token released, as many as `tokens`; text is held back while a character or a
             stop string may still be incomplete.
-        drafted: token ids sent as a draft.
-        accepted: how many of them were emitted.
-        batch: tokens in the pass, padding and tokens that were evaluated again included.
-        seconds: of the target pass (of the whole prefill at the first step).
-        draft_seconds: spent on asking the drafter, and on what lets a refused draft be taken back.
-        plain_seconds: what a pass without a draft costs now; 0 when nobody measured.
-        source: the drafter, or "" without a draft.
+        position: absolute index in the sequence of the first token that the pass decided.
         stop: why the generation ended with this step, or None.
         stop_string: the stop string that ended it, where one did.
-        entropy: smoothed normalised entropy of the target, 0 to 1, by which the draft was limited (see
-            `EntropyPolicy`); None for any policy that does not look at it, and for the first step.
-        gamma: that limit, in tokens; what was asked for may be less, at the end of a text or a context.
         logprobs: of each emitted token, where they were asked for.
-        detail: how each token was decided on, where that was asked for.
-        close_calls: tokens that rounding could have decided otherwise than in undrafted decoding (see
-            `ngramspec.exactness.close_calls`), where `exact="auto"` did not take settings that rule it out.
+        detail: how the tokens were decided on, where that was asked for: a judgement for each drafted token that was
+            reached, and one for each token of the target's own, in order.
+        judged: what those drafted tokens were, where `detail` was asked for: what was sent, and, where a grammar cut
+            a draft that was drawn blindly, the forbidden token behind it, which is refused unsent.
+
+    The rest is as in `Pass`.
     """
 
-    tokens: tuple[int, ...]
-    pieces: tuple[str, ...]
-    drafted: tuple[int, ...] = ()
-    accepted: int = 0
-    batch: int = 0
-    seconds: float = 0.0
-    draft_seconds: float = 0.0
-    plain_seconds: float = 0.0
-    source: str = ""
+    pieces: tuple[str, ...] = ()
+    _: KW_ONLY
+    position: int = 0
     stop: StopReason | None = None
     stop_string: str | None = None
-    entropy: float | None = None
-    gamma: int | None = None
     logprobs: tuple[Logprobs, ...] = ()
-    detail: Detail | None = None
-    close_calls: int = 0
+    detail: tuple[Judgement, ...] = ()
+    judged: Draft = NO_DRAFT
 
     @property
     def text(self) -> str:
         """The text this step released."""
         return "".join(self.pieces)
 
-    @property
-    def refused(self) -> tuple[int, ...]:
-        """Draft tokens that were not emitted."""
-        return self.drafted[self.accepted :]
-
 
 @dataclass(slots=True)
 class Stats:
-    """Counters over steps. Tokens and passes leave the prefill and the token it yields out.
+    """Counters over passes. `tokens` and `passes` exclude the prefill and the token it yields.
 
     Attributes:
         tokens: emitted by target passes.
@@ -98,7 +63,7 @@ class Stats:
         plain_seconds: what the same tokens would have taken one by one, by the cost curve.
         prefill_seconds: of prefills.
         generated: all tokens emitted, the prefill's included.
-        close_calls: see `Step`.
+        close_calls: see `Pass`.
     """
 
     tokens: int = 0
@@ -116,31 +81,31 @@ class Stats:
     generated: int = 0
     close_calls: int = 0
 
-    def add(self, step: Step) -> None:
-        """Count a step."""
-        self.generated += len(step.tokens)
-        self.close_calls += step.close_calls
-        if step.batch == 0:
-            self.prefill_seconds += step.seconds
+    def add(self, done: Pass) -> None:
+        """Count a pass."""
+        self.generated += len(done.tokens)
+        self.close_calls += done.close_calls
+        if done.batch == 0:
+            self.prefill_seconds += done.seconds
             return
-        self.tokens += len(step.tokens)
+        self.tokens += len(done.tokens)
         self.passes += 1
-        self.seconds += step.seconds
-        self.draft_seconds += step.draft_seconds
-        self.plain_seconds += step.plain_seconds * len(step.tokens)
-        k = len(step.drafted)
+        self.seconds += done.seconds
+        self.draft_seconds += done.draft_seconds
+        self.plain_seconds += done.plain_seconds * len(done.tokens)
+        k = len(done.drafted)
         self.passes_without_draft += k == 0
         self.drafted += k
-        self.accepted += step.accepted
+        self.accepted += done.accepted
         while len(self.drafted_at) < k:
             for counts in (self.drafted_at, self.tested_at, self.accepted_at):
                 counts.append(0)
         # A text that ended inside the draft says nothing about the positions after its end.
-        reached = step.accepted if step.accepted == len(step.tokens) else step.accepted + 1
+        reached = done.accepted if done.accepted == len(done.tokens) else done.accepted + 1
         for i in range(k):
             self.drafted_at[i] += 1
             self.tested_at[i] += i < reached
-            self.accepted_at[i] += i < step.accepted
+            self.accepted_at[i] += i < done.accepted
 
     def merge(self, other: Stats) -> None:
         """Add another's counters to these."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Sequence
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Vocabulary
 from ngramspec.decoding.step import StopReason
 
 
@@ -105,10 +105,17 @@ class TextStream:
 
 
 class GenerationText:
-    """The text of one generation: its pieces, and when and why it ends."""
+    """The text of one generation: its pieces, and when and why it ends.
 
-    def __init__(self, target: TargetProtocol, stop: Sequence[str], limit: int, out_of: StopReason) -> None:
-        self._target = target
+    Args:
+        vocabulary: what the tokens stand for.
+        stop: strings that end the text.
+        limit: most tokens.
+        out_of: why the text ends at `limit`.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str], limit: int, out_of: StopReason) -> None:
+        self._vocabulary = vocabulary
         self._stream = TextStream(stop)
         self._out_of = out_of
         self.left = limit
@@ -123,8 +130,8 @@ class GenerationText:
         pieces = []
         for token in tokens:
             self.left -= 1
-            eog = self._target.is_eog(token)
-            piece = "" if eog else self._stream.push(self._target.piece(token))
+            eog = self._vocabulary.is_eog(token)
+            piece = "" if eog else self._stream.push(self._vocabulary.piece(token))
             if not eog and self.left > 0 and self._stream.stopped is None:
                 pieces.append(piece)
                 continue

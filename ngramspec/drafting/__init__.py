@@ -1,4 +1,27 @@
-"""Drafters: everything that guesses the next tokens, behind the protocol of `ngramspec.drafting.draft`."""
+"""Drafters: everything that guesses the next tokens, behind the protocol of `ngramspec.drafting.draft`.
+
+A drafter is three methods in a file of its own, and a line in `DRAFTERS`. This one guesses that the text repeats what
+stood a few tokens back:
+
+    class Echo:
+        name, back = "echo", 8
+
+        def begin(self, prompt):
+            self.text, self.guesses = list(prompt), ()
+
+        def propose(self, limit, choose=None, *, blind=False, price=None):
+            self.guesses = tuple(self.text[-self.back :][:limit])
+            return Draft(self.guesses, tuple({token: 1.0} for token in self.guesses), source=self.name)
+
+        def accept(self, tokens):
+            right, self.guesses = common_prefix(self.guesses, tokens), ()
+            self.text += tokens
+            return right
+
+It does not say how likely its guesses are, so that is estimated from what came of the earlier ones; a drafter that
+knows better says so in `Draft.acceptance`. It draws nothing, so each guess's law q is certain, whatever `choose` is; a
+drafter that has several candidates picks with `choose`, and gives their weights as q.
+"""
 
 from __future__ import annotations
 

@@ -5,16 +5,21 @@ context, how much of that context's history agrees with it, and how well the las
 hits and misses, old ones fading, and is shrunk towards all guesses with its match length, which are shrunk towards a
 prior.
 
-`Judge` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead.
+`Judge` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead. `Record`
+does so for the drafts of a drafter that makes no estimates of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from ngramspec.drafting.draft import Choose, Outlook
+from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.fading import FadingRate
+from ngramspec.drafting.price import TokenPrice
 
 Cell = tuple[int, int, int]
+"""A match length, and two more classes of what is known: see `cell` and `Record`."""
 
 FADE = 0.995
 """Weight of the past at each new outcome of a cell: about the last 200 count."""
@@ -40,34 +45,38 @@ def cell(match: int, share: float, support: int, streak: int) -> Cell:
         agreement = 0 if support > 1 else 1
     else:
         agreement = 2 if share >= 0.6 else 3 if share >= 0.3 else 4
-    run = streak if streak < 3 else 3 if streak < 6 else 4 if streak < 12 else 5
-    return match, agreement, run
+    return match, agreement, _few(streak)
+
+
+def _few(number: int) -> int:
+    """Numbers in six classes: 0, 1, 2, 3 to 5, 6 to 11, and 12 or more."""
+    return number if number < 3 else 3 if number < 6 else 4 if number < 12 else 5
+
+
+_NOTHING = FadingRate(fade=FADE)
 
 
 class AcceptanceModel:
     """Fading counts of hits per cell; `estimate` and `learn` take constant time."""
 
     def __init__(self) -> None:
-        self._cells: dict[Cell, list[float]] = {}
-        self._groups: dict[int, list[float]] = {}
+        self._cells: dict[Cell, FadingRate] = {}
+        self._groups: dict[int, FadingRate] = {}
 
     def estimate(self, key: Cell) -> float:
         """Probability in (0, 1) that a guess of this cell is accepted, if all before it are."""
         match = key[0]
         prior = PRIORS[min(match, len(PRIORS) - 1)]
-        hits, seen = self._groups.get(match, (0.0, 0.0))
-        rate = (hits + STRENGTH * prior) / (seen + STRENGTH)
-        hits, seen = self._cells.get(key, (0.0, 0.0))
-        return (hits + STRENGTH * rate) / (seen + STRENGTH)
+        rate = self._groups.get(match, _NOTHING).towards(prior, STRENGTH)
+        return self._cells.get(key, _NOTHING).towards(rate, STRENGTH)
 
     def learn(self, key: Cell, accepted: bool) -> None:
         """Count an outcome."""
-        for counts in (
-            self._cells.setdefault(key, [0.0, 0.0]),
-            self._groups.setdefault(key[0], [0.0, 0.0]),
-        ):
-            counts[0] = counts[0] * FADE + accepted
-            counts[1] = counts[1] * FADE + 1.0
+        if key not in self._cells:
+            self._cells[key] = FadingRate(fade=FADE)
+            self._groups.setdefault(key[0], FadingRate(fade=FADE))
+        self._cells[key].add(accepted)
+        self._groups[key[0]].add(accepted)
 
 
 HOPELESS = 0.05
@@ -113,12 +122,12 @@ class Judge:
         self._streak = 0
         self.open(None)
 
-    def open(self, outlook: Outlook | None) -> None:
+    def open(self, price: TokenPrice | None) -> None:
         """Start a chain."""
         self.acceptance: list[float] = []
         self._cells: list[Cell] = []
         self._guesses: Sequence[int] = ()
-        self._outlook = outlook
+        self._price = price
         self._reach = 1.0
 
     def go_on(self, match: int, count: float, support: int) -> bool:
@@ -128,8 +137,8 @@ class Judge:
         self._cells.append(key)
         self.acceptance.append(p)
         self._reach *= p
-        reach, outlook = self._reach, self._outlook
-        return reach >= HOPELESS and (outlook is None or reach >= outlook.worth * outlook.slopes[len(self._cells)])
+        reach, price = self._reach, self._price
+        return reach >= HOPELESS and (price is None or price.pays(reach, len(self._cells)))
 
     def blind(self, match: int, q: Mapping[int, float], support: int) -> float:
         """The estimate of a chain's first guess, whichever is drawn from `q`; see `blind` in `Drafter.propose`."""
@@ -151,3 +160,29 @@ class Judge:
             hits += 1
         self._guesses = ()
         return hits
+
+
+class Record(Judge):
+    """What came of the drafts of a drafter that makes no estimates, as estimates for its next ones.
+
+    Told apart are the position in the draft, how many guesses in a row were right before it, and the length of the
+    match behind each guess, where the drafter tells it.
+    """
+
+    def estimated(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
+        """The draft with estimates; as it is, if it has some or needs none.
+
+        Args:
+            draft: what the drafter proposed.
+            limit, blind: as it was asked for; see `Drafter.propose`.
+        """
+        if draft.acceptance or not draft.tokens:
+            self._guesses = ()
+            return draft
+        # How long a drawn draft is, and what its guesses rest on, may hang on the tokens drawn.
+        unknown = blind or not draft.match
+        match = (0,) * (limit if blind else len(draft)) if unknown else draft.match
+        run = _few(self._streak)
+        self._cells = [(length_class(length), _few(position), run) for position, length in enumerate(match)]
+        self.close(draft.tokens)
+        return replace(draft, acceptance=tuple(map(self._model.estimate, self._cells)))

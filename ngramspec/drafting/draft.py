@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
+
+from ngramspec.drafting.price import TokenPrice
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,19 +25,6 @@ continuation. Sampled decoding passes one that adds the target's own noise (coup
 """
 
 
-class Outlook(NamedTuple):
-    """What time is worth: a drafter may end a draft where one more token cannot pay.
-
-    Attributes:
-        worth: tokens that the time of a one-token pass lately bought.
-        slopes: entry k is the least that a token more costs a draft of k tokens, in one-token passes: the lowest
-            slope of the cost curve from there on. At least as many entries as a draft can have, and one.
-    """
-
-    worth: float
-    slopes: Sequence[float]
-
-
 @dataclass(frozen=True, slots=True)
 class Draft:
     """A guess at the next tokens; every tuple has one entry per drafted position, or is empty.
@@ -47,7 +36,7 @@ class Draft:
         match: length in tokens of the context that each guess rests on.
         support: how often that context was seen in all (the sum of its counts); empty when nobody counts.
         acceptance: estimated probability that the target accepts the token, given that it accepted all
-            before it; empty when the drafter makes no estimate.
+            before it; empty when the drafter makes no estimate: `Speculation` then makes one from its record.
         source: which drafter made it.
     """
 
@@ -79,15 +68,21 @@ NO_DRAFT = Draft()
 
 
 class Drafter(Protocol):
-    """Proposes tokens and learns from what was emitted. One instance serves many requests, in order."""
+    """Proposes tokens and learns from what was emitted. One instance serves many requests, in order.
+
+    Attributes:
+        name: what it is called on the command line.
+        wants_logits: whether `see` is to be called.
+    """
 
     name: str
+    wants_logits: bool = False
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         """At most `limit` tokens that may follow everything seen so far; an empty draft is fine.
 
@@ -97,7 +92,7 @@ class Drafter(Protocol):
             blind: estimate acceptance for `limit` positions from what is known before the first token is
                 drawn. Rejection sampling needs it: q is the law of a drafted token only if no look at that
                 token, or at one after it, decided whether the token stays in the draft.
-            outlook: what time is worth; None is to propose whatever has a chance.
+            price: what one more token costs; None is to propose whatever has a chance.
         """
 
     def accept(self, tokens: Sequence[int]) -> int:
@@ -107,16 +102,12 @@ class Drafter(Protocol):
             how many tokens of the last proposal were right, whether they were sent to the target or not.
         """
 
-
-@runtime_checkable
-class ReadsLogits(Protocol):
-    """What a `Drafter` is besides if it learns from the target's logits; the loop asks once per request."""
-
     def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
-        """Logits that the target computed, those of refused positions too; called before `accept`.
+        """Learn from the logits that the target computed, those of refused positions too; called before `accept`.
 
         Args:
             tokens: what was evaluated: the token before the draft, then the draft.
             rows: of shape (len(tokens), n_vocab): row i was computed after tokens[i]. Valid during the call alone,
                 not to be written to, and unchecked: nan and inf may be among them.
         """
+        return

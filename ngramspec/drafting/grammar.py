@@ -16,27 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.draft import Draft
-from ngramspec.sampling.sampler import GrammarState, Tokenizer
+from ngramspec.drafting.fading import FadingRate
+from ngramspec.sampling.sampler import GrammarState
+from ngramspec.tokens import Tokenizer
 
 _CHARACTERS = ["\t", "\n", *map(chr, range(0x20, 0x7F))]
 _SPACE = b" \t\n\r"
 _LONGEST = 64  # characters looked ahead: each takes some 20 microseconds
-
-
-@dataclass(slots=True)
-class _Rate:
-    """How often a kind of guess was right, after a few imagined ones."""
-
-    right: float
-    tries: float = 4.0
-
-    def add(self, right: bool) -> None:
-        self.right += right
-        self.tries += 1
-
-    @property
-    def value(self) -> float:
-        return self.right / self.tries
 
 
 @dataclass(slots=True)
@@ -87,8 +73,8 @@ class GrammarGuide:
 
     grammar: GrammarState
     # The last token of a forced text may be longer in the model's own spelling, and run into what follows.
-    _inner: _Rate = field(default_factory=lambda: _Rate(3.6))
-    _final: _Rate = field(default_factory=lambda: _Rate(2.0))
+    _inner: FadingRate = field(default_factory=lambda: FadingRate(3.6, 4.0, fade=1.0))
+    _final: FadingRate = field(default_factory=lambda: FadingRate(2.0, 4.0, fade=1.0))
     _layout: _Layout = field(default_factory=_Layout)
     _forced: range = range(0)
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ngramspec.drafting.chances import Judge
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.predictor import NGramPredictor
+from ngramspec.drafting.price import TokenPrice
 
 FEW = 4
 """Below this many tokens, one by one is faster than a batch."""
 
 
-class NGramDrafter:
+class NGramDrafter(Drafter):
     """Drafts with an `NGramPredictor` and learns from every proposal, sent to the target or not."""
 
     name = "ngram"
@@ -29,7 +30,7 @@ class NGramDrafter:
         self._judge.begin()
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         # Read in lumps: a policy that is not asking for drafts should not pay for each token.
         if len(self._unread) < FEW:
@@ -39,7 +40,7 @@ class NGramDrafter:
             self.predictor.update_batch(self._unread)
         self._unread.clear()
         judge = self._judge
-        judge.open(outlook)
+        judge.open(price)
         draft = self.predictor.predict(limit, choose, judge.go_on)
         judge.close(draft.tokens)
         acceptance = judge.acceptance

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.drafting.chances import Judge, pick
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.price import TokenPrice
 
 STEADY = 7
 """Runs are counted up to this length."""
@@ -35,7 +36,7 @@ class Successors(NamedTuple):
     run: int
 
 
-class RecycleDrafter:
+class RecycleDrafter(Drafter):
     """Drafts the chain of best successors, and learns from every proposal, sent or not.
 
     For each token it knows the two best successors by the last logits computed after it, in whatever context, and
@@ -47,6 +48,7 @@ class RecycleDrafter:
     """
 
     name = "recycle"
+    wants_logits = True
 
     def __init__(self) -> None:
         self._successors: dict[int, Successors] = {}
@@ -72,10 +74,10 @@ class RecycleDrafter:
             self._successors[token] = Successors(best, law, run)
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         judge = self._judge
-        judge.open(outlook)
+        judge.open(price)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         acceptance: Sequence[float] = judge.acceptance

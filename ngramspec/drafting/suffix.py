@@ -10,14 +10,15 @@ from collections.abc import Mapping, Sequence
 
 from ngramspec.drafting.chances import Judge, pick
 from ngramspec.drafting.context_table import Shares
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.suffix_automaton import SuffixAutomaton
 
 CLEARLY = 2
 """How many times as often as the most recent continuation another one must have followed to be preferred to it."""
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """Drafts with a `SuffixAutomaton` over prompt and answer, and learns from every proposal, sent or not.
 
     At each position the longest suffix of text and draft that has a continuation offers two: the most recent one and
@@ -51,10 +52,10 @@ class SuffixDrafter:
         self._judge.begin()
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         text, judge = self._text, self._judge
-        judge.open(outlook)
+        judge.open(price)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         matches: list[int] = []

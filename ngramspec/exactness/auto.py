@@ -14,13 +14,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Switching
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness import trial
 from ngramspec.exactness.choice import DEPTHS, TYPICAL, WAYS, Measured, Way
-from ngramspec.storage import cache_folder, write_whole
+from ngramspec.storage import cache_folder, keep_json, recall
 
 BUDGET, SHARE = 8.0, 0.25
 """Most that is measured before a request: so many seconds, or that part of what it is expected to take."""
@@ -31,30 +30,6 @@ _COSTS = {
     "speed": trial.TIMES_COST,
     "rounding": trial.ROUNDING_COST,
 }
-
-
-@runtime_checkable
-class Switching(TargetProtocol, Protocol):
-    """A target that can be run under several settings.
-
-    Attributes:
-        settings: their names, "fast" first.
-        setting: the one that holds now.
-    """
-
-    setting: str
-
-    @property
-    def settings(self) -> tuple[str, ...]: ...
-
-    @property
-    def identity(self) -> str:
-        """Key of all that the fingerprint stands for, but for the setting that holds now."""
-
-    def use(self, setting: str) -> None:
-        """Change the setting; the cache is then empty."""
-
-    def trial(self, setting: str) -> trial.Trial: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +178,7 @@ class ExactAuto:
     def _read(self) -> None:
         """Take over what the file says: what was settled first, by whatever process, counts."""
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError):
-            kept = Measured.from_json(json.loads(self._path.read_text("utf-8")))
+            kept = Measured.from_json(json.loads(recall(self._path) or ""))
             self.known.identity |= kept.identity
             self.known.speed |= kept.speed
             self.known.shallow_identity |= kept.shallow_identity
@@ -216,7 +191,7 @@ class ExactAuto:
         wanted = self.known.wanted
         self._read()
         self.known.wanted = wanted
-        write_whole(self._path, self.known.to_json())
+        keep_json(self._path, self.known.to_json())
 
     def forget(self) -> None:
         """Drop what is known, in the file too; other texts may then be decoded another way."""

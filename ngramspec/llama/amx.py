@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ngramspec import child, machine
-from ngramspec.storage import cache_folder
+from ngramspec.storage import cache_folder, keep, recall
 
 NOTE = (
     "this build's AMX kernels are broken by an older gcc, such as 12.2, and left out; built with gcc 14, passes of many"
@@ -53,10 +53,10 @@ def works(
     key = hashlib.blake2b(f"{machine.name()} {sorted(parts)}".encode(), digest_size=12).hexdigest()
     known = (folder or cache_folder("amx")) / key
     with suppress(KeyError):
-        return _VERDICTS[child.recall(known) or ""]
+        return _VERDICTS[recall(known) or ""]
     verdict = _try(command, patience)
     if verdict is not None:
-        child.keep(known, "works" if verdict else "broken")
+        keep(known, "works" if verdict else "broken")
     return verdict is True
 
 

@@ -25,7 +25,7 @@ from ngramspec import child
 from ngramspec.errors import ModelError
 from ngramspec.models.check import check_values, has_gguf_magic
 from ngramspec.models.gguf import read_header
-from ngramspec.storage import cache_folder
+from ngramspec.storage import cache_folder, keep, recall
 
 COMPUTED = 1 << 30
 """Bytes of the largest file whose weights the child reads and computes with: some seconds on a slow disk."""
@@ -64,11 +64,11 @@ def check(
         return
     check_values(path, read_header(path))
     known = (folder or cache_folder("trial")) / _fingerprint(path, build)
-    verdict = child.recall(known)
+    verdict = recall(known)
     if not verdict:
         verdict = _try([*(command or child.module("ngramspec.llama.first_load")), str(path)], patience)
         if verdict:
-            child.keep(known, verdict)
+            keep(known, verdict)
     if verdict and verdict != _GOOD:
         raise ModelError(f"{path} is damaged: llama.cpp ends the process over it ({verdict}); get it again")
 

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from llama_cpp.llama_grammar import json_schema_to_gbnf
@@ -21,13 +21,20 @@ from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.grammar_check import check_grammar
-from ngramspec.sampling.sampler import Tokenizer
+from ngramspec.tokens import Tokenizer
 
 CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
 """llama.cpp's `llama_token_data`."""
 
 _BRACKETS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\r\n]*|[()<!]', re.DOTALL)  # or what may hold some
 _DEEPEST = 2500
+
+
+class Closable(Tokenizer, Protocol):
+    """A tokenizer whose memory can be given back."""
+
+    @property
+    def closed(self) -> bool: ...
 
 
 class Grammar:
@@ -45,7 +52,7 @@ class Grammar:
         ValueError: by all methods, once the vocabulary is closed.
     """
 
-    def __init__(self, api: Any, vocabulary: Tokenizer, handle: Any, text: str, complaint: Callable[[], str]) -> None:
+    def __init__(self, api: Any, vocabulary: Closable, handle: Any, text: str, complaint: Callable[[], str]) -> None:
         self._api = api
         self.vocabulary = vocabulary
         with _captured_stderr() as captured:

@@ -113,7 +113,7 @@ class Vocabulary:
             ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
         """
         try:
-            return self._chat.prompt(messages, self.tokenize)
+            return self._chat.prompt(messages, self)
         except ModelError:
             raise
         except Exception as error:  # jinja2's and whatever the template itself raises

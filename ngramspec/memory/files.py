@@ -13,6 +13,8 @@ from pathlib import Path
 
 from pathspec import GitIgnoreSpec
 
+from ngramspec.storage import utf8
+
 MAX_BYTES = 8 << 20
 """Files larger than this are skipped: they are data, logs, dumps."""
 
@@ -77,10 +79,10 @@ def read_text(file: TextFile) -> str | None:
 
     Raises:
         OSError: the file cannot be read.
-        UnicodeDecodeError: it is not UTF-8.
+        NotUtf8: it is not UTF-8.
     """
     raw = file.path.read_bytes()
-    return None if b"\0" in raw else raw.decode("utf-8-sig")
+    return None if b"\0" in raw else utf8(raw, marked=True)
 
 
 def _walk(folder: Path, rules: _Rules, found: Found) -> None:

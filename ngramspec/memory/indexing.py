@@ -10,7 +10,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
-from typing import Protocol
 
 import numpy as np
 
@@ -18,18 +17,14 @@ from ngramspec.memory.documents import Document, Text, total
 from ngramspec.memory.files import BINARY, NOT_UTF8, UNREADABLE, Found, TextFile, find_files, read_text
 from ngramspec.memory.snapshot import MemoryFileError
 from ngramspec.memory.store import Store
+from ngramspec.storage import NotUtf8
+from ngramspec.tokens import Tokenizer
 
 PIECE = 1 << 16
 """Characters that are tokenized at once: some tokenizers take more than linear time, or stack, over a long text."""
 
 Progress = Callable[[int, int], None]
 """Called with (bytes done, bytes in all)."""
-
-
-class Tokenizer(Protocol):
-    """What indexing needs of `ngramspec.llama.vocabulary.Vocabulary`."""
-
-    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +171,7 @@ def _tokenize(file: TextFile, tokenizer: Tokenizer, stop: Event) -> Text | str:
         text = read_text(file)
     except OSError:
         return UNREADABLE
-    except UnicodeDecodeError:
+    except NotUtf8:
         return NOT_UTF8
     if text is None:
         return BINARY

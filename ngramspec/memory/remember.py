@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import tempfile
 import tomllib
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.storage import config_folder
+from ngramspec.storage import NotUtf8, config_folder, utf8, write_whole
 
 
 class SettingsError(NGramSpecError):
@@ -58,28 +56,19 @@ def write_remember(value: bool, path: Path | None = None) -> None:
         text = f"{line}\n{text}"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A link stays a link.
-        path = path.resolve()
-        handle, name = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+        path = path.resolve()  # a link stays a link
+        write_whole(path, text)
     except OSError as error:
         raise SettingsError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8")
+        return utf8(path.read_bytes())
     except FileNotFoundError:
         return ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
-        raise SettingsError(f"cannot read the settings in {path}: {reason}") from error
+    except (OSError, NotUtf8) as error:
+        raise SettingsError(f"cannot read the settings in {path}: {getattr(error, 'strerror', error)}") from error
 
 
 def _parse(text: str, path: Path) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import re
-import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -27,6 +26,7 @@ from filelock import FileLock, Timeout
 from ngramspec.memory.documents import Document, Table, Text, joined
 from ngramspec.memory.journal import EMPTY, Journal, append_records, read_journal, record
 from ngramspec.memory.snapshot import BLOCK, MemoryFileError, Snapshot, check_length, read_header, write_snapshot
+from ngramspec.storage import replacing
 
 PATIENCE = 60.0
 """Seconds to wait for another process that writes: the largest memory is written in a few."""
@@ -180,16 +180,10 @@ class Store:
             # Left by a writer that died.
             for left in self.folder.glob(f"{self.vocabulary.hex()}-*.tmp"):
                 left.unlink()
-            handle, name = tempfile.mkstemp(dir=self.folder, prefix=f"{self.vocabulary.hex()}-", suffix=".tmp")
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    write_snapshot(file, self.vocabulary, n_vocab, joined(texts), table.to_json())
-                    file.flush()
-                    os.fsync(file.fileno())
-                Path(name).replace(path)
-            except BaseException:
-                Path(name).unlink(missing_ok=True)
-                raise
+            with replacing(path, prefix=f"{self.vocabulary.hex()}-") as file:
+                write_snapshot(file, self.vocabulary, n_vocab, joined(texts), table.to_json())
+                file.flush()
+                os.fsync(file.fileno())
             _sync_folder(self.folder)
         except OSError as error:
             raise _cannot("write", path, error) from error

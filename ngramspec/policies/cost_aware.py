@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft, Outlook
-from ngramspec.policies.policy import Debt, Pass, smallest
+from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 
 
-class CostPolicy:
+class CostPolicy(Policy):
     """Draft the length that pays on this machine, and nothing when nothing does.
 
     With p_i the estimated acceptance of position i, a draft of k tokens yields
@@ -42,7 +43,7 @@ class CostPolicy:
     CREDIT = 1.0
     STAKE = 1 / 3
     SURE = 0.8
-    START = 1.5
+    START = 2.5
     OVERHEAD = 0.004
     DECAY = 0.93
     FADE = 0.995
@@ -64,8 +65,8 @@ class CostPolicy:
         in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
         return 0 if in_debt or self._plain_due else self._draft_max
 
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
-        return None if curve is None else Outlook(self._worth(curve, sizes), curve.slopes(sizes))
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
+        return None if curve is None else TokenPrice(self._worth(curve, sizes), curve.slopes(sizes))
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
         """Tokens that the time of a one-token pass lately bought; never less than plain decoding buys."""
@@ -114,22 +115,23 @@ class CostPolicy:
         return best, best_size
 
     def record(self, done: Pass) -> None:
-        seconds = done.seconds + done.draft_seconds
-        self._tokens = self._tokens * self.DECAY + done.emitted
+        passed = done.seconds - done.disturbed
+        seconds = passed + done.draft_seconds
+        self._tokens = self._tokens * self.DECAY + len(done.tokens)
         self._seconds = self._seconds * self.DECAY + seconds
         self._spent = self._spent * self.FADE + seconds
         self._saved *= self.FADE
         self._asked *= self.FADE
         self._plain_seconds = done.plain_seconds
         if done.drafted:
-            self._saved += done.emitted * done.plain_seconds - seconds
+            self._saved += len(done.tokens) * done.plain_seconds - seconds
             self._in_a_row += 1
             if self._measured and self._in_a_row % self.PLAIN_EVERY == 0:
                 self._plain_due = 2
             return
         if self._in_a_row:
             # The first pass of another size builds its graph anew, for which the drafts before it are to blame.
-            self._saved -= max(0.0, done.seconds - done.plain_seconds)
+            self._saved -= max(0.0, passed - done.plain_seconds)
         self._in_a_row = 0
         self._plain_due = max(0, self._plain_due - 1)
         if not done.guessed:

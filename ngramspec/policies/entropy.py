@@ -7,7 +7,6 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.policies.policy import Gauge
 from ngramspec.policies.simple import FixedPolicy
 
 
@@ -24,6 +23,9 @@ class EntropyPolicy(FixedPolicy):
     certainty gives gamma_max, two even choices half of what lies between the bounds, ten a tenth. A gamma that falls
     linearly with h would hardly move: among 150,000 tokens ten even choices are an h of 0.19.
 
+    Both h_mean and gamma are told of every pass, as `entropy` and `gamma`; what was asked for may be less than gamma,
+    at the end of a text or a context.
+
     The logits are taken at temperature 1 and unfiltered, whatever the sampling: the policy never decides on a token.
 
     Args:
@@ -35,6 +37,7 @@ class EntropyPolicy(FixedPolicy):
     """
 
     name = "entropy"
+    wants_logits = True
 
     WEIGHT = 0.5
 
@@ -42,25 +45,24 @@ class EntropyPolicy(FixedPolicy):
         if not 1 <= gamma_min <= draft_max:
             raise ValueError(f"gamma_min is {gamma_min}, but must be 1 to draft_max, {draft_max}")
         super().__init__(draft_max)
-        self._gamma_min = gamma_min
-        self._gauge: Gauge | None = None
-
-    @property
-    def gauge(self) -> Gauge | None:
-        return self._gauge
+        self._gamma = self._gamma_min = gamma_min
+        self._entropy: float | None = None
 
     def see(self, row: NDArray[np.float32]) -> None:
         entropy = normalised_entropy(row)
         if not math.isfinite(entropy):
             return
-        if self._gauge is not None:
-            entropy = self.WEIGHT * entropy + (1 - self.WEIGHT) * self._gauge.entropy
+        if self._entropy is not None:
+            entropy = self.WEIGHT * entropy + (1 - self.WEIGHT) * self._entropy
         share = float(row.size) ** -entropy
-        gamma = round(self._gamma_min + (self._draft_max - self._gamma_min) * share)
-        self._gauge = Gauge(entropy, gamma)
+        self._entropy = entropy
+        self._gamma = round(self._gamma_min + (self._draft_max - self._gamma_min) * share)
+
+    def explain(self) -> dict[str, float]:
+        return {} if self._entropy is None else {"entropy": self._entropy, "gamma": self._gamma}
 
     def limit(self) -> int:
-        return self._gauge.gamma if self._gauge is not None else self._gamma_min
+        return self._gamma
 
 
 def normalised_entropy(row: NDArray[np.float32]) -> float:

@@ -1,39 +1,64 @@
 """What a policy is: it decides how many tokens to draft, and knows nothing about where drafts come from.
 
 The loop says `begin()` once per request, and asks three times per pass: `limit()` before the drafter is asked,
-`plan(draft, curve)` for what to send, and `record(...)` with what came of it. `ngramspec.policies` has all by name.
+`plan(draft, curve)` for what to send, and `record(done)` with the `Pass` that came of it. `ngramspec.policies` has all
+by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft, Outlook
+from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.price import TokenPrice
 
 
-class Pass(NamedTuple):
-    """One target pass as a policy sees it.
+@dataclass(slots=True)
+class Pass:
+    """The record of one target pass, or of the prefill and the token it yields (`batch` 0).
+
+    It is filled in while the pass is made; policies and whoever reads steps find it complete, and leave it as it is.
 
     Attributes:
-        emitted: tokens it yielded (accepted + 1).
-        drafted: draft tokens in its batch.
-        guessed: tokens of the drafter's proposal that were right, sent or not.
-        seconds: of the target pass.
+        tokens: token ids emitted, in order; the last is the target's own, those before it were drafted.
+        drafted: token ids sent as a draft.
+        accepted: how many of them were emitted.
+        guessed: how many tokens of the drafter's proposal were right, sent or not.
+        batch: tokens in the pass, padding and tokens that were evaluated again included.
+        seconds: of the target pass (of the whole prefill at the first step).
+        disturbed: how many of them an interruption by the system added (see `CostCurve.undisturbed`).
         draft_seconds: spent on asking the drafter, and on what lets a refused draft be taken back.
         plain_seconds: what a pass without a draft costs now; 0 when nobody measured.
+        source: the drafter, or "" without a draft.
+        close_calls: tokens that rounding could have decided otherwise than in undrafted decoding (see
+            `ngramspec.exactness.close_calls`), where `exact="auto"` did not take settings that rule it out.
+        explained: what the policy told of its decision; see `Policy.explain`.
     """
 
-    emitted: int
-    drafted: int
-    guessed: int
-    seconds: float
-    draft_seconds: float
-    plain_seconds: float
+    tokens: tuple[int, ...]
+    _: KW_ONLY
+    drafted: tuple[int, ...] = ()
+    accepted: int = 0
+    guessed: int = 0
+    batch: int = 0
+    seconds: float = 0.0
+    disturbed: float = 0.0
+    draft_seconds: float = 0.0
+    plain_seconds: float = 0.0
+    source: str = ""
+    close_calls: int = 0
+    explained: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def refused(self) -> tuple[int, ...]:
+        """Draft tokens that were not emitted."""
+        return self.drafted[self.accepted :]
 
 
 class Debt(NamedTuple):
@@ -51,9 +76,15 @@ class Debt(NamedTuple):
 
 
 class Policy(Protocol):
-    """Decides on the length of each draft. One instance serves many requests."""
+    """Decides on the length of each draft. One instance serves many requests.
+
+    Attributes:
+        name: what it is called on the command line.
+        wants_logits: whether `see` is to be called.
+    """
 
     name: str
+    wants_logits: bool = False
 
     def begin(self) -> None:
         """Start a request: what earlier ones taught stays."""
@@ -61,7 +92,7 @@ class Policy(Protocol):
     def limit(self) -> int:
         """How many tokens to ask the drafter for; 0 spares the asking."""
 
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         """What the drafter should know of costs before it drafts; None where costs do not matter."""
 
     def plan(
@@ -79,32 +110,18 @@ class Policy(Protocol):
     def record(self, done: Pass) -> None:
         """Learn from a pass."""
 
-
-class Gauge(NamedTuple):
-    """What a policy that reads logits made of them.
-
-    Attributes:
-        entropy: of the target's law of the next token, normalised (0: certain, 1: all tokens alike) and smoothed.
-        gamma: most tokens to draft in view of it.
-    """
-
-    entropy: float
-    gamma: int
-
-
-@runtime_checkable
-class ReadsRow(Protocol):
-    """What a `Policy` is besides if it looks at the target's logits; the loop asks once per request."""
-
-    @property
-    def gauge(self) -> Gauge | None:
-        """What holds now; None before any row was seen."""
-
     def see(self, row: NDArray[np.float32]) -> None:
-        """The logits that decided the token emitted last, of shape (n_vocab,); called after the prefill and each pass.
+        """Learn from the logits that decided the token emitted last, after the prefill and each pass.
 
-        Valid during the call alone, not to be written to, and unchecked: nan and inf may be among them.
+        Args:
+            row: of shape (n_vocab,). Valid during the call alone, not to be written to, and unchecked: nan and inf
+                may be among them.
         """
+        return
+
+    def explain(self) -> dict[str, float]:
+        """The numbers behind the next decision, by name, for the record of its pass; empty where there are none."""
+        return {}
 
 
 def smallest(needed: int, sizes: Sequence[int]) -> int:

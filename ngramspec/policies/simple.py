@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft, Outlook
-from ngramspec.policies.policy import Debt, Pass, smallest
+from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 
 
-class FixedPolicy:
+class FixedPolicy(Policy):
     """Always as many as the drafter has, up to `draft_max`: what most peers do."""
 
     name = "fixed"
@@ -25,7 +26,7 @@ class FixedPolicy:
     def limit(self) -> int:
         return self._draft_max
 
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         return None
 
     def plan(
@@ -54,7 +55,7 @@ class HeuristicPolicy(FixedPolicy):
         return self._length
 
     def record(self, done: Pass) -> None:
-        if done.drafted == 0:
+        if not done.drafted:
             return
-        step = 2 if done.emitted == done.drafted + 1 else -1
+        step = 2 if len(done.tokens) == len(done.drafted) + 1 else -1
         self._length = max(1, min(self._draft_max, self._length + step))

@@ -7,7 +7,8 @@ from array import array
 from collections.abc import Sequence
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft, Outlook
+from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, smallest
 from ngramspec.policies.simple import FixedPolicy
 
@@ -29,7 +30,7 @@ class ThresholdPolicy(FixedPolicy):
     drafter's estimates are worth: one that is too sure of itself gets a higher threshold. Since a right guess that
     was not sent counts, the threshold falls even while nothing is sent. It stays between LOW and HIGH.
 
-    A drafter that makes no estimates is always sent up to `draft_max`. The end of a draft depends on nothing but the
+    The end of a draft depends on nothing but the
     estimates and earlier passes: rejection sampling needs that (see `blind` in `Drafter.propose`).
 
     Prior art: assisted generation in Hugging Face's transformers stops drafting at the first token that the draft
@@ -50,9 +51,9 @@ class ThresholdPolicy(FixedPolicy):
         self.threshold = self.START
         self._slopes = array("d", [1.0]) * (draft_max + 1)
 
-    def outlook(self, curve: CostCurve | None, sizes: Sequence[int]) -> Outlook | None:
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         # The drafter goes on to the first token below the threshold: whether that one was right is learnt from.
-        return Outlook(self.threshold, self._slopes)
+        return TokenPrice(self.threshold, self._slopes)
 
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
@@ -67,9 +68,9 @@ class ThresholdPolicy(FixedPolicy):
         return most, smallest(1 + most, sizes)
 
     def record(self, done: Pass) -> None:
-        if done.emitted <= done.drafted:
+        if len(done.tokens) <= len(done.drafted):
             change = self.STEP * self.EDGE
-        elif done.guessed > done.drafted:
+        elif done.guessed > len(done.drafted):
             change = -self.STEP * (1 - self.EDGE)
         else:
             return

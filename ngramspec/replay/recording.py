@@ -1,4 +1,4 @@
-"""`Recording`: a recorded answer, and the target and the verifier that it stands in for in a replay."""
+"""`Recording`: a recorded answer, and the model, vocabulary and verifier that stand in for real ones in a replay."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ngramspec.acceptance.rules import Rows, Verdict
-from ngramspec.backend import Logits, Progress
+from ngramspec.backend import Logits, ModelBase, Progress
 from ngramspec.cost.given import LARGEST, GivenCurve
 from ngramspec.drafting.draft import Choose, Draft
 from ngramspec.sampling.sampler import Sampler
@@ -34,8 +34,8 @@ class Recording:
     response: Sequence[int]
 
 
-class RecordedTarget:
-    """A target without a model: it counts tokens, and its clock runs by a cost curve.
+class RecordedTarget(ModelBase):
+    """A model without weights: it counts tokens, and its clock runs by a cost curve.
 
     Attributes:
         seconds: modelled time so far, in units of T(1).
@@ -44,10 +44,6 @@ class RecordedTarget:
     n_ctx = ENDLESS
     n_vocab = 0
     max_batch = LARGEST
-    can_rollback = True
-    replays = False
-    owed = 0
-    fingerprint = "recorded"
 
     def __init__(self, curve: GivenCurve) -> None:
         self.tokens: list[int] = []
@@ -78,21 +74,26 @@ class RecordedTarget:
     def rollback(self, length: int) -> None:
         del self.tokens[length:]
 
-    def checkpoint(self) -> None:
-        pass
-
     def clear(self) -> None:
         self.tokens.clear()
 
-    def sampler(self, sampling: Sampling) -> Sampler:
-        raise NotImplementedError("a record is verified by RecordedVerifier")
 
-    def is_eog(self, token: int) -> bool:
-        # The record ends where it ends; `Replay` sees to that.
-        return False
+class UnendingVocabulary:
+    """A vocabulary whose tokens say nothing and end nothing: the record ends where it ends; `Replay` sees to that."""
+
+    n_vocab = 0
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+        raise NotImplementedError("a record is tokens already")
 
     def piece(self, token: int) -> bytes:
         return b""
+
+    def is_eog(self, token: int) -> bool:
+        return False
+
+    def sampler(self, sampling: Sampling) -> Sampler:
+        raise NotImplementedError("a record is verified by RecordedVerifier")
 
 
 class RecordedVerifier:
@@ -119,4 +120,4 @@ class RecordedVerifier:
             if guess != token:
                 break
             right += 1
-        return Verdict(truth[: right + 1], whole=right == len(truth))
+        return Verdict(truth[: right + 1], right)

@@ -19,16 +19,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Model
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.speculation import Shape, Speculation
+from ngramspec.decoding.speculation import Plan, Speculation
 from ngramspec.decoding.step import Step
-from ngramspec.drafting.draft import Choose, Draft, Drafter, ReadsLogits
+from ngramspec.drafting.draft import Choose, Drafter
+from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies import make_policy
-from ngramspec.policies.policy import Pass, Policy, ReadsRow
-from ngramspec.replay.recording import ENDLESS, RecordedTarget, RecordedVerifier, Recording
+from ngramspec.policies.policy import Pass, Policy
+from ngramspec.replay.recording import ENDLESS, RecordedTarget, RecordedVerifier, Recording, UnendingVocabulary
 from ngramspec.replay.tally import Tally
 
 
@@ -41,9 +42,16 @@ class Metered(Speculation):
         super().__init__(drafter, policy)
         self._clock = clock
 
-    def begin(self, prompt: Sequence[int]) -> None:
+    def begin(
+        self,
+        prompt: Sequence[int],
+        *,
+        guide: GrammarGuide | None = None,
+        is_eog: Callable[[int], bool] | None = None,
+        blind: bool = False,
+    ) -> None:
         began = self._clock()
-        super().begin(prompt)
+        super().begin(prompt, guide=guide, is_eog=is_eog, blind=blind)
         self.begin_seconds += self._clock() - began
 
     def first(self, token: int) -> None:
@@ -51,25 +59,16 @@ class Metered(Speculation):
         super().first(token)
         self.begin_seconds += self._clock() - began
 
-    def plan(
-        self,
-        left: int,
-        choose: Choose | None = None,
-        *,
-        blind: bool = False,
-        shape: Shape | None = None,
-        owed: int = 0,
-    ) -> tuple[Draft, int]:
+    def plan(self, left: int, choose: Choose | None = None, *, owed: int = 0) -> Plan:
         began = self._clock()
-        planned = super().plan(left, choose, blind=blind, shape=shape, owed=owed)
+        plan = super().plan(left, choose, owed=owed)
         self.work_seconds += self._clock() - began
-        return planned
+        return plan
 
-    def learn(self, tokens: Sequence[int], draft: Draft, size: int, seconds: float, plan_seconds: float = 0.0) -> Pass:
+    def learn(self, done: Pass, plan_seconds: float = 0.0) -> None:
         began = self._clock()
-        done = super().learn(tokens, draft, size, seconds, plan_seconds)
+        super().learn(done, plan_seconds)
         self.work_seconds += self._clock() - began
-        return done
 
 
 def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
@@ -78,9 +77,9 @@ def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
     Raises:
         ValueError: the drafter or the policy reads logits.
     """
-    if isinstance(drafter, ReadsLogits):
+    if drafter is not None and drafter.wants_logits:
         raise ValueError(f"the drafter {drafter.name!r} needs a model's logits, and a recorded conversation has none")
-    if isinstance(policy, ReadsRow):
+    if policy.wants_logits:
         raise ValueError(f"the policy {policy.name!r} needs a model's logits, and a recorded conversation has none")
 
 
@@ -106,24 +105,35 @@ class Replay:
         draft_max: int | None = None,
         *,
         curve: GivenCurve | None = None,
-        target: TargetProtocol | None = None,
+        target: Model | None = None,
     ) -> None:
         if isinstance(policy, str):
-            policy, draft_max = make_policy(policy, draft_max), None
+            policy = make_policy(policy, draft_max)
+        elif draft_max is not None:
+            raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
         check_replayable(drafter, policy)
-        clock = None
+        self._meter = Metered(drafter, policy)
         if curve is not None and target is None:
-            target = recorded = RecordedTarget(curve)
-            clock = recorded.clock
-        elif target is None or curve is not None:
-            raise ValueError("a replay runs either by a curve or on a target")
-        self.decoder = SpeculativeDecoder(
-            target, drafter=drafter, policy=policy, draft_max=draft_max, curve=curve, clock=clock
-        )
-        if curve is None:
+            recorded = RecordedTarget(curve)
+            self.decoder = SpeculativeDecoder(
+                recorded,
+                vocabulary=UnendingVocabulary(),
+                exact="off",
+                curve=curve,
+                speculation=self._meter,
+                clock=recorded.clock,
+            )
+        elif target is not None and curve is None:
             # What is measured of the target belongs to this replay, not to earlier ones, nor to real decoding.
-            self.decoder.calibration = Calibration()
-        self._meter = self.decoder.speculation = Metered(self.decoder.drafter, self.decoder.policy)
+            self.decoder = SpeculativeDecoder(
+                target,
+                vocabulary=UnendingVocabulary(),
+                exact="off",
+                calibration=Calibration(),
+                speculation=self._meter,
+            )
+        else:
+            raise ValueError("a replay runs either by a curve or on a target")
         self._last = 1
 
     def run(self, recording: Recording, watch: Callable[[Step], None] | None = None) -> Tally:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from statistics import median
 
-from ngramspec.backend import Logits, Progress, TargetProtocol
+from ngramspec.backend import Model
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import LARGEST, GivenCurve
 from ngramspec.cost.measure import time_batch
@@ -25,8 +25,6 @@ from ngramspec.policies.policy import Policy
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay
 from ngramspec.replay.tally import Tally
-from ngramspec.sampling.sampler import Sampler
-from ngramspec.sampling.settings import Sampling
 
 CHUNK = 16
 """Drafted passes between two turns of plain ones."""
@@ -36,55 +34,6 @@ DISTURBED = 3.0
 
 TIMED_SIZES = (1, 2, 4, 8, 16)
 """Batch sizes that are timed whether passes of that size run or not."""
-
-
-class UnendingTarget:
-    """A target whose text no token ends, since the record says where it ends; all else is the target's."""
-
-    def __init__(self, target: TargetProtocol) -> None:
-        self._target = target
-        self.n_ctx, self.n_vocab = target.n_ctx, target.n_vocab
-        self.max_batch, self.can_rollback, self.replays = target.max_batch, target.can_rollback, target.replays
-
-    @property
-    def tokens(self) -> list[int]:
-        return self._target.tokens
-
-    @tokens.setter
-    def tokens(self, tokens: list[int]) -> None:
-        self._target.tokens = tokens
-
-    @property
-    def fingerprint(self) -> str:
-        return self._target.fingerprint
-
-    def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
-        return self._target.prefill(tokens, aligned=aligned, progress=progress)
-
-    def evaluate(self, tokens: Sequence[int]) -> Logits:
-        return self._target.evaluate(tokens)
-
-    def rollback(self, length: int) -> None:
-        self._target.rollback(length)
-
-    @property
-    def owed(self) -> int:
-        return self._target.owed
-
-    def checkpoint(self) -> None:
-        self._target.checkpoint()
-
-    def clear(self) -> None:
-        self._target.clear()
-
-    def sampler(self, sampling: Sampling) -> Sampler:
-        return self._target.sampler(sampling)
-
-    def is_eog(self, token: int) -> bool:
-        return False
-
-    def piece(self, token: int) -> bytes:
-        return b""
 
 
 class TimedReplay:
@@ -101,10 +50,10 @@ class TimedReplay:
     """
 
     def __init__(
-        self, target: TargetProtocol, drafter: Drafter, policy: str | Policy = "cost", draft_max: int | None = None
+        self, target: Model, drafter: Drafter, policy: str | Policy = "cost", draft_max: int | None = None
     ) -> None:
         self._target = target
-        self._replay = Replay(drafter, policy, draft_max, target=UnendingTarget(target))
+        self._replay = Replay(drafter, policy, draft_max, target=target)
         self.drafted: dict[str, Tally] = {}
         self.passes: dict[str, list[tuple[int, float]]] = {}
         self.plain: dict[str, list[float]] = {}
@@ -202,7 +151,7 @@ class TimedReplay:
 class _PlainShadow:
     """Runs the tokens that drafted passes emitted once more, one by one, before the next drafted pass."""
 
-    def __init__(self, target: TargetProtocol, recording: Recording) -> None:
+    def __init__(self, target: Model, recording: Recording) -> None:
         self._target = target
         self._recording = recording
         self._emitted = self._followed = 0

@@ -24,15 +24,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from ngramspec.errors import ModelError, TranscriptError
 from ngramspec.replay.recording import Recording
+from ngramspec.storage import NotUtf8, utf8
+from ngramspec.tokens import ChatTokenizer
 
 MAX_TOTAL = 8192
 """Tokens of a prompt and its response; of a longer prompt the head is left out."""
@@ -137,9 +139,9 @@ def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
 
 def _parse(raw: bytes) -> Any:
     try:
-        return json.loads(raw.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        return _Broken(f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})")
+        return json.loads(utf8(raw))
+    except NotUtf8 as error:
+        return _Broken(str(error))
     except (ValueError, RecursionError) as error:
         return _Broken(f"not valid JSON: {error}")
 
@@ -163,9 +165,9 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
         return f"line {began}", {key: "\n".join(lines) for key, lines in pair.items()}
 
     try:
-        text = raw.decode("utf-8").replace("\r\n", "\n")
-    except UnicodeDecodeError as error:
-        yield "the whole file", _Broken(f"not UTF-8 text (byte {error.start} is 0x{raw[error.start]:02x})")
+        text = utf8(raw).replace("\r\n", "\n")
+    except NotUtf8 as error:
+        yield "the whole file", _Broken(str(error))
         return
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         separator = line.rstrip()
@@ -278,20 +280,6 @@ def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcr
     return chosen
 
 
-class Tokenizer(Protocol):
-    """What turns a transcript into tokens; see `ngramspec.llama.vocabulary.Vocabulary`."""
-
-    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]: ...
-
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]: ...
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    @property
-    def end_of_turn(self) -> int | None: ...
-
-
 class Recorder:
     """Turns transcripts into recordings.
 
@@ -303,7 +291,7 @@ class Recorder:
         spelled: ChatML is spelled out, as the vocabulary has neither its tokens nor a template of its own.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
         self._tokenizer = tokenizer
         marks = ("<|im_start|>", "<|im_end|>")
         known = all(len(tokenizer.tokenize(mark, special=True, add_bos=False)) == 1 for mark in marks)

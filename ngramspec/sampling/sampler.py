@@ -10,21 +10,7 @@ from numpy.typing import NDArray
 
 from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import Sampling
-
-
-class Tokenizer(Protocol):
-    """The vocabulary that a grammar is about; see `ngramspec.llama.vocabulary.Vocabulary`."""
-
-    n_vocab: int
-
-    @property
-    def closed(self) -> bool: ...
-
-    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]: ...
-
-    def piece(self, token: int) -> bytes: ...
-
-    def is_eog(self, token: int) -> bool: ...
+from ngramspec.tokens import Tokenizer
 
 
 class GrammarState(Protocol):

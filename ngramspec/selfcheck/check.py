@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, cast, get_args
+from typing import Literal, get_args
 
-from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.backend import Logits, Runner
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import LONG, POSITIONS, SHORT, SIZES, ProbeReport, probe
@@ -74,7 +74,7 @@ class SelfCheck:
 
     def __init__(
         self,
-        target: TargetProtocol,
+        target: Runner,
         cases: Sequence[Case],
         *,
         drafter: str = DEFAULT,
@@ -108,17 +108,17 @@ class SelfCheck:
         recorder = Recorder(target)
         self.plain, self.drafted = (
             SpeculativeDecoder(
-                cast(TargetProtocol, recorder),
+                recorder,
+                vocabulary=target,
                 drafter=name,
                 policy="fixed",
                 exact="on" if exact else "off",
                 calibration_folder=calibration_folder,
                 curve=curve,
+                calibration=self._calibration if exact else None,
             )
             for name in (None, drafter)
         )
-        if exact:
-            self.plain.calibration = self.drafted.calibration = self._calibration
         self._texts = TextComparison(recorder, self.plain, self.drafted, max_tokens, self.bound, clock)
         self.settings = settings(seed)
         self._next_sampled = 0

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.acceptance.verifier import Verifier
-from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.backend import Logits, Runner
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.prompts import Case
 from ngramspec.sampling.settings import Sampling
@@ -87,7 +87,7 @@ class _Tree:
 
 
 def law_tests(
-    target: TargetProtocol,
+    target: Runner,
     case: Case,
     *,
     seed: int,
@@ -139,7 +139,7 @@ def law_tests(
                 )
 
 
-def _grow(target: TargetProtocol, prompt: Sequence[int], exact: bool) -> _Tree:
+def _grow(target: Runner, prompt: Sequence[int], exact: bool) -> _Tree:
     """Evaluate drafts of two tokens; where the target cannot roll back, nothing but the prompt."""
     tree = _Tree({(): target.prefill(prompt, aligned=exact).copy()})
     target.checkpoint()
@@ -162,7 +162,7 @@ def _grow(target: TargetProtocol, prompt: Sequence[int], exact: bool) -> _Tree:
 
 
 def _emit(
-    target: TargetProtocol, tree: _Tree, prompt: Sequence[int], sampling: Sampling, method: str
+    target: Runner, tree: _Tree, prompt: Sequence[int], sampling: Sampling, method: str
 ) -> tuple[Draft, tuple[int, ...]]:
     """One seed's pass after the prompt: (what was drafted, what was emitted)."""
     sampler = target.sampler(sampling)
@@ -179,7 +179,7 @@ def _emit(
     return draft, verifier.verify(rows, draft, len(prompt)).tokens
 
 
-def _allowed(target: TargetProtocol, row: Logits) -> Logits:
+def _allowed(target: Runner, row: Logits) -> Logits:
     """The logits, -inf for tokens that the model's file forbids: those that a sampler without filters leaves out."""
     ids = target.sampler(_ALL).distribution(row).ids
     allowed = np.full_like(row, -np.inf)

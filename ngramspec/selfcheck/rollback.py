@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.backend import Logits, Model
 
 SIZES = (5, 2, 1, 16)
 """Batch sizes, that of a full draft first: the time may end before the list does."""
@@ -45,7 +45,7 @@ class RollbackTest:
         return self.identical and self.left_over == 0
 
 
-def rollback_tests(target: TargetProtocol, text: Sequence[int]) -> Iterator[RollbackTest]:
+def rollback_tests(target: Model, text: Sequence[int]) -> Iterator[RollbackTest]:
     """Test every size at every depth that the text and the context have room for.
 
     Like is compared with like: whatever is evaluated twice stands in the same place of a batch of the same size.
@@ -74,14 +74,14 @@ def rollback_tests(target: TargetProtocol, text: Sequence[int]) -> Iterator[Roll
             yield _test(target, depth, size, kept, *rows)
 
 
-def _evaluate(target: TargetProtocol, batch: Sequence[int], length: int) -> Logits:
+def _evaluate(target: Model, batch: Sequence[int], length: int) -> Logits:
     """The logits of a batch, after which the cache is rolled back to `length` tokens."""
     rows = target.evaluate(batch).copy()
     target.rollback(length)
     return rows
 
 
-def _test(target: TargetProtocol, depth: int, size: int, kept: int, once: Logits, again: Logits) -> RollbackTest:
+def _test(target: Model, depth: int, size: int, kept: int, once: Logits, again: Logits) -> RollbackTest:
     left_over = len(target.tokens) - depth
     if once.tobytes() == again.tobytes():
         return RollbackTest(depth, size, kept, left_over, 0.0, True)

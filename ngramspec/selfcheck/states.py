@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.backend import Logits, Model
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import POSITIONS, SIZES, probe
@@ -91,7 +91,7 @@ _HISTORIES = (
 
 
 def state_tests(
-    target: TargetProtocol, text: Sequence[int], kind: Kind, affordable: Affordable, *, exact: bool
+    target: Model, text: Sequence[int], kind: Kind, affordable: Affordable, *, exact: bool
 ) -> Iterator[StateTest]:
     """The tests of a kind, those of a short prompt first, as far as there is time; the first one takes what it takes.
 
@@ -124,9 +124,7 @@ def state_tests(
     target.clear()
 
 
-def _reuse(
-    target: TargetProtocol, prompt: list[int], behind: list[int], *, history: _History, exact: bool
-) -> StateTest:
+def _reuse(target: Model, prompt: list[int], behind: list[int], *, history: _History, exact: bool) -> StateTest:
     """A prompt that shares its beginning with what the cache holds."""
     new = [(token + 1) % target.n_vocab for token in behind[: history.new]]
     answer = behind[: sum(kept for _, kept in history.passes)] if history.answered else []
@@ -146,9 +144,7 @@ def _reuse(
     return _test("reuse", history.what, len(prompt), got, want, bound)
 
 
-def _calibration(
-    target: TargetProtocol, prompt: list[int], behind: list[int], *, later: int | None, exact: bool
-) -> StateTest:
+def _calibration(target: Model, prompt: list[int], behind: list[int], *, later: int | None, exact: bool) -> StateTest:
     """Measuring on top of a prompt and two tokens: as a new process does, or a later one whose turn it is to time."""
     rows = []
     for measuring in (True, False):
@@ -165,7 +161,7 @@ def _calibration(
     return _test("calibration", what, len(prompt), got, want, bound)
 
 
-def _probe(target: TargetProtocol, depth: int) -> StateTest:
+def _probe(target: Model, depth: int) -> StateTest:
     """The probe of batch sizes, against each size in a cache that was cleared before."""
     found = probe(target, (depth,))
     rng = np.random.default_rng(0)
@@ -186,19 +182,19 @@ def _probe(target: TargetProtocol, depth: int) -> StateTest:
     return StateTest("probe", "sizes of batches", depth, abs(found.max_difference - largest), 0.0, identical)
 
 
-def _read(target: TargetProtocol, prompt: Sequence[int], behind: Sequence[int], *, exact: bool) -> Logits:
+def _read(target: Model, prompt: Sequence[int], behind: Sequence[int], *, exact: bool) -> Logits:
     """The logits after a prompt, and after a few tokens more."""
     row = target.prefill(prompt, aligned=exact).copy()
     return np.concatenate([row[np.newaxis], _evaluate(target, behind)])
 
 
-def _evaluate(target: TargetProtocol, tokens: Sequence[int]) -> Logits:
+def _evaluate(target: Model, tokens: Sequence[int]) -> Logits:
     """The logits of two single tokens and of a batch of four behind them."""
     parts = (tokens[:1], tokens[1:2], tokens[2:6])
     return np.concatenate([target.evaluate(part).copy() for part in parts])
 
 
-def _rounding(target: TargetProtocol, prompt: Sequence[int], behind: Sequence[int], want: Logits) -> float:
+def _rounding(target: Model, prompt: Sequence[int], behind: Sequence[int], want: Logits) -> float:
     """How far off logits may be because tokens were read in batches of other sizes: measured, nothing taken back."""
     largest = 0.0
     for cut in sorted({len(prompt) * 3 // 5, len(prompt) - 3, len(prompt) - 1}):

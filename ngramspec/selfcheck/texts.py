@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ngramspec.acceptance.rules import gumbel_pick
-from ngramspec.backend import Logits, TargetProtocol
+from ngramspec.backend import Logits, Model
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError
 from ngramspec.prompts import Case
@@ -96,9 +96,9 @@ class TextPair:
 
 
 class Recorder:
-    """A target that holds on to the logits it returned last, which are valid until it returns others."""
+    """A model that holds on to the logits it returned last, which are valid until it returns others."""
 
-    def __init__(self, target: TargetProtocol) -> None:
+    def __init__(self, target: Model) -> None:
         self._target = target
         self.rows: Logits = np.empty((0, target.n_vocab), np.float32)
 
@@ -218,24 +218,25 @@ class TextComparison:
         """Look into the first difference of two texts, which is where the second one ends."""
         common = common_prefix(plain.tokens, drafted.tokens)
         bound, target, sampling = self.bound(), self.target, setting.sampling
+        vocabulary = self.plain.vocabulary
         read(target, prompt, exact=self.plain.exact == "on")  # the probe may have emptied the cache
         self._generate(self.plain, prompt, setting, common + 1, math.inf)
         row = target.rows[0]
         a, b, needed = plain.tokens[common], None, None
         if drafted.row is not None:
             b = drafted.tokens[common]
-            sampler = target.sampler(sampling)
+            sampler = vocabulary.sampler(sampling)
             sampler.begin(prompt)
             for token in plain.tokens[:common]:
                 sampler.accept(token)
             draw = partial(sampler.draw, pick=partial(gumbel_pick, sampling.seed, len(prompt) + common))
             needed = movement(draw, row, drafted.row, a, b, bound)
-        texts = ["" if t is None else target.piece(t).decode("utf-8", "replace") for t in (a, b)]
+        texts = ["" if t is None else vocabulary.piece(t).decode("utf-8", "replace") for t in (a, b)]
         logit = None if b is None else float(row[b])
         return TextDifference(common, a, b, texts[0], texts[1], float(row[a]), logit, bound, needed)
 
 
-def read(target: TargetProtocol | Recorder, prompt: Sequence[int], *, exact: bool) -> Logits:
+def read(target: Model, prompt: Sequence[int], *, exact: bool) -> Logits:
     """Read a prompt into an empty cache, so that a generation finds it there; the logits that it will find."""
     target.clear()
     row: Logits = target.prefill(prompt, aligned=exact)

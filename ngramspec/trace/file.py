@@ -73,7 +73,7 @@ class TraceWriter:
         """
         if self._piece is None:
             raise RuntimeError("a trace needs begin() before add()")
-        self._write(encode(TracedPass.of(step, self._context, self._piece)))
+        self._write(TracedPass.of(step, self._context, self._piece).to_json())
         self._context.extend(step.tokens)
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ def _parse(line: bytes) -> Header | TracedPass:
         raise ValueError("it is not JSON") from error
     version = data.get(_MARK) if isinstance(data, dict) else None
     if version is None:
-        return decode(TracedPass, data)
+        return TracedPass.from_json(data)
     if version != VERSION:
         raise TraceError(f"the trace has format {version}, and this ngramspec reads format {VERSION}")
     return decode(Header, data)

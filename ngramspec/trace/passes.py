@@ -2,8 +2,8 @@
 
 The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 1, ...}: the format's version, and the
 attributes of `Header`, which hold for all passes up to the next header. All others are passes, the attributes of
-`TracedPass`. How attributes become JSON: see `ngramspec.json_data`; those with a default are left out where they
-have it. A change by which a program would misread what it could read so far raises the version; new keys do not.
+`Step` and `TracedPass`. How attributes become JSON: see `ngramspec.json_data`; those with a default are left out where
+they have it. A change by which a program would misread what it could read so far raises the version; new keys do not.
 
     {"position": 9, "batch": 3, "seconds": 0.012, ..., "source": "mixture", "context": [{"id": 5, "text": " a"}, ...],
      "draft": [{"id": 7, "text": " cat", "accepted": true, "p": 0.8, "why": {"margin": 0.0}, "acceptance": 0.7},
@@ -14,7 +14,7 @@ have it. A change by which a program would misread what it could read so far rai
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from heapq import nsmallest
 from itertools import takewhile
 from typing import Any
@@ -22,9 +22,9 @@ from typing import Any
 from ngramspec.acceptance.rules import Judgement
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Step, StopReason
-from ngramspec.drafting.draft import Draft
-from ngramspec.json_data import encode
+from ngramspec.decoding.step import Step
+from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.json_data import decode, encode
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.version import __version__
@@ -73,11 +73,12 @@ class Header:
         """The header of a generation; `sampling`, `verify` and errors as in `SpeculativeDecoder.generate`."""
         sampling = sampling or Sampling()
         how = verify if isinstance(verify, Acceptance) else Acceptance(verify)
+        rule = how.resolve(sampling)
         return cls(
             model=model,
             sampling=encode(asdict(sampling)),
-            verify=how.name_for(sampling),
-            lossy=how.lossy,
+            verify=rule.name,
+            lossy=rule.lossy,
             drafter=decoder.drafter.name if decoder.drafter is not None else "",
             policy=decoder.policy.name,
             exact=decoder.exact == "on",
@@ -162,35 +163,24 @@ class Emitted(Likely):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracedPass:
-    """A `Step`, its `Detail` included, with the text of the tokens.
+    """A step that was generated with `detail=True`, with the text of the tokens.
 
     Attributes:
-        position: see `Detail`; the length of the prompt at the prefill's token (batch 0).
-        batch, seconds, draft_seconds, plain_seconds, source: see `Step`.
-        context: the last tokens before `position`.
-        draft: the draft that was judged; see `Detail`.
+        step: all of the step but its logprobs and its detail, which are spelled out here.
+        context: the last tokens before the pass.
+        draft: the draft that was judged; see `Step.judged`.
         sent: how many of it were in the batch.
         own: the target's own token; None where the judged tokens end without one.
-        tokens, pieces: see `Step`. Where the text ended inside the draft, `draft` and `own` go on behind it.
-        stop, stop_string, entropy, gamma, logprobs: see `Step`.
+        logprobs: see `Step`.
+
+    Where the text ended inside the draft, `draft` and `own` go on behind it.
     """
 
-    position: int
-    batch: int
-    seconds: float
-    draft_seconds: float = 0.0
-    plain_seconds: float = 0.0
-    source: str = ""
+    step: Step
     context: tuple[Token, ...] = ()
     draft: tuple[Guess, ...] = ()
     sent: int = 0
     own: Own | None = None
-    tokens: tuple[int, ...]
-    pieces: tuple[str, ...]
-    stop: StopReason | None = None
-    stop_string: str | None = None
-    entropy: float | None = None
-    gamma: int | None = None
     logprobs: tuple[Emitted, ...] = ()
 
     @classmethod
@@ -200,60 +190,55 @@ class TracedPass:
         Raises:
             ValueError: the step has no detail.
         """
-        detail = step.detail
-        if detail is None:
+        if not step.detail:
             raise ValueError("only steps that were generated with detail=True can be traced")
-        drafted = [judgement for judgement in detail.judgements if judgement.accepted is not None]
-        own = next((judgement for judgement in detail.judgements if judgement.accepted is None), None)
-        unreached = [None] * (len(detail.draft) - len(drafted))
+        drafted = [judgement for judgement in step.detail if judgement.accepted is not None]
+        own = next((judgement for judgement in step.detail if judgement.accepted is None), None)
+        unreached = [None] * (len(step.judged) - len(drafted))
         return cls(
-            position=detail.position,
-            batch=step.batch,
-            seconds=step.seconds,
-            draft_seconds=step.draft_seconds,
-            plain_seconds=step.plain_seconds,
-            source=step.source,
+            step=replace(step, logprobs=(), detail=(), judged=NO_DRAFT),
             context=tuple(Token(**_spelled(token, piece)) for token in context),
-            draft=tuple(_guess(detail.draft, i, came, piece) for i, came in enumerate([*drafted, *unreached])),
+            draft=tuple(_guess(step.judged, i, came, piece) for i, came in enumerate([*drafted, *unreached])),
             sent=len(step.drafted),
             own=None if own is None else Own(**_spelled(own.token, piece), p=own.p),
-            tokens=step.tokens,
-            pieces=step.pieces,
-            stop=step.stop,
-            stop_string=step.stop_string,
-            entropy=step.entropy,
-            gamma=step.gamma,
             logprobs=tuple(_emitted(entry, piece) for entry in step.logprobs),
         )
 
-    @property
-    def accepted(self) -> int:
-        """How many tokens of the draft were emitted; see `Step`."""
-        kept = list(takewhile(lambda guess: guess.accepted, self.draft))
-        return min(len(kept), len(self.tokens))
+    def to_json(self) -> dict[str, Any]:
+        """The object of its line: the step's fields, what the policy told, and the fields beside `step`, all in one."""
+        line = encode(self)
+        step = line.pop("step")
+        explained = step.pop("explained")
+        line = {name: getattr(self.step, name) for name in _ALWAYS} | step | explained | line
+        return {name: value for name, value in line.items() if name not in _DERIVED}
 
-    @property
-    def step(self) -> Step:
-        """The step, without its detail."""
-        return Step(
-            self.tokens,
-            self.pieces,
-            drafted=tuple(guess.id for guess in self.draft[: self.sent]),
-            accepted=self.accepted,
-            batch=self.batch,
-            seconds=self.seconds,
-            draft_seconds=self.draft_seconds,
-            plain_seconds=self.plain_seconds,
-            source=self.source,
-            stop=self.stop,
-            stop_string=self.stop_string,
-            entropy=self.entropy,
-            gamma=self.gamma,
-            logprobs=tuple(
-                Logprobs(entry.id, entry.logprob, tuple((one.id, one.logprob) for one in entry.top))
-                for entry in self.logprobs
-            ),
-        )
+    @classmethod
+    def from_json(cls, data: Any) -> TracedPass:
+        """The pass of a line.
+
+        Raises:
+            ValueError: a field is missing, or is not what its annotation says.
+        """
+        if not isinstance(data, dict):
+            raise ValueError("it is not a JSON object")
+        missing = [name for name in _ALWAYS if name not in data]
+        if missing:
+            raise ValueError(f"it has no {missing[0]!r}")
+        explained = {name: x for name, x in data.items() if name not in _FIELDS and type(x) in (int, float)}
+        told = {name: x for name, x in data.items() if name in _STEP and name != "logprobs"}
+        done = decode(cls, {**data, "step": {**told, "explained": explained}})
+        drafted = tuple(guess.id for guess in done.draft[: done.sent])
+        kept = len(list(takewhile(lambda guess: guess.accepted, done.draft)))
+        step = replace(done.step, drafted=drafted, accepted=min(kept, len(done.step.tokens)))
+        return replace(done, step=step)
+
+
+_STEP = frozenset(field.name for field in fields(Step))
+_FIELDS = _STEP | {field.name for field in fields(TracedPass)}
+_ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
+"""Fields of a step that every line has."""
+_DERIVED = ("drafted", "accepted")
+"""Fields that no line has: `draft` and `sent` say them."""
 
 
 def _spelled(token: int, piece: Piece) -> dict[str, Any]:

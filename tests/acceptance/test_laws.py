@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.laws import Legal, Path, check_law, chi_square_excess, head, law_of_text
@@ -24,8 +24,10 @@ from support.vocabulary_files import END, FIRST_WORD
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.drafting.draft import Choose, Draft
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 PROMPT = [3, 1, 2]

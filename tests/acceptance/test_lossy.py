@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -16,8 +16,10 @@ from support.small_loop import certain, from_counts, speculate
 from ngramspec.acceptance.lossy import verify_lenient_greedy, verify_typical
 from ngramspec.acceptance.rules import Judgement, Verdict, rejection_choice, verify_rejection
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 PROMPT = [3, 1, 2]
@@ -58,13 +60,13 @@ def test_lenience_of_greedy_decoding() -> None:
     rows = np.log(np.array([[0.5, 0.26, 0.24], [0.6, 0.31, 0.09], [0.1, 0.1, 0.8]])).astype(np.float32)
     chain = make_sampler(Sampling(), 3)
     seen: list[Judgement] = []
-    assert verify_lenient_greedy(rows, [1, 1], 0.5, chain, 0, seen.append) == Verdict((1, 1, 2))
+    assert verify_lenient_greedy(rows, [1, 1], 0.5, chain, 0, seen.append) == Verdict((1, 1, 2), 2)
     assert [(j.token, j.accepted, round(j.p, 5)) for j in seen] == [(1, True, 0.26), (1, True, 0.31), (2, None, 0.8)]
     assert seen[0].why == pytest.approx({"margin": math.log(0.5 / 0.26), "slack": math.log(2)}, rel=1e-5)
-    assert verify_lenient_greedy(rows, [2, 1], 0.5, chain, 0) == Verdict((0,))
-    assert verify_lenient_greedy(rows, [1, 2], 0.5, chain, 0) == Verdict((1, 0))
-    assert verify_lenient_greedy(rows, [1, 2], 0.1, chain, 0) == Verdict((1, 2, 2))
-    assert verify_lenient_greedy(rows, [0, 0], 0.9, chain, 0) == Verdict((0, 0, 2))
+    assert verify_lenient_greedy(rows, [2, 1], 0.5, chain, 0) == Verdict((0,), 0)
+    assert verify_lenient_greedy(rows, [1, 2], 0.5, chain, 0) == Verdict((1, 0), 1)
+    assert verify_lenient_greedy(rows, [1, 2], 0.1, chain, 0) == Verdict((1, 2, 2), 2)
+    assert verify_lenient_greedy(rows, [0, 0], 0.9, chain, 0) == Verdict((0, 0, 2), 2)
 
 
 def test_lenience_1_is_greedy_decoding() -> None:

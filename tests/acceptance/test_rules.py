@@ -11,7 +11,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.laws import ALARM, check_law, next_law
 from support.mock_target import MockTarget, plain_generate
+from support.numpy_sampler import NumpySampler
 from support.samplers import make_sampler
 from support.small_loop import Propose, certain, from_counts, speculate
 
@@ -36,16 +37,17 @@ from ngramspec.acceptance.rules import (
 from ngramspec.acceptance.verifier import Verifier
 from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft
 from ngramspec.errors import GrammarError
-from ngramspec.llama.samplers import SamplerChain
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling import noise
 from ngramspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 PROMPT = [3, 1, 4, 1, 5]
 
 
-def sampler(sampling: Sampling, n_vocab: int = 4) -> SamplerChain:
+def sampler(sampling: Sampling, n_vocab: int = 4) -> NumpySampler:
     return make_sampler(sampling, n_vocab)
 
 
@@ -286,7 +288,7 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_judgements_of_greedy() -> None:
     seen: list[Judgement] = []
     rows = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])).astype(np.float32)
-    assert verify_greedy(rows, [0, 2], sampler(Sampling(), 3), 0, seen.append) == Verdict((0, 1))
+    assert verify_greedy(rows, [0, 2], sampler(Sampling(), 3), 0, seen.append) == Verdict((0, 1), 1)
     assert [(j.token, j.accepted, round(j.p, 6)) for j in seen] == [(0, True, 0.5), (2, False, 0.25), (1, None, 0.5)]
     assert seen[0].why == {"margin": 0.0}
     assert seen[1].why == pytest.approx({"margin": math.log(2)})
@@ -301,7 +303,7 @@ def test_judgements_of_coupled() -> None:
     chain = sampler(Sampling(1.0, seed=1, **ALL))
     (first,) = verify_coupled([P], [], chain, 7).tokens
     wrong = (first + 1) % 4
-    assert verify_coupled([P, P], [wrong], chain, 7, seen.append) == Verdict((first,))
+    assert verify_coupled([P, P], [wrong], chain, 7, seen.append) == Verdict((first,), 0)
     told = [(j.token, j.accepted, j.p, j.why) for j in seen]
     assert told == [
         (wrong, False, pytest.approx(math.exp(P[wrong])), {}),
@@ -357,17 +359,17 @@ def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
             read.append(i)
             yield row if i < 3 else np.full(4, np.nan, np.float32)
 
-    assert verifier.verify(rows(), certain([1, 1, 2, 1]), 7) == Verdict((1, 1, 1))
+    assert verifier.verify(rows(), certain([1, 1, 2, 1]), 7) == Verdict((1, 1, 1), 2)
     assert read == [0, 1, 2]
     read.clear()
     assert verifier.verify(rows(), certain([1, 1]), 7).accepted == 2  # rows 3, 4: padding, unread
     assert read == [0, 1, 2]
     read.clear()
-    assert verifier.verify(rows(), NO_DRAFT, 7) == Verdict((1,))
+    assert verifier.verify(rows(), NO_DRAFT, 7) == Verdict((1,), 0)
     assert read == [0]
     failed = verifier.verify(rows(), certain([1, 1, 1]), 7)
     assert str(failed.error).startswith("at position 10 of the text: the logit of token 0 is nan")
-    assert verifier.verify([row, row], certain([1, 1]), 7) == Verdict((1, 1), whole=True)
+    assert verifier.verify([row, row], certain([1, 1]), 7) == Verdict((1, 1), 2)
     with pytest.raises(ValueError, match="a draft of 3 tokens came with 2 rows"):
         verifier.verify([row, row], certain([1, 1, 1]), 7)
     with pytest.raises(ValueError, match="a draft of 0 tokens came with 0 rows"):
@@ -391,15 +393,15 @@ def test_greedy_ties_go_to_the_lowest_id() -> None:
     rows = np.array([[1, 3, 3], [2, 2, 2], [0, 0, 1]], np.float32)
     for biases in ((), ((0, 0.0),)):  # by argmax, and through the chain
         chain = sampler(Sampling(logit_bias=biases), 3)
-        assert verify_greedy(rows, [1, 0], chain, 0) == Verdict((1, 0, 2))
-        assert verify_greedy(rows, [2, 0], chain, 0) == Verdict((1,))
+        assert verify_greedy(rows, [1, 0], chain, 0) == Verdict((1, 0, 2), 2)
+        assert verify_greedy(rows, [2, 0], chain, 0) == Verdict((1,), 0)
 
 
 def test_rejection_accepts_a_certain_draft_the_target_is_certain_of() -> None:
     row = np.array([0, 100, 0], np.float32)
     for position in range(200):
         verdict = verify_rejection([row, row], [1], [{1: 1.0}], sampler(Sampling(0.5), 3), position)
-        assert verdict == Verdict((1, 1))
+        assert verdict == Verdict((1, 1), 1)
 
 
 def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -410,7 +412,7 @@ def test_rejection_survives_a_residual_of_nothing(monkeypatch: pytest.MonkeyPatc
         uniforms = iter([1 - 2.0**-53, u])
         monkeypatch.setattr(noise, "uniform", lambda *_, u=uniforms: next(u))
         verdict = verify_rejection([row, row], [0], [q], sampler(Sampling(1.0, **ALL), 3), 0)
-        assert verdict == Verdict((0 if u < 0.5 else 2,))
+        assert verdict == Verdict((0 if u < 0.5 else 2,), 0)
 
 
 @pytest.mark.parametrize("q", [(), ({0: 1.0},), ({1: 0.5},), ({1: 0.5, 2: 0.6},), ({1: 1.0},) * 2])

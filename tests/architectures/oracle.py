@@ -9,13 +9,14 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.price import TokenPrice
 
 KNOWN = 10
 """Token ids from here on are no control tokens."""
 
 
-class Oracle:
+class Oracle(Drafter):
     """Drafts as many tokens as it may, a random beginning of which is what the text has there.
 
     Args:
@@ -38,10 +39,10 @@ class Oracle:
         self._left, self._drafted = list(self._text(prompt)), ()
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         """Always `limit` tokens."""
-        del choose, blind, outlook
+        del choose, blind, price
         right = self._left[: int(self._rng.integers(0, limit + 1))]
         known = [*self._left[len(right) : limit], *[KNOWN] * limit][: limit - len(right)]
         wrong = [KNOWN + (token + 1) % (self._n_vocab - KNOWN) for token in known]

@@ -63,7 +63,11 @@ def bench(
     exact: Exact = "off",
     default: MockTarget | None = None,
 ) -> Benchmark:
-    decoder, *others = [SpeculativeDecoder(target, drafter=drafter, policy=p, exact=exact) for p in policies]
+    decoder = SpeculativeDecoder(target, drafter=drafter, policy=policies[0], exact=exact)
+    known = decoder.calibration
+    others = [
+        SpeculativeDecoder(target, drafter=drafter, policy=p, exact=exact, calibration=known) for p in policies[1:]
+    ]
     plain = SpeculativeDecoder(default, drafter=None) if default else None
     benchmark = Benchmark(decoder, prompts or cases(), tokens, repeat, sampling, Acceptance(verify), plain, others)
     benchmark.warm_up()
@@ -86,7 +90,7 @@ def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
         Prompt("chat", "c", messages=({"role": "user", "content": "ab"},)),
         Prompt("refused", "c", messages=({"role": "system", "content": "ab"}, {"role": "user", "content": "ab"})),
     ]
-    run, skipped = prepare(Chatty(256, n_ctx=32), prompts, max_tokens=10)
+    run, skipped = prepare(Chatty(256), prompts, max_tokens=10, n_ctx=32)
     assert [(case.id, len(case.tokens)) for case in run] == [("fits", 22), ("chat", 2)]
     assert run[1].tokens == (0, 1)
     assert [s.id for s in skipped] == ["long", "refused"]
@@ -137,7 +141,7 @@ def test_drafting_work_counts(clock: Clock) -> None:
         def begin(self, prompt: Sequence[int]) -> None:
             clock.now += 7.0
 
-        def propose(self, limit: int, choose: object = None, *, blind: bool = False, outlook: object = None) -> Draft:
+        def propose(self, limit: int, choose: object = None, *, blind: bool = False, price: object = None) -> Draft:
             clock.now += 3.0
             return super().propose(limit)
 
@@ -178,7 +182,7 @@ def test_where_batches_cost_their_tokens_refused_drafts_lose(clock: Clock) -> No
     assert overall.predicted < 0.9
 
 
-class Always:
+class Always(Drafter):
     """Drafts the same token whatever came before, so that every pass is one of two tokens."""
 
     name = "always"
@@ -186,11 +190,11 @@ class Always:
     def begin(self, prompt: Sequence[int]) -> None:
         pass
 
-    def propose(self, limit: int, choose: object = None, *, blind: bool = False, outlook: object = None) -> Draft:
+    def propose(self, limit: int, choose: object = None, *, blind: bool = False, price: object = None) -> Draft:
         return Draft((0,), ({0: 1.0},), (0,), (1,), (0.5,), self.name)
 
-    def accept(self, tokens: Sequence[int]) -> None:
-        pass
+    def accept(self, tokens: Sequence[int]) -> int:
+        return 0
 
 
 class Flipped(MockTarget):
@@ -382,8 +386,9 @@ def test_a_difference_names_its_policy() -> None:
             return NO_DRAFT
 
     target = Flipped()
-    flipped = SpeculativeDecoder(target, drafter=Always(), policy="heuristic")
-    benchmark = Benchmark(SpeculativeDecoder(target, drafter=Never(), policy="fixed"), cases(1), 40, others=[flipped])
+    decoder = SpeculativeDecoder(target, drafter=Never(), policy="fixed")
+    flipped = SpeculativeDecoder(target, drafter=Always(), policy="heuristic", calibration=decoder.calibration)
+    benchmark = Benchmark(decoder, cases(1), 40, others=[flipped])
     list(benchmark.measure())
     assert [(d.policy, d.repeat, d.position) for d in benchmark.differences] == [("heuristic", 0, 2)]
     assert summarise(benchmark.runs_of("fixed"), None)[-1].identical == 1
@@ -392,9 +397,13 @@ def test_a_difference_names_its_policy() -> None:
 
 def test_decoders_that_cannot_be_told_apart_or_differ_in_more_are_refused() -> None:
     target = MockTarget()
-    one, same = SpeculativeDecoder(target, policy="fixed"), SpeculativeDecoder(target, policy="fixed")
-    elsewhere = SpeculativeDecoder(MockTarget(), policy="cost")
-    for other in (same, elsewhere):
+    one = SpeculativeDecoder(target, policy="fixed")
+    known = one.calibration
+    same = SpeculativeDecoder(target, policy="fixed", calibration=known)
+    elsewhere = SpeculativeDecoder(MockTarget(), policy="cost", calibration=known)
+    apart = SpeculativeDecoder(target, policy="cost")
+    Benchmark(one, cases(), 8, others=[SpeculativeDecoder(target, policy="cost", calibration=known)])
+    for other in (same, elsewhere, apart):
         with pytest.raises(ValueError, match="one target, and a policy each"):
             Benchmark(one, cases(), 8, others=[other])
 

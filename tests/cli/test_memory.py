@@ -208,7 +208,7 @@ def test_no_space_while_indexing(home: dict[str, str], project: Path, tmp_path: 
 
 _INTERRUPTED = f"""{COUNTED}
 from ngramspec.memory import store
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec_cli.app import main
 
 if where == "tokenizing":

@@ -120,7 +120,7 @@ def careless(rows, draft, sampler, position, watch=None):
     tokens = (*draft, int(list(rows)[-1].argmax()))
     for token in tokens:
         sampler.accept(token)
-    return Verdict(tokens)
+    return Verdict(tokens, len(draft))
 
 ngramspec.acceptance.verifier.verify_greedy = careless
 main()

@@ -160,6 +160,17 @@ def test_no_pass_breaks_the_curve(curve: CostCurve, passes: list[tuple[int, floa
         assert curve.padded(ALL)[n][0] >= n
 
 
+def test_one_slow_pass_was_interrupted_and_two_were_not() -> None:
+    curve = CostCurve({1: 1.0, 4: 2.0}, switch=0.5)
+    assert curve.undisturbed(1, 9.0) == pytest.approx(1.1)
+    assert curve.undisturbed(4, 12.5) == pytest.approx(1.1 * 2.5), "of another kind than the slow one before it"
+    assert curve.undisturbed(4, 10.0) == 10.0
+    assert curve.undisturbed(4, 2.5) == 2.5
+    assert curve.undisturbed(4, 7.5) == pytest.approx(1.1 * 2.5)
+    assert curve.undisturbed(1, 8.0) == 8.0
+    assert curve.undisturbed(1, 0.5) == 0.5
+
+
 def test_a_fresh_measurement_lowers_what_was_disturbed() -> None:
     curve = CostCurve({1: 1.0, 4: 5.9, 8: 2.0})
     curve.retime(4, 2.0, 3.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,8 +24,10 @@ from ngramspec.decoding.step import Stats
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 RUNS = 1000

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,14 +11,16 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
-from ngramspec.decoding.speculation import Speculation
-from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Outlook
+from ngramspec.decoding.speculation import Plan, Speculation
+from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Drafter
+from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.entropy import EntropyPolicy
-from ngramspec.policies.policy import Debt, Gauge, Pass
+from ngramspec.policies.policy import Debt, Pass
 from ngramspec.policies.simple import FixedPolicy
 
 
-class Parrot:
+class Parrot(Drafter):
     """Always proposes 1, 2, 3, ...; remembers what it was asked and told."""
 
     name = "parrot"
@@ -32,7 +35,7 @@ class Parrot:
         self.begun.append(list(prompt))
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         self.limits.append(limit)
         self.blind.append(blind)
@@ -70,16 +73,24 @@ def prepared(most: int = 8, sizes: Sequence[int] = range(1, 17)) -> tuple[Specul
     return speculation, drafter, policy
 
 
+def plain(size: int) -> Plan:
+    """A pass without a draft."""
+    return Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
+
+
 def test_a_request_from_beginning_to_end() -> None:
     speculation, drafter, policy = prepared()
     speculation.begin([7, 8])
     speculation.first(9)
-    draft, size = speculation.plan(100)
-    assert (draft.tokens, size) == ((1, 2, 3), 5)
+    plan = speculation.plan(100)
+    assert (plan.sent.tokens, plan.size, plan.ends) == ((1, 2, 3), 5, False)
+    assert plan.judged == plan.sent
     assert speculation.proposal is not None
     assert speculation.proposal.tokens == tuple(range(1, 9))
-    done = speculation.learn((1, 2, 5), draft, size, 1.4, 0.25)
-    assert done == Pass(emitted=3, drafted=3, guessed=2, seconds=1.4, draft_seconds=0.25, plain_seconds=1.0)
+    done = Pass((1, 2, 5), drafted=(1, 2, 3), accepted=2, batch=5, seconds=1.4)
+    told = replace(done, guessed=2, draft_seconds=0.25, plain_seconds=1.0)
+    speculation.learn(done, 0.25)
+    assert done == told
     assert policy.passes == [done]
     assert drafter.begun == [[7, 8]]
     assert drafter.told == [(9,), (1, 2, 5)]
@@ -93,7 +104,8 @@ def test_a_request_from_beginning_to_end() -> None:
 )
 def test_what_is_asked_for_fits(most: int, left: int, sizes: Sequence[int], asked: int) -> None:
     speculation, drafter, _ = prepared(most, sizes)
-    speculation.plan(left, blind=True)
+    speculation.begin([7], blind=True)
+    speculation.plan(left)
     assert drafter.limits == [asked]
     assert drafter.blind == [True]
 
@@ -101,10 +113,10 @@ def test_what_is_asked_for_fits(most: int, left: int, sizes: Sequence[int], aske
 @pytest.mark.parametrize(("most", "left"), [(0, 100), (8, 1)])
 def test_the_drafter_is_not_asked_in_vain(most: int, left: int) -> None:
     speculation, drafter, policy = prepared(most)
-    assert speculation.plan(left) == (NO_DRAFT, 1)
+    assert speculation.plan(left) == plain(1)
     assert speculation.proposal is None
     assert drafter.limits == []
-    speculation.learn((4,), NO_DRAFT, 1, 1.0, 0.25)
+    speculation.learn(Pass((4,), batch=1, seconds=1.0), 0.25)
     assert policy.passes[-1].draft_seconds == 0.0  # nobody was asked, so nobody is to blame
     assert drafter.told == [(4,)]
 
@@ -117,8 +129,10 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
     speculation.begin([1])
     speculation.first(2)
     assert speculation.plain == 2  # the cheaper batch
-    assert speculation.plan(50) == (NO_DRAFT, 2)
-    assert speculation.learn((3,), NO_DRAFT, 2, 0.5).plain_seconds == pytest.approx(0.5)
+    assert speculation.plan(50) == plain(2)
+    done = Pass((3,), batch=2, seconds=0.5)
+    speculation.learn(done)
+    assert done.plain_seconds == pytest.approx(0.5)
     assert policy.passes == []
     assert curve.last == 2
 
@@ -126,46 +140,110 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
 def test_without_a_curve_nothing_is_known_of_plain_passes() -> None:
     speculation = Speculation(Parrot(), Recorder())
     speculation.prepare(None, (1, 2, 3, 4, 5))
-    draft, size = speculation.plan(3)
-    assert speculation.learn((1, 2), draft, size, 0.1).plain_seconds == 0.0
+    plan = speculation.plan(3)
+    done = Pass((1, 2), drafted=plan.sent.tokens, accepted=1, batch=plan.size, seconds=0.1)
+    speculation.learn(done)
+    assert done.plain_seconds == 0.0
+
+
+# --------------------------------------------------------------------------- the end of a text, and a grammar
+
+
+@pytest.mark.parametrize(
+    ("end", "tokens", "size", "ends"), [(2, (1, 2), 3, True), (3, (1, 2, 3), 5, True), (4, (1, 2, 3), 5, False)]
+)
+def test_nothing_is_sent_past_the_end_of_the_text(end: int, tokens: tuple[int, ...], size: int, ends: bool) -> None:
+    speculation, _, _ = prepared()
+    speculation.begin([7], is_eog=lambda token: token == end)
+    plan = speculation.plan(100)
+    assert plan.judged == plan.sent
+    assert (plan.sent.tokens, plan.size, plan.ends) == (tokens, size, ends)
+
+
+class Allowing(GrammarGuide):
+    """Allows what it is told to, and forces nothing; keeps what it was asked and told."""
+
+    def __init__(self, *allowed: int) -> None:
+        self.allowed = allowed
+        self.told: list[tuple[int, int, Sequence[int]]] = []
+
+    def shape(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
+        return draft if blind else draft.head(self.legal(draft))
+
+    def legal(self, draft: Draft) -> int:
+        return next((i for i, token in enumerate(draft.tokens) if token not in self.allowed), len(draft))
+
+    def learn(self, sent: int, accepted: int, tokens: Sequence[int]) -> None:
+        self.told.append((sent, accepted, tokens))
+
+
+@pytest.mark.parametrize(
+    ("blind", "allowed", "judged", "sent", "ends"),
+    [
+        (False, (1, 2), (1, 2), (1, 2), False),  # cut before the policy saw it
+        (True, (1, 2), (1, 2, 3), (1, 2), False),  # the first forbidden one is judged: it was drawn
+        (True, (1, 2, 3), (1, 2, 3), (1, 2, 3), True),
+        (True, (), (1,), (), False),
+    ],
+)
+def test_what_a_grammar_forbids_is_not_sent(
+    blind: bool, allowed: tuple[int, ...], judged: tuple[int, ...], sent: tuple[int, ...], ends: bool
+) -> None:
+    speculation, _, _ = prepared()
+    guide = Allowing(*allowed)
+    speculation.begin([7], guide=guide, is_eog=lambda token: token == 3, blind=blind)
+    plan = speculation.plan(100)
+    assert (plan.judged.tokens, plan.sent.tokens, plan.ends) == (judged, sent, ends)
+    # As the policy padded it, or the smallest size for what is left of its choice.
+    assert plan.size == (len(sent) + 2 if ends or not blind else len(sent) + 1)
+    speculation.learn(Pass((1, 9), drafted=sent, accepted=1, batch=plan.size, seconds=1.0))
+    assert guide.told == [(len(sent), 1, (1, 9))]
+
+
+# --------------------------------------------------------------------------- logits
 
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
 
 
 class Watcher(FixedPolicy):
-    """Reads rows, and makes the first logit of the last one its gauge."""
+    """Reads rows, and tells the first logit of the last one."""
+
+    wants_logits = True
 
     def __init__(self) -> None:
         super().__init__(2)
         self.rows: list[NDArray[np.float32]] = []
 
-    @property
-    def gauge(self) -> Gauge | None:
-        return Gauge(float(self.rows[-1][0]), 2) if self.rows else None
+    def explain(self) -> dict[str, float]:
+        return {"first": float(self.rows[-1][0])} if self.rows else {}
 
     def see(self, row: NDArray[np.float32]) -> None:
         self.rows.append(row.copy())
 
 
-def test_a_policy_sees_the_row_that_decided_the_last_token_and_its_gauge_is_the_plans() -> None:
+def explained(speculation: Speculation) -> Mapping[str, float]:
+    """What the record of a pass tells."""
+    done = Pass((1, 5), accepted=1, batch=3, seconds=1.0)
+    speculation.learn(done)
+    return done.explained
+
+
+def test_a_policy_sees_the_row_that_decided_the_last_token_and_explains_the_plan() -> None:
     policy = Watcher()
     speculation = Speculation(Parrot(), policy)
     speculation.prepare(None, range(1, 9))
     speculation.begin([7, 8])
-    assert speculation.gauge is None
     speculation.see(8, NO_DRAFT, ROWS[:1])
     speculation.first(9)
-    draft, size = speculation.plan(100)
-    assert speculation.gauge == (0.0, 2)
-    speculation.see(9, draft, ROWS, accepted=1)
-    speculation.learn((1, 5), draft, size, 1.0)
-    assert speculation.gauge == (0.0, 2)  # still that of the draft that was sent
+    plan = speculation.plan(100)
+    speculation.see(9, plan.sent, ROWS, accepted=1)
+    assert explained(speculation) == {"first": 0.0}  # still that of the draft that was sent
     speculation.plan(1)  # nothing to draft for
-    assert speculation.gauge == (3.0, 2)
+    assert explained(speculation) == {"first": 3.0}
     assert [row.tolist() for row in policy.rows] == [[0, 1, 2], [3, 4, 5]]
     speculation.begin([7])
-    assert speculation.gauge is None
+    assert explained(speculation) == {}
 
 
 def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
@@ -175,7 +253,7 @@ def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
         speculation.begin([7])
         speculation.see(7, NO_DRAFT, ROWS[:, :0])  # nothing in it to be read
         speculation.plan(9)
-        assert speculation.gauge is None
+        assert explained(speculation) == {}
     assert watcher.rows == []
 
 
@@ -187,11 +265,11 @@ def test_the_entropy_policy_in_the_loop() -> None:
     speculation.begin([7])
     sure, lost = np.array([50, 0, 0, 0], np.float32), np.zeros(4, np.float32)
     speculation.see(7, NO_DRAFT, sure[np.newaxis])
-    draft, _ = speculation.plan(100)
-    assert speculation.gauge == (pytest.approx(0), 8)
-    speculation.see(9, draft, np.stack([sure, sure, lost, sure]), accepted=2)
+    plan = speculation.plan(100)
+    assert explained(speculation) == {"entropy": pytest.approx(0), "gamma": 8}
+    speculation.see(9, plan.sent, np.stack([sure, sure, lost, sure]), accepted=2)
     speculation.plan(100)
-    assert speculation.gauge == (pytest.approx(0.5), 4)  # 1 + 7 / 4^0.5, a half to even
+    assert explained(speculation) == {"entropy": pytest.approx(0.5), "gamma": 4}  # 1 + 7 / 4^0.5, a half to even
     assert drafter.limits == [8, 4]
 
 
@@ -208,4 +286,4 @@ def test_what_is_owed_is_part_of_the_pass() -> None:
     # The checkpoint before the tokens that are owed is still there: it costs nothing.
     assert policy.debts[1:] == [Debt(0, 0.25, 0.5), Debt(3, 0.0, 0.5)]
     assert drafter.limits == [7, 7, 4]
-    assert speculation.plan(100, owed=7) == (NO_DRAFT, 1)
+    assert speculation.plan(100, owed=7) == plain(1)

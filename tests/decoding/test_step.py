@@ -19,8 +19,8 @@ def step(drafted: int, accepted: int, emitted: int | None = None, **options: Any
     return Step(
         tuple(range(emitted)),
         ("x",) * emitted,
-        tuple(range(drafted)),
-        accepted,
+        drafted=tuple(range(drafted)),
+        accepted=accepted,
         batch=1 + drafted,
         seconds=1.0,
         **options,
@@ -116,7 +116,7 @@ def test_merging_shares_no_lists() -> None:
 
 
 def test_a_step_knows_its_text_and_what_was_refused() -> None:
-    s = Step((1, 2), ("a", "b"), (1, 5, 6), 1, batch=4)
+    s = Step((1, 2), ("a", "b"), drafted=(1, 5, 6), accepted=1, batch=4)
     assert s.text == "ab"
     assert s.refused == (5, 6)
     assert step(3, 3).refused == ()

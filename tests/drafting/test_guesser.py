@@ -19,6 +19,7 @@ from support.uncompiled import plain_modules
 
 from ngramspec.drafting import token_index
 from ngramspec.drafting.mixture import guesser
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 
 PLAIN = plain_modules()
@@ -30,7 +31,7 @@ FREE = array("d", bytes(8 * (POSITIONS + 1)))
 
 
 def guess(g: Any, limit: int, worth: float = 0.0, slopes: array[float] = FREE) -> tuple[int, ...]:
-    g.guess(limit, 0.0, worth, slopes)
+    g.guess(limit, 0.0, TokenPrice(worth, slopes))
     tokens: tuple[int, ...] = g.chain()[0]
     return tokens
 
@@ -167,7 +168,7 @@ def test_a_chain_ends_where_no_more_can_pay(module: ModuleType) -> None:
         # It ends with the first token whose chance is below the floor, that one included.
         assert all(reach[: length - 1] >= worth * slope)
         assert length == 40 or reach[length - 1] < worth * slope
-    assert g.guess(40, 0.3, 0.0, FREE) == next(i for i, r in enumerate(reach, 1) if r < 0.3)
+    assert g.guess(40, 0.3, TokenPrice(0.0, FREE)) == next(i for i, r in enumerate(reach, 1) if r < 0.3)
 
 
 # --------------------------------------------------------------------------- memory

@@ -16,9 +16,10 @@ from support.uncompiled import plain_modules
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
-from ngramspec.drafting.draft import Choose, Outlook
+from ngramspec.drafting.draft import Choose
 from ngramspec.drafting.mixture import drafter as mixture
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.memory import Memory
 from ngramspec.sampling.settings import Sampling
 
@@ -128,8 +129,8 @@ def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int, cheap
     # Rejection sampling: whatever is drawn, the estimates that decide on the length are the same.
     rng = random.Random(seed)
     drafter = practised(seed)
-    outlook = None if cheap else Outlook(1.2, [0.1] * 20)
-    seen = {drafter.propose(limit, picker(rng), blind=True, outlook=outlook).acceptance for _ in range(12)}
+    price = None if cheap else TokenPrice(1.2, [0.1] * 20)
+    seen = {drafter.propose(limit, picker(rng), blind=True, price=price).acceptance for _ in range(12)}
     assert len(seen) == 1
 
 
@@ -144,7 +145,7 @@ def test_a_draft_never_ends_before_the_token_that_made_it_end() -> None:
             drawn.append(rng.choice(list(weights)))  # noqa: B023
             return drawn[-1]  # noqa: B023
 
-        for options in ({}, {"blind": True}, {"outlook": Outlook(1.5, [0.3] * 16)}):
+        for options in ({}, {"blind": True}, {"price": TokenPrice(1.5, [0.3] * 16)}):
             drawn.clear()
             draft = drafter.propose(15, choose, **options)
             assert draft.tokens == tuple(drawn) != ()
@@ -155,7 +156,7 @@ def test_a_blind_length_depends_on_no_draw() -> None:
     for seed in range(30):
         drafter = practised(seed)
         lengths = {
-            len(drafter.propose(8, choose, blind=True, outlook=Outlook(1.2, [0.08] * 20)).acceptance)
+            len(drafter.propose(8, choose, blind=True, price=TokenPrice(1.2, [0.08] * 20)).acceptance)
             for choose in (likeliest, lambda _, w: min(w, key=lambda t: w[t]), picker(random.Random(seed)))
         }
         assert len(lengths) == 1
@@ -165,12 +166,12 @@ def test_a_blind_length_depends_on_no_draw() -> None:
 
 
 @pytest.mark.parametrize("choose", [None, likeliest])
-def test_an_outlook_ends_a_draft(choose: Choose | None) -> None:
+def test_a_price_ends_a_draft(choose: Choose | None) -> None:
     drafter = practised(7)
     whole = drafter.propose(40, choose)
     for worth, slope in ((1.0, 0.02), (1.5, 0.1), (1.0, 0.4), (3.0, 0.5)):
         # An array or any other sequence.
-        draft = drafter.propose(40, choose, outlook=Outlook(worth, [slope] * 64))
+        draft = drafter.propose(40, choose, price=TokenPrice(worth, [slope] * 64))
         reach = np.cumprod(draft.acceptance)
         assert draft.tokens == whole.tokens[: len(draft)]
         assert all(reach[:-1] >= worth * slope)
@@ -185,9 +186,9 @@ def test_the_slope_of_each_length_counts() -> None:
     cheap, dear = 0.01, 10.0
     for longest in (1, 3, 8):
         slopes = [cheap] * longest + [dear] * 20
-        assert len(drafter.propose(20, outlook=Outlook(1.0, slopes))) == longest
+        assert len(drafter.propose(20, price=TokenPrice(1.0, slopes))) == longest
     # No slope is known for more tokens than there are.
-    assert len(drafter.propose(20, outlook=Outlook(1.0, [cheap] * 6))) == 5
+    assert len(drafter.propose(20, price=TokenPrice(1.0, [cheap] * 6))) == 5
 
 
 # --------------------------------------------------------------------------- what it learns
@@ -310,7 +311,7 @@ def test_compiled_and_plain_draft_the_same() -> None:
             drafter.begin(prompt)
         for step in range(80):
             limit, seed = rng.randrange(1, 12), rng.random()
-            options = {"blind": step % 3 == 2, "outlook": Outlook(1.1, [0.05] * 20) if step % 2 else None}
+            options = {"blind": step % 3 == 2, "price": TokenPrice(1.1, [0.05] * 20) if step % 2 else None}
             one, other = (
                 d.propose(limit, picker(random.Random(seed)) if step % 3 else None, **options) for d in (ours, theirs)
             )

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.chances import AcceptanceModel, cell
-from ngramspec.drafting.draft import Draft, Outlook
+from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.predictor import NGramPredictor
+from ngramspec.drafting.price import TokenPrice
 
 KEY = cell(3, 1.0, 4, 2)
 
@@ -103,16 +104,16 @@ def test_the_longest_context_wins_and_limits_hold() -> None:
         make_drafter("oracle")
 
 
-def test_an_outlook_ends_a_draft() -> None:
+def test_a_price_ends_a_draft() -> None:
     drafter = NGramDrafter()
     drafter.begin([1, 2, 3, 4] * 20)
     whole = drafter.propose(15)
     reach = [math.prod(whole.acceptance[: k + 1]) for k in range(len(whole))]
     for floor in (0.1, 0.25, 0.6):
         length = next((k for k, r in enumerate(reach, 1) if r < floor), len(whole))
-        assert len(drafter.propose(15, outlook=Outlook(2.0, [floor / 2] * 16))) == length
+        assert len(drafter.propose(15, price=TokenPrice(2.0, [floor / 2] * 16))) == length
     drafter.begin([1, 2, 3, 4] * 20)
-    assert len(drafter.propose(15, outlook=Outlook(1.0, [0.0, 0.0, 9.0] + [0.0] * 13))) == 2
+    assert len(drafter.propose(15, price=TokenPrice(1.0, [0.0, 0.0, 9.0] + [0.0] * 13))) == 2
 
 
 def test_nothing_known_is_an_empty_draft() -> None:

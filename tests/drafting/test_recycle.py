@@ -20,7 +20,8 @@ from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.drafting.draft import Draft, Outlook, ReadsLogits
+from ngramspec.drafting.draft import Draft, Drafter
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recycle import RecycleDrafter, top_two
 from ngramspec.replay.replay import Replay
 
@@ -125,10 +126,10 @@ def test_what_stays_the_best_is_surer() -> None:
     assert chances[0] < chances[-1]
 
 
-def test_an_outlook_ends_a_draft() -> None:
+def test_a_price_ends_a_draft() -> None:
     drafter = knowing({i: i + 1 for i in range(10)}, times=5)
     drafter.begin([0])
-    free, dear = drafter.propose(9), drafter.propose(9, outlook=Outlook(1.0, [0.3] * 10))
+    free, dear = drafter.propose(9), drafter.propose(9, price=TokenPrice(1.0, [0.3] * 10))
     assert 0 < len(dear) < len(free)
 
 
@@ -166,10 +167,11 @@ def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int) -> No
 # --------------------------------------------------------------------------- the loop
 
 
-class Reader:
+class Reader(Drafter):
     """Keeps what it is shown, and drafts a constant."""
 
     name = "reader"
+    wants_logits = True
 
     def __init__(self, guess: int) -> None:
         self.guess = guess
@@ -178,7 +180,7 @@ class Reader:
     def begin(self, prompt: Sequence[int]) -> None:
         self.prompt = list(prompt)
 
-    def propose(self, limit: int, choose: Any = None, *, blind: bool = False, outlook: Any = None) -> Draft:
+    def propose(self, limit: int, choose: Any = None, *, blind: bool = False, price: Any = None) -> Draft:
         return Draft((self.guess,) * limit, acceptance=(0.9,) * limit, source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
@@ -209,7 +211,7 @@ def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: P
 
 def test_only_who_reads_logits_is_shown_any() -> None:
     drafters = {name: make_drafter(name, memory=name in REMEMBERING) for name in DRAFTERS}
-    assert [name for name, drafter in drafters.items() if isinstance(drafter, ReadsLogits)] == ["recycle"]
+    assert [name for name, drafter in drafters.items() if drafter.wants_logits] == ["recycle"]
 
 
 def test_recycled_successors_save_passes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from ngramspec.drafting import make_drafter, suffix_automaton
 from ngramspec.drafting.chances import Judge, length_class
-from ngramspec.drafting.draft import Outlook
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.suffix import CLEARLY, SuffixDrafter
 
 SOURCE = Path(__file__).parents[2] / "ngramspec" / "drafting" / "suffix_automaton.py"
@@ -232,11 +232,11 @@ def test_the_frequent_one_must_be_clearly_ahead() -> None:
         assert drafter.propose(1).tokens == (guess,)
 
 
-def test_an_outlook_ends_a_draft() -> None:
+def test_a_price_ends_a_draft() -> None:
     drafter = SuffixDrafter()
     drafter.begin([1, 2, 3, 4, 5, 6, 7, 8, 9] * 3)
     free = drafter.propose(8)
-    dear = drafter.propose(8, outlook=Outlook(1.0, [0.3] * 9))
+    dear = drafter.propose(8, price=TokenPrice(1.0, [0.3] * 9))
     assert 0 < len(dear) < len(free)
     assert dear.tokens == free.tokens[: len(dear)]
 
@@ -257,8 +257,8 @@ def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int, cheap
     for _ in range(30):
         drafter.propose(3)
         drafter.accept([rng.randrange(3) for _ in range(rng.randrange(1, 4))])
-    outlook = None if cheap else Outlook(1.2, [0.1] * 20)
-    drafts = [drafter.propose(limit, picker(rng), blind=True, outlook=outlook) for _ in range(12)]
+    price = None if cheap else TokenPrice(1.2, [0.1] * 20)
+    drafts = [drafter.propose(limit, picker(rng), blind=True, price=price) for _ in range(12)]
     assert len({draft.acceptance for draft in drafts}) == 1
     assert all(len(draft.acceptance) == limit >= len(draft) for draft in drafts)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from support.cli_runner import DEMO, run
 from support.fake_child import Child
 
-from ngramspec.llama import amx, amx_trial, target
+from ngramspec.llama import amx, amx_trial, weights
 from ngramspec.llama.amx import works
 from ngramspec.llama.target import Target
 
@@ -149,7 +149,7 @@ def test_the_child_imports_from_where_this_process_does(
 def test_the_real_child_comes_to_a_verdict() -> None:
     verdict = amx._try(amx._CHILD, 60)
     assert verdict is not None
-    assert verdict or "AMX_INT8 = 1" in target.build()
+    assert verdict or "AMX_INT8 = 1" in weights.build()
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_a_library_that_does_not_export_its_list() -> None:
 @pytest.fixture
 def broken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """A build with AMX whose kernels are broken; the libraries that were asked about."""
-    name, asked = target.build(), []
-    monkeypatch.setattr(target, "build", lambda: f"{name} AMX_INT8 = 1 |")
+    name, asked = weights.build(), []
+    monkeypatch.setattr(weights, "build", lambda: f"{name} AMX_INT8 = 1 |")
     monkeypatch.setattr(amx, "works", asked.append)
     return asked
 
@@ -238,8 +238,8 @@ def broken(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 @pytest.fixture
 def parameters(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """llama.cpp's parameters of each load."""
-    default, used = target.llama.llama_model_default_params, []
-    monkeypatch.setattr(target.llama, "llama_model_default_params", lambda: used.append(default()) or used[-1])
+    default, used = weights.llama.llama_model_default_params, []
+    monkeypatch.setattr(weights.llama, "llama_model_default_params", lambda: used.append(default()) or used[-1])
     return used
 
 
@@ -278,12 +278,12 @@ def test_the_childs_own_loads_ask_nobody(broken: list[Path], parameters: list[An
 
 def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(is_gpu=True)
-    monkeypatch.setattr(target.devices, "devices", lambda library: [gpu])
-    assert not target._has_broken_amx(-1)
+    monkeypatch.setattr(weights.devices, "devices", lambda library: [gpu])
+    assert not weights._has_broken_amx(-1)
     assert broken == []
-    assert target._has_broken_amx(10)
-    monkeypatch.setattr(target, "build", lambda: "CPU : AVX512 = 1 | AMX_INT8 = 0 |")
-    assert not target._has_broken_amx(0)
+    assert weights._has_broken_amx(10)
+    monkeypatch.setattr(weights, "build", lambda: "CPU : AVX512 = 1 | AMX_INT8 = 0 |")
+    assert not weights._has_broken_amx(0)
     assert len(broken) == 1
 
 

@@ -117,7 +117,8 @@ def test_what_is_no_token_is_not_allowed(word_vocabulary: Vocabulary) -> None:
 _CLOSED = """
 import sys
 from ngramspec import Sampling, SpeculativeDecoder
-from ngramspec.llama.target import Target, Vocabulary
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
 
 target = Target(sys.argv[1], n_ctx=256, threads=1)
 decoder = SpeculativeDecoder(target, policy="fixed")

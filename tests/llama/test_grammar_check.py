@@ -96,7 +96,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
 resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
 from ngramspec.llama import grammar
-from ngramspec.llama.target import Vocabulary
+from ngramspec.llama.vocabulary import Vocabulary
 grammar.check_grammar = lambda text: None
 Vocabulary(sys.argv[1]).grammar(sys.argv[2])
 """

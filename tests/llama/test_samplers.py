@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.llama_chain import SETTINGS, LlamaChain, chains, compare, some_logits, some_text
-from support.samplers import make_sampler
+from support.llama_chain import SETTINGS, LlamaChain, chains, compare, make_chain, some_logits, some_text
 
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import Distribution
@@ -135,7 +134,7 @@ def test_wide_seeds_are_seeds(seed: int) -> None:
     logits = np.zeros(50, np.float32)
 
     def draws(seed: int) -> list[int]:
-        chain = make_sampler(Sampling(1.0, mirostat=2, seed=seed), 50)
+        chain = make_chain(Sampling(1.0, mirostat=2, seed=seed), 50)
         return [chain.draw(logits, lambda law, _attempt: int(law.ids[0])) for _ in range(30)]
 
     assert draws(seed) == draws(seed)

@@ -10,8 +10,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
 from support.laws import next_law
-from support.llama_chain import OPEN, SETTINGS, chains, check_law, compare, some_logits
-from support.samplers import make_sampler
+from support.llama_chain import OPEN, SETTINGS, chains, check_law, compare, make_chain, some_logits
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.samplers import SamplerChain
@@ -23,7 +22,7 @@ LETTERS = "root ::= [a-z]+"
 
 
 def test_greedy_of_bare_logits_is_the_likeliest_token() -> None:
-    chain = make_sampler(Sampling(seed=3), 4)
+    chain = make_chain(Sampling(seed=3), 4)
     logits = np.array([1, 5, 5, 2], np.float32)
     p = chain.distribution(logits)
     assert (p.ids.tolist(), p.probs.tolist(), p.logp.tolist()) == ([1], [1.0], [0.0])
@@ -34,7 +33,7 @@ def test_greedy_of_bare_logits_is_the_likeliest_token() -> None:
 def test_greedy_takes_the_likeliest_of_moved_logits(name: str) -> None:
     rng = np.random.default_rng(9)
     s = Sampling(**{**SETTINGS[name], "temperature": 0.0})
-    chain = make_sampler(s, 3000)
+    chain = make_chain(s, 3000)
     text: list[int] = []
     for i in range(60):
         logits = some_logits(rng, i, 3000)
@@ -50,15 +49,15 @@ def test_ties_keep_the_lowest_ids() -> None:
     """Where llama.cpp would keep whichever its sort left first."""
     logits = np.zeros(20_000, np.float32)
     logits[[7, 19_999]] = 1.0
-    assert make_sampler(Sampling(1.0, top_k=5, top_p=1.0, min_p=0.0), 20_000).distribution(logits).ids.tolist() == [
+    assert make_chain(Sampling(1.0, top_k=5, top_p=1.0, min_p=0.0), 20_000).distribution(logits).ids.tolist() == [
         *(0, 1, 2, 7),
         19_999,
     ]
     # min_p = 1 keeps all that equal the best
-    only_min_p = make_sampler(Sampling(1.0, top_k=0, top_p=1.0, min_p=1.0), 20_000)
+    only_min_p = make_chain(Sampling(1.0, top_k=0, top_p=1.0, min_p=1.0), 20_000)
     assert only_min_p.distribution(logits).ids.tolist() == [7, 19_999]
     for biases in ((), ((3, 0.0),), ((7, 0.0), (19_999, 0.0))):
-        assert make_sampler(Sampling(logit_bias=biases), 20_000).distribution(logits).ids.tolist() == [7]
+        assert make_chain(Sampling(logit_bias=biases), 20_000).distribution(logits).ids.tolist() == [7]
 
 
 @pytest.mark.parametrize("name", ["defaults", "penalties", "top-p", "typical", "all of it", "backwards"])
@@ -88,7 +87,7 @@ def test_tiny_temperature_is_greedy_without_warnings(settings: dict[str, Any]) -
     logits = np.array([1, 5, -40, 2], np.float32)
     with np.errstate(all="raise", under="ignore"):
         for temperature in (1e-3, 1e-30, 5e-324):
-            p = make_sampler(Sampling(temperature, **settings), 4).distribution(logits)
+            p = make_chain(Sampling(temperature, **settings), 4).distribution(logits)
             check_law(p)
             assert p.ids.tolist()[0] == 1
             assert p.probs.max() > 0.999
@@ -98,7 +97,7 @@ def test_minus_infinity_has_no_probability() -> None:
     logits = np.full(1000, -np.inf, np.float32)
     logits[[3, 500, 998]] = [1.0, 2.0, 3.0]
     for top_k in (0, 2, 40):
-        p = make_sampler(Sampling(0.8, top_k=top_k, top_p=1.0, min_p=0.0), 1000).distribution(logits)
+        p = make_chain(Sampling(0.8, top_k=top_k, top_p=1.0, min_p=0.0), 1000).distribution(logits)
         check_law(p)
         assert p.ids.tolist() == ([500, 998] if top_k == 2 else [3, 500, 998])
 
@@ -106,10 +105,10 @@ def test_minus_infinity_has_no_probability() -> None:
 def test_several_biases_of_a_token_are_added() -> None:
     logits = np.zeros(1000, np.float32)
     for top_k in (0, 10):
-        both = make_sampler(Sampling(1.0, top_k=top_k, logit_bias=((700, 2.0), (700, 3.0))), 1000)
-        sum_of = make_sampler(Sampling(1.0, top_k=top_k, logit_bias=((700, 5.0),)), 1000)
+        both = make_chain(Sampling(1.0, top_k=top_k, logit_bias=((700, 2.0), (700, 3.0))), 1000)
+        sum_of = make_chain(Sampling(1.0, top_k=top_k, logit_bias=((700, 5.0),)), 1000)
         assert both.distribution(logits).probability(700) == sum_of.distribution(logits).probability(700) > 0.1
-        none = make_sampler(Sampling(1.0, top_k=top_k, logit_bias=((700, 5.0), (700, -math.inf))), 1000)
+        none = make_chain(Sampling(1.0, top_k=top_k, logit_bias=((700, 5.0), (700, -math.inf))), 1000)
         assert none.distribution(logits).probability(700) == 0
 
 
@@ -165,7 +164,7 @@ def test_odd_sequence_breakers(breakers: tuple[str, ...], word_vocabulary: Vocab
 @pytest.mark.parametrize("name", ["greedy", "defaults", "open", "penalties", "greedy, biases", "xtc always"])
 @pytest.mark.parametrize("size", [10, 1000, 20_001])
 def test_bad_logits(size: int, name: str) -> None:
-    chain = make_sampler(Sampling(**{"temperature": 1.0} | SETTINGS[name]), size)
+    chain = make_chain(Sampling(**{"temperature": 1.0} | SETTINGS[name]), size)
     chain.begin([1, 2])
     for where in {0, 1, 5, size // 2, size - 1}:
         for bad, said in ((np.nan, "nan"), (np.inf, "inf")):
@@ -198,7 +197,7 @@ def test_nan_under_a_grammar(temperature: float, demo_vocabulary: Vocabulary) ->
 @pytest.mark.parametrize("extra", [{}, {"top_k": 0}, {"temperature": 0.0}, {"mirostat": 1}, {"mirostat": 2}], ids=str)
 def test_biases_that_leave_no_token(extra: dict[str, Any]) -> None:
     settings = {"temperature": 1.0, "logit_bias": tuple((t, -math.inf) for t in range(50))} | extra
-    chain = make_sampler(Sampling(**settings), 50)
+    chain = make_chain(Sampling(**settings), 50)
     with pytest.raises(BadLogits, match="no token is left to choose"):
         chain.draw(np.zeros(50, np.float32), lambda law, _attempt: int(law.ids[0]))
 
@@ -211,7 +210,7 @@ def test_a_grammar_and_biases_that_leave_no_token(demo_vocabulary: Vocabulary) -
 
 
 def test_penalties_that_leave_no_number() -> None:
-    chain = make_sampler(Sampling(1.0, frequency_penalty=-3e38), 20)
+    chain = make_chain(Sampling(1.0, frequency_penalty=-3e38), 20)
     chain.begin([5, 5, 5])
     with pytest.raises(BadLogits, match="no token is left to choose"):
         chain.distribution(np.zeros(20, np.float32))
@@ -220,12 +219,12 @@ def test_penalties_that_leave_no_number() -> None:
 @pytest.mark.parametrize("token", [-1, 50, 2**40])
 def test_a_bias_of_an_unknown_token(token: int) -> None:
     with pytest.raises(ValueError, match=f"^logit bias of token {token}, but the vocabulary has tokens 0 to 49 only$"):
-        make_sampler(Sampling(1.0, logit_bias=((3, 1.0), (token, 1.0))), 50)
+        make_chain(Sampling(1.0, logit_bias=((3, 1.0), (token, 1.0))), 50)
 
 
 def test_dry_needs_a_vocabulary() -> None:
     with pytest.raises(ValueError, match=r"^DRY needs a vocabulary"):
-        make_sampler(Sampling(1.0, dry_multiplier=1.0), 50)
+        make_chain(Sampling(1.0, dry_multiplier=1.0), 50)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -251,6 +250,6 @@ def test_an_order_that_settles_the_token_before_it_is_moved() -> None:
         (("temperature", "penalties", "top_k"), 1),
         (("penalties", "temperature", "top_k"), 2),
     ):
-        chain = make_sampler(Sampling(top_k=1, repeat_penalty=2.0, samplers=order), 4)
+        chain = make_chain(Sampling(top_k=1, repeat_penalty=2.0, samplers=order), 4)
         chain.begin([1])
         assert chain.distribution(logits).ids.tolist() == [token], order

@@ -11,6 +11,7 @@ import pytest
 
 from ngramspec.memory import files
 from ngramspec.memory.files import BINARY, HUGE, NOT_UTF8, SPECIAL, UNREADABLE, find_files, read_text
+from ngramspec.storage import NotUtf8
 
 
 def tree(root: Path, names: dict[str, str]) -> None:
@@ -137,7 +138,7 @@ def test_what_is_text(tmp_path: Path, raw: bytes, text: str | None) -> None:
 
 def test_other_encodings_are_errors(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes("Grüße".encode("latin-1"))
-    with pytest.raises(UnicodeDecodeError):
+    with pytest.raises(NotUtf8):
         read_text(find_files(tmp_path).files[0])
 
 

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from support.passes import passed
 
 from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.policies import make_policy
+from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.entropy import EntropyPolicy, normalised_entropy
-from ngramspec.policies.policy import Gauge, Pass, ReadsRow
+from ngramspec.policies.policy import Pass
 from ngramspec.policies.threshold import ThresholdPolicy
 
 ALL = range(1, 65)
@@ -64,11 +65,12 @@ def test_broken_rows_have_no_entropy_and_change_nothing(wrong: float) -> None:
     assert math.isnan(normalised_entropy(np.full(5, -np.inf, np.float32)))
     policy = EntropyPolicy(16)
     policy.see(row)
-    assert policy.gauge is None
+    assert policy.explain() == {}
     policy.see(even(2))
-    before = policy.gauge
+    before = policy.explain()
+    assert before.keys() == {"entropy", "gamma"}
     policy.see(row)
-    assert policy.gauge == before
+    assert policy.explain() == before
 
 
 def test_gamma_follows_the_perplexity_within_its_bounds() -> None:
@@ -77,8 +79,7 @@ def test_gamma_follows_the_perplexity_within_its_bounds() -> None:
         assert policy.limit() == 2  # nothing seen yet
         policy.see(even(choices))
         assert policy.limit() == gamma == round(2 + 16 / choices)
-        assert policy.gauge is not None
-        assert policy.gauge == (pytest.approx(math.log(choices, 1000), abs=1e-6), gamma)
+        assert policy.explain() == {"entropy": pytest.approx(math.log(choices, 1000), abs=1e-6), "gamma": gamma}
     sure = EntropyPolicy(1)
     sure.see(even(1))
     assert sure.limit() == 1
@@ -94,8 +95,7 @@ def test_entropy_is_smoothed() -> None:
     for _ in range(6):
         policy.see(even(100))
         smoothed += policy.WEIGHT * (math.log(100, 1000) - smoothed)
-        assert policy.gauge is not None
-        assert policy.gauge.entropy == pytest.approx(smoothed, abs=1e-6)
+        assert policy.explain()["entropy"] == pytest.approx(smoothed, abs=1e-6)
         gammas.append(policy.limit())
     assert gammas[0] == round(1 + 15 * 1000 ** -(policy.WEIGHT * 2 / 3))
     assert gammas == sorted(gammas, reverse=True)
@@ -114,25 +114,23 @@ def test_entropy_sends_what_gamma_allows() -> None:
     assert policy.plan(NO_DRAFT, None, ALL) == (0, 1)
 
 
-def test_who_reads_rows() -> None:
-    readers = {name for name in ("fixed", "heuristic", "entropy", "threshold", "cost") if reads(name)}
-    assert readers == {"entropy"}
-    assert Gauge(0.5, 3) == (0.5, 3)
-
-
-def reads(name: str) -> bool:
-    return isinstance(make_policy(name), ReadsRow)
+def test_who_wants_logits_and_explains_itself() -> None:
+    policies = {name: make_policy(name) for name in POLICIES}
+    assert {name for name, policy in policies.items() if policy.wants_logits} == {"entropy"}
+    for policy in policies.values():
+        policy.see(even(4))
+    assert {name for name, policy in policies.items() if policy.explain()} == {"entropy"}
 
 
 # --------------------------------------------------------------------------- threshold
 
 
 def refused(drafted: int) -> Pass:
-    return Pass(1, drafted, 0, 1.0, 0.0, 1.0)
+    return passed(1, drafted, 0, 1.0, 0.0, 1.0)
 
 
 def accepted(drafted: int, guessed: int) -> Pass:
-    return Pass(drafted + 1, drafted, guessed, 1.0, 0.0, 1.0)
+    return passed(drafted + 1, drafted, guessed, 1.0, 0.0, 1.0)
 
 
 def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
@@ -209,7 +207,7 @@ def run(policy: ThresholdPolicy, true: float, claimed: float, passes: int) -> tu
     for number in range(passes):
         correct = next((i for i in range(20) if rng.random() >= true), 20)
         k, _ = policy.plan(draft([claimed] * 20), None, ALL)
-        policy.record(Pass(1 + min(k, correct), k, min(correct, k + 1), 1.0, 0.0, 1.0))
+        policy.record(passed(1 + min(k, correct), k, min(correct, k + 1), 1.0, 0.0, 1.0))
         if number >= passes // 4:
             lengths.append(k)
             right.append(correct >= k)
@@ -238,15 +236,15 @@ def test_the_threshold_follows_a_text_that_changes() -> None:
 
 def test_the_drafter_is_told_where_to_stop() -> None:
     policy = at(0.3, 8)
-    outlook = policy.outlook(None, ALL)
-    assert outlook is not None
-    assert len(outlook.slopes) == policy.limit() + 1
-    # A drafter that ends with the first position under the outlook still proposes one more than is sent.
+    price = policy.price(None, ALL)
+    assert price is not None
+    assert len(price.slopes) == policy.limit() + 1
+    # A drafter that ends with the first position under the price still proposes one more than is sent.
     cut, reach = 0, 1.0
     for p in [0.6] * 8:
         cut += 1
         reach *= p
-        if reach < outlook.worth * outlook.slopes[cut]:
+        if reach < price.worth * price.slopes[cut]:
             break
     whole = policy.plan(draft([0.6] * 8), None, ALL)
     assert whole == (2, 3)

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.passes import passed
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.cost_aware import CostPolicy
-from ngramspec.policies.policy import Pass, Policy, smallest
+from ngramspec.policies.policy import Policy, smallest
 
 ALL = range(1, 65)
 Cost = Callable[[int], float]
@@ -60,7 +61,7 @@ def test_simple_policies_send_what_there_is(name: str) -> None:
 def test_fixed_stays() -> None:
     policy = make_policy("fixed", 6)
     for emitted in (1, 7, 1, 1):
-        policy.record(Pass(emitted, 6, emitted - 1, 1.0, 0.0, 1.0))
+        policy.record(passed(emitted, 6, emitted - 1, 1.0, 0.0, 1.0))
         assert policy.limit() == 6
 
 
@@ -70,7 +71,7 @@ def test_heuristic_goes_two_up_and_one_down() -> None:
     for _ in range(200):
         drafted = rng.randrange(length + 1)
         emitted = rng.choice([1, drafted + 1])
-        policy.record(Pass(emitted, drafted, emitted - 1, 1.0, 0.0, 1.0))
+        policy.record(passed(emitted, drafted, emitted - 1, 1.0, 0.0, 1.0))
         if drafted:
             length = max(1, min(8, length + 2 if emitted == drafted + 1 else length - 1))
         assert policy.limit() == length
@@ -134,7 +135,7 @@ def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slo
 
     policy = Rich()
     for _ in range(300):  # passes of 10 tokens that reach the throughput
-        policy.record(Pass(10, 9, 9, 10 * 0.01 / throughput, 0.0, 0.01))
+        policy.record(passed(10, 9, 9, 10 * 0.01 / throughput, 0.0, 0.01))
     k, _ = policy.plan(draft([p] * 15), curve_of(cost), ALL)
     rate = throughput / 0.01
     at_k = value([p] * 15, k, cost, ALL, rate)
@@ -148,19 +149,19 @@ def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slo
     sizes=st.sampled_from([tuple(range(1, 17)), (1, 2, 4, 8, 16), (2, 3, 5, 8), (3, 9)]),
     passes=st.lists(st.tuples(st.integers(1, 9), st.floats(0.5, 4.0)), max_size=5),
 )
-def test_an_outlook_ends_no_draft_that_would_pay(
+def test_a_price_ends_no_draft_that_would_pay(
     costs: list[float], acceptance: list[float], sizes: tuple[int, ...], passes: list[tuple[int, float]]
 ) -> None:
     curve, policy = curve_of(lambda n: costs[n - 1]), Rich()
     for emitted, seconds in passes:
-        policy.record(Pass(emitted, 0, 0, seconds, 0.0, 1.0))
-    outlook = policy.outlook(curve, sizes)
-    assert outlook is not None
+        policy.record(passed(emitted, 0, 0, seconds, 0.0, 1.0))
+    price = policy.price(curve, sizes)
+    assert price is not None
     cut, reach = 0, 1.0
     for p in acceptance[: sizes[-1] - 1]:
         cut += 1
         reach *= p
-        if reach < outlook.worth * outlook.slopes[cut]:
+        if reach < price.worth * price.slopes[cut]:
             break
     assert policy.plan(draft(acceptance[:cut]), curve, sizes) == policy.plan(draft(acceptance), curve, sizes)
 
@@ -168,16 +169,16 @@ def test_an_outlook_ends_no_draft_that_would_pay(
 def test_only_the_cost_policy_looks_at_costs() -> None:
     curve = curve_of(lambda n: 1 + 0.1 * (n - 1))
     for name in ("fixed", "heuristic", "entropy"):
-        assert make_policy(name).outlook(curve, ALL) is None
+        assert make_policy(name).price(curve, ALL) is None
     policy = Rich()
-    assert policy.outlook(None, ALL) is None
+    assert policy.price(None, ALL) is None
     for throughput in (0.5, 1.0, 2.0):  # tokens per second; a plain pass takes one
         for _ in range(300):
-            policy.record(Pass(4, 3, 3, 4 / throughput, 0.0, 1.0))
-        outlook = policy.outlook(curve, ALL)
-        assert outlook is not None
-        assert outlook.worth == pytest.approx(max(1.0, throughput))
-        assert outlook.slopes[:5] == curve.slopes(ALL)[:5]
+            policy.record(passed(4, 3, 3, 4 / throughput, 0.0, 1.0))
+        price = policy.price(curve, ALL)
+        assert price is not None
+        assert price.worth == pytest.approx(max(1.0, throughput))
+        assert price.slopes[:5] == curve.slopes(ALL)[:5]
 
 
 def test_steep_curves_and_poor_guesses_get_no_draft() -> None:
@@ -246,7 +247,7 @@ class Machine:
                 self.since = passes
             emitted = 1 + min(k, right)
             spent = self.cost(size)
-            self.policy.record(Pass(emitted, k, emitted - 1, spent, asking, self.cost(1)))
+            self.policy.record(passed(emitted, k, emitted - 1, spent, asking, self.cost(1)))
             self.seconds += spent + asking
             self.tokens += emitted
             self.drafted += k
@@ -315,10 +316,10 @@ def test_a_loss_stops_drafting_and_time_heals_it() -> None:
     good = draft([0.95] * 15)
     assert policy.plan(good, curve, ALL)[0] > 0
     for _ in range(10):
-        policy.record(Pass(1, 15, 0, typical(16), 0.0, typical(1)))
+        policy.record(passed(1, 15, 0, typical(16), 0.0, typical(1)))
     assert policy.plan(good, curve, ALL)[0] == 0
     for _ in range(20_000):
-        policy.record(Pass(1, 0, 0, typical(1), 0.0, typical(1)))
+        policy.record(passed(1, 0, 0, typical(1), 0.0, typical(1)))
     assert policy.plan(good, curve, ALL)[0] > 0
 
 
@@ -343,7 +344,7 @@ def test_a_short_text_loses_little_whatever_others_gained(slope: float, p: float
         machine.policy.begin()
         lost = (machine.run(64, lambda: ([p] * 15, 0)) - 1) * 64
         # START and CREDIT, what fades and is allowed meanwhile, and the last draft beyond the funds.
-        assert lost < 1.5 + 1 + 1 + slope
+        assert lost < 2.5 + 1 + 1 + slope
 
 
 def test_stakes_grow_with_what_was_saved() -> None:
@@ -352,7 +353,7 @@ def test_stakes_grow_with_what_was_saved() -> None:
     for _ in range(8):
         k, size = policy.plan(sure, curve, ALL)
         lengths.append(k)
-        policy.record(Pass(1 + k, k, k, typical(size), 0.0, typical(1)))
+        policy.record(passed(1 + k, k, k, typical(size), 0.0, typical(1)))
     assert lengths == sorted(lengths)
     assert 1 <= lengths[0] < 4
     assert lengths[-1] == 15
@@ -394,7 +395,8 @@ def test_a_wrong_curve_is_found_out(true: float, believed: float, p: float) -> N
             asking = 20e-6
             k, size = policy.plan(draft([p] * 15), curve, ALL)
         emitted = 1 + min(k, next(hits))
-        policy.record(Pass(emitted, k, emitted - 1, cost(size), asking, curve.seconds(1)))
+        booked = curve.undisturbed(size, cost(size))
+        policy.record(passed(emitted, k, emitted - 1, booked, asking, curve.seconds(1)))
         curve.observe(size, cost(size))
         tokens += emitted
         seconds += cost(size) + asking
@@ -402,14 +404,36 @@ def test_a_wrong_curve_is_found_out(true: float, believed: float, p: float) -> N
     assert curve.level == pytest.approx(cost(1), rel=0.1)
 
 
+def test_interruptions_are_not_booked_to_drafts() -> None:
+    # One pass in five is interrupted, for as long as up to three passes take: drafts pay as if there were none.
+    drafted = []
+    for share in (0.0, 0.2):
+        policy, curve, hits, noise = (
+            CostPolicy(),
+            CostCurve({n: typical(n) for n in ALL}),
+            right(0.85),
+            random.Random(1),
+        )
+        tokens = sent = 0
+        while tokens < 2000:
+            k, size = policy.plan(draft([0.85] * 15), curve, ALL) if policy.limit() else (0, 1)
+            spent = typical(size) + (noise.uniform(0, 3 * typical(1)) if noise.random() < share else 0.0)
+            emitted = 1 + min(k, next(hits))
+            policy.record(passed(emitted, k, emitted - 1, curve.undisturbed(size, spent), 0.0, curve.seconds(1)))
+            curve.observe(size, spent)
+            tokens, sent = tokens + emitted, sent + k
+        drafted.append(sent)
+    assert drafted[1] > 0.8 * drafted[0] > 0
+
+
 def test_a_pass_of_no_time_breaks_nothing() -> None:
     policy, curve = CostPolicy(), curve_of(typical)
-    for done in (Pass(1, 0, 0, 0.0, 0.0, 0.0), Pass(1, 0, 0, 0.0, 1e-6, 0.0), Pass(3, 2, 2, 0.0, 0.0, 0.0)):
+    for done in (passed(1, 0, 0, 0.0, 0.0, 0.0), passed(1, 0, 0, 0.0, 1e-6, 0.0), passed(3, 2, 2, 0.0, 0.0, 0.0)):
         policy.record(done)
     for _ in range(200):
         if policy.limit():
             break
-        policy.record(Pass(1, 0, 0, 1e-3, 0.0, 1e-3))
+        policy.record(passed(1, 0, 0, 1e-3, 0.0, 1e-3))
     assert policy.limit() > 0
     k, size = policy.plan(draft([0.9] * 15), curve, ALL)
     assert size >= 1 + k

@@ -10,7 +10,8 @@ import pytest
 from support.recordings import recordings
 
 from ngramspec.cost.given import CURVES, LARGEST, GivenCurve
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.replay.oracle import copy_lengths, least_cost
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay
@@ -70,7 +71,7 @@ def test_what_the_prefill_gives_costs_nothing(length: int) -> None:
     assert least_cost(lengths, [GivenCurve({1: 1.0})]).tolist() == [0.0]
 
 
-class Copier:
+class Copier(Drafter):
     """Copies as far as any copy is right; it has seen the recording."""
 
     name = "copier"
@@ -84,7 +85,7 @@ class Copier:
         self._at = 0
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         end = self._at + min(limit, int(self._lengths[self._at])) if self._at < len(self._lengths) else 0
         tokens = tuple(self._response[self._at : end])

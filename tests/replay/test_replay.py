@@ -16,9 +16,10 @@ from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.simple import FixedPolicy
-from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording
+from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording, UnendingVocabulary
 from ngramspec.replay.replay import Metered, Replay
 from ngramspec.replay.report import Comparison, by_category, figures
 from ngramspec.replay.tally import BINS, Reliability, Tally
@@ -28,7 +29,7 @@ CPU = GivenCurve(CURVES["cpu-1.5b-q4_0"][0])
 FLAT = GivenCurve(CURVES["flat"][0])
 
 
-class Scripted:
+class Scripted(Drafter):
     """Proposes what it is told to, pass by pass; the acceptance of everything is 0.75."""
 
     name = "scripted"
@@ -41,7 +42,7 @@ class Scripted:
         self.told = []
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         tokens = tuple(next(self._drafts))
         return Draft(tokens, acceptance=(0.75,) * len(tokens), source=self.name)
@@ -88,7 +89,7 @@ def test_nobody_knows_where_the_record_ends() -> None:
 
     class Asked(Scripted):
         def propose(
-            self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+            self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
         ) -> Draft:
             limits.append(limit)
             return Draft()
@@ -168,8 +169,9 @@ def test_the_meter_counts_drafting_and_nothing_else() -> None:
     ticks = iter(range(1000))
     meter = Metered(Scripted([11], []), FixedPolicy(4), clock=lambda: float(next(ticks)))
     target = RecordedTarget(CPU)
-    decoder = SpeculativeDecoder(target, curve=CPU, clock=target.clock)
-    decoder.speculation = meter
+    decoder = SpeculativeDecoder(
+        target, vocabulary=UnendingVocabulary(), curve=CPU, speculation=meter, clock=target.clock
+    )
     steps = decoder.generate([1, 2], max_tokens=ENDLESS, verify=Verifier10())
     for _ in range(3):
         next(steps)
@@ -187,7 +189,7 @@ class Verifier10:
         return None
 
     def verify(self, rows: object, draft: Draft, position: int) -> Verdict:
-        return Verdict((10,))
+        return Verdict((10,), 0)
 
 
 def test_figures_by_category_overall_and_macro() -> None:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
+from support.numpy_sampler import NumpySampler
 
 import ngramspec.acceptance.verifier
 import ngramspec.selfcheck.check
@@ -21,7 +22,6 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
 from ngramspec.drafting.draft import Draft
 from ngramspec.errors import GrammarError
-from ngramspec.llama.samplers import SamplerChain
 from ngramspec.prompts import Case
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
@@ -269,11 +269,11 @@ def test_logits_that_are_nan_fail_what_reads_them(tmp_path: Path) -> None:
 
 
 def accepts_all(*args: Any, **_: Any) -> Verdict:
-    rows, draft, sampler = args[0], args[1], next(a for a in args[2:] if isinstance(a, SamplerChain))
+    rows, draft, sampler = args[0], args[1], next(a for a in args[2:] if isinstance(a, NumpySampler))
     tokens = (*draft, int(np.argmax(list(rows)[-1])))
     for token in tokens:
         sampler.accept(token)
-    return Verdict(tokens)
+    return Verdict(tokens, len(draft))
 
 
 @pytest.mark.parametrize("exact", [False, True])
@@ -301,7 +301,7 @@ def test_a_coupled_verifier_that_draws_anew_after_a_refusal_fails(
     """The law stays right, and a seed's text does not."""
     sound = ngramspec.acceptance.verifier.verify_coupled
 
-    def shifted(rows: Any, draft: Sequence[int], sampler: SamplerChain, position: int, watch: Any = None) -> Verdict:
+    def shifted(rows: Any, draft: Sequence[int], sampler: NumpySampler, position: int, watch: Any = None) -> Verdict:
         return sound(rows, draft, sampler, position + 1000 * bool(draft), watch)
 
     monkeypatch.setattr(ngramspec.acceptance.verifier, "verify_coupled", shifted)
@@ -315,7 +315,7 @@ class Biased(MockTarget):
 
     warmth = 1.25
 
-    def sampler(self, sampling: Sampling) -> SamplerChain:
+    def sampler(self, sampling: Sampling) -> NumpySampler:
         return super().sampler(replace(sampling, temperature=sampling.temperature * self.warmth))
 
 
@@ -326,7 +326,7 @@ def test_a_biased_sampler_fails_the_law_and_nothing_else(tmp_path: Path) -> None
 
 def test_a_sampler_that_emits_what_the_filters_drop_fails_the_law(tmp_path: Path) -> None:
     class Unfiltered(MockTarget):
-        def sampler(self, sampling: Sampling) -> SamplerChain:
+        def sampler(self, sampling: Sampling) -> NumpySampler:
             return super().sampler(replace(sampling, min_p=0.0, top_p=1.0, top_k=0))
 
     checks = finish(make(mock(Unfiltered), tmp_path))
@@ -339,7 +339,7 @@ def test_the_law_knows_of_tokens_that_the_model_forbids_and_of_no_other_bias(
     tmp_path: Path, bias: float, status: str
 ) -> None:
     class Leaning(MockTarget):
-        def sampler(self, sampling: Sampling) -> SamplerChain:
+        def sampler(self, sampling: Sampling) -> NumpySampler:
             return super().sampler(replace(sampling, logit_bias=tuple((token, bias) for token in (1, 4, 9, 11, 12))))
 
     checks = finish(make(mock(Leaning), tmp_path))

@@ -1,4 +1,4 @@
-"""The law that emitted tokens are held against is llama.cpp's, and alarms are as rare as they are said to be."""
+"""The law that emitted tokens are held against has no doubtful edges, and alarms are as rare as they are said to be."""
 
 from __future__ import annotations
 
@@ -6,26 +6,9 @@ import math
 
 import numpy as np
 import pytest
-from support.samplers import make_sampler
 
 from ngramspec.sampling.settings import Sampling
-from ngramspec.selfcheck.law import SETTINGS, false_alarm, reference_law
-
-
-@pytest.mark.parametrize("sampling", [*SETTINGS, Sampling(temperature=0.5, top_k=5, top_p=0.6, min_p=0.2)])
-def test_the_reference_law_is_llama_cpp_s(sampling: Sampling) -> None:
-    rng = np.random.default_rng(1)
-    compared = 0
-    for scale in (0.5, 2.0, 6.0) * 20:
-        row = (scale * rng.standard_normal(300)).astype(np.float32)
-        law = reference_law(row, sampling)
-        if law is None:
-            continue
-        compared += 1
-        theirs = make_sampler(sampling, row.size).distribution(row)
-        assert sorted(law) == theirs.ids.tolist()
-        assert [law[t] for t in theirs.ids.tolist()] == pytest.approx(theirs.probs.tolist(), rel=1e-5)
-    assert compared > 50
+from ngramspec.selfcheck.law import false_alarm, reference_law
 
 
 def test_a_token_on_a_filter_s_edge_leaves_the_law_undecided() -> None:

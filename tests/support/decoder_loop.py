@@ -7,11 +7,12 @@ from typing import Any
 
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.backend import TargetProtocol
+from ngramspec.backend import Runner
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.price import TokenPrice
 
 CLOCK = Clock()
 
@@ -30,7 +31,7 @@ def milliseconds() -> float:
     return 1e3 * CLOCK.perf_counter()
 
 
-def unmeasured(target: TargetProtocol, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
+def unmeasured(target: Runner, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
     """A decoder that knows what passes cost (that much for each token more), and leaves nothing on disk."""
     return SpeculativeDecoder(target, curve=GivenCurve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options)
 
@@ -65,7 +66,7 @@ def drive(
     return emitted, steps
 
 
-class Oracle:
+class Oracle(Drafter):
     """Knows the text: right everywhere but at every `wrong`-th position."""
 
     name = "ngram"
@@ -82,7 +83,7 @@ class Oracle:
         self.seen = []
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         self.limits.append(limit)
         at = len(self.seen)

@@ -176,6 +176,11 @@ def chains(vocabulary: Vocabulary, s: Sampling, n_vocab: int, n_ctx: int = 4096)
     return ours, LlamaChain(s, n_vocab, vocab=vocab, n_ctx=n_ctx)
 
 
+def make_chain(sampling: Sampling, n_vocab: int) -> SamplerChain:
+    """The samplers that a `Sampling` asks for, without a vocabulary and so without DRY and grammars."""
+    return SamplerChain(llama, sampling, n_vocab)
+
+
 def check_law(p: Distribution) -> None:
     assert p.ids.dtype == np.int32
     assert (np.diff(p.ids) > 0).all()

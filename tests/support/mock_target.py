@@ -1,6 +1,6 @@
 """A target with a known law: the logits are a pure function of the last two tokens.
 
-It satisfies `ngramspec.backend.TargetProtocol`, and sets traps: a batch too large, a full context
+It satisfies `ngramspec.backend.Runner`, and sets traps: a batch too large, a full context
 and a rollback past the end raise, and logits that were returned turn to nan at the next call that
 computes any, since those of a real target are views of a buffer.
 
@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from support.samplers import make_sampler
 
 from ngramspec.acceptance.verifier import Verifier
+from ngramspec.backend import Vocabulary
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.llama.samplers import SamplerChain
-from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
 Progress = Callable[[int, int], None]
@@ -223,8 +223,8 @@ class MockTarget:
             return b""
         return bytes([(97 + token) % 256]) if token < 256 else b"<%d>" % token
 
-    def sampler(self, sampling: Sampling) -> SamplerChain:
-        """llama.cpp's samplers; without a vocabulary, those that need one excepted."""
+    def sampler(self, sampling: Sampling) -> Sampler:
+        """The vocabulary's, or one in numpy, which knows no DRY and keeps to no grammar."""
         if self._vocabulary is not None:
             return self._vocabulary.sampler(sampling)
         return make_sampler(sampling, self.n_vocab)

@@ -1,13 +1,11 @@
-"""llama.cpp's samplers without a vocabulary."""
+"""A sampler for tests that need no vocabulary."""
 
 from __future__ import annotations
 
-import llama_cpp.llama_cpp as llama
+from support.numpy_sampler import NumpySampler
 
-from ngramspec.llama.samplers import SamplerChain
 from ngramspec.sampling.settings import Sampling
 
 
-def make_sampler(sampling: Sampling, n_vocab: int) -> SamplerChain:
-    """The samplers that a `Sampling` asks for, without a vocabulary and so without DRY and grammars."""
-    return SamplerChain(llama, sampling, n_vocab)
+def make_sampler(sampling: Sampling, n_vocab: int) -> NumpySampler:
+    return NumpySampler(sampling, n_vocab)

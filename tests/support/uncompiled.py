@@ -12,6 +12,7 @@ from ngramspec import drafting
 
 FOLDER = Path(str(drafting.__file__)).parent
 NAMES = (
+    "price",
     "token_index",
     "mixture.history",
     "mixture.odds",

@@ -10,7 +10,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run, shell
@@ -19,13 +19,16 @@ from support.mock_target import MockTarget
 from ngramspec.acceptance.rules import Judgement
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Detail, Stats, Step
+from ngramspec.decoding.step import Stats, Step
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.json_data import decode, encode
-from ngramspec.llama.target import Target
+from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.trace.file import CONTEXT, BrokenLine, TraceError, TraceWriter, read_trace
 from ngramspec.trace.passes import TOP, Guess, Header, TracedPass
+
+if TYPE_CHECKING:
+    from ngramspec.llama.target import Target
 
 HOT = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
 HOW: dict[str, tuple[Sampling, Acceptance | str | None]] = {
@@ -49,9 +52,10 @@ HEADER = Header(
 
 def written(data: TracedPass | Header) -> TracedPass | Header:
     """What comes back from the JSON of a record."""
-    text = json.dumps(encode(data), allow_nan=False)
+    traced = isinstance(data, TracedPass)
+    text = json.dumps(data.to_json() if traced else encode(data), allow_nan=False)
     assert text.isascii()
-    return decode(type(data), json.loads(text))
+    return TracedPass.from_json(json.loads(text)) if traced else decode(Header, json.loads(text))
 
 
 def records(path: Path) -> list[Any]:
@@ -92,19 +96,23 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
     assert (header.model, header.drafter, header.policy) == ("some model", "mixture", "fixed")
     assert header.verify in how
     assert bool(header.lossy) == (how not in ("greedy", "coupled", "rejection"))
-    assert [done.step for done in found] == [replace(step, detail=None) for step in steps]
+    assert [done.step for done in found] == [replace(step, logprobs=(), detail=(), judged=NO_DRAFT) for step in steps]
+    assert any(done.step.guessed for done in found)
     text = list(prompt)
     for done, step in zip(found, steps, strict=True):
-        assert step.detail is not None
-        assert done.position == step.detail.position == len(text)
+        assert step.detail
+        assert done.step.position == len(text)
+        assert [Logprobs(e.id, e.logprob, tuple((t.id, t.logprob) for t in e.top)) for e in done.logprobs] == [
+            *step.logprobs
+        ]
         assert [(t.id, t.raw) for t in done.context] == [(i, target.piece(i)) for i in text[-CONTEXT:]]
         judged = [Judgement(g.id, g.accepted, g.p, g.why or {}) for g in done.draft if g.p is not None]
         judged += [Judgement(done.own.id, None, done.own.p, {})] if done.own is not None else []
-        assert judged == list(step.detail.judgements)
-        assert tuple(g.id for g in done.draft) == step.detail.draft.tokens
-        assert tuple(g.acceptance for g in done.draft) == step.detail.draft.acceptance
-        assert tuple(g.match for g in done.draft) == step.detail.draft.match
-        for guess, q in zip(done.draft, step.detail.draft.q, strict=False):
+        assert judged == list(step.detail)
+        assert tuple(g.id for g in done.draft) == step.judged.tokens
+        assert tuple(g.acceptance for g in done.draft) == step.judged.acceptance
+        assert tuple(g.match for g in done.draft) == step.judged.match
+        for guess, q in zip(done.draft, step.judged.q, strict=False):
             assert (guess.q, guess.q_size) == (q[guess.id], len(q))
             assert [c.q for c in guess.q_top] == sorted(q.values(), reverse=True)[:TOP]
             assert all(q[c.id] == c.q for c in guess.q_top)
@@ -133,10 +141,13 @@ def test_the_header_of_a_generation(tmp_path: Path) -> None:
 
 def test_numbers_and_texts_that_json_lacks_come_back() -> None:
     guess = Guess(id=1, text="a", accepted=False, p=0.0, why={"margin": float("inf"), "slack": float("-inf")})
-    done = TracedPass(position=1, batch=2, seconds=0.5, draft=(guess,), sent=1, tokens=(2,), pieces=("é",))
+    step = Step((2,), ("é",), drafted=(1,), position=1, batch=2, seconds=0.5, explained={"entropy": 0.5, "gamma": 3})
+    done = TracedPass(step=step, draft=(guess,), sent=1)
     assert written(done) == done
-    assert encode(done)["draft"][0]["why"] == {"margin": "inf", "slack": "-inf"}
-    assert "own" not in encode(done)
+    assert done.to_json()["draft"][0]["why"] == {"margin": "inf", "slack": "-inf"}
+    keys = ["position", "batch", "seconds", "tokens", "pieces", "entropy", "gamma", "draft", "sent"]
+    assert list(done.to_json()) == keys
+    assert list(TracedPass(step=Step((2,), ("",))).to_json()) == keys[:5]
     # A command line may hold bytes that are no text.
     assert written(replace(HEADER, model="m\udcff")) == replace(HEADER, model="m?")
 
@@ -145,7 +156,7 @@ def test_numbers_and_texts_that_json_lacks_come_back() -> None:
     "raw", [b"", b" the", b"\n\x1b\0", "é€😀".encode(), b"\xc3", b"\xa9 x", b"\xff\xfe", "\ufffd".encode()]
 )
 def test_the_bytes_of_a_token_come_back(raw: bytes) -> None:
-    step = Step((3,), ("",), detail=Detail(4, NO_DRAFT, (Judgement(3, None, 1.0, {}),)))
+    step = Step((3,), ("",), position=4, detail=(Judgement(3, None, 1.0, {}),))
     done = written(TracedPass.of(step, [3], lambda _token: raw))
     assert isinstance(done, TracedPass)
     assert done.own is not None
@@ -178,7 +189,7 @@ def test_every_line_is_in_the_file_at_once(tmp_path: Path) -> None:
 
 def test_a_header_is_written_when_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    step = Step((3,), ("d",), stop="length", detail=Detail(1, NO_DRAFT, (Judgement(3, None, 1.0, {}),)))
+    step = Step((3,), ("d",), position=1, stop="length", detail=(Judgement(3, None, 1.0, {}),))
     other = replace(HEADER, sampling={"temperature": 0.8, "seed": 8})
     with TraceWriter(path) as trace:
         for header in (HEADER, HEADER, other):
@@ -263,6 +274,14 @@ def test_a_line_that_is_wrong_is_named(change: dict[str, Any], reason: str) -> N
     assert isinstance(done, TracedPass)
 
 
+@pytest.mark.parametrize("name", ["position", "batch", "seconds", "tokens", "pieces"])
+def test_a_line_that_lacks_a_field_is_broken(name: str) -> None:
+    line = {other: value for other, value in PASS.items() if other != name}
+    _, broken = read_trace([HEAD, json.dumps(line).encode() + b"\n"])
+    assert isinstance(broken, BrokenLine)
+    assert broken.reason == f"it has no {name!r}"
+
+
 @pytest.mark.parametrize(
     "line", [b"\xff\n", b"\n".join([b"{" * 9, b""]), b"1e999\n", b"[" * 100_000 + b"\n", b"9" * 9999 + b"\n"]
 )
@@ -286,7 +305,7 @@ def sample(tmp_path: Path) -> Path:
     law = {1: 0.5, 4: 0.125, 0: 0.375}
     draft = Draft((0, 1, 4, 2), (law,) * 4, (2, 3, 4, 5), (), (0.75, 0.5, 0.4, 0.3), "ngram")
     steps = [
-        Step((0,), ("one",), seconds=0.5, detail=Detail(3, NO_DRAFT, (judged(0),))),
+        Step((0,), ("one",), position=3, seconds=0.5, detail=(judged(0),)),
         Step(
             (0, 6),
             ("one", "漢字"),
@@ -295,11 +314,12 @@ def sample(tmp_path: Path) -> Path:
             batch=5,
             seconds=0.0123,
             source="ngram",
-            entropy=0.5,
-            gamma=4,
-            detail=Detail(4, draft, (judged(0, True, u=0.125, q=0.375), judged(1, False, u=0.875), judged(6))),
+            explained={"entropy": 0.5, "gamma": 4},
+            position=4,
+            judged=draft,
+            detail=(judged(0, True, u=0.125, q=0.375), judged(1, False, u=0.875), judged(6)),
         ),
-        Step((4,), ("\n",), batch=1, seconds=0.001, detail=Detail(6, NO_DRAFT, (judged(4),))),
+        Step((4,), ("\n",), position=6, batch=1, seconds=0.001, detail=(judged(4),)),
         Step(
             (2, 3, 5),
             ("", "€", ""),
@@ -308,10 +328,20 @@ def sample(tmp_path: Path) -> Path:
             batch=3,
             seconds=0.002,
             source="ngram+grammar",
-            detail=Detail(7, Draft((2, 3), source="x"), (judged(2, True), judged(3, True), judged(5))),
+            position=7,
+            judged=Draft((2, 3), source="x"),
+            detail=(judged(2, True), judged(3, True), judged(5)),
         ),
         # Forbidden by a grammar, and so refused without being sent.
-        Step((1,), ("",), batch=1, source="ngram", detail=Detail(10, Draft((0,)), (judged(0, False), judged(1)))),
+        Step(
+            (1,),
+            ("",),
+            position=10,
+            batch=1,
+            source="ngram",
+            judged=Draft((0,)),
+            detail=(judged(0, False), judged(1)),
+        ),
         Step(
             (1,),
             (" t",),
@@ -321,11 +351,9 @@ def sample(tmp_path: Path) -> Path:
             source="ngram",
             stop="stop",
             stop_string="\nwo",
-            detail=Detail(
-                11,
-                Draft((1, 1, 0)),
-                (judged(1, True, **{"\x1b[2J": 1.0}), judged(1, True), judged(0, False), judged(6)),
-            ),
+            position=11,
+            judged=Draft((1, 1, 0)),
+            detail=(judged(1, True, **{"\x1b[2J": 1.0}), judged(1, True), judged(0, False), judged(6)),
         ),
     ]
     path = tmp_path / "sample.jsonl"
@@ -417,6 +445,9 @@ def test_colours_at_a_terminal(env: dict[str, str], sample: Path) -> None:
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Target]:
+    pytest.importorskip("llama_cpp")
+    from ngramspec.llama.target import Target
+
     with Target(DEMO, n_ctx=512, threads=1) as target:
         yield target
 

@@ -6,12 +6,12 @@ The work is done by `ngramspec.drafting.mixture.guesser`; this puts it behind th
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 
-from ngramspec.drafting.draft import Choose, Draft, Outlook
+from ngramspec.drafting.draft import Choose, Draft, Drafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.secondary import Secondary
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
 from ngramspec.tokens import common_prefix
 
@@ -21,11 +21,11 @@ LONGEST = 63
 HOPELESS = 0.004
 """A draft ends when the probability that all of it is accepted has fallen below this, however cheap a token is."""
 
-ANYTHING = Outlook(0.0, array("d", bytes(8 * (LONGEST + 1))))
-"""The outlook of who did not say what a token costs."""
+FREE = TokenPrice(0.0, [0.0] * (LONGEST + 1))
+"""The price for callers that did not say what a token costs."""
 
 
-class MixtureDrafter:
+class MixtureDrafter(Drafter):
     """Drafts from the context, from what it remembers, and from how well each of them lately did.
 
     Args:
@@ -58,30 +58,28 @@ class MixtureDrafter:
         self._guesser.begin(prompt)
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, outlook: Outlook | None = None
+        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         guesser = self._guesser
-        worth, slopes = outlook or ANYTHING
-        if not isinstance(slopes, array):
-            slopes = array("d", slopes)
-        limit = min(limit, LONGEST, len(slopes) - 1)
+        price = price or FREE
+        limit = min(limit, LONGEST, len(price.slopes) - 1)
         if choose is None:
-            guesser.guess(limit, HOPELESS, worth, slopes)
+            guesser.guess(limit, HOPELESS, price)
             tokens, match, chances = guesser.chain()
             self._asked = None
             return Draft(tokens, (), match, (), chances, self.name)
         if blind:
             # The likeliest chain is no drawn one, so that its chances may decide on the length of the drawn one.
-            limit = guesser.guess(limit, HOPELESS, worth, slopes)
+            limit = guesser.guess(limit, HOPELESS, price)
             likeliest = guesser.chain()[2]
-        q = self._draw(limit, choose, None if blind else Outlook(worth, slopes))
+        q = self._draw(limit, choose, None if blind else price)
         tokens, match, chances = guesser.chain()
         self._asked = (self._blind, likeliest) if blind else (self._drawn, chances)
         secondary, given = self._asked
         return Draft(tokens, q, match, (), tuple([secondary.estimate(p) for p in given]), self.name)
 
-    def _draw(self, limit: int, choose: Choose, outlook: Outlook | None) -> tuple[dict[int, float], ...]:
-        """A chain of tokens picked by `choose`; their q. Without an outlook no look at them decides on their number."""
+    def _draw(self, limit: int, choose: Choose, price: TokenPrice | None) -> tuple[dict[int, float], ...]:
+        """A chain of tokens picked by `choose`; their q. Without a price no look at them decides on their number."""
         guesser = self._guesser
         guesser.pending = 0
         q = []
@@ -94,7 +92,7 @@ class MixtureDrafter:
             guesser.take(at, chosen)
             q.append(law)
             reach *= self._drawn.estimate(guesser.chances[at])
-            if outlook is not None and reach < max(HOPELESS, outlook.worth * outlook.slopes[at + 1]):
+            if price is not None and (reach < HOPELESS or not price.pays(reach, at + 1)):
                 break
         return tuple(q)
 

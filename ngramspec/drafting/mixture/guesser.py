@@ -21,10 +21,12 @@ if cython.compiled:
     from cython.cimports.ngramspec.drafting.mixture.history import History, mix
     from cython.cimports.ngramspec.drafting.mixture.odds import Odds
     from cython.cimports.ngramspec.drafting.mixture.sightings import Sightings
+    from cython.cimports.ngramspec.drafting.price import TokenPrice
 else:
     from ngramspec.drafting.mixture.history import History, mix
     from ngramspec.drafting.mixture.odds import Odds
     from ngramspec.drafting.mixture.sightings import Sightings
+    from ngramspec.drafting.price import TokenPrice
 
 if TYPE_CHECKING:
     from ngramspec.drafting.token_index import TokenIndex
@@ -256,17 +258,16 @@ class Guesser:
             self._at_place += 1
             self._at_copied = 0
 
-    def guess(self, limit: cython.int, least: cython.double, worth: cython.double, slopes: cython.double[::1]) -> int:
+    def guess(self, limit: cython.int, least: cython.double, price: TokenPrice) -> int:
         """A chain of the likeliest tokens, in `guesses`, with their chances in `chances`; returns its length.
 
-        It has at most `limit` tokens, never more than `POSITIONS`, nor than `slopes` has entries, less one. It ends
-        where the chance of all of it falls below `least`, or below what one more token costs at best (`worth` times
-        `slopes`, see `ngramspec.drafting.draft.Outlook`).
+        It has at most `limit` tokens, never more than `POSITIONS`, nor than the price has slopes, less one. It ends
+        where the chance of all of it falls below `least`, or where one more token cannot pay.
         """
         at: cython.int
         c: cython.int
         reach: cython.double = 1.0
-        limit = min(limit, POSITIONS, cython.cast(cython.int, len(slopes)) - 1)
+        limit = min(limit, POSITIONS, cython.cast(cython.int, len(price.slopes)) - 1)
         self.pending = 0
         for at in range(limit):
             c = self.look(at)
@@ -274,7 +275,7 @@ class Guesser:
                 break
             self.take(at, c)
             reach *= self.chances[at]
-            if reach < least or reach < worth * slopes[at + 1]:
+            if reach < least or not price.pays(reach, at + 1):
                 break
         return self.pending
 

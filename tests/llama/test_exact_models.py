@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 import pytest
-from ngramspec_cli.summary import rounding
+from ngramspec_cli.view import rounding
 from support.cli_runner import DEMO, environment, run
 
 from ngramspec.decoding.decoder import SpeculativeDecoder

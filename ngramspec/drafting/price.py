@@ -1,0 +1,38 @@
+# cython: language_level=3, wraparound=False, initializedcheck=False
+"""`TokenPrice`: whether one more drafted token is worth its time.
+
+>>> price = TokenPrice(1.5, [0.2, 0.4])  # 1.5 tokens a pass; one more token: 0.2 of a pass, then 0.4
+>>> price.pays(0.5, 1), price.pays(0.7, 1)
+(False, True)
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+
+import cython
+
+
+@cython.cclass
+class TokenPrice:
+    """The price of one more drafted token. A drafter that knows it ends a draft where no longer one can pay.
+
+    Args:
+        worth: recent throughput, in tokens per unit of time.
+        slopes: entry k is the least time that one more token costs a draft of k tokens: the lowest slope of the cost
+            curve from there on. At least as many entries as a draft can have tokens, and one more.
+
+    Attributes:
+        worth, slopes: as above. The unit of time is the caller's, and by custom that of a one-token pass.
+    """
+
+    def __init__(self, worth: float, slopes: Sequence[float]) -> None:
+        self.worth = worth
+        self.slopes = self._slopes = slopes if isinstance(slopes, array) else array("d", slopes)
+
+    @cython.ccall
+    @cython.exceptval(-1)
+    def pays(self, reach: cython.double, length: cython.Py_ssize_t) -> cython.bint:
+        """Whether a draft of `length` tokens, all accepted with probability `reach`, can gain by one token more."""
+        return reach >= self.worth * self._slopes[length]

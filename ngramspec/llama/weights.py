@@ -1,0 +1,136 @@
+"""`Weights`: a GGUF model loaded into memory, and what its file and this machine say of it; no context yet."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from pathlib import Path
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+from llama_cpp._ggml import libggml
+
+from ngramspec import machine
+from ngramspec.errors import ModelError
+from ngramspec.llama import amx, devices, huge_pages, log
+from ngramspec.llama.devices import build
+from ngramspec.llama.kv_cache import CacheShape, CacheType, fitting_context
+from ngramspec.llama.vocabulary import Vocabulary
+
+
+class Weights(Vocabulary):
+    """A loaded model. Args and errors as of `ngramspec.llama.target.Target`.
+
+    Attributes:
+        notes: what the user should know about how it was loaded.
+        on_gpu: whether a GPU holds any of it.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int,
+        threads: int | None,
+        mmap: bool,
+        extra_buffers: bool | None,
+    ) -> None:
+        self.path = Path(path)
+        self.notes: list[str] = []
+        self.threads = machine.physical_cores() if threads is None else threads
+        self._mapped = mmap
+        log.init_backend()
+        self._load(n_gpu_layers, extra_buffers)
+        self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
+        # A build whose kernels get mended keeps its name, and its passes then cost half.
+        self._loaded_as = f"ngl={n_gpu_layers}{' amx=off' if self.amx_broken else ''}"
+
+    def _load(self, n_gpu_layers: int, extra_buffers: bool | None) -> None:
+        params = llama.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        params.load_mode = llama.LLAMA_LOAD_MODE_AUTO if self._mapped else llama.LLAMA_LOAD_MODE_NONE
+        params.no_host = extra_buffers is True
+        params.use_extra_bufts = extra_buffers is not False
+        self.amx_broken = extra_buffers is None and _has_broken_amx(n_gpu_layers)
+        if self.amx_broken:
+            self.notes.append(amx.NOTE)
+            params.use_extra_bufts = amx.hide(libggml)
+        before = huge_pages.anonymous()
+
+        @llama.llama_progress_callback  # type: ignore[untyped-decorator]
+        def loading(done: float, _data: Any) -> bool:
+            # The first call comes when all buffers are mapped and none is filled.
+            if done == 0:
+                huge_pages.advise(before)
+            return True
+
+        params.progress_callback = loading
+        self._open_model(params)
+        if llama.llama_model_has_encoder(self._model) or not llama.llama_model_has_decoder(self._model):
+            raise ModelError(f"{self.path}: this model has an encoder; only decoder models can be run")
+        if llama.llama_model_is_diffusion(self._model):
+            raise ModelError(f"{self.path}: a diffusion model does not decode token by token")
+        self.n_ctx_train: int = llama.llama_model_n_ctx_train(self._model)
+        self.size_bytes: int = llama.llama_model_size(self._model)
+        self.n_params: int = llama.llama_model_n_params(self._model)
+        self.architecture = self._meta("general.architecture") or "unknown"
+        self.name = self._meta("general.name") or self.path.stem
+        buffer = ctypes.create_string_buffer(256)
+        llama.llama_model_desc(self._model, buffer, 256)
+        self.description = buffer.value.decode("utf-8", "replace")
+        self.devices = devices.devices(libggml)
+        is_recurrent = llama.llama_model_is_recurrent, llama.llama_model_is_hybrid
+        self._recurrent = any(ask(self._model) for ask in is_recurrent)
+
+    def _meta(self, key: str) -> str | None:
+        buffer = ctypes.create_string_buffer(1024)
+        length = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, 1024)
+        return buffer.value.decode("utf-8", "replace") if length >= 0 else None
+
+    def _context_size(self, asked: int | None, cache_types: tuple[CacheType, CacheType]) -> int:
+        """How many tokens a context holds: as many as were asked for, or as fit."""
+        heads = max(1, llama.llama_model_n_head(self._model))
+        head_width = llama.llama_model_n_embd(self._model) // heads
+        per_token = CacheShape(
+            llama.llama_model_n_layer(self._model),
+            llama.llama_model_n_head_kv(self._model) or heads,
+            int(self._meta(f"{self.architecture}.attention.key_length") or head_width),
+            int(self._meta(f"{self.architecture}.attention.value_length") or head_width),
+        ).bytes_per_token(*cache_types)
+        if asked is None:
+            # Mapped weights still count as free memory, and will not stay so.
+            mapped = self.size_bytes if self._mapped and not self.on_gpu else 0
+            free = devices.free_bytes(self.devices, self.on_gpu, mapped)
+            size, note = fitting_context(self.n_ctx_train, per_token, free)
+            self.notes += [note] if note else []
+            return size
+        total = devices.total_bytes(self.devices, self.on_gpu)
+        # The estimate is exact for plain attention only. Without this check the system ends the process.
+        if asked * per_token > total and not self._recurrent and llama.llama_model_n_swa(self._model) == 0:
+            raise ModelError(
+                f"a context of {asked} tokens takes {asked * per_token / 2**30:.1f} GiB of KV cache, but there are"
+                f" {total / 2**30:.1f} GiB in all; try a smaller -c/--ctx-size"
+            )
+        if asked > self.n_ctx_train > 0:
+            self.notes.append(f"context of {asked} tokens is more than the {self.n_ctx_train} the model was trained on")
+        return asked
+
+    def _key(self, settings: str) -> str:
+        digest = hashlib.blake2b(digest_size=12)
+        with self.path.open("rb") as file:
+            digest.update(file.read(1 << 16))
+            file.seek(max(0, self.path.stat().st_size - (1 << 16)))
+            digest.update(file.read(1 << 16))
+        digest.update(f"{self.path.stat().st_size} {build()} {machine.name()}".encode())
+        devices = [d.name for d in self.devices]
+        digest.update(f"{self.threads} {self._loaded_as} {settings} {devices}".encode())
+        return digest.hexdigest()
+
+
+def _has_broken_amx(n_gpu_layers: int) -> bool:
+    """Whether weights would be placed for AMX kernels that do not work."""
+    if "AMX_INT8 = 1" not in build():
+        return False
+    all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in devices.devices(libggml))
+    return not all_on_gpu and not amx.works(Path(libggml._name))

@@ -1,0 +1,166 @@
+"""`NumpySampler`: samplers in numpy, so that the algorithms are tested where llama.cpp is not installed.
+
+Its laws are llama.cpp's (`tests/llama/test_numpy_sampler.py`); the coins that XTC and mirostat toss are its own. It
+has no vocabulary: DRY is an error, and a grammar is not kept to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.sampling.distribution import BadLogits, Distribution, point_mass, softmax, top_token
+from ngramspec.sampling.sampler import Pick
+from ngramspec.sampling.settings import Sampling
+
+Scores = NDArray[np.float64]
+
+
+class NumpySampler:
+    """See `ngramspec.sampling.sampler.Sampler`.
+
+    Args:
+        sampling: the settings; ValueError for DRY, or the bias of an unknown token.
+        n_vocab: size of the vocabulary.
+        n_ctx: what a look-back of -1 means.
+    """
+
+    grammar = None
+
+    def __init__(self, sampling: Sampling, n_vocab: int, n_ctx: int = 0) -> None:
+        for token, _ in sampling.logit_bias:
+            if not 0 <= token < n_vocab:
+                raise ValueError(f"logit bias of token {token}, but the vocabulary has tokens 0 to {n_vocab - 1} only")
+        if sampling.dry_multiplier > 0:
+            raise ValueError("DRY needs a vocabulary, for the texts that break a sequence")
+        self.sampling = sampling
+        self._window = n_ctx if sampling.repeat_last_n < 0 else sampling.repeat_last_n
+        self._recent: list[int] = []
+        self._coins = np.random.default_rng(sampling.seed)
+        self._mu = 2 * sampling.mirostat_tau
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        for token in prompt:
+            self.accept(token)
+
+    def accept(self, token: int) -> None:
+        self._recent = [*self._recent, token][-self._window :] if self._window else []
+
+    def draw(self, logits: NDArray[np.float32], pick: Pick) -> int:
+        return pick(self.distribution(logits), 0)
+
+    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
+        s = self.sampling
+        top_token(logits)  # raises where no token can be chosen
+        scores = logits.astype(np.float64)
+        for token, bias in s.logit_bias:
+            scores[token] += bias
+        if scores.max() == -np.inf:
+            raise BadLogits("all logits that can be chosen are -inf: there is no token to choose")
+        if s.selects:
+            return point_mass(self._mirostat(scores / s.temperature))
+        for name in s.samplers:
+            # Nothing behind the temperature moves logits, but for penalties, and those are behind greedy's choice.
+            if s.greedy and name == "temperature":
+                break
+            scores = getattr(self, f"_{name}")(scores)
+        if scores.max() in (-np.inf, np.inf) or np.isnan(scores).any():
+            raise BadLogits("no token is left to choose: the sampling settings take the logits of all out of range")
+        if s.greedy:
+            return point_mass(int(np.argmax(scores)))
+        left = np.flatnonzero(scores > -np.inf)
+        return softmax(left.astype(np.int32), scores[left])
+
+    def _penalties(self, scores: Scores) -> Scores:
+        s, scores = self.sampling, scores.copy()
+        for token, count in Counter(self._recent).items():
+            scores[token] *= 1 / s.repeat_penalty if scores[token] > 0 else s.repeat_penalty
+            scores[token] -= count * s.frequency_penalty + s.presence_penalty
+        return scores
+
+    def _dry(self, scores: Scores) -> Scores:
+        return scores
+
+    def _top_n_sigma(self, scores: Scores) -> Scores:
+        if self.sampling.top_n_sigma <= 0:
+            return scores
+        finite = scores[scores > -np.inf]
+        return _keep(scores, scores >= finite.max() - self.sampling.top_n_sigma * finite.std())
+
+    def _top_k(self, scores: Scores) -> Scores:
+        k = self.sampling.top_k
+        return _first(scores, k) if 0 < k < scores.size else scores
+
+    def _typ_p(self, scores: Scores) -> Scores:
+        p = self.sampling.typical_p
+        if p >= 1:
+            return scores
+        law = _law(scores)
+        surprise = -np.log(law, where=law > 0, out=np.full_like(law, -np.inf))
+        order = np.argsort(np.abs(surprise - law @ np.where(law > 0, surprise, 0.0)), kind="stable")
+        return _keep_ids(scores, order[: int(np.argmax(np.cumsum(law[order]) > p)) + 1])
+
+    def _top_p(self, scores: Scores) -> Scores:
+        p = self.sampling.top_p
+        if p >= 1:
+            return scores
+        mass = np.cumsum(np.sort(_law(scores))[::-1])
+        # In float32, as llama.cpp adds: the sum of all may be a little below 1.
+        reached = mass >= p
+        return _first(scores, int(np.argmax(reached)) + 1 if reached.any() else scores.size)
+
+    def _min_p(self, scores: Scores) -> Scores:
+        p = self.sampling.min_p
+        return _keep(scores, scores >= scores.max() + np.log(p)) if p > 0 else scores
+
+    def _xtc(self, scores: Scores) -> Scores:
+        s = self.sampling
+        if s.xtc_probability <= 0 or s.xtc_threshold > 0.5 or self._coins.random() > s.xtc_probability:
+            return scores
+        order = np.argsort(-scores, kind="stable")
+        above = int(((_law(scores) >= s.xtc_threshold) & (scores > -np.inf)).sum())
+        return _keep_ids(scores, order[max(0, above - 1) :])
+
+    def _temperature(self, scores: Scores) -> Scores:
+        s = self.sampling
+        temperature = s.temperature
+        left = int((scores > -np.inf).sum())
+        if s.dynatemp_range > 0 and left > 1:
+            law = _law(scores)
+            entropy = -float((law[law > 0] * np.log(law[law > 0])).sum()) / np.log(left)
+            low, high = max(0.0, temperature - s.dynatemp_range), temperature + s.dynatemp_range
+            temperature = low + (high - low) * entropy**s.dynatemp_exponent
+        return scores / max(temperature, 1e-20)
+
+    def _mirostat(self, scores: Scores) -> int:
+        """Mirostat 2: cut off what would surprise by more than mu bits, draw, and move mu towards tau."""
+        s = self.sampling
+        surprise = -np.log2(np.maximum(_law(scores), 1e-300))
+        allowed = surprise <= max(self._mu, surprise.min())
+        law = _law(_keep(scores, allowed))
+        token = int(np.searchsorted(np.cumsum(law), self._coins.random() * law.sum()))
+        self._mu -= s.mirostat_eta * (-np.log2(law[token]) - s.mirostat_tau)
+        return token
+
+
+def _law(scores: Scores) -> Scores:
+    weights: Scores = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+def _keep(scores: Scores, kept: NDArray[np.bool_]) -> Scores:
+    return np.where(kept, scores, -np.inf)
+
+
+def _keep_ids(scores: Scores, ids: NDArray[np.intp]) -> Scores:
+    kept = np.zeros(scores.size, np.bool_)
+    kept[ids] = True
+    return _keep(scores, kept)
+
+
+def _first(scores: Scores, count: int) -> Scores:
+    """The largest scores, the lowest ids among equals."""
+    return _keep_ids(scores, np.argsort(-scores, kind="stable")[:count])

@@ -1,0 +1,21 @@
+"""Records of passes for tests of policies."""
+
+from __future__ import annotations
+
+from ngramspec.policies.policy import Pass
+
+
+def passed(
+    emitted: int, drafted: int, guessed: int, seconds: float, draft_seconds: float, plain_seconds: float
+) -> Pass:
+    """The record of a pass that sent and emitted so many tokens, whichever they were."""
+    return Pass(
+        (7,) * emitted,
+        drafted=(7,) * drafted,
+        accepted=min(emitted - 1, drafted),
+        guessed=guessed,
+        batch=1 + drafted,
+        seconds=seconds,
+        draft_seconds=draft_seconds,
+        plain_seconds=plain_seconds,
+    )
