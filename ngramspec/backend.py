@@ -133,9 +133,6 @@ class ModelBase:
 class Runner(Model, Vocabulary, Protocol):
     """A model and its vocabulary in one object."""
 
-    @property
-    def n_vocab(self) -> int: ...
-
 
 # --------------------------------------------------------------------------- settings that change the rounding
 

@@ -3,7 +3,7 @@
 A drafter is three methods in a file of its own, and a line in `DRAFTERS`. This one guesses that the text repeats what
 stood a few tokens back:
 
-    class Echo:
+    class Echo(Drafter):
         name, back = "echo", 8
 
         def begin(self, prompt):

@@ -9,7 +9,7 @@ is provably right (see `ngramspec.llama.snapshots`), else to a checkpoint, a cop
 beginning. A sliding window is cut only if the cache still holds all that the window shows from there. What is not
 provably right is never kept, whatever llama.cpp answers: whoever cuts evaluates the tokens that are missing again.
 
-llama.cpp is handed in by `ngramspec.llama.target`.
+llama.cpp is handed in by `ngramspec.llama.context`.
 """
 
 from __future__ import annotations

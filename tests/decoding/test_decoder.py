@@ -19,7 +19,10 @@ from numpy.typing import NDArray
 from support.decoder_loop import CLOCK, Oracle, cheap, drive, model
 from support.mock_target import MockTarget, plain_generate
 
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.speculation import Speculation
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft
@@ -524,3 +527,27 @@ def test_real_passes_refresh_the_curve(tmp_path: Path) -> None:
     for _ in range(25):
         _, steps = drive(decoder, prompt, max_tokens=50)
     assert steps[-1].plain_seconds == pytest.approx(3e-3, rel=0.1)
+
+
+def test_what_is_passed_in_leaves_nothing_else_to_say() -> None:
+    mock, curve = model(12), GivenCurve({1: 1.0})
+    with pytest.raises(ValueError, match="calibration that is passed in"):
+        SpeculativeDecoder(mock, curve=curve, calibration=Calibration())
+    for more in ({"drafter": None}, {"drafter": "suffix"}, {"policy": "fixed"}, {"draft_max": 3}):
+        with pytest.raises(ValueError, match="speculation that is passed in"):
+            SpeculativeDecoder(mock, speculation=Speculation(None, FixedPolicy()), **more)
+
+
+def test_a_calibration_is_shared_until_a_decoder_goes_its_own_way() -> None:
+    mock, known = model(12), Calibration()
+    one, other = (SpeculativeDecoder(mock, calibration=known, exact="off") for _ in range(2))
+    drive(one, [1, 2, 3], max_tokens=9)
+    assert known.curve is not None
+    assert other.calibration is known
+    other.calibrate(known)
+    assert other.calibration.curve is not None
+    assert other.calibration.curve is not known.curve
+    assert other.calibration.curve.to_json() == known.curve.to_json()
+    before = known.curve.to_json()
+    other.calibration.curve.observe(5, 3.0)
+    assert known.curve.to_json() == before != other.calibration.curve.to_json()

@@ -19,6 +19,7 @@ from ngramspec.decoding.speculation import Speculation
 from ngramspec.drafting.chances import Record
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies import make_policy
+from ngramspec.policies.policy import Pass
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
 
@@ -79,11 +80,12 @@ class Run:
         self.proposals: list[Draft] = []
         at = 9
         while at < len(truth):
-            draft, size = speculation.plan(len(truth) - at)
+            draft, _, size, _ = speculation.plan(len(truth) - at)
             asked = ask if speculation.proposal is not None else 0.0
             self.proposals += [speculation.proposal] if speculation.proposal else []
-            tokens = truth[at : at + common_prefix(draft.tokens, truth[at:]) + 1]
-            speculation.learn(tokens, draft, size, cost.ratio(size), ask)
+            tokens = tuple(truth[at : at + common_prefix(draft.tokens, truth[at:]) + 1])
+            done = Pass(tokens, drafted=draft.tokens, accepted=len(tokens) - 1, batch=size, seconds=cost.ratio(size))
+            speculation.learn(done, ask)
             self.seconds += cost.ratio(size) + asked
             self.drafted += len(draft)
             at += len(tokens)

@@ -7,7 +7,7 @@ from typing import Any
 
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.backend import Runner
+from ngramspec.backend import Model
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
@@ -31,7 +31,7 @@ def milliseconds() -> float:
     return 1e3 * CLOCK.perf_counter()
 
 
-def unmeasured(target: Runner, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
+def unmeasured(target: Model, *, slope: float = 0.1, **options: Any) -> SpeculativeDecoder:
     """A decoder that knows what passes cost (that much for each token more), and leaves nothing on disk."""
     return SpeculativeDecoder(target, curve=GivenCurve({1: 1.0, 64: 1 + 63 * slope}), clock=milliseconds, **options)
 
@@ -59,7 +59,7 @@ def drive(
         assert step.batch >= 1 + len(step.drafted) or len(steps) == 1
         assert step.source in ((name, "grammar", f"{name}+grammar") if step.drafted else ("",))
         assert (step.stop_string is not None) == (step.stop == "stop")
-        assert not any(target.is_eog(token) for token in step.drafted[:-1])
+        assert not any(decoder.vocabulary.is_eog(token) for token in step.drafted[:-1])
     assert steps[-1].stop is not None
     assert len(emitted) <= max_tokens
     assert target.tokens == [*prompt, *emitted[:-1]]

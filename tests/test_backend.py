@@ -1,0 +1,209 @@
+"""The contract of `ngramspec.backend`, on every runner: the tests for whoever writes another one.
+
+Add a line to `RUNNERS`. What is expected of the texts needs no knowledge of the model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.cli_runner import DEMO
+from support.decoder_loop import drive, unmeasured
+from support.mock_target import MockTarget
+from support.numpy_sampler import NumpySampler
+
+from ngramspec.backend import Model, ModelBase, Progress, Runner, Vocabulary
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.sampling.settings import Sampling
+
+
+class Bigrams(ModelBase):
+    """The least that a model is: no rollback, nothing measured, its logits a table of the last token."""
+
+    can_rollback = False
+    max_batch = 16
+
+    def __init__(self, n_vocab: int = 30, n_ctx: int = 200) -> None:
+        self.tokens: list[int] = []
+        self.n_vocab, self.n_ctx = n_vocab, n_ctx
+        self._table = (4 * np.random.default_rng(1).standard_normal((n_vocab, n_vocab))).astype(np.float32)
+
+    def prefill(
+        self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None
+    ) -> NDArray[np.float32]:
+        self.tokens = list(tokens)
+        row: NDArray[np.float32] = self._table[tokens[-1]]
+        return row
+
+    def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        self.tokens += tokens
+        return self._table[list(tokens)]
+
+    def rollback(self, length: int) -> None:
+        assert length == len(self.tokens), "nothing can be taken back"
+
+    def clear(self) -> None:
+        self.tokens.clear()
+
+
+class CuttableBigrams(Bigrams):
+    """One step further: tokens can be taken back."""
+
+    can_rollback = True
+
+    def rollback(self, length: int) -> None:
+        del self.tokens[length:]
+
+
+class Letters:
+    """The least that a vocabulary is."""
+
+    def __init__(self, n_vocab: int = 30) -> None:
+        self.n_vocab = n_vocab
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+        return [ord(letter) - 97 for letter in text]
+
+    def piece(self, token: int) -> bytes:
+        return bytes([97 + token])
+
+    def is_eog(self, token: int) -> bool:
+        return False
+
+    def sampler(self, sampling: Sampling) -> NumpySampler:
+        return NumpySampler(sampling, self.n_vocab)
+
+
+def llama() -> Runner:
+    pytest.importorskip("llama_cpp")
+    from ngramspec.llama.target import Target
+
+    return Target(DEMO, n_ctx=256, threads=1, exact="on")
+
+
+RUNNERS: dict[str, Callable[[], tuple[Model, Vocabulary]]] = {
+    "no rollback": lambda: (Bigrams(), Letters()),
+    "rollback": lambda: (CuttableBigrams(), Letters()),
+    "mock": lambda: ((mock := MockTarget(60)), mock),
+    "mock, replays": lambda: ((mock := MockTarget(60, replays=True)), mock),
+    "llama": lambda: ((target := llama()), target),
+}
+
+
+@pytest.fixture(scope="module", params=RUNNERS)
+def runner(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Vocabulary]]:
+    model, vocabulary = RUNNERS[request.param]()
+    yield model, vocabulary
+    if hasattr(model, "close"):
+        model.close()
+
+
+@pytest.fixture
+def model(runner: tuple[Model, Vocabulary]) -> Model:
+    runner[0].clear()
+    return runner[0]
+
+
+@pytest.fixture
+def vocabulary(runner: tuple[Model, Vocabulary]) -> Vocabulary:
+    return runner[1]
+
+
+PROMPT = [5, 6, 7, 8, 9, 6, 7]
+MORE = [8, 9, 6, 7]
+SAMPLINGS = [
+    Sampling(),
+    Sampling(0.8, seed=3),
+    Sampling(1.0, seed=4, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.2),
+]
+
+
+def test_tokens_have_pieces(vocabulary: Vocabulary) -> None:
+    tokens = vocabulary.tokenize("abba", add_bos=False)
+    assert b"".join(map(vocabulary.piece, tokens)).strip() == b"abba"
+    assert all(0 <= token < vocabulary.n_vocab and not vocabulary.is_eog(token) for token in tokens)
+
+
+def test_a_sampler_draws_from_its_law(model: Model, vocabulary: Vocabulary) -> None:
+    row = model.prefill(PROMPT).copy()
+    for sampling in SAMPLINGS:
+        sampler = vocabulary.sampler(sampling)
+        sampler.begin(PROMPT)
+        seen = []
+        token = sampler.draw(row, lambda law, attempt, seen=seen: seen.append(law) or int(law.ids[-1]))  # type: ignore[misc,func-returns-value]
+        law = vocabulary.sampler(sampling)
+        law.begin(PROMPT)
+        found = law.distribution(row)
+        assert found.probability(token) > 0
+        assert found.probs.sum() == pytest.approx(1)
+        assert all((one.ids == found.ids).all() and (one.probs == found.probs).all() for one in seen)
+        assert not sampling.greedy or found.ids.tolist() == [int(row.argmax())]
+
+
+def test_rows_have_the_shapes_that_are_asked_for(model: Model) -> None:
+    row = model.prefill(PROMPT)
+    assert (row.shape, row.dtype) == ((model.n_vocab,), np.float32)
+    rows = model.evaluate(MORE)
+    assert (rows.shape, rows.dtype) == ((len(MORE), model.n_vocab), np.float32)
+    assert list(model.tokens) == PROMPT + MORE
+    model.clear()
+    assert list(model.tokens) == []
+
+
+def test_a_batch_says_what_single_tokens_say(model: Model) -> None:
+    """Up to rounding: kernels differ by size, and a sum of some thousand float32 in another order by 1e-4."""
+    last = model.prefill(PROMPT[:1]).copy()
+    singles = [last, *(model.evaluate([token])[0].copy() for token in PROMPT[1:])]
+    model.clear()
+    whole = model.prefill(PROMPT).copy()
+    np.testing.assert_allclose(whole, singles[-1], atol=1e-2)
+    model.clear()
+    model.prefill(PROMPT[:1])
+    np.testing.assert_allclose(model.evaluate(PROMPT[1:]), singles[1:], atol=1e-2)
+
+
+def test_a_prompt_is_read_anew_or_taken_up_and_says_the_same(model: Model) -> None:
+    fresh = model.prefill(PROMPT).copy()
+    model.evaluate(MORE)
+    np.testing.assert_allclose(model.prefill(PROMPT), fresh, atol=1e-2)
+    assert list(model.tokens) == PROMPT
+    aligned = model.prefill(PROMPT, aligned=True).copy()
+    model.clear()
+    assert (model.prefill(PROMPT, aligned=True) == aligned).all()
+
+
+def test_what_was_taken_back_leaves_no_trace(model: Model) -> None:
+    model.prefill(PROMPT)
+    expected = model.evaluate(MORE).copy()
+    model.rollback(len(PROMPT + MORE))
+    assert list(model.tokens) == PROMPT + MORE
+    for kept in range(len(MORE)) if model.can_rollback else ():
+        model.prefill(PROMPT)
+        model.checkpoint()
+        model.evaluate([*MORE[:kept], 20, 21, 22])
+        model.rollback(len(PROMPT) + kept)
+        assert list(model.tokens) == PROMPT + MORE[:kept]
+        assert model.owed in (range(kept + 1) if model.replays else (0,))
+        np.testing.assert_allclose(model.evaluate(MORE[kept:]), expected[kept:], atol=1e-2)
+        assert model.owed == 0
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalties"])
+def test_drafts_do_not_change_the_text(model: Model, vocabulary: Vocabulary, sampling: Sampling) -> None:
+    options: dict[str, Any] = {"vocabulary": vocabulary, "policy": "fixed", "draft_max": 4}
+    options["exact"] = "off" if model.replays else "on"
+    plain = unmeasured(model, drafter=None, **options)
+    drafted = unmeasured(model, drafter="ngram", **options)
+    expected, _ = drive(plain, PROMPT, max_tokens=40, sampling=sampling)
+    text, steps = drive(drafted, PROMPT, max_tokens=40, sampling=sampling)
+    assert text == expected
+    assert model.can_rollback or not any(step.drafted for step in steps)
+
+
+def test_a_model_alone_is_not_enough() -> None:
+    with pytest.raises(ValueError, match="vocabulary"):
+        SpeculativeDecoder(Bigrams())
