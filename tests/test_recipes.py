@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +16,11 @@ from support.cli_runner import DEMO, Done, run
 from support.mock_target import MockTarget
 
 import ngramspec.drafting
-from ngramspec import SpeculativeDecoder
+import ngramspec.policies
+from ngramspec import SpeculativeDecoder, Step
 
 ROOT = Path(__file__).parents[1]
+PROMPT = [1, 2, 3, 1, 2]
 TEXT = (ROOT / "ngramspec" / "README.md").read_text("utf-8")
 
 
@@ -28,17 +30,43 @@ def blocks(recipe: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
 
 
-def test_add_a_drafter(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def follow(recipe: str) -> dict[str, Any]:
+    """What the block of a recipe leaves, run beside a target and a prompt."""
+    names: dict[str, Any] = {"target": MockTarget(peak=8.0), "prompt": PROMPT}
+    (block,) = blocks(recipe)
+    exec(block, names)
+    return names
+
+
+def tokens(steps: Iterable[Step]) -> list[int]:
+    return [token for step in steps for token in step.tokens]
+
+
+@pytest.fixture
+def _undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """What the recipes register and measure goes away."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(ngramspec.drafting, "DRAFTERS", dict(ngramspec.drafting.DRAFTERS))
-    prompt = [1, 2, 3, 1, 2]
-    names: dict[str, Any] = {"target": MockTarget(peak=8.0), "prompt": prompt}
-    (block,) = blocks("Add a drafter")
-    exec(block, names)
-    plain = SpeculativeDecoder(MockTarget(peak=8.0), drafter=None, exact="off").generate(prompt, max_tokens=60)
-    assert [t for step in names["steps"] for t in step.tokens] == [t for step in plain for t in step.tokens]
+    monkeypatch.setattr(ngramspec.policies, "POLICIES", dict(ngramspec.policies.POLICIES))
+
+
+@pytest.mark.usefixtures("_undone")
+@pytest.mark.parametrize("recipe", ["Add a drafter", "Add a policy"])
+def test_the_loop_drafts_with_what_was_added_and_the_text_stays(recipe: str) -> None:
+    names = follow(recipe)
+    plain = SpeculativeDecoder(MockTarget(peak=8.0), drafter=None, exact="off").generate(PROMPT, max_tokens=60)
+    assert tokens(names["steps"]) == tokens(plain)
     assert sum(step.accepted for step in names["steps"]) > 10
-    assert {step.source for step in names["steps"]} <= {"", "copy"}
+    decoder = names["decoder"]
+    assert "copy" in {step.source for step in names["steps"]} or decoder.policy.name == "doubling"
+
+
+@pytest.mark.usefixtures("_undone")
+def test_a_runner_that_was_added_is_drafted_for() -> None:
+    names = follow("Add a backend")
+    assert "".join(step.text for step in names["steps"]) == "abcdefghijklmnopqrstuvwxyz" * 2 + "abcdefgh"
+    assert sum(step.accepted for step in names["steps"]) > 10
+    assert names["runner"].tokens[-1] == ord("g")
 
 
 @pytest.fixture(scope="module")

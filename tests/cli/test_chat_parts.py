@@ -187,7 +187,7 @@ def test_a_stopped_answer_stays_and_the_cache_agrees(session: Session, monkeypat
 
 
 def test_the_next_turn_reuses_the_cache(session: Session, target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    session.sampling = ChatSampling(temp=0.0).sampling()
+    session.sampling = ChatSampling(temperature=0.0).sampling()
     session.ask("a question of some length, so that reading it again would show")
     first = len(target.chat_prompt([{"role": "user", "content": session.conversation.turns[0].user}]))
     computed = []
