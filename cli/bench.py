@@ -128,7 +128,7 @@ def bench(
         orders = None
         if alpha and not ended.code:
             if not target.can_rollback:
-                usage_error("--alpha needs drafts, and this model's memory cannot roll back")
+                usage_error("--alpha needs drafts, and this model's state cannot be taken back")
             gamma = draft.draft_max or GAMMA
             measurement = AlphaMeasurement(target, chosen, gamma, exact=target.exact)
             ended = measure_alpha(measurement, cases, predict)

@@ -7,7 +7,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.conversation import Conversation, Prompt, answer_room
+from ngramspec.conversation import ChatPrompt, Conversation, answer_room
 from ngramspec.cost.disturbance import Disturbance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
@@ -16,7 +16,7 @@ from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.sampling.settings import Sampling
 from ngramspec.trace.file import TraceWriter
-from ngramspec.trace.passes import Header
+from ngramspec.trace.passes import TraceHeader
 
 from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
@@ -101,7 +101,7 @@ class Session:
             note(disturbance.note)
         return True
 
-    def _prompt(self, question: str) -> Prompt:
+    def _prompt(self, question: str) -> ChatPrompt:
         most = self.target.n_ctx - answer_room(self.target.n_ctx, self.limit)
         prompt = self.conversation.prompt(question, self.target.chat_prompt, most)
         dropped = prompt.first - self.conversation.first
@@ -110,7 +110,7 @@ class Session:
             note(f"the {turns} in the context; the model answers without")
         return prompt
 
-    def _answer(self, prompt: Prompt, stats: Stats, tokens: list[int], disturbance: Disturbance) -> tuple[str, str]:
+    def _answer(self, prompt: ChatPrompt, stats: Stats, tokens: list[int], disturbance: Disturbance) -> tuple[str, str]:
         """(text, why it ended) and, added to `tokens`, its tokens; stopped by Ctrl-C, what was written so far."""
         pieces: list[str] = []
         with prefill_bar() as bar:
@@ -121,7 +121,7 @@ class Session:
                 bar(done, total)
 
             if self.trace is not None:
-                header = Header.of(self.decoder, self.target.name, self.sampling, self.acceptance)
+                header = TraceHeader.of(self.decoder, self.target.name, self.sampling, self.acceptance)
                 self.trace.begin(prompt.tokens, self.target.piece, header)
             steps = self.decoder.generate(
                 prompt.tokens,

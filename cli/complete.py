@@ -22,7 +22,7 @@ from ngramspec.models.find import is_model_argument
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.trace.file import TraceWriter
-from ngramspec.trace.passes import Header
+from ngramspec.trace.passes import TraceHeader
 
 from .complete_beams import check_beams, complete_with_beams
 from .console import (
@@ -131,7 +131,7 @@ def complete(
     prompt = _prompt(target, text, limit, truncate)
 
     if writer is not None:
-        writer.begin(prompt, target.piece, Header.of(decoder, target.name, chosen, acceptance))
+        writer.begin(prompt, target.piece, TraceHeader.of(decoder, target.name, chosen, acceptance))
 
     steps, stats, disturbance = list[Step](), Stats(), Disturbance()
     began = time.perf_counter()

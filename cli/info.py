@@ -84,7 +84,7 @@ def _facts(target: Target) -> dict[str, str]:
         "context": f"{target.n_ctx} tokens (the model's: {target.n_ctx_train})",
         "vocabulary": f"{target.n_vocab} tokens",
         "chat template": "the model's own" if target.chat_template else "none in the file; ChatML is used",
-        "memory": _memory(target),
+        "KV cache": _rollback(target),
         "settings": f"{target.threads} threads, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(target.cache_types)}",
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
@@ -93,14 +93,14 @@ def _facts(target: Target) -> dict[str, str]:
     }
 
 
-def _memory(target: Target) -> str:
+def _rollback(target: Target) -> str:
     if not target.can_rollback:
-        return "recurrent or hybrid, and cannot be taken back: drafting is off"
+        return "recurrent state that cannot be taken back: drafting is off"
     if target.replays:
-        return "recurrent or hybrid, without snapshots: a refused draft costs evaluating tokens again"
+        return "recurrent state without snapshots: a refused draft costs evaluating tokens again"
     if target.max_batch < MAX_EVALUATE:
-        return f"recurrent or hybrid, with snapshots: drafts of up to {target.max_batch - 1} tokens can be taken back"
-    return "can roll back"
+        return f"recurrent state with snapshots: drafts of up to {target.max_batch - 1} tokens can be taken back"
+    return "drafts of any length can be taken back"
 
 
 def _show(console: Console, facts: dict[str, str]) -> None:

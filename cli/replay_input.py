@@ -9,21 +9,21 @@ from pathlib import Path
 import numpy as np
 
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import GivenCurve, find_curves, measured
+from ngramspec.cost.given import GivenCurve, find_curves, frozen
 from ngramspec.errors import CurveError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.report import TIMED
-from ngramspec.replay.transcripts import Recorder, Transcripts, sample
+from ngramspec.replay.transcripts import TranscriptReader, Transcripts, sample
 
 from .console import fail, note, prefill_bar, usage_error
 
 LISTED = 10
 """Broken entries named; the rest are counted."""
 
-MEASURED = "measured"
-"""Name of the curve that is measured of --model before the replay."""
+MEASURED = "frozen"
+"""Name of the curve that is frozen of --model before the replay."""
 
 FRONT = 512
 """Tokens of context on which the passes of --model are timed."""
@@ -67,7 +67,7 @@ def read_transcripts(files: Sequence[str], *, strict: bool) -> Transcripts:
 
 def record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None) -> list[Recording]:
     """The conversations as tokens, category by category."""
-    recorder = Recorder(vocabulary)
+    recorder = TranscriptReader(vocabulary)
     if recorder.spelled:
         note("the vocabulary has no chat template: conversations are laid out as ChatML, in ordinary tokens")
     chosen = sample(transcripts.usable, limit)
@@ -89,6 +89,6 @@ def measured_curve(target: Target) -> GivenCurve:
     front = np.random.default_rng(0).integers(0, target.n_vocab, min(FRONT, target.n_ctx // 2))
     target.prefill(front.tolist())
     calibration = Calibration.load(target)
-    curve = measured(calibration.ensure_curve(target))
+    curve = frozen(calibration.ensure_curve(target))
     calibration.save()
     return curve

@@ -18,7 +18,7 @@ from rich.text import Text
 from ngramspec.decoding.step import Stats
 from ngramspec.json_data import encode
 from ngramspec.sampling.settings import Sampling
-from ngramspec.trace.passes import Guess, Header, Own, Token, TracedPass
+from ngramspec.trace.passes import Guess, Own, Token, TracedPass, TraceHeader
 
 from .console import printable, write_stdout
 from .view import ACCEPTED, CORRECTION, REFUSED, summary
@@ -57,7 +57,7 @@ class TraceView:
         self._sources: dict[str, Stats] = {}
         self.open = False
 
-    def header(self, header: Header) -> None:
+    def header(self, header: TraceHeader) -> None:
         """Show what holds for the passes to come."""
         facts = [header.model, _settings(header.sampling), f"acceptance {header.verify}"]
         facts += [f"CHANGES THE OUTPUT: {header.lossy}"] if header.lossy else []

@@ -30,7 +30,7 @@ class Turn(NamedTuple):
     assistant: str
 
 
-class Prompt(NamedTuple):
+class ChatPrompt(NamedTuple):
     """Token ids, and the oldest turn that is still in them (an index into the conversation's turns)."""
 
     tokens: list[int]
@@ -60,7 +60,7 @@ class Conversation:
             found.append({"role": "assistant", "content": turn.assistant})
         return found
 
-    def prompt(self, question: str, encode: Callable[[list[Message]], list[int]], most: int) -> Prompt:
+    def prompt(self, question: str, encode: Callable[[list[Message]], list[int]], most: int) -> ChatPrompt:
         """The prompt that asks `question` next, without the oldest turns where all would be too long.
 
         Drops as few turns as possible, never the system message, never the question. The conversation stays as
@@ -89,9 +89,9 @@ class Conversation:
                 f"{what} a prompt of {len(tokens)} tokens, but the context has room for {most} beside an answer;"
                 " shorten it or raise -c/--ctx-size"
             )
-        return Prompt(tokens, first)
+        return ChatPrompt(tokens, first)
 
-    def add(self, question: str, answer: str, prompt: Prompt) -> None:
+    def add(self, question: str, answer: str, prompt: ChatPrompt) -> None:
         """Append a turn that was answered from `prompt`."""
         self.first = prompt.first
         self.turns.append(Turn(question, answer))

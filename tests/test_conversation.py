@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec.conversation import (
+    ChatPrompt,
     Conversation,
     ConversationError,
     Message,
-    Prompt,
     Turn,
     answer_room,
     load,
@@ -29,7 +29,7 @@ def encode(messages: list[Message]) -> list[int]:
     return [code for m in messages for code in (0, *map(ord, m["content"]))]
 
 
-def contents(prompt: Prompt) -> str:
+def contents(prompt: ChatPrompt) -> str:
     return "".join(map(chr, prompt.tokens)).replace("\0", " ").strip()
 
 

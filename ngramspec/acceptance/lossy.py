@@ -10,9 +10,9 @@ import math
 from collections.abc import Sequence
 
 from ngramspec.acceptance.rules import (
-    Judgement,
     Row,
     Rows,
+    TokenDecision,
     Verdict,
     Watch,
     draw,
@@ -41,11 +41,11 @@ def verify_lenient_greedy(
             margin = float(row[best]) - float(row[guess])
             kept = margin <= slack
             if watch is not None:
-                watch(Judgement(guess, kept, probability(row, guess), {"margin": margin, "slack": slack}))
+                watch(TokenDecision(guess, kept, probability(row, guess), {"margin": margin, "slack": slack}))
             if kept:
                 return guess
         if watch is not None:
-            watch(Judgement(best, None, probability(row, best), {}))
+            watch(TokenDecision(best, None, probability(row, best), {}))
         return best
 
     return keep_while_equal(rows, draft, sampler, decide)
@@ -66,13 +66,13 @@ def verify_typical(
             guess, bar = draft[offset], typical_threshold(p.probs)
             kept = p.probability(guess) > bar
             if watch is not None:
-                watch(Judgement(guess, kept, p.probability(guess), {"threshold": bar}))
+                watch(TokenDecision(guess, kept, p.probability(guess), {"threshold": bar}))
             if kept:
                 sampler.accept(guess)
                 continue
         token = gumbel_pick(sampler.sampling.seed, at, p)
         sampler.accept(token)
         if watch is not None:
-            watch(Judgement(token, None, p.probability(token), {}))
+            watch(TokenDecision(token, None, p.probability(token), {}))
         return Verdict((*draft[:offset], token), offset)
     return whole(draft, count)

@@ -29,11 +29,11 @@ from itertools import accumulate
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.drafting.draft import Choose
+from ngramspec.drafting.draft import Chooser
 from ngramspec.errors import GrammarError
 from ngramspec.sampling import noise
 from ngramspec.sampling.distribution import BadLogits, Distribution
-from ngramspec.sampling.sampler import Pick, Sampler
+from ngramspec.sampling.sampler import Draw, Sampler
 from ngramspec.sampling.settings import Sampling
 
 Row = NDArray[np.float32]
@@ -65,7 +65,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Judgement:
+class TokenDecision:
     """What came of one drafted token, or a token of the target's own.
 
     Attributes:
@@ -82,7 +82,7 @@ class Judgement:
     why: Mapping[str, float]
 
 
-Watch = Callable[[Judgement], None]
+Watch = Callable[[TokenDecision], None]
 """Called for every token that is judged or emitted, in order, by those who want to see."""
 
 
@@ -100,9 +100,9 @@ def verify_greedy(
         if watch is not None:
             if guess is not None:
                 why = {"margin": float(row[token]) - float(row[guess])}
-                watch(Judgement(guess, token == guess, probability(row, guess), why))
+                watch(TokenDecision(guess, token == guess, probability(row, guess), why))
             if token != guess:
-                watch(Judgement(token, None, probability(row, token), {}))
+                watch(TokenDecision(token, None, probability(row, token), {}))
         return token
 
     return keep_while_equal(rows, draft, sampler, decide)
@@ -132,9 +132,9 @@ def verify_coupled(
         token = draw(sampler, row, pick, position + offset)
         if watch is not None:
             if guess is not None:
-                watch(Judgement(guess, token == guess, seen[0].probability(guess), {}))
+                watch(TokenDecision(guess, token == guess, seen[0].probability(guess), {}))
             if token != guess:
-                watch(Judgement(token, None, seen[-1].probability(token), {}))
+                watch(TokenDecision(token, None, seen[-1].probability(token), {}))
         return token
 
     return keep_while_equal(rows, draft, sampler, decide)
@@ -148,7 +148,7 @@ def gumbel_pick(seed: int, position: int, law: Distribution, attempt: int = 0) -
     return int(law.ids[np.argmax(law.logp + g)])
 
 
-def coupled_choice(sampling: Sampling, position: int) -> Choose:
+def coupled_choice(sampling: Sampling, position: int) -> Chooser:
     """The drafter's side of `verify_coupled` for a draft that starts at `position`.
 
     It takes argmax(log weight + G), with the G of `verify_coupled`.
@@ -214,19 +214,19 @@ def verify_rejection(
             u = noise.uniform(seed, at, _ACCEPT)
             if watch is not None:
                 why = {"q": law[guess], "u": u, "overlap": _overlap(p, law)}
-                watch(Judgement(guess, u < odds, p.probability(guess), why))
+                watch(TokenDecision(guess, u < odds, p.probability(guess), why))
             if u < odds:
                 sampler.accept(guess)
                 continue
         token = _draw(p.ids, _residual(p, law, lenience), noise.uniform(seed, at, _SAMPLE))
         sampler.accept(token)
         if watch is not None:
-            watch(Judgement(token, None, p.probability(token), {}))
+            watch(TokenDecision(token, None, p.probability(token), {}))
         return Verdict((*draft[:offset], token), offset)
     return whole(draft, count)
 
 
-def rejection_choice(sampling: Sampling, position: int) -> Choose:
+def rejection_choice(sampling: Sampling, position: int) -> Chooser:
     """The drafter's side of `verify_rejection` for a draft that starts at `position`.
 
     It draws from the weights, so q of the drafted token must be the weights, normalised.
@@ -240,7 +240,7 @@ def rejection_choice(sampling: Sampling, position: int) -> Choose:
     return choose
 
 
-def draw(sampler: Sampler, row: Row, pick: Pick, position: int) -> int:
+def draw(sampler: Sampler, row: Row, pick: Draw, position: int) -> int:
     """`Sampler.draw`, with the position in its errors."""
     try:
         return sampler.draw(row, pick)

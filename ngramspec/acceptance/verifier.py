@@ -1,4 +1,4 @@
-"""`Acceptance`, `Rule`, `Verifier`: how drafts are to be accepted, the rule that this comes to, the rule at work."""
+"""How drafts are to be accepted (`Acceptance`), the rule that this comes to (`Rule`), and it at work (`RuleVerifier`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ngramspec.acceptance.rules import (
     verify_greedy,
     verify_rejection,
 )
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.sampler import Sampler
@@ -46,7 +46,7 @@ class Rule:
 
     name: str
     verify: Verify
-    choose: Callable[[int], Choose] | None = None
+    choose: Callable[[int], Chooser] | None = None
     blind: bool = False
     lossy: str | None = None
 
@@ -128,19 +128,19 @@ def _verify_by_rejection(
     return verify_rejection(rows, draft.tokens, draft.q, sampler, position, watch, lenience=lenience)
 
 
-class Verification(Protocol):
-    """What the decoding loop needs of whatever decides on the tokens; see `Verifier`."""
+class Verifier(Protocol):
+    """What the decoding loop needs of whatever decides on the tokens; see `RuleVerifier`."""
 
     @property
     def blind(self) -> bool:
         """Whether a draft's length must be settled before its tokens are drawn; see `Drafter.propose`."""
 
-    def choose(self, position: int) -> Choose | None: ...
+    def choose(self, position: int) -> Chooser | None: ...
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict: ...
 
 
-class Verifier:
+class RuleVerifier:
     """One way of verifying logits, at work on one text.
 
     Args:
@@ -168,7 +168,7 @@ class Verifier:
         """See `Rule`."""
         return self.rule.blind
 
-    def choose(self, position: int) -> Choose | None:
+    def choose(self, position: int) -> Chooser | None:
         """What the drafter is to pick with, for a draft whose first token has index `position`."""
         return None if self.rule.choose is None else self.rule.choose(position)
 

@@ -18,7 +18,7 @@ from ngramspec.backend import Runner
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
-from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.exactness.choice import Exact
 from ngramspec.policies.simple import FixedPolicy
@@ -48,7 +48,7 @@ class OrderDrafter(Drafter):
         self._count(prompt)
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         tokens: list[int] = []
         laws: list[dict[int, float]] = []
@@ -129,7 +129,7 @@ class AlphaMeasurement:
     """Decodes prompts once per order.
 
     Args:
-        target: its memory must roll back.
+        target: its KV cache must roll back.
         sampling: the target's; above temperature 0 drafts are verified by rejection.
         gamma: most tokens in a draft.
         exact: as in `SpeculativeDecoder`.

@@ -140,7 +140,7 @@ class GivenCurve(CostCurve):
         self.last = size
 
 
-def measured(curve: CostCurve) -> GivenCurve:
+def frozen(curve: CostCurve) -> GivenCurve:
     """What a curve that was measured says now, to be held fixed."""
     return GivenCurve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.switch)
 

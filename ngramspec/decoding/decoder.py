@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.acceptance.rules import Judgement
-from ngramspec.acceptance.verifier import Acceptance, Verification, Verifier
+from ngramspec.acceptance.rules import TokenDecision
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
 from ngramspec.backend import Logits, Model, Progress, Switching, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
@@ -41,7 +41,7 @@ class SpeculativeDecoder:
     """Generates with drafts, and gives the text that the target gives without.
 
     Args:
-        target: the loaded model. One that cannot roll its memory back is decoded plainly.
+        target: the loaded model. One whose KV cache cannot be rolled back is decoded plainly.
         vocabulary: what its tokens mean; None: the target offers that too.
         drafter: a name, a drafter, or None for plain decoding.
         policy: a name or a policy: how much to draft.
@@ -145,7 +145,7 @@ class SpeculativeDecoder:
         *,
         max_tokens: int,
         sampling: Sampling | None = None,
-        verify: str | Acceptance | Verification | None = None,
+        verify: str | Acceptance | Verifier | None = None,
         stop: Sequence[str] = (),
         logprobs: int | None = None,
         detail: bool = False,
@@ -190,14 +190,14 @@ class SpeculativeDecoder:
         text = GenerationText(self.vocabulary, stop, min(max_tokens, room), out_of)
         if logprobs is not None and not 0 <= logprobs <= self.target.n_vocab:
             raise ValueError(f"logprobs is {logprobs}, but must be 0 to {self.target.n_vocab}, the vocabulary's size")
-        watched: list[Judgement] | None = [] if detail else None
+        watched: list[TokenDecision] | None = [] if detail else None
         guide: GrammarGuide | None = None
         calls: CloseCalls | None = None
         if verify is None or isinstance(verify, str | Acceptance):
             sampler = self.vocabulary.sampler(sampling or Sampling())
             # Where nothing is drafted, or all sizes agree, nothing is close.
             calls = CloseCalls(sampler) if self.auto is not None and self.drafter is not None else None
-            verify = Verifier(calls or sampler, verify, watched.append if watched is not None else None)
+            verify = RuleVerifier(calls or sampler, verify, watched.append if watched is not None else None)
             (calls or sampler).begin(prompt)
             if sampler.grammar is not None:
                 guide = GrammarGuide(sampler.grammar)
@@ -238,7 +238,7 @@ class SpeculativeDecoder:
     def _run(
         self,
         prompt: list[int],
-        verifier: Verification,
+        verifier: Verifier,
         emission: Emission,
         guide: GrammarGuide | None,
         progress: Progress | None,

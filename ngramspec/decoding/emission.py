@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ngramspec.acceptance.rules import Judgement, Verdict
+from ngramspec.acceptance.rules import TokenDecision, Verdict
 from ngramspec.backend import Logits
 from ngramspec.decoding.speculation import Plan
 from ngramspec.decoding.step import Step
@@ -27,7 +27,7 @@ class Emission:
         self,
         text: GenerationText,
         logprobs: int | None,
-        judgements: list[Judgement] | None,
+        judgements: list[TokenDecision] | None,
         calls: CloseCalls | None,
     ) -> None:
         self.text = text

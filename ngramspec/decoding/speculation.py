@@ -21,7 +21,7 @@ from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
 from ngramspec.drafting.chances import Record
-from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Drafter
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 
@@ -110,7 +110,7 @@ class Speculation:
         if self.drafter is not None:
             self.drafter.accept((token,))
 
-    def plan(self, left: int, choose: Choose | None = None, *, owed: int = 0) -> Plan:
+    def plan(self, left: int, choose: Chooser | None = None, *, owed: int = 0) -> Plan:
         """Plan the next pass.
 
         Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
-from ngramspec.acceptance.rules import Judgement
+from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies.policy import Pass
 from ngramspec.sampling.logprobs import Logprobs
@@ -38,7 +38,7 @@ class Step(Pass):
     stop: StopReason | None = None
     stop_string: str | None = None
     logprobs: tuple[Logprobs, ...] = ()
-    detail: tuple[Judgement, ...] = ()
+    detail: tuple[TokenDecision, ...] = ()
     judged: Draft = NO_DRAFT
 
     @property

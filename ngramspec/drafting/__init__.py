@@ -19,7 +19,7 @@ stood a few tokens back:
             return right
 
 It does not say how likely its guesses are, so that is estimated from what came of the earlier ones; a drafter that
-knows better says so in `Draft.acceptance`. It draws nothing, so each guess's law q is certain, whatever `choose` is; a
+knows better says so in `Draft.chances`. It draws nothing, so each guess's law q is certain, whatever `choose` is; a
 drafter that has several candidates picks with `choose`, and gives their weights as q.
 """
 

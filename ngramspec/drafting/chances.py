@@ -1,12 +1,12 @@
 """How likely the target is to accept each guess of a draft, from what came of earlier guesses.
 
-`AcceptanceModel` counts online. A guess falls into a cell by what is known when it is made: the length of the matched
+`HitRates` counts online. A guess falls into a cell by what is known when it is made: the length of the matched
 context, how much of that context's history agrees with it, and how well the last guesses did. Each cell counts its
 hits and misses, old ones fading, and is shrunk towards all guesses with its match length, which are shrunk towards a
 prior.
 
-`Judge` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead. `Record`
-does so for the drafts of a drafter that makes no estimates of its own.
+`ChanceEstimator` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead.
+`Record` does so for the drafts of a drafter that makes no estimates of its own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.price import TokenPrice
 
@@ -56,7 +56,7 @@ def _few(number: int) -> int:
 _NOTHING = FadingRate(fade=FADE)
 
 
-class AcceptanceModel:
+class HitRates:
     """Fading counts of hits per cell; `estimate` and `learn` take constant time."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def length_class(match: int) -> int:
     return match if match < 8 else min(5 + match.bit_length(), 11)
 
 
-def pick(choose: Choose, offset: int, weights: Mapping[int, float]) -> int:
+def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
     """What `choose` picks.
 
     Raises:
@@ -100,8 +100,8 @@ def pick(choose: Choose, offset: int, weights: Mapping[int, float]) -> int:
     return token
 
 
-class Judge:
-    """An `AcceptanceModel`, and the guesses that wait for their outcome.
+class ChanceEstimator:
+    """An `HitRates`, and the guesses that wait for their outcome.
 
     A guess is given as (match, count, support): the length of the context it rests on, how often the guessed token
     followed it, and how often anything did.
@@ -110,11 +110,11 @@ class Judge:
     guesses as verifying them would have.
 
     Attributes:
-        acceptance: estimates of the chain's guesses so far.
+        chances: estimates of the chain's guesses so far.
     """
 
     def __init__(self) -> None:
-        self._model = AcceptanceModel()
+        self._model = HitRates()
         self.begin()
 
     def begin(self) -> None:
@@ -124,7 +124,7 @@ class Judge:
 
     def open(self, price: TokenPrice | None) -> None:
         """Start a chain."""
-        self.acceptance: list[float] = []
+        self.chances: list[float] = []
         self._cells: list[Cell] = []
         self._guesses: Sequence[int] = ()
         self._price = price
@@ -135,7 +135,7 @@ class Judge:
         key = cell(length_class(match), count / support, support, self._streak + len(self._cells))
         p = self._model.estimate(key)
         self._cells.append(key)
-        self.acceptance.append(p)
+        self.chances.append(p)
         self._reach *= p
         reach, price = self._reach, self._price
         return reach >= HOPELESS and (price is None or price.pays(reach, len(self._cells)))
@@ -162,7 +162,7 @@ class Judge:
         return hits
 
 
-class Record(Judge):
+class Record(ChanceEstimator):
     """What came of the drafts of a drafter that makes no estimates, as estimates for its next ones.
 
     Told apart are the position in the draft, how many guesses in a row were right before it, and the length of the
@@ -176,7 +176,7 @@ class Record(Judge):
             draft: what the drafter proposed.
             limit, blind: as it was asked for; see `Drafter.propose`.
         """
-        if draft.acceptance or not draft.tokens:
+        if draft.chances or not draft.tokens:
             self._guesses = ()
             return draft
         # How long a drawn draft is, and what its guesses rest on, may hang on the tokens drawn.
@@ -185,4 +185,4 @@ class Record(Judge):
         run = _few(self._streak)
         self._cells = [(length_class(length), _few(position), run) for position, length in enumerate(match)]
         self.close(draft.tokens)
-        return replace(draft, acceptance=tuple(map(self._model.estimate, self._cells)))
+        return replace(draft, chances=tuple(map(self._model.estimate, self._cells)))

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Choose = Callable[[int, Mapping[int, float]], int]
+Chooser = Callable[[int, Mapping[int, float]], int]
 """How a drafter picks among the continuations of a context: (offset in the draft, weights) -> token id.
 
-The weights are counts or probabilities, all positive. Greedy decoding passes no `Choose` and gets the likeliest
+The weights are counts or probabilities, all positive. Greedy decoding passes no `Chooser` and gets the likeliest
 continuation. Sampled decoding passes one that adds the target's own noise (coupled) or draws from the weights
 (rejection); see `ngramspec.acceptance.rules`.
 """
@@ -32,10 +32,10 @@ class Draft:
     Attributes:
         tokens: token ids, in order.
         q: the distribution each token was picked from (token id -> probability, sums to 1); empty when
-            the drafter was given no `Choose`, and then it need not say.
+            the drafter was given no `Chooser`, and then it need not say.
         match: length in tokens of the context that each guess rests on.
         support: how often that context was seen in all (the sum of its counts); empty when nobody counts.
-        acceptance: estimated probability that the target accepts the token, given that it accepted all
+        chances: estimated probability that the target accepts the token, given that it accepted all
             before it; empty when the drafter makes no estimate: `Speculation` then makes one from its record.
         source: which drafter made it.
     """
@@ -44,7 +44,7 @@ class Draft:
     q: tuple[Mapping[int, float], ...] = ()
     match: tuple[int, ...] = ()
     support: tuple[int, ...] = ()
-    acceptance: tuple[float, ...] = ()
+    chances: tuple[float, ...] = ()
     source: str = ""
 
     def __len__(self) -> int:
@@ -59,7 +59,7 @@ class Draft:
             self.q[:length],
             self.match[:length],
             self.support[:length],
-            self.acceptance[:length],
+            self.chances[:length],
             self.source,
         )
 
@@ -82,13 +82,13 @@ class Drafter(Protocol):
         """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         """At most `limit` tokens that may follow everything seen so far; an empty draft is fine.
 
         Args:
             limit: most tokens to propose, at least 1.
-            choose: see `Choose`.
+            choose: see `Chooser`.
             blind: estimate acceptance for `limit` positions from what is known before the first token is
                 drawn. Rejection sampling needs it: q is the law of a drafted token only if no look at that
                 token, or at one after it, decided whether the token stays in the draft.

@@ -101,7 +101,7 @@ class GrammarGuide:
             (*kept.q, *({token: 1.0} for token in forced)) if kept.q or not legal else (),
             (*kept.match, *fill) if kept.match or not legal else (),
             (*kept.support, *fill) if kept.support or not legal else (),
-            (*kept.acceptance, *guesses) if kept.acceptance or not legal else (),
+            (*kept.chances, *guesses) if kept.chances or not legal else (),
             f"{kept.source}+grammar" if legal else "grammar",
         )
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ngramspec.drafting.chances import Judge
-from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.chances import ChanceEstimator
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.predictor import NGramPredictor
 from ngramspec.drafting.price import TokenPrice
 
@@ -21,7 +21,7 @@ class NGramDrafter(Drafter):
     def __init__(self, predictor: NGramPredictor | None = None) -> None:
         self.predictor = NGramPredictor() if predictor is None else predictor
         self._unread: list[int] = []
-        self._judge = Judge()
+        self._judge = ChanceEstimator()
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.predictor.reset()
@@ -30,7 +30,7 @@ class NGramDrafter(Drafter):
         self._judge.begin()
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         # Read in lumps: a policy that is not asking for drafts should not pay for each token.
         if len(self._unread) < FEW:
@@ -43,10 +43,10 @@ class NGramDrafter(Drafter):
         judge.open(price)
         draft = self.predictor.predict(limit, choose, judge.go_on)
         judge.close(draft.tokens)
-        acceptance = judge.acceptance
+        chances = judge.chances
         if blind and draft.tokens:
-            acceptance = [judge.blind(draft.match[0], draft.q[0], draft.support[0])] * limit
-        return Draft(draft.tokens, draft.q, draft.match, draft.support, tuple(acceptance), self.name)
+            chances = [judge.blind(draft.match[0], draft.q[0], draft.support[0])] * limit
+        return Draft(draft.tokens, draft.q, draft.match, draft.support, tuple(chances), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._unread += tokens

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from ngramspec.drafting.context_table import BoundedTable, Continuations, ExactTable
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Chooser, Draft
 
 GoOn = Callable[[int, int, int], bool]
 """Asked after each drafted token: (length of its context, its count, the context's total)."""
@@ -202,7 +202,7 @@ class NGramPredictor:
         for _ in range(len(self._history) - self.window):
             self._drop_oldest()
 
-    def predict(self, limit: int | None = None, choose: Choose | None = None, go_on: GoOn | None = None) -> Draft:
+    def predict(self, limit: int | None = None, choose: Chooser | None = None, go_on: GoOn | None = None) -> Draft:
         """Draft what most often followed the longest known context, token by token.
 
         Args:
@@ -212,7 +212,7 @@ class NGramPredictor:
 
         Returns:
             The draft; shorter than `limit`, or empty, if no table knows the context. `match` holds
-            lengths of 1 to `max_order - 1` tokens; `acceptance` is left empty.
+            lengths of 1 to `max_order - 1` tokens; `chances` is left empty.
 
         Raises:
             ValueError: `limit` is negative, or `choose` returned a token it was not offered.

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.drafting.chances import Judge, pick
-from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.chances import ChanceEstimator, pick
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 
 STEADY = 7
@@ -54,7 +54,7 @@ class RecycleDrafter(Drafter):
         self._successors: dict[int, Successors] = {}
         self._n_vocab = 0
         self._last: int | None = None
-        self._judge = Judge()
+        self._judge = ChanceEstimator()
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._last = prompt[-1] if prompt else None
@@ -74,13 +74,13 @@ class RecycleDrafter(Drafter):
             self._successors[token] = Successors(best, law, run)
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         judge = self._judge
         judge.open(price)
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
-        acceptance: Sequence[float] = judge.acceptance
+        chances: Sequence[float] = judge.chances
         last = self._last
         while last is not None and len(tokens) < limit:
             known = self._successors.get(last)
@@ -91,13 +91,13 @@ class RecycleDrafter(Drafter):
                 last = pick(choose, len(tokens), known.law)
                 q.append(known.law)
                 if blind and not tokens:
-                    acceptance = [judge.blind(known.run, known.law, known.run)] * limit
+                    chances = [judge.blind(known.run, known.law, known.run)] * limit
             tokens.append(last)
             # To the judge a run is what a match is elsewhere: the longer, the surer.
             if not judge.go_on(known.run, known.law[last] * known.run, known.run):
                 break
         judge.close(tokens)
-        return Draft(tuple(tokens), tuple(q), (1,) * len(tokens), (), tuple(acceptance), self.name)
+        return Draft(tuple(tokens), tuple(q), (1,) * len(tokens), (), tuple(chances), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         if tokens:

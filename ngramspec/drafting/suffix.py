@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ngramspec.drafting.chances import Judge, pick
+from ngramspec.drafting.chances import ChanceEstimator, pick
 from ngramspec.drafting.context_table import Shares
-from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.suffix_automaton import SuffixAutomaton
 
@@ -44,7 +44,7 @@ class SuffixDrafter(Drafter):
 
     def __init__(self) -> None:
         self._text = SuffixAutomaton()
-        self._judge = Judge()
+        self._judge = ChanceEstimator()
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._text.clear()
@@ -52,7 +52,7 @@ class SuffixDrafter(Drafter):
         self._judge.begin()
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         text, judge = self._text, self._judge
         judge.open(price)
@@ -60,7 +60,7 @@ class SuffixDrafter(Drafter):
         q: list[Mapping[int, float]] = []
         matches: list[int] = []
         support: list[int] = []
-        acceptance: Sequence[float] = judge.acceptance
+        chances: Sequence[float] = judge.chances
         # The text as a whole was seen once, so this is its longest suffix that was seen before.
         state = text.link[text.last]
         match = text.length[state] if state >= 0 else 0
@@ -75,7 +75,7 @@ class SuffixDrafter(Drafter):
                 edge = text.find(state, pick(choose, len(tokens), counts))
                 q.append(Shares(counts, total))
                 if blind and not tokens:
-                    acceptance = [judge.blind(match, q[0], total)] * limit
+                    chances = [judge.blind(match, q[0], total)] * limit
             tokens.append(text.token[edge])
             matches.append(match)
             support.append(total)
@@ -86,7 +86,7 @@ class SuffixDrafter(Drafter):
                 state = text.link[state]
                 match = text.length[state]
         judge.close(tokens)
-        return Draft(tuple(tokens), tuple(q), tuple(matches), tuple(support), tuple(acceptance), self.name)
+        return Draft(tuple(tokens), tuple(q), tuple(matches), tuple(support), tuple(chances), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._text.extend(tokens)

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits, Distribution
-from ngramspec.sampling.sampler import GrammarState, Pick, Sampler
+from ngramspec.sampling.sampler import Draw, GrammarState, Sampler
 from ngramspec.sampling.settings import Sampling
 
 
@@ -63,7 +63,7 @@ class CloseCalls:
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         return self._sampler.distribution(logits)
 
-    def draw(self, logits: NDArray[np.float32], pick: Pick) -> int:
+    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
         token = self._sampler.draw(logits, pick)
         if self._bound > 0 and self._close(logits, token):
             self._count += 1

@@ -1,6 +1,6 @@
 """`SamplerChain`: llama.cpp's own samplers, in the state that plain decoding would have at this position.
 
-Verification goes through the rows of a batch in order and stops at the first refusal, so that one chain does for
+Verifier goes through the rows of a batch in order and stops at the first refusal, so that one chain does for
 all: a row is shown to it when everything before is settled, and only emitted tokens are accepted into it. A refused
 draft leaves no trace because the chain never saw it. That holds for random samplers (XTC, mirostat) too, which
 draw once per emitted token, in the order of plain decoding.
@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ngramspec.errors import GrammarError
 from ngramspec.llama.grammar import CANDIDATE, Grammar
 from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
-from ngramspec.sampling.sampler import Pick
+from ngramspec.sampling.sampler import Draw
 from ngramspec.sampling.settings import Sampling
 
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
@@ -186,7 +186,7 @@ class SamplerChain:
 
     # ------------------------------------------------------------------ one position
 
-    def draw(self, logits: NDArray[np.float32], pick: Pick) -> int:
+    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
         if self._bare:
             return top_token(logits)
         token = pick(self._law(logits, None), 0)

@@ -163,7 +163,7 @@ class Target(Context):
             root: stands for what the cache holds.
 
         Raises:
-            ValueError: the target was loaded for one sequence, its memory cannot branch, or `root` is not as long.
+            ValueError: the target was loaded for one sequence, its KV cache cannot branch, or `root` is not as long.
         """
         self._check_open()
         if self.n_seq < 2 or not self.can_branch:

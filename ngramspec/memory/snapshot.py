@@ -52,7 +52,7 @@ class MemoryFileError(NGramSpecError):
 
 
 @dataclass(frozen=True, slots=True)
-class Header:
+class FileHeader:
     """What a snapshot says of itself.
 
     Attributes:
@@ -113,13 +113,13 @@ def write_snapshot(file: BinaryIO, vocabulary: bytes, n_vocab: int, tokens: Ints
         raise MemoryFileError(f"{len(tokens):,} tokens are more than a memory holds ({MAX_TOKENS:,})")
     index = TokenIndex.build(tokens.data, chains_for(len(tokens), len(documents)))
     checksum = hashlib.blake2b(digest_size=_DIGEST)
-    header = Header(n_vocab, len(tokens), len(index.heads), len(documents), vocabulary)
+    header = FileHeader(n_vocab, len(tokens), len(index.heads), len(documents), vocabulary)
     file.write(bytes(BLOCK))
     for section in (index.tokens, index.links, index.heads, documents):
         for block in _blocks(memoryview(section)):
             checksum.update(_sums(np.frombuffer(block, np.uint64)))
             file.write(block)
-    header = Header(n_vocab, header.size, header.chains, header.documents, vocabulary, checksum.digest())
+    header = FileHeader(n_vocab, header.size, header.chains, header.documents, vocabulary, checksum.digest())
     file.seek(0)
     file.write(header.pack())
     file.seek(0, os.SEEK_END)
@@ -137,7 +137,7 @@ def _blocks(section: memoryview) -> Iterator[bytes | memoryview]:
         yield bytes(raw[whole:]).ljust(BLOCK, b"\0")
 
 
-def read_header(start: bytes, vocabulary: bytes | None) -> Header:
+def read_header(start: bytes, vocabulary: bytes | None) -> FileHeader:
     """The header in the first block of a file.
 
     Args:
@@ -165,7 +165,7 @@ def read_header(start: bytes, vocabulary: bytes | None) -> Header:
         raise MemoryFileError("was made with another tokenizer")
     if size > MAX_TOKENS or not 0 < chains < 2**31 or chains & (chains - 1) or documents > 2**40:
         raise unusable("is damaged: its header speaks of impossible sizes")
-    return Header(n_vocab, size, chains, documents, found, checksum)
+    return FileHeader(n_vocab, size, chains, documents, found, checksum)
 
 
 def check_length(file: IO[bytes], end: int) -> None:

@@ -94,7 +94,7 @@ class CostPolicy(Policy):
         best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
         reach = expected = 1.0
         least = math.inf
-        for k, p in enumerate(draft.acceptance[: sizes[-1] - 1], 1):
+        for k, p in enumerate(draft.chances[: sizes[-1] - 1], 1):
             reach *= p
             expected += reach
             size, cost = costs[1 + k]
@@ -109,7 +109,7 @@ class CostPolicy(Policy):
             value = expected - worth * cost
             if value > best_value:
                 best, best_size, best_value = k, size, value
-        # `acceptance` may be longer than the draft: see `blind` in `Drafter.propose`.
+        # `chances` may be longer than the draft: see `blind` in `Drafter.propose`.
         if best > len(draft):
             best, best_size = len(draft), costs[1 + len(draft)][0]
         return best, best_size
@@ -157,7 +157,7 @@ class CostPolicy(Policy):
         least = math.inf
         reach = expected = 1.0
         again = debt.save / level
-        for k, p in enumerate(draft.acceptance[: min(len(draft), sizes[-1] - 1 - debt.owed)], 1):
+        for k, p in enumerate(draft.chances[: min(len(draft), sizes[-1] - 1 - debt.owed)], 1):
             again += reach * (1.0 - p) * (debt.restore / level + ratio(debt.owed + 1 + k) - 1.0)
             reach *= p
             expected += reach

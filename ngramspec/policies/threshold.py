@@ -17,7 +17,7 @@ class ThresholdPolicy(FixedPolicy):
     """Draft while the drafter is sure enough, by a threshold that adapts.
 
     The confidence in a position is the drafter's estimate that it will be emitted if it is sent: the product of
-    `Draft.acceptance` up to it. The draft ends before the first position whose confidence is below the threshold, or
+    `Draft.chances` up to it. The draft ends before the first position whose confidence is below the threshold, or
     after `draft_max`. After each pass the threshold
 
         rises   by the factor e^(STEP EDGE)            if a token that was sent was refused,
@@ -60,7 +60,7 @@ class ThresholdPolicy(FixedPolicy):
     ) -> tuple[int, int]:
         most = min(len(draft), self.limit(), sizes[-1] - 1)
         reach = 1.0
-        for k, p in enumerate(draft.acceptance[:most]):
+        for k, p in enumerate(draft.chances[:most]):
             reach *= p
             if reach < self.threshold:
                 most = k

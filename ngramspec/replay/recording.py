@@ -10,7 +10,7 @@ import numpy as np
 from ngramspec.acceptance.rules import Rows, Verdict
 from ngramspec.backend import Logits, ModelBase, Progress
 from ngramspec.cost.given import LARGEST, GivenCurve
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
@@ -109,7 +109,7 @@ class RecordedVerifier:
         self._start = len(recording.prompt)
         self._response = tuple(recording.response)
 
-    def choose(self, position: int) -> Choose | None:
+    def choose(self, position: int) -> Chooser | None:
         return None
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:

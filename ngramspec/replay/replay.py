@@ -25,7 +25,7 @@ from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.speculation import Plan, Speculation
 from ngramspec.decoding.step import Step
-from ngramspec.drafting.draft import Choose, Drafter
+from ngramspec.drafting.draft import Chooser, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Pass, Policy
@@ -59,7 +59,7 @@ class Metered(Speculation):
         super().first(token)
         self.begin_seconds += self._clock() - began
 
-    def plan(self, left: int, choose: Choose | None = None, *, owed: int = 0) -> Plan:
+    def plan(self, left: int, choose: Chooser | None = None, *, owed: int = 0) -> Plan:
         began = self._clock()
         plan = super().plan(left, choose, owed=owed)
         self.work_seconds += self._clock() - began

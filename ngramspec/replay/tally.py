@@ -30,7 +30,7 @@ class Reliability:
 
     def add(self, proposal: Draft, truth: Sequence[int]) -> None:
         """Count a proposal; `truth` is what really followed."""
-        for guess, p, token in zip(proposal.tokens, proposal.acceptance, truth, strict=False):
+        for guess, p, token in zip(proposal.tokens, proposal.chances, truth, strict=False):
             number = min(BINS - 1, int(p * BINS))
             self.seen[number] += 1
             self.predicted[number] += p

@@ -40,7 +40,7 @@ class TimedReplay:
     """Replays recordings on a real target.
 
     Args:
-        target: its memory must roll back.
+        target: its KV cache must roll back.
         drafter, policy, draft_max: as in `Replay`.
 
     Attributes:

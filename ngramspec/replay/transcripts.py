@@ -280,7 +280,7 @@ def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcr
     return chosen
 
 
-class Recorder:
+class TranscriptReader:
     """Turns transcripts into recordings.
 
     Conversations are laid out as ChatML where the vocabulary has its two tokens, or has no chat template; else by

@@ -32,7 +32,7 @@ class GrammarState(Protocol):
         """Move on by a token that is allowed."""
 
 
-Pick = Callable[[Distribution, int], int]
+Draw = Callable[[Distribution, int], int]
 """Draws a token from a law: (law, attempt) -> token id. Attempts of one position need independent draws."""
 
 
@@ -52,7 +52,7 @@ class Sampler(Protocol):
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a text: what the penalties look back on is `prompt`, the grammar is at its start."""
 
-    def draw(self, logits: NDArray[np.float32], pick: Pick) -> int:
+    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
         """The next token, given its logits of shape (n_vocab,); `pick` draws from the law they come to.
 
         As llama.cpp does it: a token is drawn without the grammar; if the grammar forbids it, another is drawn

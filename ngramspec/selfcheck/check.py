@@ -31,7 +31,7 @@ from ngramspec.prompts import Case
 from ngramspec.selfcheck.law import PROMPTS, LawTest, law_tests
 from ngramspec.selfcheck.rollback import ROOM, RollbackTest, rollback_tests
 from ngramspec.selfcheck.states import Kind, StateTest, state_tests
-from ngramspec.selfcheck.texts import Recorder, Setting, TextComparison, TextPair, read, settings
+from ngramspec.selfcheck.texts import LogitsKeeper, Setting, TextComparison, TextPair, read, settings
 
 Name = Literal["greedy", "same seed", "logprobs", "rollback", "reuse", "probe", "calibration", "law"]
 
@@ -105,7 +105,7 @@ class SelfCheck:
         self._calibration = Calibration.load(target, calibration_folder)
         # Nothing here depends on what passes cost, but for the batch sizes of exact mode.
         curve = None if exact else CostCurve({1: 1.0})
-        recorder = Recorder(target)
+        recorder = LogitsKeeper(target)
         self.plain, self.drafted = (
             SpeculativeDecoder(
                 recorder,

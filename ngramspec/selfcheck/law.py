@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.acceptance.verifier import Verifier
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits, Runner
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.prompts import Case
@@ -167,7 +167,7 @@ def _emit(
     """One seed's pass after the prompt: (what was drafted, what was emitted)."""
     sampler = target.sampler(sampling)
     sampler.begin(prompt)
-    verifier = Verifier(sampler, method)
+    verifier = RuleVerifier(sampler, method)
     draft = NO_DRAFT
     if tree.weights:
         choose = verifier.choose(len(prompt))

@@ -13,7 +13,7 @@ from ngramspec.selfcheck.texts import GREEDY, TOP, TextPair
 
 Status = Literal["passed", "explained", "failed", "skipped"]
 
-NO_ROLLBACK = "this model's memory cannot roll back (recurrent or hybrid), so drafting is off"
+NO_ROLLBACK = "this model's state cannot be taken back (recurrent or hybrid), so drafting is off"
 NOT_REACHED = "not reached"
 NO_TIME = "no time for it"
 

@@ -95,7 +95,7 @@ class TextPair:
         return identical and self.logprob_difference <= 2 * bound and self.first_logprob_difference <= _ROUNDING
 
 
-class Recorder:
+class LogitsKeeper:
     """A model that holds on to the logits it returned last, which are valid until it returns others."""
 
     def __init__(self, target: Model) -> None:
@@ -139,7 +139,7 @@ class TextComparison:
         clock: tells seconds.
     """
 
-    target: Recorder
+    target: LogitsKeeper
     plain: SpeculativeDecoder
     drafted: SpeculativeDecoder
     max_tokens: int

@@ -1,7 +1,7 @@
 """Files of traces: `TraceWriter` writes each pass when it is done, `read_trace` reads what there is of them.
 
 with TraceWriter(path) as trace:
-    trace.begin(prompt, target.piece, Header.of(decoder, "my model", sampling))
+    trace.begin(prompt, target.piece, TraceHeader.of(decoder, "my model", sampling))
     for step in decoder.generate(prompt, max_tokens=200, sampling=sampling, detail=True):
         trace.add(step)
 """
@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 from ngramspec.decoding.step import Step
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import decode, encode
-from ngramspec.trace.passes import VERSION, Header, Piece, TracedPass
+from ngramspec.trace.passes import VERSION, Piece, TracedPass, TraceHeader
 
 CONTEXT = 12
 """Tokens of context that are written with a pass."""
@@ -47,13 +47,13 @@ class TraceWriter:
         self._path = path
         self._context: deque[int] = deque(maxlen=CONTEXT)
         self._piece: Piece | None = None
-        self._header: Header | None = None
+        self._header: TraceHeader | None = None
         try:
             self._file = open(path, "w", encoding="ascii")  # noqa: SIM115 - closed by close()
         except (OSError, ValueError) as error:  # ValueError: a name with a null character
             self._fail(error)
 
-    def begin(self, prompt: Sequence[int], piece: Piece, header: Header) -> None:
+    def begin(self, prompt: Sequence[int], piece: Piece, header: TraceHeader) -> None:
         """A generation begins: `prompt` is its context, and `header` is written unless it is that of the last one."""
         self._piece = piece
         self._context.clear()
@@ -122,7 +122,7 @@ class BrokenLine:
     cut: bool
 
 
-def read_trace(lines: Iterable[bytes]) -> Iterator[Header | TracedPass | BrokenLine]:
+def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | BrokenLine]:
     """What the lines of a trace hold, each as soon as it is there.
 
     Raises:
@@ -147,7 +147,7 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[Header | TracedPass | BrokenL
         raise TraceError("this is not a trace: it is empty")
 
 
-def _parse(line: bytes) -> Header | TracedPass:
+def _parse(line: bytes) -> TraceHeader | TracedPass:
     try:
         data = json.loads(line)
     except ValueError as error:  # bytes that are not UTF-8 included
@@ -157,4 +157,4 @@ def _parse(line: bytes) -> Header | TracedPass:
         return TracedPass.from_json(data)
     if version != VERSION:
         raise TraceError(f"the trace has format {version}, and this ngramspec reads format {VERSION}")
-    return decode(Header, data)
+    return decode(TraceHeader, data)

@@ -1,7 +1,7 @@
 """A trace: what the decoding loop did, each pass a line of JSON. `ngramspec.trace.file` writes and reads the files.
 
 The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 1, ...}: the format's version, and the
-attributes of `Header`, which hold for all passes up to the next header. All others are passes, the attributes of
+attributes of `TraceHeader`, which hold for all passes up to the next header. All others are passes, the attributes of
 `Step` and `TracedPass`. How attributes become JSON: see `ngramspec.json_data`; those with a default are left out where
 they have it. A change by which a program would misread what it could read so far raises the version; new keys do not.
 
@@ -19,7 +19,7 @@ from heapq import nsmallest
 from itertools import takewhile
 from typing import Any
 
-from ngramspec.acceptance.rules import Judgement
+from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
@@ -38,13 +38,13 @@ Piece = Callable[[int], bytes]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Header:
+class TraceHeader:
     """What holds for the passes that follow it.
 
     Attributes:
         model: its name.
         sampling: all settings by name, as JSON has them.
-        verify: see `Verifier.name`.
+        verify: see `RuleVerifier.name`.
         lossy: what changes the output, None if nothing does.
         drafter, policy: their names; the drafter's is "" in plain decoding.
         exact: whether `SpeculativeDecoder`'s `exact` was "on".
@@ -69,7 +69,7 @@ class Header:
         model: str,
         sampling: Sampling | None = None,
         verify: Acceptance | str | None = None,
-    ) -> Header:
+    ) -> TraceHeader:
         """The header of a generation; `sampling`, `verify` and errors as in `SpeculativeDecoder.generate`."""
         sampling = sampling or Sampling()
         how = verify if isinstance(verify, Acceptance) else Acceptance(verify)
@@ -122,7 +122,7 @@ class Guess(Token):
 
     Attributes:
         accepted: what the target said of it; None if it was not reached.
-        p, why: see `Judgement`; None if it was not reached (and `why` where no numbers decided).
+        p, why: see `TokenDecision`; None if it was not reached (and `why` where no numbers decided).
         q: probability with which it was drawn; None where the drafter did not draw.
         q_size: how many tokens it was drawn from.
         q_top: the `TOP` likeliest of them, best first.
@@ -142,7 +142,7 @@ class Guess(Token):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Own(Token):
-    """A token that the target chose itself, and its probability (see `Judgement`)."""
+    """A token that the target chose itself, and its probability (see `TokenDecision`)."""
 
     p: float
 
@@ -247,7 +247,7 @@ def _spelled(token: int, piece: Piece) -> dict[str, Any]:
     return {"id": token, "text": text, "hex": "" if text.encode() == raw else raw.hex()}
 
 
-def _guess(draft: Draft, i: int, judgement: Judgement | None, piece: Piece) -> Guess:
+def _guess(draft: Draft, i: int, judgement: TokenDecision | None, piece: Piece) -> Guess:
     token = draft.tokens[i]
     q = draft.q[i] if draft.q else {}
     top = nsmallest(TOP, q, key=lambda other: (-q[other], other))
@@ -259,7 +259,7 @@ def _guess(draft: Draft, i: int, judgement: Judgement | None, piece: Piece) -> G
         q=q.get(token),
         q_size=len(q),
         q_top=tuple(Candidate(**_spelled(other, piece), q=q[other]) for other in top),
-        acceptance=draft.acceptance[i] if draft.acceptance else None,
+        acceptance=draft.chances[i] if draft.chances else None,
         match=draft.match[i] if draft.match else None,
         support=draft.support[i] if draft.support else None,
     )

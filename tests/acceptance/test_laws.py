@@ -23,7 +23,7 @@ from support.small_loop import Propose, certain, from_counts, speculate
 from support.vocabulary_files import END, FIRST_WORD
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def guessing(drafts: Sequence[Path]) -> Propose:
     """A drafter that asks nobody: any of these drafts, at random."""
     rng = random.Random(0)
 
-    def propose(_tokens: list[int], _choose: Choose | None) -> Draft:
+    def propose(_tokens: list[int], _choose: Chooser | None) -> Draft:
         return certain(rng.choice(drafts))
 
     return propose

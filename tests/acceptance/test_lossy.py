@@ -14,7 +14,7 @@ from support.samplers import make_sampler
 from support.small_loop import certain, from_counts, speculate
 
 from ngramspec.acceptance.lossy import verify_lenient_greedy, verify_typical
-from ngramspec.acceptance.rules import Judgement, Verdict, rejection_choice, verify_rejection
+from ngramspec.acceptance.rules import TokenDecision, Verdict, rejection_choice, verify_rejection
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.sampling.settings import Sampling
 
@@ -59,7 +59,7 @@ def test_lenience_of_greedy_decoding() -> None:
     """At temperature 0: as likely as L times the best token, by the softmax, is good enough."""
     rows = np.log(np.array([[0.5, 0.26, 0.24], [0.6, 0.31, 0.09], [0.1, 0.1, 0.8]])).astype(np.float32)
     chain = make_sampler(Sampling(), 3)
-    seen: list[Judgement] = []
+    seen: list[TokenDecision] = []
     assert verify_lenient_greedy(rows, [1, 1], 0.5, chain, 0, seen.append) == Verdict((1, 1, 2), 2)
     assert [(j.token, j.accepted, round(j.p, 5)) for j in seen] == [(1, True, 0.26), (1, True, 0.31), (2, None, 0.8)]
     assert seen[0].why == pytest.approx({"margin": math.log(0.5 / 0.26), "slack": math.log(2)}, rel=1e-5)
@@ -106,7 +106,7 @@ def test_typical_acceptance_keeps_what_is_above_the_bar() -> None:
         row = (rng.uniform(0.2, 4) * rng.standard_normal(20)).astype(np.float32)
         p = next_law(row, s)
         token = int(rng.integers(20)) if position % 3 else int(row.argmax())
-        seen: list[Judgement] = []
+        seen: list[TokenDecision] = []
         verdict = verify_typical([row, row], [token], make_sampler(s, 20), position, seen.append)
         assert verdict.accepted == (p[token] > bar(p))
         assert seen[0].why == pytest.approx({"threshold": bar(p)}, rel=1e-6)

@@ -1,4 +1,4 @@
-"""Verification: the tokens of plain decoding, the odds of acceptance, and what is looked at on the way.
+"""Verifier: the tokens of plain decoding, the odds of acceptance, and what is looked at on the way.
 
 The laws of what is emitted are in `test_laws`. Statistical tests take the seeds 0, 1, 2, ... as their
 sample, so they pass or fail for ever; under exact sampling each would fail with probability below `laws.ALARM`.
@@ -26,7 +26,7 @@ from support.small_loop import Propose, certain, from_counts, speculate
 
 from ngramspec.acceptance import rules
 from ngramspec.acceptance.rules import (
-    Judgement,
+    TokenDecision,
     Verdict,
     coupled_choice,
     rejection_choice,
@@ -34,8 +34,8 @@ from ngramspec.acceptance.rules import (
     verify_greedy,
     verify_rejection,
 )
-from ngramspec.acceptance.verifier import Verifier
-from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft
+from ngramspec.acceptance.verifier import RuleVerifier
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft
 from ngramspec.errors import GrammarError
 from ngramspec.sampling import noise
 from ngramspec.sampling.settings import Sampling
@@ -79,7 +79,7 @@ def any_drafts(guesses: list[tuple[bool, int]], lengths: list[int], right: list[
     """Drafts of the given lengths whose tokens are, as told, right or arbitrary."""
     length, guess = itertools.cycle(lengths), itertools.cycle(guesses)
 
-    def propose(tokens: list[int], _choose: Choose | None) -> Draft:
+    def propose(tokens: list[int], _choose: Chooser | None) -> Draft:
         done = len(tokens) - len(PROMPT)
         ahead = right[done : done + next(length)]
         return certain([t if ok else wrong for t, (ok, wrong) in zip(ahead, guess, strict=False)])
@@ -168,7 +168,7 @@ Q_LAW = {t: c / 10 for t, c in Q.items()}
 ALPHA = 0.1 + 0.2 + 0.2  # sum min(p, q)
 
 
-def rejection_verdicts(n: int, watch: Callable[[Judgement], None] | None = None) -> Iterator[tuple[int, Verdict]]:
+def rejection_verdicts(n: int, watch: Callable[[TokenDecision], None] | None = None) -> Iterator[tuple[int, Verdict]]:
     """(drafted token, verdict) of n passes with one drafted token."""
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
@@ -286,7 +286,7 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_judgements_of_greedy() -> None:
-    seen: list[Judgement] = []
+    seen: list[TokenDecision] = []
     rows = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])).astype(np.float32)
     assert verify_greedy(rows, [0, 2], sampler(Sampling(), 3), 0, seen.append) == Verdict((0, 1), 1)
     assert [(j.token, j.accepted, round(j.p, 6)) for j in seen] == [(0, True, 0.5), (2, False, 0.25), (1, None, 0.5)]
@@ -299,7 +299,7 @@ def test_judgements_of_greedy() -> None:
 
 
 def test_judgements_of_coupled() -> None:
-    seen: list[Judgement] = []
+    seen: list[TokenDecision] = []
     chain = sampler(Sampling(1.0, seed=1, **ALL))
     (first,) = verify_coupled([P], [], chain, 7).tokens
     wrong = (first + 1) % 4
@@ -312,7 +312,7 @@ def test_judgements_of_coupled() -> None:
 
 
 def test_judgements_of_rejection_are_what_decided() -> None:
-    seen: list[Judgement] = []
+    seen: list[TokenDecision] = []
     for token, verdict in rejection_verdicts(300, seen.append):
         guess = seen[0]
         p = math.exp(P[token]) if token < 4 else 0.0
@@ -336,7 +336,7 @@ def test_watching_changes_nothing() -> None:
         ("rejection", Sampling(1.0, seed=2)),
         ("coupled", Sampling(1.0, seed=2, xtc_probability=0.5, repeat_penalty=1.2)),
     ):
-        seen: list[Judgement] = []
+        seen: list[TokenDecision] = []
         watched = speculate(mock, PROMPT, 60, sampling, propose, how, seen.append)
         assert watched == speculate(mock, PROMPT, 60, sampling, propose, how)
         assert sum(j.accepted is True for j in seen) == sum(watched[1])
@@ -350,7 +350,7 @@ def test_watching_changes_nothing() -> None:
 @pytest.mark.parametrize("method", ["greedy", "coupled", "match", "rejection"])
 def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
     sampling = Sampling(0.0 if method == "greedy" else 0.5, top_k=1)
-    verifier = Verifier(sampler(sampling), method)
+    verifier = RuleVerifier(sampler(sampling), method)
     row = np.array([0, 9, 0, 0], np.float32)
     read: list[int] = []
 
@@ -381,12 +381,12 @@ def test_a_dead_end_is_named_with_its_position(method: str, word_vocabulary: Voc
     chain = word_vocabulary.sampler(Sampling(1.0, grammar='root ::= "a" "c"', **ALL))
     row = np.full(word_vocabulary.n_vocab, -np.inf, np.float32)
     row[[words["a"], words["b"]]] = 0.0
-    verdict = Verifier(chain, method).verify([row, row], certain([words["a"]]), 41)
+    verdict = RuleVerifier(chain, method).verify([row, row], certain([words["a"]]), 41)
     assert (verdict.tokens, verdict.accepted) == ((words["a"],), 1)
     assert isinstance(verdict.error, GrammarError)
     assert str(verdict.error).startswith("at position 42 of the text: the grammar comes to a dead end")
     with pytest.raises(GrammarError, match=r"^at position 42 of the text: .*dead end"):
-        Verifier(chain, method).verify([row], NO_DRAFT, 42)
+        RuleVerifier(chain, method).verify([row], NO_DRAFT, 42)
 
 
 def test_greedy_ties_go_to_the_lowest_id() -> None:

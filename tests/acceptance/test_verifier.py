@@ -1,4 +1,4 @@
-"""`Acceptance` and `Verifier`: which rule is taken, and which combinations are none."""
+"""`Acceptance` and `RuleVerifier`: which rule is taken, and which combinations are none."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from support.samplers import make_sampler
 from support.small_loop import certain
 
-from ngramspec.acceptance.rules import Judgement, coupled_choice, rejection_choice
-from ngramspec.acceptance.verifier import METHODS, Acceptance, Verifier
+from ngramspec.acceptance.rules import TokenDecision, coupled_choice, rejection_choice
+from ngramspec.acceptance.verifier import METHODS, Acceptance, RuleVerifier
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
@@ -19,8 +19,8 @@ HOT = Sampling(0.5)
 MIROSTAT = Sampling(0.5, mirostat=2)
 
 
-def verifier(sampling: Sampling, how: Acceptance | str | None = None) -> Verifier:
-    return Verifier(make_sampler(sampling, 6), how)
+def verifier(sampling: Sampling, how: Acceptance | str | None = None) -> RuleVerifier:
+    return RuleVerifier(make_sampler(sampling, 6), how)
 
 
 @pytest.mark.parametrize(
@@ -131,8 +131,8 @@ def test_the_choices_are_those_of_the_rules() -> None:
     ids=str,
 )
 def test_who_watches_is_told_why(sampling: Sampling, how: Any, why: set[str]) -> None:
-    seen: list[Judgement] = []
-    made = Verifier(make_sampler(sampling, 6), how, seen.append)
+    seen: list[TokenDecision] = []
+    made = RuleVerifier(make_sampler(sampling, 6), how, seen.append)
     row = np.array([0, 0, 2, 0, 0, 0], np.float32)
     verdict = made.verify([row, row, row], certain([2, 2]), 4)
     guesses = [j for j in seen if j.accepted is not None]
@@ -160,8 +160,8 @@ def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any
     good = np.array([0, 0, 90, 0, 0, 0], np.float32)
     rows = [good] * 5
     rows[wrong] = np.full(6, np.nan, np.float32)
-    told: list[Judgement] = []
-    made = Verifier(make_sampler(sampling, 6), how, told.append)
+    told: list[TokenDecision] = []
+    made = RuleVerifier(make_sampler(sampling, 6), how, told.append)
     if wrong == 0:
         with pytest.raises(BadLogits, match=r"^at position 30 of the text: the logit of token 0 is nan"):
             made.verify(rows, certain([2] * 4), 30)

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import numpy as np
 
 from architectures.oracle import Oracle
-from architectures.reference import Choose, Reference, Rows, likeliest
+from architectures.reference import Chooser, Reference, Rows, likeliest
 from architectures.settings import Ask, Prompts, Setting
 from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.backend import Logits
@@ -175,7 +175,7 @@ class Bench:
             self._texts[key] = self.reference.text(prompt, MOST, self._choose(list(prompt), temperature))
         return self._texts[key]
 
-    def _choose(self, prompt: list[int], temperature: float) -> Choose:
+    def _choose(self, prompt: list[int], temperature: float) -> Chooser:
         if temperature == 0:
             return likeliest
         sampling = Sampling(temperature, seed=SEED)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 
 KNOWN = 10
@@ -39,7 +39,7 @@ class Oracle(Drafter):
         self._left, self._drafted = list(self._text(prompt)), ()
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         """Always `limit` tokens."""
         del choose, blind, price
@@ -47,7 +47,7 @@ class Oracle(Drafter):
         known = [*self._left[len(right) : limit], *[KNOWN] * limit][: limit - len(right)]
         wrong = [KNOWN + (token + 1) % (self._n_vocab - KNOWN) for token in known]
         self._drafted = (*right, *wrong)
-        return Draft(self._drafted, acceptance=(0.98,) * limit, source=self.name)
+        return Draft(self._drafted, chances=(0.98,) * limit, source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Go on behind these."""

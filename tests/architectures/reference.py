@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Rows = NDArray[np.float32]
-Choose = Callable[[NDArray[np.float32], list[int]], int]
+Chooser = Callable[[NDArray[np.float32], list[int]], int]
 """(logits, the text so far) -> its next token."""
 
 WAYS = ((1, 32, 0), (1, 512, 5), (7, 128, 1), (16, 300, 17))
@@ -58,7 +58,7 @@ class Reference:
         params.flash_attn_type = flash
         self._params = params
 
-    def text(self, prompt: Sequence[int], count: int, choose: Choose = likeliest) -> tuple[list[int], Rows]:
+    def text(self, prompt: Sequence[int], count: int, choose: Chooser = likeliest) -> tuple[list[int], Rows]:
         """(the next `count` tokens, the logits of shape (count, n_vocab) that decided on each)."""
         with self._context() as decode:
             rows = [self._read(decode, prompt)]

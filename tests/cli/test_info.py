@@ -30,7 +30,7 @@ def test_the_build_the_model_and_its_figures(env: dict[str, str]) -> None:
         assert found["size"].endswith(f"{target.n_params / 1e6:.1f} M parameters")
         assert found["context"] == f"512 tokens (the model's: {target.n_ctx_train})"
         assert found["vocabulary"] == f"{target.n_vocab} tokens"
-    assert found["memory"] == "can roll back"
+    assert found["KV cache"] == "drafts of any length can be taken back"
     assert found["settings"] == "1 threads, flash attention auto, KV cache f16/f16"
     assert re.match(r"llama-cpp-python \d+\.\d+.*; .*CPU", found["build"])
     assert {"chat template", "devices", "machine"} <= found.keys()

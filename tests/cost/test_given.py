@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, LARGEST, GivenCurve, find_curves, measured, parse_curve
+from ngramspec.cost.given import CURVES, LARGEST, GivenCurve, find_curves, frozen, parse_curve
 from ngramspec.errors import CurveError
 
 
@@ -47,7 +47,7 @@ def test_passes_do_not_change_it() -> None:
 
 def test_a_measured_curve_is_held_as_it_is() -> None:
     real = CostCurve({1: 0.02, 2: 0.03, 8: 0.05}, switch=0.004)
-    held = measured(real)
+    held = frozen(real)
     assert [held.ratio(n) for n in range(1, 65)] == pytest.approx([real.ratio(n) for n in range(1, 65)])
     assert held.switch == pytest.approx(0.2)
 

@@ -25,7 +25,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.speculation import Speculation
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.choice import Exact
@@ -114,7 +114,7 @@ def test_drafts_that_are_wrong_change_nothing(policy: str, tmp_path: Path) -> No
 def test_a_drafter_that_ignores_the_limit_is_cut(tmp_path: Path) -> None:
     class Chatty(Oracle):
         def propose(
-            self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+            self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
         ) -> Draft:
             return super().propose(60, choose, blind=blind, price=price)
 

@@ -19,7 +19,7 @@ from support.laws import Legal, Path, check_law, chi_square_excess, law_of_text
 from support.mock_target import MockTarget
 from support.vocabulary_files import END, FIRST_WORD
 
-from ngramspec.acceptance.verifier import Verifier
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Draft
@@ -195,7 +195,7 @@ def test_a_forbidden_draw_is_a_refusal(
 
     if silently:
         monkeypatch.setattr(GrammarGuide, "shape", trimming)
-        monkeypatch.setattr(Verifier, "blind", False)
+        monkeypatch.setattr(RuleVerifier, "blind", False)
     mock = Even(vocabulary=word_vocabulary, seconds=cheap, clock=CLOCK)
     prompt = random.Random(3).choices([A, B], k=100)  # a is drafted half the time, and then accepted
     settings = {"grammar": "root ::= [ac]*"}

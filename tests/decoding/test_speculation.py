@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
 from ngramspec.decoding.speculation import Plan, Speculation
-from ngramspec.drafting.draft import NO_DRAFT, Choose, Draft, Drafter
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.entropy import EntropyPolicy
@@ -35,12 +35,12 @@ class Parrot(Drafter):
         self.begun.append(list(prompt))
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         self.limits.append(limit)
         self.blind.append(blind)
         tokens = tuple(range(1, limit + 1))
-        return Draft(tokens, acceptance=(0.5,) * limit, source="parrot")
+        return Draft(tokens, chances=(0.5,) * limit, source="parrot")
 
     def accept(self, tokens: Sequence[int]) -> int:
         self.told.append(tuple(tokens))

@@ -16,7 +16,7 @@ from support.uncompiled import plain_modules
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
-from ngramspec.drafting.draft import Choose
+from ngramspec.drafting.draft import Chooser
 from ngramspec.drafting.mixture import drafter as mixture
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
 from ngramspec.drafting.price import TokenPrice
@@ -28,7 +28,7 @@ BOTH = pytest.mark.parametrize("module", [mixture, PLAIN], ids=["installed", "pl
 LOOP = [1, 2, 3, 4] * 20
 
 
-def picker(rng: random.Random) -> Choose:
+def picker(rng: random.Random) -> Chooser:
     """A choice that has nothing to do with the weights."""
     return lambda _offset, weights: rng.choice(list(weights))
 
@@ -77,9 +77,9 @@ def test_every_field_has_its_entries(module: Any, kind: str) -> None:
         draft = drafter.propose(limit, choose, blind=kind == "blind")
         expected = min(limit, LONGEST)
         assert draft.tokens == tuple((LOOP * 2)[:expected])
-        assert len(draft.match) == len(draft.acceptance) == expected
+        assert len(draft.match) == len(draft.chances) == expected
         assert draft.support == ()
-        assert all(0 < p < 1 for p in draft.acceptance)
+        assert all(0 < p < 1 for p in draft.chances)
         assert len(draft.q) == (0 if choose is None else expected)
         assert draft.source == "mixture"
         head = draft.head(min(2, expected))
@@ -95,7 +95,7 @@ def test_nothing_known_is_an_empty_draft(module: Any) -> None:
         drafter.begin(prompt)
         for options in ({}, {"choose": likeliest}, {"choose": likeliest, "blind": True}):
             draft = drafter.propose(5, **options)
-            assert (draft.tokens, draft.q, draft.acceptance) == ((), (), ())
+            assert (draft.tokens, draft.q, draft.chances) == ((), (), ())
         assert drafter.accept([]) == 0
         assert drafter.accept([9]) == 0
     drafter.accept([1, 2, 3])
@@ -130,7 +130,7 @@ def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int, cheap
     rng = random.Random(seed)
     drafter = practised(seed)
     price = None if cheap else TokenPrice(1.2, [0.1] * 20)
-    seen = {drafter.propose(limit, picker(rng), blind=True, price=price).acceptance for _ in range(12)}
+    seen = {drafter.propose(limit, picker(rng), blind=True, price=price).chances for _ in range(12)}
     assert len(seen) == 1
 
 
@@ -156,7 +156,7 @@ def test_a_blind_length_depends_on_no_draw() -> None:
     for seed in range(30):
         drafter = practised(seed)
         lengths = {
-            len(drafter.propose(8, choose, blind=True, price=TokenPrice(1.2, [0.08] * 20)).acceptance)
+            len(drafter.propose(8, choose, blind=True, price=TokenPrice(1.2, [0.08] * 20)).chances)
             for choose in (likeliest, lambda _, w: min(w, key=lambda t: w[t]), picker(random.Random(seed)))
         }
         assert len(lengths) == 1
@@ -166,13 +166,13 @@ def test_a_blind_length_depends_on_no_draw() -> None:
 
 
 @pytest.mark.parametrize("choose", [None, likeliest])
-def test_a_price_ends_a_draft(choose: Choose | None) -> None:
+def test_a_price_ends_a_draft(choose: Chooser | None) -> None:
     drafter = practised(7)
     whole = drafter.propose(40, choose)
     for worth, slope in ((1.0, 0.02), (1.5, 0.1), (1.0, 0.4), (3.0, 0.5)):
         # An array or any other sequence.
         draft = drafter.propose(40, choose, price=TokenPrice(worth, [slope] * 64))
-        reach = np.cumprod(draft.acceptance)
+        reach = np.cumprod(draft.chances)
         assert draft.tokens == whole.tokens[: len(draft)]
         assert all(reach[:-1] >= worth * slope)
         assert len(draft) == len(whole) or reach[-1] < worth * slope
@@ -222,7 +222,7 @@ def test_estimates_of_drawn_tokens_are_calibrated(blind: bool) -> None:
         token = rng.randrange(2)
         if step >= 1000:
             count += 1
-            predicted += draft.acceptance[0]
+            predicted += draft.chances[0]
             right += draft.tokens[0] == token
         drafter.accept([token])
     assert predicted / count == pytest.approx(right / count, abs=0.04)
@@ -317,7 +317,7 @@ def test_compiled_and_plain_draft_the_same() -> None:
             )
             assert one.tokens == other.tokens
             assert one.match == other.match
-            assert one.acceptance == pytest.approx(other.acceptance, rel=1e-9)
+            assert one.chances == pytest.approx(other.chances, rel=1e-9)
             truth = [*one.tokens[: rng.randrange(len(one) + 1)], rng.randrange(12)]
             assert ours.accept(truth) == theirs.accept(truth)
 

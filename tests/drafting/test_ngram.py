@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.chances import AcceptanceModel, cell
+from ngramspec.drafting.chances import HitRates, cell
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.predictor import NGramPredictor
@@ -19,20 +19,20 @@ from ngramspec.drafting.price import TokenPrice
 
 KEY = cell(3, 1.0, 4, 2)
 
-# --------------------------------------------------------------------------- AcceptanceModel
+# --------------------------------------------------------------------------- HitRates
 
 
 def test_estimate_finds_the_rate() -> None:
     rng = random.Random(0)
     for rate in (0.0, 0.05, 0.5, 0.9, 1.0):
-        model = AcceptanceModel()
+        model = HitRates()
         for _ in range(3000):
             model.learn(KEY, rng.random() < rate)
         assert model.estimate(KEY) == pytest.approx(rate, abs=0.12)  # four deviations of the last 200
 
 
 def test_estimate_follows_a_change() -> None:
-    model = AcceptanceModel()
+    model = HitRates()
     for _ in range(5000):
         model.learn(KEY, True)
     before = model.estimate(KEY)
@@ -45,7 +45,7 @@ def test_estimate_follows_a_change() -> None:
 @settings(max_examples=100, deadline=None, derandomize=True)
 @given(st.integers(0, 20), st.floats(0.01, 1), st.integers(1, 10**6), st.integers(0, 10**6), st.lists(st.booleans()))
 def test_estimate_is_a_probability(match: int, share: float, support: int, streak: int, outcomes: list[bool]) -> None:
-    model = AcceptanceModel()
+    model = HitRates()
     key = cell(match, share, support, streak)
     last = model.estimate(key)
     assert 0 < last < 1
@@ -58,7 +58,7 @@ def test_estimate_is_a_probability(match: int, share: float, support: int, strea
 
 
 def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
-    model = AcceptanceModel()
+    model = HitRates()
     priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]
     assert priors == sorted(priors)
     assert priors[-1] <= 0.6  # careful until something was seen
@@ -71,11 +71,11 @@ def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
 
 
 def priors_of(match: int, share: float) -> float:
-    return AcceptanceModel().estimate(cell(match, share, 4, 0))
+    return HitRates().estimate(cell(match, share, 4, 0))
 
 
 def test_cells_tell_apart_what_matters() -> None:
-    model = AcceptanceModel()
+    model = HitRates()
     for _ in range(300):
         model.learn(cell(3, 1.0, 5, 8), True)
         model.learn(cell(3, 0.3, 5, 0), False)
@@ -96,8 +96,8 @@ def test_the_longest_context_wins_and_limits_hold() -> None:
         draft = drafter.propose(limit)
         assert draft.tokens == (4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6)[: len(draft)]
         assert len(draft) <= limit
-        assert len(draft.acceptance) == len(draft.q) == len(draft.match) == len(draft.support) == len(draft)
-        assert all(0 < p < 1 for p in draft.acceptance)
+        assert len(draft.chances) == len(draft.q) == len(draft.match) == len(draft.support) == len(draft)
+        assert all(0 < p < 1 for p in draft.chances)
         assert draft.source == drafter.name == "ngram"
     assert make_drafter("ngram").name == "ngram"
     with pytest.raises(ValueError, match="ngram"):
@@ -108,7 +108,7 @@ def test_a_price_ends_a_draft() -> None:
     drafter = NGramDrafter()
     drafter.begin([1, 2, 3, 4] * 20)
     whole = drafter.propose(15)
-    reach = [math.prod(whole.acceptance[: k + 1]) for k in range(len(whole))]
+    reach = [math.prod(whole.chances[: k + 1]) for k in range(len(whole))]
     for floor in (0.1, 0.25, 0.6):
         length = next((k for k, r in enumerate(reach, 1) if r < floor), len(whole))
         assert len(drafter.propose(15, price=TokenPrice(2.0, [floor / 2] * 16))) == length
@@ -129,13 +129,13 @@ def test_nothing_known_is_an_empty_draft() -> None:
 def test_begin_forgets_the_text_but_not_the_rates() -> None:
     drafter = NGramDrafter()
     drafter.begin([1, 2, 3] * 30)
-    first = drafter.propose(3).acceptance
+    first = drafter.propose(3).chances
     for _ in range(40):
         drafter.accept(drafter.propose(3).tokens)
     drafter.begin([4, 5, 6])
     assert len(drafter.propose(3)) == 0
     drafter.begin([1, 2, 3] * 30)
-    assert drafter.propose(3).acceptance > first
+    assert drafter.propose(3).chances > first
 
 
 def test_a_predictor_may_be_passed_in() -> None:
@@ -150,11 +150,11 @@ def test_what_was_cut_is_learned_from_too() -> None:
     # The policy sent nothing, yet what the target emitted says that the guesses were right.
     drafter = NGramDrafter()
     drafter.begin([1, 2, 3, 4] * 20)
-    before = drafter.propose(4).acceptance
+    before = drafter.propose(4).chances
     for i in range(200):
         drafter.propose(4)
         drafter.accept([(i % 4) + 1])
-    assert drafter.propose(4).acceptance[0] > max(0.8, before[0])
+    assert drafter.propose(4).chances[0] > max(0.8, before[0])
 
 
 def test_wrong_guesses_lower_the_estimate() -> None:
@@ -164,7 +164,7 @@ def test_wrong_guesses_lower_the_estimate() -> None:
     for _ in range(300):
         draft = drafter.propose(4)
         drafter.accept([(draft.tokens[0] + 1) % 4])
-    assert drafter.propose(4).acceptance[0] < 0.2
+    assert drafter.propose(4).chances[0] < 0.2
     assert len(drafter.propose(15)) <= 3  # and the draft ends where it is hopeless
 
 
@@ -203,9 +203,9 @@ def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int) -> No
             return rng.choice(list(counts))
 
         draft = drafter.propose(limit, choose, blind=True)
-        assert len(draft.acceptance) == limit
+        assert len(draft.chances) == limit
         assert len(draft) <= limit
-        seen.add(draft.acceptance)
+        seen.add(draft.chances)
     assert len(seen) == 1
 
 

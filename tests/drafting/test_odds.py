@@ -1,4 +1,4 @@
-"""`Odds`: what it learns of sources with known rates, compiled and as plain Python.
+"""`ChanceMixer`: what it learns of sources with known rates, compiled and as plain Python.
 
 The sources here are synthetic and their seeds fixed, so every figure is the same in every run.
 """
@@ -24,7 +24,7 @@ ROOM = 1 << 17
 
 def made(module: ModuleType, cells: int = 4, sets: tuple[int, int] = (3, 2)) -> Any:
     """No source sees anything, and every fact of every cell has a place of its own."""
-    made_ = module.Odds(cells, sets)
+    made_ = module.ChanceMixer(cells, sets)
     for i in range(cells * SOURCES):
         made_.states[i] = ABSENT
     for i in range(cells * BIASES):

@@ -220,7 +220,7 @@ def test_fields_of_a_draft() -> None:
     assert draft.match == (1, 2)
     assert draft.support == (3, 2)
     assert [dict(q) for q in draft.q] == [{7: 1 / 3, 8: 2 / 3}, {5: 0.5, 9: 0.5}]
-    assert draft.acceptance == ()
+    assert draft.chances == ()
     assert draft.source == "ngram"
 
 

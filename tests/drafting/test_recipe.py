@@ -45,7 +45,7 @@ class Echo(drafter_class()):  # type: ignore[misc]
 
     def propose(self, *args: Any, **kwargs: Any) -> Draft:
         draft: Draft = super().propose(*args, **kwargs)
-        assert not draft.acceptance
+        assert not draft.chances
         return draft
 
 
@@ -119,7 +119,7 @@ def test_and_is_no_slower_than_plain_where_it_is_wrong(curve: str, ask: float, p
 def test_its_estimates_come_near_its_rate(p: float) -> None:
     run = Run(text(p, 12000), "fixed", "flat", 1e-5)
     for position in range(3):
-        given = [proposal.acceptance[position] for proposal in run.proposals[1000:] if len(proposal) > position]
+        given = [proposal.chances[position] for proposal in run.proposals[1000:] if len(proposal) > position]
         assert len(given) > 500
         assert sum(given) / len(given) == pytest.approx(p, abs=0.06)
 
@@ -130,7 +130,7 @@ def test_positions_are_told_apart() -> None:
         draft = record.estimated(Draft((1, 1, 1)), 3)
         rates = 0.9, 0.1, 0.7
         record.settle([1 if rng.random() < rate else 2 for rate in rates])
-    assert draft.acceptance == pytest.approx((0.9, 0.1, 0.7), abs=0.15)
+    assert draft.chances == pytest.approx((0.9, 0.1, 0.7), abs=0.15)
 
 
 def test_and_matches_where_the_drafter_tells_them() -> None:
@@ -139,13 +139,13 @@ def test_and_matches_where_the_drafter_tells_them() -> None:
         match, rate = ((1,), 0.2) if number % 2 else ((9,), 0.9)
         draft = record.estimated(Draft((1,), match=match), 1)
         if number > 2900:
-            assert draft.acceptance[0] == pytest.approx(rate, abs=0.2)
+            assert draft.chances[0] == pytest.approx(rate, abs=0.2)
         record.settle([1 if rng.random() < rate else 2])
 
 
 def test_a_drafters_own_estimates_stay() -> None:
     record = Record()
-    own = Draft((1, 2), acceptance=(0.3, 0.9))
+    own = Draft((1, 2), chances=(0.3, 0.9))
     assert record.estimated(own, 2) is own
     assert record.estimated(NO_DRAFT, 2) is NO_DRAFT
     record.settle([1, 2, 3])
@@ -158,7 +158,7 @@ def test_blind_estimates_hang_on_no_token_that_was_drawn() -> None:
         record.estimated(Draft(tokens), 6, blind=True)
         record.settle((5, 6, 9))
     drawn = [Draft((1,), match=(7,)), Draft((2, 3), match=(1, 2)), Draft((1,) * 6)]
-    estimates = {record.estimated(draft, 6, blind=True).acceptance for draft in drawn}
+    estimates = {record.estimated(draft, 6, blind=True).chances for draft in drawn}
     assert len(estimates) == 1
     assert len(next(iter(estimates))) == 6
 

@@ -121,7 +121,7 @@ def test_what_stays_the_best_is_surer() -> None:
     for times in (1, 2, 4):
         drafter = knowing({1: 2}, times)
         drafter.begin([1])
-        chances += drafter.propose(1).acceptance
+        chances += drafter.propose(1).chances
     assert chances == sorted(chances)
     assert chances[0] < chances[-1]
 
@@ -157,8 +157,8 @@ def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int) -> No
         assert [dict(q) for q in draft.q] == asked
         assert all(sum(q.values()) == pytest.approx(1) for q in draft.q)
         assert all(token in q for token, q in zip(draft.tokens, draft.q, strict=True))
-        assert len(draft.acceptance) == limit >= len(draft)
-        seen.add(draft.acceptance)
+        assert len(draft.chances) == limit >= len(draft)
+        seen.add(draft.chances)
     assert len(seen) == 1
     with pytest.raises(ValueError, match="not among"):
         drafter.propose(3, lambda offset, weights: 77)
@@ -181,7 +181,7 @@ class Reader(Drafter):
         self.prompt = list(prompt)
 
     def propose(self, limit: int, choose: Any = None, *, blind: bool = False, price: Any = None) -> Draft:
-        return Draft((self.guess,) * limit, acceptance=(0.9,) * limit, source=self.name)
+        return Draft((self.guess,) * limit, chances=(0.9,) * limit, source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         return 0

@@ -1,4 +1,4 @@
-"""`Secondary`: from a probability to what it turned out to mean."""
+"""`OutcomeMap`: from a probability to what it turned out to mean."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ngramspec.drafting.mixture.secondary import REACH, Secondary
+from ngramspec.drafting.mixture.secondary import REACH, OutcomeMap
 
 PROBABILITY = st.floats(1e-6, 1 - 1e-6)
 
@@ -18,13 +18,13 @@ PROBABILITY = st.floats(1e-6, 1 - 1e-6)
 @given(p=PROBABILITY)
 def test_it_starts_as_the_identity_between_its_ends(p: float) -> None:
     end = 1 / (1 + math.exp(-REACH))
-    assert Secondary().estimate(p) == pytest.approx(min(max(p, 1 - end), end), abs=0.01)
+    assert OutcomeMap().estimate(p) == pytest.approx(min(max(p, 1 - end), end), abs=0.01)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(outcomes=st.lists(st.tuples(PROBABILITY, st.booleans()), max_size=60), p=PROBABILITY)
 def test_it_gives_probabilities_whatever_comes(outcomes: list[tuple[float, bool]], p: float) -> None:
-    secondary = Secondary()
+    secondary = OutcomeMap()
     for given_, right in outcomes:
         before = secondary.estimate(given_)
         secondary.learn(given_, right)
@@ -33,7 +33,7 @@ def test_it_gives_probabilities_whatever_comes(outcomes: list[tuple[float, bool]
 
 
 def test_only_what_is_near_moves() -> None:
-    secondary = Secondary()
+    secondary = OutcomeMap()
     far = [0.05, 0.3, 0.8, 0.99]
     before = [secondary.estimate(p) for p in far]
     for _ in range(500):
@@ -45,7 +45,7 @@ def test_only_what_is_near_moves() -> None:
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_it_finds_what_a_distorted_judge_means(power: float) -> None:
     rng = random.Random(0)
-    secondary = Secondary()
+    secondary = OutcomeMap()
     for _ in range(40_000):
         p = rng.uniform(0.02, 0.98)
         secondary.learn(p, rng.random() < p**power)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ngramspec.drafting import make_drafter, suffix_automaton
-from ngramspec.drafting.chances import Judge, length_class
+from ngramspec.drafting.chances import ChanceEstimator, length_class
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.suffix import CLEARLY, SuffixDrafter
 
@@ -197,7 +197,7 @@ def test_drafts_are_those_of_the_naive_rule(text: list[int], more: list[int]) ->
     assert list(draft.tokens) == tokens
     assert list(draft.match) == matches
     assert bool(tokens) == bool(expected_draft([*text, *more], 1)[0])
-    assert len(draft.acceptance) == len(draft.support) == len(draft)
+    assert len(draft.chances) == len(draft.support) == len(draft)
     assert draft.source == drafter.name == make_drafter("suffix").name == "suffix"
 
 
@@ -259,8 +259,8 @@ def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int, cheap
         drafter.accept([rng.randrange(3) for _ in range(rng.randrange(1, 4))])
     price = None if cheap else TokenPrice(1.2, [0.1] * 20)
     drafts = [drafter.propose(limit, picker(rng), blind=True, price=price) for _ in range(12)]
-    assert len({draft.acceptance for draft in drafts}) == 1
-    assert all(len(draft.acceptance) == limit >= len(draft) for draft in drafts)
+    assert len({draft.chances for draft in drafts}) == 1
+    assert all(len(draft.chances) == limit >= len(draft) for draft in drafts)
 
 
 @settings(max_examples=60, deadline=None, derandomize=True)
@@ -313,13 +313,13 @@ def test_begin_forgets_the_text_but_not_the_rates() -> None:
     drafter = SuffixDrafter()
     assert len(drafter.propose(3)) == 0
     drafter.begin([1, 2, 3] * 30)
-    first = drafter.propose(3).acceptance
+    first = drafter.propose(3).chances
     for _ in range(40):
         assert drafter.accept(drafter.propose(3).tokens) == 3
     drafter.begin([4, 5, 6])
     assert len(drafter.propose(3)) == len(drafter.propose(3, blind=True)) == 0
     drafter.begin([1, 2, 3] * 30)
-    assert drafter.propose(3).acceptance > first
+    assert drafter.propose(3).chances > first
 
 
 # --------------------------------------------------------------------------- the judge
@@ -333,10 +333,10 @@ def test_long_matches_share_classes() -> None:
 
 
 def test_wrong_guesses_lower_the_estimate_of_their_class_alone() -> None:
-    judge = Judge()
+    judge = ChanceEstimator()
     judge.open(None)
     judge.go_on(3, 4, 4)
-    before = judge.acceptance[0]
+    before = judge.chances[0]
     for _ in range(50):
         judge.open(None)
         judge.go_on(20, 4, 4)
@@ -344,7 +344,7 @@ def test_wrong_guesses_lower_the_estimate_of_their_class_alone() -> None:
         assert judge.settle([8, 7]) == 0
     judge.open(None)
     judge.go_on(30, 4, 4)
-    assert judge.acceptance[0] < 0.1
+    assert judge.chances[0] < 0.1
     judge.open(None)
     judge.go_on(3, 4, 4)
-    assert judge.acceptance[0] == before
+    assert judge.chances[0] == before

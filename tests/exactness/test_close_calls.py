@@ -13,7 +13,7 @@ from support.mock_target import MockTarget
 from support.samplers import make_sampler
 
 from ngramspec.acceptance.rules import gumbel_pick
-from ngramspec.acceptance.verifier import Verifier
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT
@@ -30,7 +30,7 @@ def counted(sampling: Sampling, row: Logits, bound: float | None) -> tuple[int, 
     calls.begin([1, 2, 3])
     if bound is not None:
         calls.arm(bound)
-    token = Verifier(calls).verify([row], NO_DRAFT, 3).tokens[0]
+    token = RuleVerifier(calls).verify([row], NO_DRAFT, 3).tokens[0]
     return token, calls.take()
 
 
@@ -83,7 +83,7 @@ def test_a_watched_draw_is_judged_by_its_own_law() -> None:
     calls = CloseCalls(make_sampler(sampling, VOCAB))
     calls.begin([1])
     calls.arm(5.0)
-    token = Verifier(calls, None, seen.append).verify([row], NO_DRAFT, 1).tokens[0]
+    token = RuleVerifier(calls, None, seen.append).verify([row], NO_DRAFT, 1).tokens[0]
     assert calls.take() == 1
     assert seen[-1].p == pytest.approx(make_sampler(sampling, VOCAB).distribution(row).probability(token))
 

@@ -64,7 +64,7 @@ def test_forced_text_is_drafted(demo_vocabulary: Vocabulary, blind: bool) -> Non
     assert say(demo_vocabulary, shaped) == '{"name": '
     assert shaped.source == "grammar"
     assert all(q == {t: 1.0} for t, q in zip(shaped.tokens, shaped.q, strict=True))
-    assert len(shaped.acceptance) == len(shaped)
+    assert len(shaped.chances) == len(shaped)
     check_shape(shaped)
     assert made.shape(NO_DRAFT, 2, blind=blind).tokens == shaped.tokens[:2]
 
@@ -122,18 +122,18 @@ def test_rates_are_learnt(demo_vocabulary: Vocabulary) -> None:
     for _ in range(30):
         made.shape(NO_DRAFT, 50)
         made.learn(n, n - 1, ())  # all but the last was right
-    after = made.shape(NO_DRAFT, 50).acceptance
-    assert after[-1] < 0.1 < before.acceptance[-1]
-    assert after[0] > 0.97 > before.acceptance[0]
+    after = made.shape(NO_DRAFT, 50).chances
+    assert after[-1] < 0.1 < before.chances[-1]
+    assert after[0] > 0.97 > before.chances[0]
     for _ in range(30):
         made.shape(NO_DRAFT, 50)
         made.learn(0, 0, ())  # none of it was sent: nothing is learnt
-    assert made.shape(NO_DRAFT, 50).acceptance == after
+    assert made.shape(NO_DRAFT, 50).chances == after
     for _ in range(300):
         made.shape(NO_DRAFT, 50)
         made.learn(n, 0, ())  # what follows a refusal was not tried
-    assert made.shape(NO_DRAFT, 50).acceptance[-1] == after[-1]
-    assert made.shape(NO_DRAFT, 50).acceptance[0] < 0.3
+    assert made.shape(NO_DRAFT, 50).chances[-1] == after[-1]
+    assert made.shape(NO_DRAFT, 50).chances[0] < 0.3
 
 
 def test_a_vocabulary_that_puts_a_space_before_a_first_word(word_vocabulary: Vocabulary) -> None:

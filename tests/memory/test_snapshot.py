@@ -85,7 +85,7 @@ def test_bytes_a_token(size: int) -> None:
     documents = size // 50
     chains = chains_for(size, documents)
     assert chains & (chains - 1) == 0
-    header = snapshot_module.Header(N_VOCAB, size, chains, documents, VOCABULARY)
+    header = snapshot_module.FileHeader(N_VOCAB, size, chains, documents, VOCABULARY)
     if size >= 100_000:
         assert header.sections()[-1] <= 12 * size
         assert 8 * chains >= size

@@ -27,7 +27,7 @@ class Rich(CostPolicy):
 
 
 def draft(acceptance: list[float]) -> Draft:
-    return Draft(tuple(range(len(acceptance))), acceptance=tuple(acceptance))
+    return Draft(tuple(range(len(acceptance))), chances=tuple(acceptance))
 
 
 def curve(slope: float) -> CostCurve:

@@ -10,7 +10,7 @@ import pytest
 from support.recordings import recordings
 
 from ngramspec.cost.given import CURVES, LARGEST, GivenCurve
-from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.replay.oracle import copy_lengths, least_cost
 from ngramspec.replay.recording import Recording
@@ -85,11 +85,11 @@ class Copier(Drafter):
         self._at = 0
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         end = self._at + min(limit, int(self._lengths[self._at])) if self._at < len(self._lengths) else 0
         tokens = tuple(self._response[self._at : end])
-        return Draft(tokens, acceptance=(1.0,) * len(tokens))
+        return Draft(tokens, chances=(1.0,) * len(tokens))
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._at += len(tokens)

@@ -11,12 +11,12 @@ from support.mock_target import Clock, MockTarget, plain_generate
 from support.recordings import recordings
 
 from ngramspec.acceptance.rules import Verdict
-from ngramspec.acceptance.verifier import Verifier
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.simple import FixedPolicy
 from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording, UnendingVocabulary
@@ -42,10 +42,10 @@ class Scripted(Drafter):
         self.told = []
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         tokens = tuple(next(self._drafts))
-        return Draft(tokens, acceptance=(0.75,) * len(tokens), source=self.name)
+        return Draft(tokens, chances=(0.75,) * len(tokens), source=self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self.told.append(tuple(tokens))
@@ -89,7 +89,7 @@ def test_nobody_knows_where_the_record_ends() -> None:
 
     class Asked(Scripted):
         def propose(
-            self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+            self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
         ) -> Draft:
             limits.append(limit)
             return Draft()
@@ -147,13 +147,13 @@ def test_it_drafts_as_real_decoding_does() -> None:
 
 def test_reliability_counts_up_to_the_first_wrong_one() -> None:
     counts = Reliability()
-    counts.add(Draft((1, 2, 3, 4), acceptance=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
-    counts.add(Draft((1, 2), acceptance=(0.0, 1.0)), [1])
+    counts.add(Draft((1, 2, 3, 4), chances=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
+    counts.add(Draft((1, 2), chances=(0.0, 1.0)), [1])
     assert counts.seen == [1, 0, 0, 0, 0, 2, 0, 0, 0, 1]
     assert counts.right == [1, 0, 0, 0, 0, 1, 0, 0, 0, 1]
     assert counts.predicted[5] == pytest.approx(1.06)
     assert counts.calibration_error == pytest.approx((1.0 + 0.06 + 0.05) / 4)
-    counts.add(Draft((7,), acceptance=(1.0,)), [7])
+    counts.add(Draft((7,), chances=(1.0,)), [7])
     assert counts.seen[BINS - 1] == 2
     assert Reliability().calibration_error is None
 
@@ -304,8 +304,8 @@ def test_a_verifier_that_is_handed_in_has_its_own_sampling(tmp_path: Path) -> No
     mock = MockTarget(12, peak=6.0)
     decoder = SpeculativeDecoder(mock, curve=CPU, calibration_folder=tmp_path)
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
-        given = list(decoder.generate([1, 2, 3], max_tokens=50, verify=Verifier(mock.sampler(sampling))))
+        given = list(decoder.generate([1, 2, 3], max_tokens=50, verify=RuleVerifier(mock.sampler(sampling))))
         named = list(decoder.generate([1, 2, 3], max_tokens=50, sampling=sampling))
         assert [t for s in given for t in s.tokens] == [t for s in named for t in s.tokens]
     with pytest.raises(ValueError, match="has its own"):
-        decoder.generate([1, 2, 3], max_tokens=5, sampling=Sampling(), verify=Verifier(mock.sampler(Sampling())))
+        decoder.generate([1, 2, 3], max_tokens=5, sampling=Sampling(), verify=RuleVerifier(mock.sampler(Sampling())))

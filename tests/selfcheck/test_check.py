@@ -393,14 +393,14 @@ def test_a_drafted_text_that_ends_early_fails(tmp_path: Path, monkeypatch: pytes
 def test_drafts_that_were_not_drawn_from_what_they_claim_fail_the_law(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sound = ngramspec.acceptance.verifier.Verifier.verify
+    sound = ngramspec.acceptance.verifier.RuleVerifier.verify
 
     def understating(self: Any, rows: Any, draft: Draft, position: int) -> Verdict:
         q = [{t: q[t] / 4, (t + 1) % VOCAB: 1 - q[t] / 4} for t, q in zip(draft.tokens, draft.q, strict=True)]
         return sound(self, rows, replace(draft, q=tuple(q)), position)
 
     found = make(mock(), tmp_path, seconds=2.0)
-    monkeypatch.setattr(ngramspec.acceptance.verifier.Verifier, "verify", understating)
+    monkeypatch.setattr(ngramspec.acceptance.verifier.RuleVerifier, "verify", understating)
     monkeypatch.setattr(found, "_check_texts", lambda: iter(()))
     assert finish(found)["law"].status == "failed"
     assert {test.method for test in found.laws if not test.held} == {"rejection"}
@@ -413,7 +413,9 @@ def test_without_rollback_only_the_law_is_checked(tmp_path: Path) -> None:
     found = make(mock(fail_rollback=True), tmp_path)
     checks = finish(found)
     assert statuses(checks) == {**dict.fromkeys(SOUND, "skipped"), "reuse": "passed", "law": "passed"}
-    assert all("cannot roll back" in check.reason + check.missing for check in checks.values() if check.name != "reuse")
+    assert all(
+        "cannot be taken back" in check.reason + check.missing for check in checks.values() if check.name != "reuse"
+    )
     assert {(test.after, test.accepted) for test in found.laws} == {(None, 0)}
     line = verdict(list(checks.values()), complete=found.complete)
     skipped = "greedy, same seed, logprobs, rollback, probe, calibration"

@@ -11,7 +11,7 @@ from ngramspec.backend import Model
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
-from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 
 CLOCK = Clock()
@@ -83,7 +83,7 @@ class Oracle(Drafter):
         self.seen = []
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         self.limits.append(limit)
         at = len(self.seen)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from support.samplers import make_sampler
 
-from ngramspec.acceptance.verifier import Verifier
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Vocabulary
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.sampler import Sampler
@@ -276,7 +276,7 @@ def plain_generate(mock: MockTarget, prompt: Sequence[int], n: int, sampling: Sa
     the list and is its last entry, and so does a full context."""
     sampler = mock.sampler(sampling)
     sampler.begin(prompt)
-    verifier = Verifier(sampler)
+    verifier = RuleVerifier(sampler)
     logits = mock.prefill(prompt)
     out: list[int] = []
     while True:

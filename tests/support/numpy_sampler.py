@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.sampling.distribution import BadLogits, Distribution, point_mass, softmax, top_token
-from ngramspec.sampling.sampler import Pick
+from ngramspec.sampling.sampler import Draw
 from ngramspec.sampling.settings import Sampling
 
 Scores = NDArray[np.float64]
@@ -49,7 +49,7 @@ class NumpySampler:
     def accept(self, token: int) -> None:
         self._recent = [*self._recent, token][-self._window :] if self._window else []
 
-    def draw(self, logits: NDArray[np.float32], pick: Pick) -> int:
+    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
         return pick(self.distribution(logits), 0)
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:

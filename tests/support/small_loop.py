@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from support.mock_target import MockTarget
 
 from ngramspec.acceptance.rules import Watch
-from ngramspec.acceptance.verifier import Acceptance, Verifier
-from ngramspec.drafting.draft import Choose, Draft
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
+from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.sampling.settings import Sampling
 
-Propose = Callable[[list[int], Choose | None], Draft]
+Propose = Callable[[list[int], Chooser | None], Draft]
 """(all tokens so far, how to pick) -> a draft."""
 
 
@@ -23,7 +23,7 @@ def certain(tokens: Sequence[int]) -> Draft:
 def from_counts(counts: Sequence[dict[int, int]]) -> Propose:
     """A drafter that picks as it is told from tables that ignore the context; the likeliest if nobody tells it."""
 
-    def propose(_tokens: list[int], choose: Choose | None) -> Draft:
+    def propose(_tokens: list[int], choose: Chooser | None) -> Draft:
         picked = [choose(i, c) if choose is not None else max(c, key=c.__getitem__) for i, c in enumerate(counts)]
         q = [{t: c / sum(law.values()) for t, c in law.items()} for law in counts]
         return Draft(tuple(picked), tuple(q) if choose is not None else ())
@@ -43,7 +43,7 @@ def speculate(
     """n tokens, or fewer up to one that ends the text, and how many tokens of its draft each pass accepted."""
     sampler = mock.sampler(sampling)
     sampler.begin(prompt)
-    verifier = Verifier(sampler, how, watch)
+    verifier = RuleVerifier(sampler, how, watch)
     mock.prefill(prompt[:-1])
     tokens, accepted = list(prompt), list[int]()
     while len(tokens) < len(prompt) + n and not (accepted and mock.is_eog(tokens[-1])):

@@ -16,7 +16,7 @@ import pytest
 from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run, shell
 from support.mock_target import MockTarget
 
-from ngramspec.acceptance.rules import Judgement
+from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
@@ -25,7 +25,7 @@ from ngramspec.json_data import decode, encode
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.trace.file import CONTEXT, BrokenLine, TraceError, TraceWriter, read_trace
-from ngramspec.trace.passes import TOP, Guess, Header, TracedPass
+from ngramspec.trace.passes import TOP, Guess, TracedPass, TraceHeader
 
 if TYPE_CHECKING:
     from ngramspec.llama.target import Target
@@ -39,7 +39,7 @@ HOW: dict[str, tuple[Sampling, Acceptance | str | None]] = {
     "lenient rejection": (HOT, Acceptance(lenience=0.5)),
     "typical": (HOT, Acceptance(typical=True)),
 }
-HEADER = Header(
+HEADER = TraceHeader(
     model="m\x1b[31m",
     sampling=encode({"temperature": 0.8, "top_k": 40, "seed": 7}),
     verify="coupled",
@@ -50,12 +50,12 @@ HEADER = Header(
 )
 
 
-def written(data: TracedPass | Header) -> TracedPass | Header:
+def written(data: TracedPass | TraceHeader) -> TracedPass | TraceHeader:
     """What comes back from the JSON of a record."""
     traced = isinstance(data, TracedPass)
     text = json.dumps(data.to_json() if traced else encode(data), allow_nan=False)
     assert text.isascii()
-    return TracedPass.from_json(json.loads(text)) if traced else decode(Header, json.loads(text))
+    return TracedPass.from_json(json.loads(text)) if traced else decode(TraceHeader, json.loads(text))
 
 
 def records(path: Path) -> list[Any]:
@@ -69,7 +69,7 @@ def made(target: Any, path: Path, prompt: Sequence[int], how: str, n: int = 120,
     decoder = SpeculativeDecoder(target, policy="fixed", draft_max=6, calibration_folder=path.parent)
     steps = []
     with TraceWriter(path) as trace:
-        trace.begin(prompt, target.piece, Header.of(decoder, "some model", sampling, verify))
+        trace.begin(prompt, target.piece, TraceHeader.of(decoder, "some model", sampling, verify))
         options |= {"sampling": sampling, "verify": verify, "detail": True}
         for step in decoder.generate(prompt, max_tokens=n, **options):
             trace.add(step)
@@ -92,7 +92,7 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
     path, prompt, target = tmp_path / "t.jsonl", [5, 6, 7, 8, 9] * 4, HalfCharacters(12, peak=4.0)
     steps = made(target, path, prompt, how, logprobs=2)
     header, *found = records(path)
-    assert isinstance(header, Header)
+    assert isinstance(header, TraceHeader)
     assert (header.model, header.drafter, header.policy) == ("some model", "mixture", "fixed")
     assert header.verify in how
     assert bool(header.lossy) == (how not in ("greedy", "coupled", "rejection"))
@@ -106,11 +106,11 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
             *step.logprobs
         ]
         assert [(t.id, t.raw) for t in done.context] == [(i, target.piece(i)) for i in text[-CONTEXT:]]
-        judged = [Judgement(g.id, g.accepted, g.p, g.why or {}) for g in done.draft if g.p is not None]
-        judged += [Judgement(done.own.id, None, done.own.p, {})] if done.own is not None else []
+        judged = [TokenDecision(g.id, g.accepted, g.p, g.why or {}) for g in done.draft if g.p is not None]
+        judged += [TokenDecision(done.own.id, None, done.own.p, {})] if done.own is not None else []
         assert judged == list(step.detail)
         assert tuple(g.id for g in done.draft) == step.judged.tokens
-        assert tuple(g.acceptance for g in done.draft) == step.judged.acceptance
+        assert tuple(g.acceptance for g in done.draft) == step.judged.chances
         assert tuple(g.match for g in done.draft) == step.judged.match
         for guess, q in zip(done.draft, step.judged.q, strict=False):
             assert (guess.q, guess.q_size) == (q[guess.id], len(q))
@@ -125,7 +125,7 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
 
 def test_the_header_of_a_generation(tmp_path: Path) -> None:
     plain = SpeculativeDecoder(MockTarget(), drafter=None, exact="on", calibration_folder=tmp_path)
-    header = Header.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)))
+    header = TraceHeader.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)))
     assert (header.drafter, header.policy, header.verify, header.lossy, header.exact) == (
         "",
         "cost",
@@ -136,7 +136,7 @@ def test_the_header_of_a_generation(tmp_path: Path) -> None:
     assert (header.sampling["temperature"], header.sampling["logit_bias"]) == (0.5, [[3, "-inf"]])
     assert written(header) == header
     with pytest.raises(ValueError, match="temperature"):
-        Header.of(plain, "m", Sampling(0.5), "greedy")
+        TraceHeader.of(plain, "m", Sampling(0.5), "greedy")
 
 
 def test_numbers_and_texts_that_json_lacks_come_back() -> None:
@@ -156,7 +156,7 @@ def test_numbers_and_texts_that_json_lacks_come_back() -> None:
     "raw", [b"", b" the", b"\n\x1b\0", "é€😀".encode(), b"\xc3", b"\xa9 x", b"\xff\xfe", "\ufffd".encode()]
 )
 def test_the_bytes_of_a_token_come_back(raw: bytes) -> None:
-    step = Step((3,), ("",), position=4, detail=(Judgement(3, None, 1.0, {}),))
+    step = Step((3,), ("",), position=4, detail=(TokenDecision(3, None, 1.0, {}),))
     done = written(TracedPass.of(step, [3], lambda _token: raw))
     assert isinstance(done, TracedPass)
     assert done.own is not None
@@ -189,14 +189,14 @@ def test_every_line_is_in_the_file_at_once(tmp_path: Path) -> None:
 
 def test_a_header_is_written_when_it_changes(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
-    step = Step((3,), ("d",), position=1, stop="length", detail=(Judgement(3, None, 1.0, {}),))
+    step = Step((3,), ("d",), position=1, stop="length", detail=(TokenDecision(3, None, 1.0, {}),))
     other = replace(HEADER, sampling={"temperature": 0.8, "seed": 8})
     with TraceWriter(path) as trace:
         for header in (HEADER, HEADER, other):
             trace.begin([1], MockTarget().piece, header)
             trace.add(step)
     found = records(path)
-    assert [type(item) for item in found] == [Header, TracedPass, TracedPass, Header, TracedPass]
+    assert [type(item) for item in found] == [TraceHeader, TracedPass, TracedPass, TraceHeader, TracedPass]
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found[0].date)
     assert replace(found[3], date="") == other
     assert all([token.id for token in done.context] == [1] for done in found if isinstance(done, TracedPass))
@@ -295,8 +295,8 @@ def test_a_line_that_is_no_json_is_skipped(line: bytes) -> None:
 PIECES = {0: b"one", 1: b" two", 2: b"\xe2\x82", 3: b"\xac", 4: b"\n\t\r\x1b[31m[bold]", 5: b"", 6: "漢字".encode()}
 
 
-def judged(token: int, accepted: bool | None = None, **why: float) -> Judgement:
-    return Judgement(token, accepted, 0.25, why)
+def judged(token: int, accepted: bool | None = None, **why: float) -> TokenDecision:
+    return TokenDecision(token, accepted, 0.25, why)
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from ngramspec.memory.files import find_files, read_text
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay
 from ngramspec.replay.tally import Tally
-from ngramspec.replay.transcripts import MAX_RESPONSE, Recorder, Transcripts
+from ngramspec.replay.transcripts import MAX_RESPONSE, TranscriptReader, Transcripts
 
 CONTEXT = 4096
 """Tokens of a source file before the place where it is completed."""
@@ -33,7 +33,7 @@ def conversations(vocabulary: Vocabulary, files: Sequence[Path]) -> tuple[list[R
     transcripts = Transcripts()
     for file in files:
         transcripts.read(str(file), file.read_bytes())
-    found = [r for r in map(Recorder(vocabulary).record, transcripts.usable) if r is not None]
+    found = [r for r in map(TranscriptReader(vocabulary).record, transcripts.usable) if r is not None]
     return found[::2], [recording.response for recording in found[1::2]]
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.acceptance.verifier import Verifier
+from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
@@ -48,10 +48,10 @@ def measure(
     chain = llama_chain(sampling)
     target.prefill(prompt)
 
-    def verifier() -> Verifier:
+    def verifier() -> RuleVerifier:
         sampler = target.sampler(sampling)
         sampler.begin(prompt)
-        return Verifier(sampler)
+        return RuleVerifier(sampler)
 
     rows = target.evaluate(batch)
     plain = verifier()

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ngramspec.drafting.draft import Choose, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.mixture.guesser import Guesser
-from ngramspec.drafting.mixture.secondary import Secondary
+from ngramspec.drafting.mixture.secondary import OutcomeMap
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
 from ngramspec.tokens import common_prefix
@@ -45,8 +45,8 @@ class MixtureDrafter(Drafter):
         self._known = 0
         # A token that was drawn is accepted with other odds than it comes next with, and so is whichever token
         # will be drawn: each needs an estimate of its own.
-        self._drawn, self._blind = Secondary(), Secondary()
-        self._asked: tuple[Secondary, Sequence[float]] | None = None
+        self._drawn, self._blind = OutcomeMap(), OutcomeMap()
+        self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
 
     def begin(self, prompt: Sequence[int]) -> None:
         if self._own is not None:
@@ -58,7 +58,7 @@ class MixtureDrafter(Drafter):
         self._guesser.begin(prompt)
 
     def propose(
-        self, limit: int, choose: Choose | None = None, *, blind: bool = False, price: TokenPrice | None = None
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
         guesser = self._guesser
         price = price or FREE
@@ -78,7 +78,7 @@ class MixtureDrafter(Drafter):
         secondary, given = self._asked
         return Draft(tokens, q, match, (), tuple([secondary.estimate(p) for p in given]), self.name)
 
-    def _draw(self, limit: int, choose: Choose, price: TokenPrice | None) -> tuple[dict[int, float], ...]:
+    def _draw(self, limit: int, choose: Chooser, price: TokenPrice | None) -> tuple[dict[int, float], ...]:
         """A chain of tokens picked by `choose`; their q. Without a price no look at them decides on their number."""
         guesser = self._guesser
         guesser.pending = 0

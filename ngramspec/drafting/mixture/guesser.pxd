@@ -1,11 +1,11 @@
 from ngramspec.drafting.mixture.history cimport History
-from ngramspec.drafting.mixture.odds cimport Odds
-from ngramspec.drafting.mixture.sightings cimport Sightings
+from ngramspec.drafting.mixture.odds cimport ChanceMixer
+from ngramspec.drafting.mixture.sightings cimport ContextCounts
 
 cdef class Guesser:
     cdef public History history
-    cdef public Odds odds
-    cdef public Sightings sightings
+    cdef public ChanceMixer odds
+    cdef public ContextCounts sightings
     cdef public list memory
     cdef public bint local
     cdef public int[::1] guesses

@@ -1,10 +1,11 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """`Guesser`: what may come next, from every source at once, with the probability of each guess.
 
-At each position `Sightings` gathers the tokens that followed the same context before, in this request and in memory;
-one more is the token with which a copy in progress goes on, also across an edit (`History.near`). `Odds` judges every
-one of them by what the sources say. The likeliest is the guess, becomes context, and the next position follows: a
-chain. Memory is one more source to the same judge, so that it counts as far as it was lately right.
+At each position `ContextCounts` gathers the tokens that followed the same context before, in this request and in
+memory; one more is the token with which a copy in progress goes on, also across an edit (`History.near`).
+`ChanceMixer` judges every one of them by what the sources say. The likeliest is the guess, becomes context, and the
+next position follows: a chain. Memory is one more source to the same judge, so that it counts as far as it was lately
+right.
 
 Constant time per position and per token; nothing depends on the length of the context.
 """
@@ -19,13 +20,13 @@ import cython
 
 if cython.compiled:
     from cython.cimports.ngramspec.drafting.mixture.history import History, mix
-    from cython.cimports.ngramspec.drafting.mixture.odds import Odds
-    from cython.cimports.ngramspec.drafting.mixture.sightings import Sightings
+    from cython.cimports.ngramspec.drafting.mixture.odds import ChanceMixer
+    from cython.cimports.ngramspec.drafting.mixture.sightings import ContextCounts
     from cython.cimports.ngramspec.drafting.price import TokenPrice
 else:
     from ngramspec.drafting.mixture.history import History, mix
-    from ngramspec.drafting.mixture.odds import Odds
-    from ngramspec.drafting.mixture.sightings import Sightings
+    from ngramspec.drafting.mixture.odds import ChanceMixer
+    from ngramspec.drafting.mixture.sightings import ContextCounts
     from ngramspec.drafting.price import TokenPrice
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 CANDIDATES = cython.declare(cython.int, 10)
 POSITIONS = cython.declare(cython.int, 64)
 
-# Sources, as `Odds` numbers them: those of `Sightings`, then these.
+# Sources, as `ChanceMixer` numbers them: those of `ContextCounts`, then these.
 SIGHTED = cython.declare(cython.int, 6)
 MATCH = cython.declare(cython.int, 6)
 NEAR = cython.declare(cython.int, 7)
@@ -102,10 +103,10 @@ class Guesser:
 
     def __init__(self) -> None:
         self.history = History()
-        self.odds = Odds(POSITIONS * CANDIDATES, (12 * 6 * 2, 64))
+        self.odds = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64))
         self.memory: list[TokenIndex] = []
         self.local = True
-        self.sightings = Sightings(POSITIONS)
+        self.sightings = ContextCounts(POSITIONS)
         self.guesses = array("i", bytes(4 * POSITIONS))
         self.chances = array("d", bytes(8 * POSITIONS))
         self.lengths = array("i", bytes(4 * POSITIONS))
@@ -164,7 +165,7 @@ class Guesser:
         if at == 0:
             self._at_place = self._place
             self._at_copied = self._copied
-        found: Sightings = self.sightings
+        found: ContextCounts = self.sightings
         found.clear(at)
         longest: cython.int = found.follow(self.history, at, end) if self.local else 0
         if longest > self._at_copied + 2:
@@ -195,7 +196,7 @@ class Guesser:
         length: cython.int = _length(longest if longest > recalled else recalled)
         last: cython.ulonglong = t[end - 1] if end > 0 else 0
         before: cython.ulonglong = t[end - 2] if end > 1 else 0
-        odds: Odds = self.odds
+        odds: ChanceMixer = self.odds
         best: cython.int = -1
         chance: cython.double = -1.0
         c: cython.int

@@ -1,4 +1,4 @@
-cdef class Odds:
+cdef class ChanceMixer:
     cdef public int[::1] states
     cdef public int[::1] views
     cdef public int[::1] facts

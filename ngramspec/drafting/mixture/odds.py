@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`Odds`: how likely a guess is right, by logistic mixing of what several sources say, learnt online.
+"""`ChanceMixer`: how likely a guess is right, by logistic mixing of what several sources say, learnt online.
 
 As in the PAQ family of compressors (Mahoney 2005, "Adaptive weighing of context models for lossless data
 compression"; Knoll and de Freitas 2012, "A machine learning perspective on predictive coding with PAQ8"):
@@ -39,7 +39,7 @@ ABSENT = cython.declare(cython.int, -1)
 
 
 @cython.cclass
-class Odds:
+class ChanceMixer:
     """Adaptive probabilities of guesses.
 
     Args:

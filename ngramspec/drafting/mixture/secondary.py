@@ -1,7 +1,7 @@
-"""`Secondary`: what a probability turned out to mean, learnt online.
+"""`OutcomeMap`: what a probability turned out to mean, learnt online.
 
 A judge may be right about one question and be asked another: the mixture says how likely a token comes next, and
-a draft needs to know how likely a token that was *drawn* is accepted. Secondary estimation, from the PAQ family of
+a draft needs to know how likely a token that was *drawn* is accepted. OutcomeMap estimation, from the PAQ family of
 compressors (Mahoney 2005, section 4, "APM"): a table over log-odds, linear between its points, each point moved
 towards the outcomes near it.
 """
@@ -16,7 +16,7 @@ REACH = 6
 RATE = 0.02
 
 
-class Secondary:
+class OutcomeMap:
     """A map from probability to probability, the identity at first. `estimate` and `learn` take constant time."""
 
     def __init__(self) -> None:

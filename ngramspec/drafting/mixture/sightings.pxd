@@ -1,6 +1,6 @@
 from ngramspec.drafting.mixture.history cimport History
 
-cdef class Sightings:
+cdef class ContextCounts:
     cdef public int[::1] found
     cdef public int[::1] tokens
     cdef public int[::1] seen

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`Sightings`: which tokens followed the same context before, how often, and after how long a match.
+"""`ContextCounts`: which tokens followed the same context before, how often, and after how long a match.
 
 At a position of a chain the candidates are the tokens seen there by any of these sources:
 
@@ -41,7 +41,7 @@ NOWHERE = cython.declare(cython.int, -1)
 
 
 @cython.cclass
-class Sightings:
+class ContextCounts:
     """Candidates by position, and what the sources say of them at the position gathered last.
 
     Args:
