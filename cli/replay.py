@@ -109,9 +109,7 @@ class CostOptions:
         load = LoadOptions(ctx_size=self.ctx_size, gpu_layers=self.gpu_layers, threads=self.threads)
         target = load.load(load.find(self.model))
         if self.timed and not target.can_rollback:
-            fail(
-                f"{target.path}: its state cannot be taken back (recurrent or hybrid), so nothing can be drafted on it"
-            )
+            fail(f"{target.path}: its state cannot be taken back (recurrent or hybrid), so it takes no drafts")
         return target
 
     def curves(self, target: Target | None) -> dict[str, GivenCurve]:

@@ -22,8 +22,8 @@ from .console import fail, note, prefill_bar, usage_error
 LISTED = 10
 """Broken entries named; the rest are counted."""
 
-MEASURED = "frozen"
-"""Name of the curve that is frozen of --model before the replay."""
+MEASURED = "measured"
+"""Name of the curve that is measured of --model before the replay."""
 
 FRONT = 512
 """Tokens of context on which the passes of --model are timed."""

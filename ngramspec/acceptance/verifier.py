@@ -1,4 +1,4 @@
-"""How drafts are to be accepted (`Acceptance`), the rule that this comes to (`Rule`), and it at work (`RuleVerifier`)."""
+"""How drafts are to be accepted: `Acceptance`, the `Rule` that it comes to, and the `RuleVerifier` that applies it."""
 
 from __future__ import annotations
 

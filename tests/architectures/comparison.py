@@ -28,7 +28,7 @@ from ngramspec.errors import TargetError
 from ngramspec.llama.target import Target
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
-from ngramspec.selfcheck.texts import Recorder
+from ngramspec.selfcheck.texts import LogitsKeeper
 
 N_CTX = 2048
 MOST = 40
@@ -98,7 +98,7 @@ class Bench:
         results = []
         try:
             for asks in setting.asks:
-                recorder = Recorder(self.target)
+                recorder = LogitsKeeper(self.target)
                 decoder = SpeculativeDecoder(
                     recorder,
                     vocabulary=self.target,
@@ -121,7 +121,7 @@ class Bench:
         return Oracle(expected, self.target.n_vocab, seed=setting.draft_max or 0)
 
     def _request(
-        self, decoder: SpeculativeDecoder, recorder: Recorder, setting: Setting, prompts: Prompts, ask: Ask
+        self, decoder: SpeculativeDecoder, recorder: LogitsKeeper, setting: Setting, prompts: Prompts, ask: Ask
     ) -> Result:
         answer = self._expected(prompts["same"], setting.temperature)[0]
         prompt, sampling = prompts.get(ask.prompt, answer), Sampling(setting.temperature, seed=SEED)

@@ -10,7 +10,7 @@ import pytest
 
 from ngramspec.conversation import Conversation, Turn, save
 from ngramspec.errors import ModelError, TranscriptError
-from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL, Recorder, Transcript, Transcripts, sample
+from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL, Transcript, TranscriptReader, Transcripts, sample
 
 HELLO = [{"role": "user", "content": "hello"}]
 
@@ -219,7 +219,9 @@ def ids(text: str) -> list[int]:
 
 
 def test_chatml() -> None:
-    recording = Recorder(Letters(template="{{ anything }}")).record(one({"messages": HELLO, "response": "<|im_end|>"}))
+    recording = TranscriptReader(Letters(template="{{ anything }}")).record(
+        one({"messages": HELLO, "response": "<|im_end|>"})
+    )
     assert recording is not None
     assert recording.prompt == [0, 1, *ids("user\nhello"), 2, *ids("\n"), 1, *ids("assistant\n")]
     # Text of an answer never turns into a special token; what ends the answer is one.
@@ -228,7 +230,7 @@ def test_chatml() -> None:
 
 
 def test_a_template_where_the_vocabulary_knows_no_chatml() -> None:
-    recorder = Recorder(Letters(chatml=False, template="{{ anything }}", end=3))
+    recorder = TranscriptReader(Letters(chatml=False, template="{{ anything }}", end=3))
     assert (recorder.layout, recorder.spelled) == ("template", False)
     recording = recorder.record(one({"messages": HELLO, "response": "hi"}))
     assert recording is not None
@@ -238,7 +240,7 @@ def test_a_template_where_the_vocabulary_knows_no_chatml() -> None:
 
 
 def test_chatml_spelled_out_where_there_is_no_template_either() -> None:
-    recorder = Recorder(Letters(chatml=False, end=None))
+    recorder = TranscriptReader(Letters(chatml=False, end=None))
     assert (recorder.layout, recorder.spelled) == ("ChatML", True)
     recording = recorder.record(one({"messages": HELLO, "response": "hi"}))
     assert recording is not None
@@ -247,19 +249,19 @@ def test_chatml_spelled_out_where_there_is_no_template_either() -> None:
 
 
 def test_a_raw_prompt_has_no_template() -> None:
-    recording = Recorder(Letters(template="x")).record(one({"prompt": "a<|im_end|>", "response": "bc"}))
+    recording = TranscriptReader(Letters(template="x")).record(one({"prompt": "a<|im_end|>", "response": "bc"}))
     assert recording is not None
     assert recording.prompt == [0, *ids("a"), 2]
 
 
 def test_what_is_too_short() -> None:
-    recorder = Recorder(Letters(end=None))
+    recorder = TranscriptReader(Letters(end=None))
     assert recorder.record(one({"prompt": "a", "response": "b"})) is None
-    assert Recorder(Letters()).record(one({"prompt": "a", "response": "b"})) is not None
+    assert TranscriptReader(Letters()).record(one({"prompt": "a", "response": "b"})) is not None
 
 
 def test_what_is_too_long() -> None:
-    recorder = Recorder(Letters())
+    recorder = TranscriptReader(Letters())
     long = recorder.record(Transcript("c", "i", "p" * MAX_TOTAL + "q", "r" * MAX_RESPONSE))
     assert long is not None
     assert long.response == ids("r" * MAX_RESPONSE)  # cut, so nothing ended it
