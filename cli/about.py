@@ -1,4 +1,4 @@
-"""What a report says of the model and the machine that it was made on, in lines and as data."""
+"""What a report says about its model and machine, in lines and as data."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def model_lines(target: Target) -> list[str]:
 
 
 def exact_mode(sizes: Sequence[int] | None) -> str:
-    """Exact mode, by its batch sizes; None or none of them: single tokens."""
+    """Exact mode in words, with its batch sizes; None or an empty sequence means single tokens."""
     return f"exact mode, in batches of {' '.join(str(n) for n in sizes or ()) or '1'}"
 
 

@@ -28,8 +28,8 @@ from .console import note
 class StopKey:
     """SIGINT as a flag, read between target passes, so that no exception lands inside llama.cpp.
 
-    Between answers Ctrl-C is ignored where `keep_session` (a second press right after the one that stopped an
-    answer must not end the session; at the prompt the key is the line editor's), and otherwise interrupts.
+    Between answers Ctrl-C raises KeyboardInterrupt, unless `keep_session`: then it is ignored, since a second press
+    right after the one that stopped an answer must not end the session. At the prompt the line editor handles the key.
     """
 
     def __init__(self, *, keep_session: bool) -> None:
@@ -112,7 +112,7 @@ class Terminal:
 
 
 def clean(text: str) -> str:
-    """Text with U+FFFD for every byte that the terminal sent but UTF-8 does not know."""
+    """The text with U+FFFD for every byte from the terminal that is not valid UTF-8."""
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 

@@ -40,7 +40,7 @@ class Session:
         limit: most tokens of an answer.
         seed_note: what the status line says about a seed that the user did not choose.
         trace: where every pass is written.
-        memory: what is drafted from beside the context, and told of every answer.
+        memory: the source of drafts beside the context; it is told of every answer.
         totals: counters over all answers, those before a /reset included.
         answers: how many there were.
         disturbed: whether the user was told that another process holds the cores.
@@ -64,9 +64,9 @@ class Session:
     _unheard: list[list[int]] = field(default_factory=list)
 
     def reset(self) -> None:
-        """Forget the turns; a random seed is drawn anew, else the same question would get the same answer."""
+        """Forget the turns. A random seed is drawn anew, or the same question would get the same answer again."""
         self.conversation = Conversation(self.conversation.system)
-        # They were in the context until now; there is no need to remember what stands there.
+        # The memory hears of these answers only now: until now they were in the context.
         if self.memory is not None:
             for answer in self._unheard:
                 self.memory.hear(answer)
@@ -111,7 +111,7 @@ class Session:
         return prompt
 
     def _answer(self, prompt: ChatPrompt, stats: Stats, tokens: list[int], disturbance: Disturbance) -> tuple[str, str]:
-        """(text, why it ended) and, added to `tokens`, its tokens; stopped by Ctrl-C, what was written so far."""
+        """(text, why it ended), what was written so far if Ctrl-C stopped it; the tokens are added to `tokens`."""
         pieces: list[str] = []
         with prefill_bar() as bar:
 

@@ -116,7 +116,7 @@ def complete(
         others = {"--logprobs": logprobs, "--trace": trace}
         check_beams(chosen, acceptance, draft, others, exact=load.exact == "on")
     model, source = _arguments(model, file, text_file)
-    # The text first: a mistake there should not cost a download.
+    # The text comes first: a mistake there should not cost a download.
     text = _read(source)
     writer = TraceWriter(trace) if trace is not None else None
     target = load.load(load.find(model), n_seq=1 if beams is None else SEQUENCES, draft_max=draft.longest)

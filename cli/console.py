@@ -38,7 +38,7 @@ _SYMBOLS = {
 
 @dataclass(slots=True)
 class _Stdout:
-    """What stdout was last given."""
+    """What was last written to stdout."""
 
     line_open: bool = False
 
@@ -105,7 +105,7 @@ def raise_on_sigterm() -> None:
 
 @dataclass(slots=True)
 class Outcome:
-    """How long work ended: the exit code, and what went wrong if something did."""
+    """How a long-running job ended: its exit code and, if it failed, why."""
 
     code: int = 0
     error: str | None = None
@@ -113,7 +113,7 @@ class Outcome:
 
 @contextmanager
 def outcome() -> Iterator[Outcome]:
-    """Work that may be interrupted or fail, after which what it did is still reported: see what is yielded."""
+    """Run a block that may be interrupted or fail, and go on to report; the yielded `Outcome` says how it ended."""
     ended = Outcome()
     try:
         yield ended
@@ -145,7 +145,7 @@ def _decoded(raw: bytes, name: str) -> str:
 
 
 def leave(ended: Outcome) -> None:
-    """End the program with what work ended with, unless all went well."""
+    """End the program with the exit code of a job, unless all went well."""
     if ended.error is not None:
         fail(ended.error)
     if ended.code:
@@ -179,7 +179,7 @@ def signals_deferred() -> Iterator[None]:
 
 @contextmanager
 def progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> Iterator[Progress]:
-    """A bar on stderr that is not drawn before it is started, nor where nobody watches, and goes away at the end."""
+    """A bar on stderr that goes away at the end. It is drawn only once started, and only where somebody watches."""
     off = not stderr.is_terminal or _in_the_middle_of_a_line()
     bar = Progress(*columns, console=stderr, transient=True, auto_refresh=auto_refresh, disable=off)
     try:
@@ -254,7 +254,7 @@ def write_stdout(text: str) -> None:
 
 @contextmanager
 def guarded_stdout() -> Iterator[None]:
-    """Turn what can go wrong with stdout into its exit: a closed pipe ends quietly, a full disk says so."""
+    """End the program properly when stdout fails: quietly on a closed pipe, with a message on a full disk."""
     try:
         yield
         sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""`ngramspec memory`: what of the user's own text is drafted from, and what becomes of it."""
+"""`ngramspec memory`: which of the user's own texts are drafted from, and what becomes of them."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def _count(number: int, noun: str) -> str:
 
 @contextmanager
 def _complaints() -> Iterator[Complaints]:
-    """Errors of single files are told, the rest goes on, and the exit code says so at the end."""
+    """Report errors of single files and go on with the rest; the exit code tells of them at the end."""
     complaints = Complaints()
     yield complaints
     if complaints.any:
@@ -222,13 +222,13 @@ def _complaints() -> Iterator[Complaints]:
 
 
 class Complaints:
-    """Counts the errors that it told."""
+    """Reports errors and counts them."""
 
     any = False
 
     @contextmanager
     def __call__(self) -> Iterator[None]:
-        """Tell an error of the block."""
+        """Report an error of the block."""
         try:
             yield
         except MemoryFileError as error:

@@ -1,4 +1,4 @@
-"""The memory a command drafts from: found, opened, told about, and told what was answered."""
+"""The memory a command drafts from: opening it, telling the user about it, and adding answers to it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def open_memory(name: str | None, target: Vocabulary, *, keep: bool) -> Memory:
 
 
 def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
-    """Keep an answer for later sessions; one that cannot be kept is no reason to end anything."""
+    """Keep an answer for later sessions; failing to keep one does not end anything."""
     if memory is None:
         return
     try:

@@ -71,7 +71,7 @@ Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this 
 
 
 def find_model(model: str | None, unnamed: str) -> ModelSource:
-    """Find, fetch if need be, and check a model file; `unnamed` begins the note on stderr where none is named."""
+    """Find, fetch if need be, and check a model file. If none is named, a note on stderr begins with `unnamed`."""
     with download_bar() as progress:
         source = resolve(model, progress=progress)
     if source.fallback:
@@ -80,7 +80,7 @@ def find_model(model: str | None, unnamed: str) -> ModelSource:
 
 
 def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocabulary:
-    """The vocabulary of a file, with weights or without; where there is none that of `model`, as in `find_model`."""
+    """The vocabulary of `file`, with weights or without; if that is None, the one of `model`, as in `find_model`."""
     if file is None:
         file = find_model(model, unnamed).path
     else:
@@ -175,7 +175,7 @@ class DraftOptions:
     ] = False
 
     def __post_init__(self) -> None:
-        # Before a model is fetched and loaded for nothing.
+        # Checked here, before a model is fetched and loaded for nothing.
         try:
             make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
             make_policy(self.policy, self.draft_max)

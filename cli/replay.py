@@ -113,7 +113,7 @@ class CostOptions:
         return target
 
     def curves(self, target: Target | None) -> dict[str, GivenCurve]:
-        """The given ones, and that of the model unless its passes are timed themselves."""
+        """The given curves, and the model's own unless --timed times its passes."""
         curves = named_curves(self.curve or [])
         if target is not None and not self.timed:
             curves[MEASURED] = measured_curve(target)

@@ -23,7 +23,7 @@ LISTED = 10
 """Broken entries named; the rest are counted."""
 
 MEASURED = "measured"
-"""Name of the curve that is measured of --model before the replay."""
+"""Name of the curve that is measured on --model before the replay."""
 
 FRONT = 512
 """Tokens of context on which the passes of --model are timed."""

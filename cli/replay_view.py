@@ -25,7 +25,7 @@ def show(
 
     Args:
         heading: lines above the tables.
-        sections: by the name of the curve that was drafted by: what to say of it, and the figures by category.
+        sections: for each curve that was drafted by, its name: what to say of it, and the figures by category.
         oracle: speedups of the copy-oracle by category and curve; may be empty.
         footing: lines below the tables.
     """

@@ -1,6 +1,6 @@
 """The options that choose a token and accept a draft, and what they are turned into.
 
-Those that are settings of `Sampling` are made of what it knows of them: see `ngramspec.sampling.option`.
+Options for settings of `Sampling` are built from what it says about them: see `ngramspec.sampling.option`.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _OPTIONS = options(Sampling)
 def flag(name: str) -> Any:
     """The command line's option for a setting of `Sampling`."""
     known, default = _OPTIONS[name], _SETTINGS[name].default
-    # What is parsed of a text, or is None, has no default that would say something; its help does.
+    # A default that is None, or is parsed from text, says nothing to the user; the help text does.
     shown = known.parse is None and default is not None
     return typer.Option(*known.flags, help=known.help, metavar=known.metavar, show_default=shown)
 
 
 def with_settings(group: type[T]) -> type[T]:
-    """Make a class a dataclass that begins with a field for each setting; one that the class has itself stays."""
+    """Make a class a dataclass that begins with a field for each setting; fields that the class defines itself stay."""
     own, hints = inspect.get_annotations(group), get_type_hints(Sampling)
     added: dict[str, Any] = {}
     for name, known in _OPTIONS.items():

@@ -1,4 +1,4 @@
-"""The subcommands: known by name and a line of help each, imported when they run or are asked for their own help.
+"""The subcommands, known by a name and a line of help. Each is imported only when it runs or its own help is shown.
 
 llama.cpp, numpy and the line editor take longer to import than `ngramspec --help` may take.
 """

@@ -19,7 +19,7 @@ LISTED = 10
 """Broken lines named; the rest are counted."""
 
 LONGEST = 1 << 26
-"""Bytes of a line that are read at once, lest what is no trace fill the memory."""
+"""Bytes of a line that are read at once, so that a file that is not a trace cannot fill the memory."""
 
 
 def trace(

@@ -30,7 +30,7 @@ LONGEST = 40
 """Characters of a setting that are shown."""
 
 _STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
-_WORDS = {"gamma": "drafts of at most"}  # of what policies tell; else its name
+_WORDS = {"gamma": "drafts of at most"}  # labels for some numbers of policies; others go by their name
 _ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
@@ -142,7 +142,7 @@ def _marked(done: TracedPass) -> list[tuple[str, Token]]:
 
 
 def _numbers(token: Token) -> str:
-    """What decided on a token; empty if nothing did, as it was not reached."""
+    """The numbers that decided on a token; empty if it was not reached."""
     if isinstance(token, Own):
         return f"p {token.p:.4g}"
     if not isinstance(token, Guess) or token.p is None:
@@ -156,7 +156,7 @@ def _numbers(token: Token) -> str:
 
 
 def _settings(sampling: Mapping[str, Any]) -> str:
-    """The temperature, and what is not as it is by default."""
+    """The temperature, and all settings that differ from their defaults."""
     usual = encode(asdict(Sampling()))
     chosen = {name: value for name, value in sampling.items() if name == "temperature" or value != usual.get(name)}
     texts = ((name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in chosen.items())

@@ -87,7 +87,7 @@ def counting_bar(total: int, doing: str, *, still: bool) -> Iterator[Callable[[s
     Args:
         total: pieces of work to come.
         doing: what is said before the first is done.
-        still: draw between them only: a thread that draws would take its time out of what is timed.
+        still: draw only between pieces of work; a drawing thread would disturb what is timed.
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with progress_bar(*columns, auto_refresh=not still) as bar:
@@ -137,7 +137,7 @@ def summary(stats: Stats) -> str:
 
 
 def rounding(stats: Stats) -> str | None:
-    """What to say where tokens were decided by less than batch sizes move logits; None where none was."""
+    """A note on tokens decided by less than batch sizes move logits; None if there were none."""
     if not stats.close_calls:
         return None
     times = "once" if stats.close_calls == 1 else f"{stats.close_calls} times"

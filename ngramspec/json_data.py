@@ -35,7 +35,7 @@ def encode(value: Any) -> Any:
 
 
 def decode(kind: type[Data], data: Any) -> Data:
-    """The dataclass that `encode` wrote; what it does not know is passed over.
+    """The dataclass that `encode` wrote; keys that it does not know are ignored.
 
     Raises:
         ValueError: a field is missing, or is not what its annotation says.

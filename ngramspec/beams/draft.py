@@ -1,7 +1,7 @@
 """What may follow each beam: the prompt's n-grams, and what the target itself said after the same tokens before.
 
-Beam search asks more of a drafter than a chain after one text: several continuations of several texts, each with its
-probability, to rank them against each other. Two sources, and the one that rests on the longer context counts:
+Beam search needs more from a drafter than one chain after one text: several continuations of several texts, each with
+its probability, so that they can be ranked. There are two sources, and the one that rests on the longer context counts:
 
     rows    the likeliest tokens that the target gave the last time after the same 1 to 3 tokens, with their
             probabilities (as in Token Recycling, Luo et al. 2024, arXiv 2408.08696). Beams differ in a token and
@@ -34,7 +34,7 @@ CLEARLY = 2
 """As in `ngramspec.drafting.suffix`."""
 
 FADE = 0.98
-"""Weight of what was counted before, at each new count."""
+"""Factor by which earlier counts fade at each new count."""
 
 SUREST = 0.99
 
@@ -59,7 +59,7 @@ class _Place:
         state: of the automaton, for the longest suffix that was seen.
         match: its length.
         copy: the token proposed; -1: none.
-        trust: in such copies, by the probabilities that the target gave them.
+        trust: how far such copies are trusted, by the probabilities that the target gave them.
     """
 
     state: int
@@ -82,7 +82,7 @@ class BeamDrafter:
         self._trust: defaultdict[tuple[int, int], FadingRate] = defaultdict(lambda: FadingRate(1.0, 2.0, fade=FADE))
 
     def settle(self, tokens: Sequence[int]) -> None:
-        """Tokens that all beams go on with after what was settled before."""
+        """Take in the next tokens that all beams agree on, after those settled before."""
         self._text.extend(tokens)
 
     def see(self, node: Node, likely: Likely) -> None:
@@ -109,7 +109,7 @@ class BeamDrafter:
         return Guess(self._copy(place, order, row), min(place.match, LONGEST))
 
     def _copy(self, place: _Place, order: int, row: Likely | None) -> Likely:
-        """The copy first, as far as copies are to be trusted; the row, or other copies, share the rest."""
+        """Give the copy the probability that copies are trusted with; the row, or other copies, share the rest."""
         text, state = self._text, place.state
         edge, latest = text.best[state], text.latest[state]
         if text.count[edge] < CLEARLY * text.count[latest]:
@@ -157,7 +157,7 @@ class BeamDrafter:
         return place
 
     def _at(self, state: int, match: int | None = None) -> _Place:
-        """The place of the longest suffix, at most `match` long, of a state's contexts that anything followed."""
+        """The place of the longest suffix of a state's contexts, at most `match` long, that anything followed."""
         text = self._text
         if state < 0:
             return _Place(0, 0)

@@ -1,16 +1,15 @@
 """`BeamPlan`: which tokens a pass of beam search evaluates ahead of the search, and how many steps ahead.
 
 The draft is itself a beam search (Leviathan et al. 2023, appendix A.4): from the live texts on, each step takes the
-best `width` results by what is known of the target's rows, and by guesses where they are not. Of all lengths k of the
-draft the one is evaluated that maximises
+best `width` results, by the target's rows where they are known and by guesses elsewhere. The draft that is evaluated
+has the length k that maximises
 
     1 + c_1 + c_1 c_2 + ... + c_1 ... c_k - worth * T(n + n_1 + ... + n_k)
 
 with c_i the chance that step i of the draft holds all that the search then chooses, n the rows that the pass must
-compute in any case, n_i those that step i adds, T the seconds of a pass by its size, and worth the steps that a
-second lately bought, at least those of plain beam search: the same trade-off as in `ngramspec.policies.cost_aware`.
-A step that misses is not all lost: about PARTLY of its rows need not be computed later, and their share of T is not
-counted.
+compute in any case, n_i those that step i adds, T the seconds of a pass by its size, and worth the recent steps per
+second, but no less than plain beam search makes: the same trade-off as in `ngramspec.policies.cost_aware`. A step that
+misses is not all lost: about PARTLY of its rows need not be computed later, and their share of T is not counted.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.price import TokenPrice
 
 DECAY = 0.95
-"""Of what was gained and spent before, at each pass."""
+"""Factor by which earlier gains and costs fade at each pass."""
 
 PARTLY = 0.5
 """Share of a step's rows that the search chooses though it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams.
@@ -34,7 +33,7 @@ A single beam chooses one or none."""
 SIZES = range(1, 65)
 
 IN_VAIN = 0.01
-"""Share of the time that may go into plans of which nothing comes."""
+"""Share of the time that may be spent on plans that lead to no draft."""
 
 Scored = tuple[float, Node]
 
@@ -48,10 +47,10 @@ class Coverage:
 
     MANY = 4
     FIRST = (0.15, 0.4, 0.7, 0.9, 0.6, 0.65, 0.65, 0.7, 0.9)
-    """With one guess, by its context, on the demo model (rounded): 1 to 3 are rows mostly, more are copies."""
+    """With one guess, by its context, on the demo model (rounded): 1 to 3 are mostly rows, more are copies."""
 
     EACH = 0.84
-    """By how much a guess more lowers that."""
+    """Factor by which each further guess lowers that rate."""
 
     WEIGHT = 4.0
     """How many steps these figures count as; they soon fade."""
@@ -60,7 +59,7 @@ class Coverage:
         self._rates: dict[tuple[int, int], FadingRate] = {}
 
     def rate(self, context: int, guesses: int) -> float:
-        """The share of such steps that did, 0 to 1; 1 for one that rests on no guess."""
+        """The share of such steps that held all that was chosen, 0 to 1; 1 for a step that rests on no guess."""
         return self._rate(context, guesses).value if guesses else 1.0
 
     def learn(self, context: int, guesses: int, hit: bool) -> None:
@@ -128,7 +127,7 @@ class BeamPlan:
         self._coverage = Coverage()
         self._layers: list[Layer] = []
         self._scale = 1.0  # of the curve's seconds
-        self._per_token = 0.0  # seconds besides the pass
+        self._per_token = 0.0  # seconds of other work than the pass, per token in it
         self._spent = self._in_vain = 0.0
         self._steps = self._seconds = 0.0  # of the last passes, fading
 
@@ -147,7 +146,7 @@ class BeamPlan:
         sent = self._layers[: self._best(sum(node.likely is None for _, node in live))]
         new = [node for layer in sent for node in layer.new]
         known = [node for layer in self._layers for node in layer.nodes if node.likely is not None]
-        # What was imagined and is not sent, and what was sent once and is hoped for no more, is forgotten.
+        # Forget nodes that were imagined but are not sent, and those sent earlier that are no longer hoped for.
         kept = {*new, *known}
         for node in [node for _, node in live] + new + known:
             node.children = {token: child for token, child in node.children.items() if child in kept}
@@ -210,12 +209,12 @@ class BeamPlan:
         return best
 
     def _worth(self, curve: CostCurve) -> float:
-        """Steps that a second lately bought, and no less than plain beam search buys."""
+        """Recent steps per second, but no less than plain beam search makes."""
         plain = 1.0 / self._cost(curve, self._width)
         return max(plain, self._steps / self._seconds) if self._seconds else plain
 
     def _cost(self, curve: CostCurve, size: int) -> float:
-        """Seconds of a pass, and of what is done besides."""
+        """Seconds of a pass and of the other work that goes with it."""
         switch = curve.switch if size != curve.last else 0.0
         return self._scale * (curve.seconds(size) + switch) + self._per_token * size
 
@@ -228,12 +227,12 @@ class BeamPlan:
         return TokenPrice(self._worth(curve), slopes)
 
     def learn(self, size: int, seconds: float, besides: float, taken: Sequence[Sequence[Node]]) -> None:
-        """How the pass planned last went.
+        """Learn how the last planned pass went.
 
         Args:
             size: tokens in it.
-            seconds: that it took.
-            besides: that planning it, reading its rows and choosing by them took.
+            seconds: the time it took.
+            besides: the seconds for planning it, reading its rows and choosing by them.
             taken: the live texts of each step taken since.
         """
         for layer, nodes in zip(self._layers, taken, strict=False):
@@ -246,7 +245,7 @@ class BeamPlan:
         self._seconds = DECAY * self._seconds + seconds + besides
         self._per_token += 0.1 * (besides / size - self._per_token)
         if self._curve is not None:
-            # Not the curve itself is refreshed: without passes of one token nothing anchors it.
+            # The curve itself is not refreshed: without passes of one token nothing anchors it.
             self._scale += 0.1 * (min(seconds / self._curve.seconds(size), 3.0 * self._scale) - self._scale)
             self._curve.last = size
 

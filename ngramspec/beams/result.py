@@ -34,13 +34,13 @@ class BeamStats:
     """Counters of one search.
 
     Attributes:
-        steps: of the search; each makes the texts a token longer, and the prefill's row is enough for the first.
+        steps: of the search. Each makes the texts one token longer; the first needs only the prefill's row.
         passes: of the target, the prefill excluded. Without drafts there is one for each step but the first.
         drafted: tokens evaluated before any live text ended in them.
-        accepted: how many of those a live text came to end in.
+        accepted: how many of those later became the last token of a live text.
         batches: tokens in each pass.
         seconds: of target passes.
-        draft_seconds: of all else that a pass costs: drafting, reading logits, choosing.
+        draft_seconds: of all other work for the passes: drafting, reading logits, choosing.
         prefill_seconds: of the prefill.
     """
 
@@ -65,6 +65,6 @@ class BeamStats:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Tokens by which the texts grew per second, without the prefill and its token."""
+        """Tokens by which the texts grew per second, excluding the prefill and its token."""
         seconds = self.seconds + self.draft_seconds
         return self.plain_passes / seconds if seconds > 0 else None

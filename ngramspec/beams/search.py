@@ -1,4 +1,4 @@
-"""`BeamSearch`: beam search with drafts. The beams and scores are those of beam search without, the passes fewer.
+"""`BeamSearch`: beam search with drafts. Beams and scores are those of beam search without drafts, in fewer passes.
 
 Beam search keeps the `beams` likeliest texts. A text scores the sum of the logarithms of its tokens' probabilities
 under the softmax of the target's raw logits; there is no length penalty. A step expands each live text by every
@@ -8,11 +8,10 @@ string) is finished and takes no part in later steps. The search goes on for at 
 only fall, it is over as soon as `beams` texts are finished and none alive scores more than the last of those.
 
 Without drafts every step costs a pass over the tokens that the step before chose. Leviathan, Kalman, Matias (2023,
-arXiv 2211.17192, appendix A.4) let a cheap model run ahead with a beam search of its own, and evaluate all that it
-went through in one pass: each step whose choice by the target's logits is among it is then free. The cheap model here
-is a `BeamDrafter`, and there are three things more: rows that are known stand in for guesses; what was drafted and
-not reached yet stays in the cache; and a text whose row is missing holds nothing up if it scores less than results
-enough of the others.
+arXiv 2211.17192, appendix A.4) let a cheap model run ahead with a beam search of its own, and evaluate all its nodes in
+one pass: a step is then free if all that the target's logits make it choose is among them. The cheap model here is a
+`BeamDrafter`, and there are three additions: known rows replace guesses; drafted nodes that were not reached yet stay
+in the cache; and a text whose row is missing holds nothing up if enough results of the other texts score more.
 """
 
 from __future__ import annotations
@@ -186,7 +185,7 @@ class BeamSearch:
         return bool(state.live) and state.steps < self._limit
 
     def _take_steps(self, state: BeamState) -> list[list[Node]]:
-        """Take all steps for which the rows are known; the last tokens of the texts that lived through each."""
+        """Take all steps whose rows are known; returns the last tokens of the texts still alive after each."""
         taken: list[list[Node]] = []
         while self._goes_on(state):
             results = state.results(self._read)
@@ -199,7 +198,7 @@ class BeamSearch:
         return taken
 
     def _choose(self, tree: TreeProtocol, state: BeamState, plan: BeamPlan | None) -> list[Node]:
-        """The nodes that the next pass evaluates; what it does not need leaves the cache."""
+        """The nodes that the next pass evaluates; nodes that are no longer needed leave the cache."""
         missing: list[Node] = []
         kept: list[Node] = []
         for beam in state.live:

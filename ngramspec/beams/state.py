@@ -14,7 +14,7 @@ from ngramspec.decoding.text import TextStream
 
 
 class Beam(NamedTuple):
-    """A live text: its score, its last token, and what stop strings need of it (None: there are none)."""
+    """A live text: its score, its last token, and its text for the check of stop strings (None: there are none)."""
 
     score: float
     node: Node
@@ -22,7 +22,7 @@ class Beam(NamedTuple):
 
 
 class Result(NamedTuple):
-    """A text with a token more: its score, the text, the token."""
+    """A text with one more token: its new score, the text before, the token."""
 
     score: float
     beam: Beam

@@ -109,7 +109,7 @@ class AlphaOfOrder:
 
     @property
     def measured(self) -> float | None:
-        """Alpha as it is defined; None if nothing was drafted."""
+        """Alpha by its definition; None if nothing was drafted."""
         return self.overlap / self.judged if self.judged else None
 
     @property

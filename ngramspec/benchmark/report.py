@@ -153,8 +153,8 @@ def predicted_gain(
 
         gain = sum_i E[tokens | alpha, gamma_i] * T(p) / sum_i T(b_i),    E as in their equation (1)
 
-    With one gamma and b = gamma + 1 this is `theory.improvement_on_curve`. Drafting itself, Python, and positions
-    that are not alike are what it leaves out, so the measured gain differs by these.
+    With one gamma and b = gamma + 1 this is `theory.improvement_on_curve`. It leaves out the time of drafting and of
+    Python, and that positions are not alike, so the measured gain differs by these.
 
     Args:
         stats: counters of the drafted passes.

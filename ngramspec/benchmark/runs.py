@@ -8,8 +8,8 @@ One drafted decoder is compared with plain decoding, or several are that differ 
     for run in benchmark.measure():
         ...                                     # every run is also in benchmark.runs
 
-What is compared differs in one thing only, the drafts: target, sampling, seed and prompt are the same, and the
-KV cache starts a run with the same prompt prefix, computed once. The order rotates from repeat to repeat
+The runs compared differ only in the drafts: target, sampling, seed and prompt are the same, and every run starts
+with the same prompt prefix in the KV cache, computed once. The order rotates from repeat to repeat
 (plain drafted, drafted plain, ...), so that a machine that slows down or warms up favours none. A drafted
 decoder serves all prompts in order, as in real use: what it learnt on the earlier ones it keeps.
 
@@ -206,7 +206,7 @@ class Benchmark:
         for number, case in enumerate(self.cases):
             self._prefill(case)
             for repeat in range(self.repeat):
-                # Over prompts too, or some would go first more often where the repeats are no multiple.
+                # Prompts rotate the order too: else, where the repeats are no multiple, some would go first more often.
                 first = (number * self.repeat + repeat) % len(order)
                 for contender in order[first:] + order[:first]:
                     run = self._run(case, contender, repeat)

@@ -1,8 +1,8 @@
 """The copy-oracle: the least that a recorded response could have cost a drafter that copies.
 
-On every pass it may copy one span from anywhere earlier in prompt and response where the token before agrees. It
-knows how long each copy stays right, and chooses the lengths that cost least on the whole. No drafter that copies
-one span of the context per pass is faster; one that splices spans, or knows other texts, may be.
+On every pass the oracle may copy one span from any earlier place in prompt and response where the preceding token
+agrees. It knows how long each copy stays right, and chooses the lengths with the lowest total cost. No drafter that
+copies one span of the context per pass is faster; one that splices spans, or knows other texts, may be.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
         total.merge(replay.run(recording))
     total.stats.tokens_per_pass, total.speedup(curve)
 
-It is `SpeculativeDecoder` itself that runs: drafter, policy and loop are those of real decoding. Only the target is
-a record, whose passes take the time that a cost curve says, and the verifier compares with the record. No logits
-exist. One drafter and one policy serve all recordings, in order.
+`SpeculativeDecoder` itself runs, so drafter, policy and loop are those of real decoding. Only the target is a record,
+whose passes take the time given by a cost curve, and the verifier compares with the record. No logits exist. One
+drafter and one policy serve all recordings, in order.
 
 The rules are those of the harness for other drafters, so that figures compare: the first token comes from the
 prefill and is not counted; a pass over k drafted tokens emits the accepted ones and one more, unless the record ended;
@@ -72,7 +72,7 @@ class Metered(Speculation):
 
 
 def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
-    """Refuse what a record cannot feed, a timed replay included: its logits are not the record's.
+    """Refuse what needs logits: a record has none, and those of a timed replay are not the record's.
 
     Raises:
         ValueError: the drafter or the policy reads logits.
@@ -124,7 +124,7 @@ class Replay:
                 clock=recorded.clock,
             )
         elif target is not None and curve is None:
-            # What is measured of the target belongs to this replay, not to earlier ones, nor to real decoding.
+            # Measurements of the target here must not mix with those of earlier replays or of real decoding.
             self.decoder = SpeculativeDecoder(
                 target,
                 vocabulary=UnendingVocabulary(),

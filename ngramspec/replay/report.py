@@ -1,7 +1,7 @@
 """Figures of a replay, under the names that other drafters' results go by.
 
-`Comparison` runs the recordings through several replays, one per cost curve, since the policy drafts by the curve it
-is judged on; through the copy-oracle; and through a model that times the passes.
+`Comparison` runs the recordings through several replays, one per cost curve, since the policy drafts by the curve that
+it is judged on. It can also run them through the copy-oracle, and through a model that times the passes.
 """
 
 from __future__ import annotations
@@ -41,8 +41,9 @@ AVERAGED = (
 def figures(tally: Tally, curves: Mapping[str, GivenCurve]) -> Figures:
     """What was counted, as JSON.
 
-    `acceptance` is accepted / drafted, `accept_by_position` the same by position in the draft, of the drafts that
-    reach so far (`drafts_reaching_position`); a place that only pads a batch is no draft. Microseconds are CPU time.
+    `acceptance` is accepted / drafted. `accept_by_position` is the same for each position in the draft, among the
+    drafts that reach so far (`drafts_reaching_position`). Places that only pad a batch are not drafts. Microseconds are
+    CPU time.
     """
     stats = tally.stats
     passes, prompt = max(1, stats.passes), max(1, tally.prompt_tokens)
@@ -161,8 +162,8 @@ class Comparison:
     def document(self) -> Figures:
         """Everything counted, as JSON, under the keys of the harness for other drafters.
 
-        Results are named DRAFTER@CURVE by the curve that was drafted by, and hold the speedups by all curves. Beside
-        the passes of a model ("timed") stands what they really gained: `measured_speedup`.
+        A result is named DRAFTER@CURVE after the curve that the policy drafted by, and has the speedups by all curves.
+        The result with the passes of a model ("timed") also has what they really gained: `measured_speedup`.
         """
         replayed = self._recordings[: self.done]
         curves = self.curves

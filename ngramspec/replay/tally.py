@@ -11,7 +11,7 @@ from ngramspec.decoding.step import Stats
 from ngramspec.drafting.draft import Draft
 
 BINS = 10
-"""Of the reliability table."""
+"""Number of bins in the reliability table."""
 
 
 @dataclass(slots=True)
@@ -94,6 +94,6 @@ class Tally:
         self.reliability.merge(other.reliability)
 
     def speedup(self, curve: GivenCurve) -> float:
-        """Passes of one token for the same tokens, over these passes, all at the costs of `curve`."""
+        """Cost of emitting the same tokens in one-token passes / cost of these passes, both by `curve`."""
         cost = sum(count * curve.ratio(size) for size, count in self.batches.items()) + self.changes * curve.switch
         return self.stats.tokens / cost if cost else 1.0

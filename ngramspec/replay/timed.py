@@ -1,9 +1,9 @@
 """`TimedReplay`: recorded answers, and passes that a real model runs for their time.
 
-What is accepted comes from the record, whatever the model's logits say; so acceptance is that of the recorded model,
-and time that of this one. After every few drafted passes come plain passes over the same tokens at the same context, so
-that whatever else the machine does meets both alike. In the middle of each response passes of several sizes are timed
-on their own; they make a cost curve, and so the modelled speedup that belongs to the measured one.
+The record decides what is accepted, whatever the model's logits say; so acceptance is that of the recorded model, and
+time that of this one. Every few drafted passes are followed by plain passes over the same tokens at the same context,
+so that other work on the machine slows both alike. In the middle of each response, passes of several sizes are timed on
+their own. They give a cost curve, and with it the modelled speedup to compare with the measured one.
 
 A pass that the system interrupted says nothing about drafting: one that took more than DISTURBED times the median of
 its size counts as that median, plain or drafted.
@@ -30,7 +30,7 @@ CHUNK = 16
 """Drafted passes between two turns of plain ones."""
 
 DISTURBED = 3.0
-"""See above."""
+"""A pass counts as disturbed if it took more than this many times the median of its size."""
 
 TIMED_SIZES = (1, 2, 4, 8, 16)
 """Batch sizes that are timed whether passes of that size run or not."""
@@ -66,7 +66,7 @@ class TimedReplay:
         return len(recording.prompt) + len(recording.response) + LARGEST <= self._target.n_ctx
 
     def run(self, recording: Recording) -> None:
-        """Time a recording; one that is interrupted does not count."""
+        """Time a recording. If this is interrupted, the recording does not count."""
         if not self.drafted:
             # Not before the first drafted pass, where the time it may take depends on the room in the context.
             self._target.prefill(recording.prompt)
@@ -91,7 +91,7 @@ class TimedReplay:
         time_batch(target, text[middle:][:1])
         seconds = {}
         for size in [*sizes[1:], sizes[0]]:
-            # Any tokens do, but those of the text touch the experts that such a text touches.
+            # Tokens of the text itself, so that a mixture of experts uses the experts that such a text uses.
             batch = (text[middle:] * (size // (len(text) - middle) + 1))[:size]
             first, *rest = (time_batch(target, batch) for _ in range(4 if size == 1 else 3))
             seconds[size] = first, median(rest)
@@ -106,7 +106,7 @@ class TimedReplay:
     def curve(self) -> GivenCurve:
         """Medians over the recordings so far, of which there must be one."""
         points = {size: median(ratios) for size, ratios in self._ratios.items()}
-        # Two neighbouring sizes say little about the slope up to the largest batch; all of them do.
+        # All sizes are timed: two neighbouring ones say little about the slope up to the largest batch.
         points.setdefault(LARGEST, CostCurve(points).ratio(LARGEST))
         return GivenCurve(points, max(0.0, median(self._switches)))
 
@@ -149,7 +149,7 @@ class TimedReplay:
 
 
 class _PlainShadow:
-    """Runs the tokens that drafted passes emitted once more, one by one, before the next drafted pass."""
+    """Runs the tokens of the last drafted passes again, one by one, before the next drafted pass."""
 
     def __init__(self, target: Model, recording: Recording) -> None:
         self._target = target
@@ -170,7 +170,7 @@ class _PlainShadow:
         # The cache holds all emitted tokens but the last, as it will again.
         target, response = self._target, self._recording.response
         target.rollback(len(self._recording.prompt) + self._followed - 1)
-        # A change of size is not plain decoding's to pay; nor is that back, the drafts' alone.
+        # Untimed passes pay for the change of size, here, and for the change back, after the loop.
         time_batch(target, response[self._followed - 1 : self._followed])
         for token in response[self._followed - 1 : self._emitted - 1]:
             began = time.perf_counter()

@@ -46,7 +46,7 @@ TOTALS = ("overall", "macro")
 """Names that results give to all categories together."""
 
 SEED = 1234
-"""Of a sample."""
+"""Seed of a sample."""
 
 _PROMPT, _RESPONSE = "=== prompt", "=== response"
 

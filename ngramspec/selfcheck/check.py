@@ -6,8 +6,9 @@
     verdicts = ngramspec.selfcheck.report.report(check)
 
 Eight things are checked, as far as the time goes: greedy texts, sampled texts of the same seed, their logprobs, the
-law of the first tokens, and what leaves a trace in the memory: a rollback, a prompt of which the cache holds the
-beginning, the probe, and the measurement of what passes cost. Exceptions of what is checked are findings, too.
+law of the first tokens, and four things that must leave no trace in the memory: a rollback, reading a prompt whose
+beginning the cache already holds, the probe, and measuring what passes cost. If the code under test raises an
+exception, that is a finding too.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ from ngramspec.selfcheck.texts import LogitsKeeper, Setting, TextComparison, Tex
 Name = Literal["greedy", "same seed", "logprobs", "rollback", "reuse", "probe", "calibration", "law"]
 
 LEAST_PROMPT = 8
-"""Tokens that a prompt is cut to at most, from its beginning, where time or context are short."""
+"""Where time or context is short, prompts are cut from the front, but never below this many tokens."""
 
-_SHARES = {"rollback": 0.1, "reuse": 0.18, "probe": 0.28, "calibration": 0.32, "texts": 0.84}  # of the time: their ends
-_PROBE_SHARE = 0.25  # of the time, which it may take
-_GREEDY_SHARE = 0.7  # of a prompt's time: more, and its sampled texts wait for another prompt
-_READING_SHARE = 0.4  # of a prompt's time
+# When each check ends, as a share of the time.
+_SHARES = {"rollback": 0.1, "reuse": 0.18, "probe": 0.28, "calibration": 0.32, "texts": 0.84}
+_PROBE_SHARE = 0.25  # the most of the time that the probe may take
+_GREEDY_SHARE = 0.7  # of a prompt's time; if the greedy texts take more, the sampled ones wait for another prompt
+_READING_SHARE = 0.4  # the most of a prompt's time that reading it may take
 _PACE = 32  # tokens read to see how fast that goes
 
 
@@ -53,9 +55,9 @@ class SelfCheck:
         cases: prompts; at least one. Long ones are cut to their ends.
         drafter: name of what drafts.
         max_tokens: most tokens of a text, at least 2; slow models emit fewer.
-        seconds: that the checks may take, above 0. What each must do at least may take longer, as does the first
-            comparison of batch sizes for exact mode.
-        seed: of all sampling.
+        seconds: the time for all checks, above 0. The least that each check must do may take longer, and so may the
+            first comparison of batch sizes for exact mode.
+        seed: the seed of all sampling.
         exact: the target runs under its exact settings, and everything must be equal bit for bit.
         calibration_folder: as in `SpeculativeDecoder`.
         clock: tells seconds.
@@ -65,7 +67,7 @@ class SelfCheck:
         pairs, rollbacks, states, laws: all that was found.
         broken: what a check raised, by its name.
         spent: seconds by check.
-        ungrammatical: why no text was held to a grammar, if so.
+        ungrammatical: why no text could be held to a grammar; None if there is no such reason.
         complete: whether `run` came to its end.
 
     Raises:
@@ -103,7 +105,7 @@ class SelfCheck:
         self.complete = False
         self._clock = clock
         self._calibration = Calibration.load(target, calibration_folder)
-        # Nothing here depends on what passes cost, but for the batch sizes of exact mode.
+        # Only the batch sizes of exact mode depend on what passes cost.
         curve = None if exact else CostCurve({1: 1.0})
         recorder = LogitsKeeper(target)
         self.plain, self.drafted = (
@@ -161,7 +163,7 @@ class SelfCheck:
         return self._calibration.exact_sizes
 
     def bound(self) -> float:
-        """How far batch sizes move a logit, by the probe, which is made if it was not; 0 in exact mode."""
+        """How far batch sizes move a logit, by the probe, which runs now if it has not yet; 0 in exact mode."""
         if self.exact:
             return 0.0
         known = self._calibration.probe
@@ -179,7 +181,7 @@ class SelfCheck:
 
     @contextmanager
     def _blaming(self, name: Name) -> Iterator[None]:
-        """Book the time of a check, and what it raises as its failure."""
+        """Add the block's time to a check; an exception in the block is recorded as the check's failure."""
         began = self._clock()
         try:
             yield
@@ -222,7 +224,7 @@ class SelfCheck:
         self.target.clear()
 
     def _compare_sizes(self) -> None:
-        """Settle the batch sizes of exact mode, outside the time; else probe them, if the time allows it."""
+        """Settle the batch sizes of exact mode, outside the time; without exact mode probe, if time allows."""
         if self.exact:
             began = self._clock()
             self._calibration.ensure_exact(self.target)
@@ -231,7 +233,7 @@ class SelfCheck:
             self.bound()
 
     def _affordable_depths(self) -> tuple[int, ...]:
-        """Depths to probe at: a short and a long one, a short one, or none, by the time that it takes."""
+        """The depths that there is time to probe at: a short and a long one, a short one, or none."""
         passes = sum(-(-POSITIONS // size) for size in SIZES)
         for depths in ((SHORT, LONG), (SHORT,)):
             # A batch of these sizes costs about two passes.
@@ -266,7 +268,7 @@ class SelfCheck:
             yield [of.pop(-1 if turn == 1 else 0) for of in by_category.values() if of]
 
     def _check_prompt(self, case: Case, seconds: float) -> None:
-        """The greedy texts of a prompt, and those of the ways of sampling that are next."""
+        """Compare the greedy texts of a prompt, then those of the sampling settings whose turn it is."""
         began = self._clock()
         with self._blaming("greedy"):
             # In exact mode each text reads it again.
@@ -294,7 +296,7 @@ class SelfCheck:
                 self.ungrammatical = str(error)
 
     def _cut(self, case: Case, seconds: float) -> Case:
-        """As much of the end of a prompt as the context holds, and as can be read in its share of the time."""
+        """Keep the end of a prompt: what fits in the context and can be read in its share of the time."""
         most = max(LEAST_PROMPT, int(_READING_SHARE * seconds / self._read))
         return replace(case, tokens=case.tokens[-min(most, self.target.n_ctx - self.max_tokens) :])
 

@@ -1,9 +1,9 @@
 """Where a drafted text leaves the plain one, and whether the batch size explains it.
 
-Logits may depend in their last bits on the batch size (see `ngramspec.cost.kernels`). That explains a difference only
-if it can be shown to: each token is what the sampler takes, with the noise of that place, from the logits of its own
-pass; and there are logits within the probe's bound of those that plain decoding had from which it takes the drafted
-token.
+The last bits of logits may depend on the batch size (see `ngramspec.cost.kernels`). A difference counts as explained by
+that only if two things are shown. Each of the two tokens is what the sampler takes, with the noise of that place, from
+the logits of its own pass. And some logits within the probe's bound of plain decoding's make the sampler take the
+drafted token.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class TextDifference:
         plain_text, drafted_text: what they stand for.
         plain_logit, drafted_logit: their logits in plain decoding.
         bound: how far batch sizes move a logit here, by the probe; 0 in exact mode.
-        needed: how far these logits must move, none by more than this, for the drafted token to be taken: in greedy
-            decoding half of what the two are apart. None if `bound` is not enough, or a token is not the sampler's.
+        needed: how far any of these logits must move at most for the drafted token to be taken; in greedy decoding half
+            the gap between the two. None if `bound` is not enough, or if a token is not what the sampler takes.
     """
 
     position: int
@@ -56,23 +56,24 @@ def movement(
 ) -> float | None:
     """How far logits must move for the drafted token to be taken: `TextDifference.needed`.
 
-    What is found is shown by a row within that distance; that there is no closer one is certain only without filters.
+    A row within the distance returned does make the sampler take the drafted token. That no closer row does is certain
+    only without filters.
 
     Args:
         draw: the sampler at that place.
         plain_row, drafted_row: the logits there, of each of the two passes.
         plain, drafted: the tokens taken.
-        bound: the farthest that counts; 0: nothing does.
+        bound: the largest movement that counts; 0: none counts.
     """
     if bound <= 0 or draw(plain_row) != plain or draw(drafted_row) != drafted:
         return None
 
     def taken(distance: float) -> bool:
         step = np.float32(distance)
-        # Nothing within the distance does more for a token than this, but for filters, which look at others too.
+        # Without filters nothing within the distance favours a token more than this; filters look at other tokens too.
         favoured = plain_row - step
         favoured[drafted] = plain_row[drafted] + step
-        # And this is what the drafted pass had, as far as the distance allows.
+        # These are the drafted pass's logits, moved no further than the distance from the plain ones.
         clipped = np.clip(drafted_row, plain_row - step, plain_row + step)
         return draw(favoured) == drafted or draw(clipped) == drafted
 

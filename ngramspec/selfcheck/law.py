@@ -22,7 +22,7 @@ from ngramspec.prompts import Case
 from ngramspec.sampling.settings import Sampling
 
 FALSE_ALARM = 1e-6
-"""Most probability that a sound build fails any of the tests."""
+"""Upper bound on the probability that a sound build fails any of the tests."""
 
 PROMPTS = 3
 METHODS = ("coupled", "rejection")
@@ -33,7 +33,7 @@ _FIRST = (0.45, 0.35, 0.2)  # weights of the drafts: the likeliest token, the se
 _SECOND = (0.6, 0.4)
 
 ALARM = FALSE_ALARM / (PROMPTS * len(SETTINGS) * len(METHODS) * (1 + len(_FIRST)))
-"""The share of one test in it."""
+"""The part of `FALSE_ALARM` that each single test gets."""
 
 _ALL = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
 _EDGE = 1e-4  # llama.cpp filters in float32: a token closer than this to a filter's edge may fall on either side
@@ -55,7 +55,7 @@ class LawTest:
         bins: how many kinds of tokens were told apart.
         outside: how many were tokens that the law does not contain.
         distance: draws * KL(observed || law), in nats; half the G statistic.
-        false_alarm: most probability that the law itself gives such a distance.
+        false_alarm: upper bound on the probability that the law itself gives such a distance.
     """
 
     category: str
@@ -140,7 +140,7 @@ def law_tests(
 
 
 def _grow(target: Runner, prompt: Sequence[int], exact: bool) -> _Tree:
-    """Evaluate drafts of two tokens; where the target cannot roll back, nothing but the prompt."""
+    """Evaluate drafts of two tokens, or only the prompt if the target cannot roll back."""
     tree = _Tree({(): target.prefill(prompt, aligned=exact).copy()})
     target.checkpoint()
     if not target.can_rollback:
@@ -180,7 +180,7 @@ def _emit(
 
 
 def _allowed(target: Runner, row: Logits) -> Logits:
-    """The logits, -inf for tokens that the model's file forbids: those that a sampler without filters leaves out."""
+    """The logits, -inf for tokens forbidden by the model's file, which a sampler without filters leaves out."""
     ids = target.sampler(_ALL).distribution(row).ids
     allowed = np.full_like(row, -np.inf)
     allowed[ids] = row[ids]
@@ -223,7 +223,7 @@ def _compare(counts: Counter[int], law: Mapping[int, float]) -> tuple[int, int, 
     """(bins, draws outside the law, draws * KL(observed || law))."""
     draws = counts.total()
     outside = sum(n for token, n in counts.items() if token not in law)
-    # Sharing a bin goes by what is expected, never by what was seen: the bound holds for any bins fixed beforehand.
+    # Bins are shared by expected counts, never by observed ones: the bound holds for any bins fixed beforehand.
     common = [token for token, p in law.items() if draws * p >= _FEW]
     observed = [counts[token] for token in common]
     expected = [draws * law[token] for token in common]
@@ -243,7 +243,7 @@ def false_alarm(distance: float, bins: int) -> float:
 
     (Agrawal 2020, "Finite-sample concentration of the multinomial in relative entropy", arXiv 1904.02291: the moment
     generating function is at most that of a gamma law of shape k - 1, and this is Chernoff's bound for it.) Unlike
-    the chi-square limit of the same statistic it holds at any count, and so does a rate as small as `FALSE_ALARM`.
+    the chi-square limit of the same statistic it holds at any count, and so at a rate as small as `FALSE_ALARM`.
     """
     free = bins - 1
     if distance == math.inf:

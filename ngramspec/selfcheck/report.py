@@ -22,7 +22,7 @@ CLAIMS: dict[Kind, str] = {
     "probe": "the probe of batch sizes finds what cleared caches show",
     "calibration": "measuring what passes cost leaves no trace in the logits",
 }
-"""What must hold of memories that go back, besides refused drafts."""
+"""What must hold when the memory goes back for another reason than a refused draft."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Check:
         covered: what was looked at.
         reason: why it failed, was skipped, or is explained.
         missing: what it does not cover.
-        seconds: that it took; 0 where the work of others served.
+        seconds: the time it took; 0 where it used the work of other checks.
     """
 
     name: Name
@@ -49,7 +49,7 @@ class Check:
 
 
 def report(found: SelfCheck) -> list[Check]:
-    """All checks, those that were not reached included."""
+    """All checks, including those that were not reached."""
     equal = "plain and drafted texts are equal"
     if not found.exact:
         equal += ", or differ where the batch size explains it"
@@ -125,7 +125,7 @@ def _texts(found: SelfCheck, name: Name, claim: str, pairs: Sequence[TextPair]) 
 
 
 def _missing(found: SelfCheck, name: Name, pairs: Sequence[TextPair]) -> str:
-    """What there was no time for, categories of greedy texts and ways of sampling, and what cannot be done."""
+    """What a check leaves out: categories and ways of sampling for lack of time, and what cannot be done."""
     if name == "greedy":
         wanted, seen = [case.category for case in found.cases], {pair.category for pair in pairs}
     else:

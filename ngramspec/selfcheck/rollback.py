@@ -10,7 +10,7 @@ import numpy as np
 from ngramspec.backend import Logits, Model
 
 SIZES = (5, 2, 1, 16)
-"""Batch sizes, that of a full draft first: the time may end before the list does."""
+"""Batch sizes. That of a full draft comes first, as time may run out before the end of the list."""
 
 DEPTHS = (24, 300)
 """Tokens of context before the batch."""
@@ -26,7 +26,7 @@ class RollbackTest:
     Attributes:
         depth: tokens in the cache before the batch.
         size: tokens in the batch.
-        kept: 0 if all of it was taken back and evaluated again. Otherwise this many of its tokens were kept, and
+        kept: 0 if the whole batch was taken back and evaluated again. Otherwise this many of its tokens were kept, and
             what followed was evaluated twice: after two batches of this size that differ in the tokens taken back.
         left_over: tokens that the cache reports beyond those that it was rolled back to.
         difference: largest difference of a logit between the two evaluations; inf where one is nan.

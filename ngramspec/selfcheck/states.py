@@ -1,9 +1,9 @@
 """Whether what a memory went through leaves a trace: the same tokens, read into a cleared cache, give the same logits.
 
-Nothing is taken back in what is compared with, so a memory that goes back to a wrong state is seen even where it does
-so every time. Three things go back besides the refusal of drafts (see `ngramspec.selfcheck.rollback`): a prompt that
-shares its beginning with what the cache holds, the measurement of what passes cost, in a new process and in later ones,
-and the probe of batch sizes.
+The reference takes nothing back, so a memory that returns to a wrong state is caught even if it does so every time.
+Refused drafts make a memory go back (see `ngramspec.selfcheck.rollback`), and so do three other things, which are
+tested here: a prompt that shares its beginning with what the cache holds; the measurement of what passes cost, in a new
+process and in later ones; and the probe of batch sizes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ngramspec.cost.measure import MEASURE_ORDER
 
 Kind = Literal["reuse", "probe", "calibration"]
 Affordable = Callable[[int, int], bool]
-"""Whether there is time to read so many tokens of prompts, and for so many passes."""
+"""Is there time to read this many prompt tokens (first argument) and make this many passes (second)?"""
 
 DEPTHS = (12, 300)
-"""Tokens of a prompt: a few, and so many that exact mode keeps chunks of it and a recurrent memory checkpoints."""
+"""Lengths of a prompt: short, and long enough for exact mode to keep chunks and recurrent memory checkpoints of it."""
 
 AFTER = 12
-"""Tokens behind a prompt that a test takes, besides those that measurements add."""
+"""Tokens that a test reads after the prompt, not counting those that measurements add."""
 
 MARGIN = 4.0
-"""A difference counts as rounding up to so many times the largest one between ways to read the tokens."""
+"""A difference counts as rounding if it is at most this many times the largest one between ways to read the tokens."""
 
 _RETIMED = (2, 5)  # which of the sizes that are measured
 _PROBE_PASSES = 2 * sum(-(-POSITIONS // size) for size in SIZES)
@@ -44,11 +44,11 @@ class StateTest:
 
     Attributes:
         kind: what went back.
-        what: it, in words.
+        what: the same in words.
         depth: tokens of the prompt.
         difference: largest difference of a logit; inf where one is nan.
-        bound: up to which batch sizes explain that; 0 where the bits must be the same.
-        identical: whether they are; of a probe, whether it found the same classes of sizes.
+        bound: the largest difference that batch sizes explain; 0 where the bits must be the same.
+        identical: whether the bits are the same; for a probe, whether it found the same classes of sizes.
     """
 
     kind: Kind
@@ -66,14 +66,14 @@ class StateTest:
 class _History(NamedTuple):
     """Passes after a prompt, as (tokens, how many of them are kept), and the prompt that comes next.
 
-    Where no tokens are evaluated, as many as are "kept", less than 0, are taken back once more.
+    A pass (0, -n) evaluates nothing and takes back n more tokens.
     """
 
     what: str
     passes: tuple[tuple[int, int], ...]
     kept: float  # share of the old prompt that the new one begins with
-    new: int  # tokens that it has behind that
-    answered: bool = False  # whether what was kept of the passes stands between them
+    new: int  # its own tokens at the end
+    answered: bool = False  # whether the tokens kept of the passes stand between the two parts
 
     @property
     def refuses(self) -> bool:
@@ -93,7 +93,7 @@ _HISTORIES = (
 def state_tests(
     target: Model, text: Sequence[int], kind: Kind, affordable: Affordable, *, exact: bool
 ) -> Iterator[StateTest]:
-    """The tests of a kind, those of a short prompt first, as far as there is time; the first one takes what it takes.
+    """The tests of a kind, those of a short prompt first, while there is time; the first one is made in any case.
 
     Args:
         target: its cache is empty afterwards.
@@ -105,7 +105,7 @@ def state_tests(
     room = min(len(text), target.n_ctx) - AFTER
     first = True
     for depth in sorted({min(depth, room) for depth in DEPTHS}):
-        # Rounding is measured by three readings more, where there is any.
+        # Where there is rounding, measuring it takes three more readings.
         readings, passes = (2, 12) if exact else (5, 24)
         if kind == "probe":
             if depth == min(DEPTHS[0], room) and affordable((len(SIZES) + 1) * depth, 2 * _PROBE_PASSES):
@@ -145,7 +145,7 @@ def _reuse(target: Model, prompt: list[int], behind: list[int], *, history: _His
 
 
 def _calibration(target: Model, prompt: list[int], behind: list[int], *, later: int | None, exact: bool) -> StateTest:
-    """Measuring on top of a prompt and two tokens: as a new process does, or a later one whose turn it is to time."""
+    """Measure what passes cost after a prompt and two tokens: as a new process does, or a later one in its turn."""
     rows = []
     for measuring in (True, False):
         target.clear()
@@ -162,7 +162,7 @@ def _calibration(target: Model, prompt: list[int], behind: list[int], *, later: 
 
 
 def _probe(target: Model, depth: int) -> StateTest:
-    """The probe of batch sizes, against each size in a cache that was cleared before."""
+    """Compare the probe of batch sizes with each size evaluated in a freshly cleared cache."""
     found = probe(target, (depth,))
     rng = np.random.default_rng(0)
     text = [int(token) for token in rng.integers(0, target.n_vocab, depth + max(SIZES) + POSITIONS)]
@@ -195,7 +195,7 @@ def _evaluate(target: Model, tokens: Sequence[int]) -> Logits:
 
 
 def _rounding(target: Model, prompt: Sequence[int], behind: Sequence[int], want: Logits) -> float:
-    """How far off logits may be because tokens were read in batches of other sizes: measured, nothing taken back."""
+    """How far logits move when tokens are read in batches of other sizes; measured without taking anything back."""
     largest = 0.0
     for cut in sorted({len(prompt) * 3 // 5, len(prompt) - 3, len(prompt) - 1}):
         target.clear()

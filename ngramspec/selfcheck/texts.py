@@ -21,10 +21,10 @@ from ngramspec.selfcheck.difference import TextDifference, movement
 from ngramspec.tokens import common_prefix
 
 TOP = 3
-"""Logprobs are compared of emitted tokens and of so many of the likeliest."""
+"""Logprobs are compared for the emitted tokens and for this many of the likeliest."""
 
 FEWEST = 4
-"""Tokens that a run emits, however little time there is."""
+"""A run emits at least this many tokens, however little time there is."""
 
 GREEDY = "greedy"
 
@@ -32,7 +32,7 @@ GRAMMAR = r"""
 root   ::= record{8,}
 record ::= "{\"name\": \"" [a-z]{1,12} "\", \"size\": " [0-9]{1,6} "}\n"
 """
-"""Half of it forced."""
+"""The grammar forces half of such a text."""
 
 _ROUNDING = 1e-4  # of logprobs computed from the same logits in other ways
 
@@ -68,9 +68,11 @@ class TextPair:
         drafted, accepted: draft tokens sent, and emitted.
         cut: whether a run ended for want of time.
         difference: the first one, if there is any.
-        logprobs_identical: whether those of the common text are, to the last bit, the likeliest tokens' included.
-        logprob_difference: largest one between logprobs of emitted tokens of the common text.
-        first_logprob_difference: between the first token's and a plain log-softmax of the logits of the prompt.
+        logprobs_identical: whether logprobs of the common text, with those of the likeliest tokens, agree to the last
+            bit.
+        logprob_difference: largest difference between logprobs of emitted tokens of the common text.
+        first_logprob_difference: difference between the first token's logprob and a plain log-softmax of the prompt's
+            logits.
     """
 
     category: str
@@ -117,7 +119,7 @@ class LogitsKeeper:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A text as far as it was made; `row`: the logits of its last token, if it left what was expected there."""
+    """A text so far. `row`: the logits of its last token, if that token differs from the expected one."""
 
     tokens: list[int]
     logprobs: list[Logprobs]
@@ -165,7 +167,7 @@ class TextComparison:
         except GrammarError as error:
             raise RuntimeError(f"a grammar that plain decoding keeps to stops drafting: {error}") from error
         common = common_prefix(a.tokens, b.tokens)
-        # What the second text had no time for is not compared.
+        # Tokens that the second text had no time to reach are not compared.
         differs = b.row is not None or (len(b.tokens) < len(a.tokens) and not b.cut)
         ours, theirs = a.logprobs[:common], b.logprobs[:common]
         return TextPair(

@@ -30,7 +30,7 @@ _MARK = "ngramspec_trace"
 
 
 class TraceError(NGramSpecError):
-    """A trace cannot be written, or a file is none."""
+    """A trace cannot be written, or a file is not a trace."""
 
 
 class TraceWriter:
@@ -40,7 +40,7 @@ class TraceWriter:
         path: the file, which is emptied.
 
     Raises:
-        TraceError: it cannot be opened; later: it cannot be written.
+        TraceError: the file cannot be opened; from the methods: it cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -54,7 +54,7 @@ class TraceWriter:
             self._fail(error)
 
     def begin(self, prompt: Sequence[int], piece: Piece, header: TraceHeader) -> None:
-        """A generation begins: `prompt` is its context, and `header` is written unless it is that of the last one."""
+        """Begin a generation: `prompt` is its context; `header` is written unless the last generation had the same."""
         self._piece = piece
         self._context.clear()
         self._context.extend(prompt[-CONTEXT:])

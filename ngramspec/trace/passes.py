@@ -3,7 +3,7 @@
 The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 1, ...}: the format's version, and the
 attributes of `TraceHeader`, which hold for all passes up to the next header. All others are passes, the attributes of
 `Step` and `TracedPass`. How attributes become JSON: see `ngramspec.json_data`; those with a default are left out where
-they have it. A change by which a program would misread what it could read so far raises the version; new keys do not.
+they have it. The version rises with a change that would make existing programs misread a trace; new keys leave it.
 
     {"position": 9, "batch": 3, "seconds": 0.012, ..., "source": "mixture", "context": [{"id": 5, "text": " a"}, ...],
      "draft": [{"id": 7, "text": " cat", "accepted": true, "p": 0.8, "why": {"margin": 0.0}, "acceptance": 0.7},
@@ -31,7 +31,7 @@ from ngramspec.version import __version__
 
 VERSION = 1
 TOP = 5
-"""Entries of a q that are written, the likeliest."""
+"""How many entries of a q are written: the likeliest ones."""
 
 Piece = Callable[[int], bytes]
 """The bytes that a token stands for."""
@@ -121,7 +121,7 @@ class Guess(Token):
     """A drafted token and what came of it.
 
     Attributes:
-        accepted: what the target said of it; None if it was not reached.
+        accepted: whether the target accepted it; None if it was not reached.
         p, why: see `TokenDecision`; None if it was not reached (and `why` where no numbers decided).
         q: probability with which it was drawn; None where the drafter did not draw.
         q_size: how many tokens it was drawn from.
