@@ -116,7 +116,7 @@ class ChatTemplate:
         return skeleton, found
 
     def _hide(self, content: str, mark: str, hidden: list[str]) -> str:
-        """A content with names for all of it but white space at ends and what the template spells out."""
+        """Replace a content by names, except white space at its ends and the strings that the template spells out."""
         parts = []
         ends = [*(match.span() for match in self._spelled.finditer(content)), (len(content), len(content))]
         at = 0
@@ -134,7 +134,7 @@ class ChatTemplate:
 
 
 def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
-    """Any of some texts, the longest first; nothing for none."""
+    """A pattern that matches any of some texts, the longest first; without texts it matches nothing."""
     longest_first = sorted(texts, key=lambda text: (-len(text), text))
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NEVER
 

@@ -1,4 +1,4 @@
-"""A try in a child process: what may end the process ends that one."""
+"""Try something in a child process: if it crashes, only the child ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-_FROM_OUTSIDE = (-2, -9, -15)  # SIGINT, SIGKILL (also for want of memory), SIGTERM
+_FROM_OUTSIDE = (-2, -9, -15)  # SIGINT, SIGKILL (also for want of RAM), SIGTERM
 
 
 def module(name: str) -> tuple[str, ...]:

@@ -1,9 +1,9 @@
-"""`ExactAuto`: `exact="auto"` at work on one target. It measures what decides, a bounded time of it, and switches.
+"""`ExactAuto` carries out `exact="auto"` on one target: it measures for a bounded time, chooses, and switches.
 
-What is measured is kept beside the calibration, and what stands there is not measured again: a choice that changed
-with the noise of a measurement would change the text. It is measured in steps, each of which takes some fifty passes
-at most. What there is no time for (8 seconds, or a quarter of the request) is left to the next request, or to a caller
-that gives it all the time there is; until then requests are decoded the fastest way.
+Measurements are kept beside the calibration and never repeated: a choice that changed with the noise of a measurement
+would change the text. They are made in steps, each of which takes some fifty passes at most. A step that does not fit
+into the time allowed (8 seconds, or a quarter of the request) is left to the next request, or to a caller that allows
+all the time there is; until then requests are decoded the fastest way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ngramspec.exactness.choice import DEPTHS, TYPICAL, WAYS, Measured, Way
 from ngramspec.storage import cache_folder, keep_json, recall
 
 BUDGET, SHARE = 8.0, 0.25
-"""Most that is measured before a request: so many seconds, or that part of what it is expected to take."""
+"""Time to measure in before a request: so many seconds, or that part of its expected time if that is more."""
 
 _COSTS = {
     "fast": trial.IDENTITY_COST,
@@ -78,7 +78,7 @@ class ExactAuto:
         setting = "exact" if way == "exact" else "fast"
         if setting != self.target.setting and not self._holds_most(prompt):
             self._switch(setting)
-        # What a conversation began with goes on, as long as that saves reading it again.
+        # A conversation keeps the setting it began with, as long as that saves reading it again.
         if setting != self.target.setting:
             way = "exact" if self.target.setting == "exact" else "fast"
         sizes = self.known.sizes(way)
@@ -94,7 +94,7 @@ class ExactAuto:
     def _switch(self, setting: str) -> None:
         try:
             self.target.use(setting)
-        except ModelError:  # no memory for these settings, of which there was enough for the others
+        except ModelError:  # too little memory of the machine for these settings; there was enough for the others
             self._usable = tuple(way for way in self._usable if way != "exact")
             self.target.use("fast")
 
@@ -106,14 +106,14 @@ class ExactAuto:
             text: what rounding is measured on, should the request be decoded the fastest way; empty: it is not.
             budget: seconds; None: 8, or a quarter of what the request is expected to take.
         """
-        # Where tokens are evaluated again after a refusal, passes are of other sizes than anybody chose.
+        # A target that evaluates tokens again after a refusal makes passes of sizes that nobody chose.
         if not self.target.can_rollback or self.target.replays:
             return
         if self._missing(prompt, tokens, text) is not None:
             self._read()
         began = time.perf_counter()
         while (missing := self._missing(prompt, tokens, text)) is not None:
-            # A busy machine may have said so, but not of a model that is slow beyond doubt.
+            # A busy machine may have made the estimate too high; only one of over twice the budget is believed.
             single = self.known.wanted / _COSTS[missing]
             if budget is None and self.known.wanted > 2 * self._budget(prompt, tokens, single):
                 return
@@ -152,7 +152,7 @@ class ExactAuto:
     def _measure(
         self, what: str, prompt: int, tokens: int, text: Sequence[int], began: float, budget: float | None
     ) -> bool:
-        """Whether it was measured: the first pass tells whether there is time for it."""
+        """Measure it if the first pass shows that there is time; returns whether it was measured."""
         settings = self.target.settings if what == "speed" else ("exact" if what == "exact" else "fast",)
         with ExitStack() as stack:
             trials = {name: stack.enter_context(self.target.trial(name)) for name in settings}

@@ -35,7 +35,7 @@ MOST = 7
 """All sizes up to this one must agree, and only sizes that do are used: K-quants change their kernel at 8."""
 
 TOLERANCE = 1.05
-"""Most that a request may take compared with the fastest settings."""
+"""The most that bit-identical text may cost: time of the request / its time under the fastest settings."""
 
 TYPICAL = 256
 """Tokens that a text is taken to have where more, or no limit, were asked for: most texts end by themselves."""

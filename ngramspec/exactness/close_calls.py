@@ -73,7 +73,7 @@ class CloseCalls:
         """Whether the draw changes if the token's logit falls by the bound and all others rise by it."""
         if self._unrepeatable:
             return True
-        # Only differences of logits count: all of the movement may as well be the token's own.
+        # Only differences between logits count, so the token's own logit can take the whole movement: 2 x the bound.
         moved = logits.copy()
         moved[token] -= np.float32(2 * self._bound)
         try:

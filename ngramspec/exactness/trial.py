@@ -15,8 +15,8 @@ from ngramspec.backend import Logits, Trial
 from ngramspec.exactness.choice import DEPTHS, MOST, SIZES, Identity, Times
 
 REAL, COMPARED = 13, 8
-"""Real tokens before those that are compared, and how many of these: the first ones of each batch. No multiple of
-anything, since some architectures (DeepSeek 4) treat the tokens that complete a block of the context apart."""
+"""How many real tokens stand before the compared ones, and how many are compared: the first ones of each batch. 13 is
+no multiple of anything: some architectures (DeepSeek 4) treat the tokens that complete a block of the context apart."""
 
 CHUNK = 64
 """Tokens of a prefill that is timed: from here on CPUs read a prompt with kernels of their own."""
@@ -123,7 +123,7 @@ def times(trials: Mapping[str, Trial], depth: int) -> dict[str, Times]:
         note(name, CHUNK)
     for name in [*trials] * ROUNDS:
         for size in (1, 2) if name == "fast" else (1,):
-            # A change of size rebuilds the graph, which a run of passes does once.
+            # The first pass of a new size rebuilds the graph, so each size is timed twice in a row.
             note(name, size)
             note(name, size)
     found = {name: Times(best[name, 1], best[name, CHUNK] / CHUNK) for name in trials}

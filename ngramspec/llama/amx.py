@@ -1,10 +1,10 @@
-"""AMX: whether this build's kernels for Intel's matrix unit work, found out before they run here.
+"""AMX: find out whether this build's kernels for Intel's matrix unit work, before they run in this process.
 
-Older gcc, such as 12.2, takes `_tile_loadconfig` to read 8 bytes of the 64 it reads, and drops the rest of the tile
-configuration as never used (gcc's bug 114098, mended in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
-every pass of two and more tokens. So a child process tries them on the demo model, once per build; the verdict is
-kept in the user's cache folder. Where they are broken, "AMX" is taken out of the list of memory types that llama.cpp
-looks through when it places weights. It takes the next one then: the repacked kernels of the same weights, or plain
+Older gcc, such as 12.2, believes that `_tile_loadconfig` reads 8 bytes where it reads 64, and drops the rest of the
+tile configuration as never used (gcc's bug 114098, mended in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
+every pass of two and more tokens. So a child process tries the kernels on the demo model, once per build; the verdict
+is kept in the user's cache folder. If they are broken, "AMX" is taken out of the list of buffer types that llama.cpp
+looks through when it places weights. It then takes the next one: the repacked kernels of the same weights, or plain
 ones.
 """
 
@@ -71,7 +71,7 @@ def _try(command: Sequence[str], patience: float) -> bool | None:
 
 
 def hide(libggml: ctypes.CDLL) -> bool:
-    """Take AMX out of ggml's memory types, for all models this process loads from now on.
+    """Take AMX out of ggml's buffer types, for all models this process loads from now on.
 
     Returns:
         Whether that was possible: a library may not export what it takes.

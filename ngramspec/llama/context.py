@@ -1,4 +1,4 @@
-"""`Context`: the cache that llama.cpp evaluates tokens in: its size and settings, and one pass over a batch.
+"""`Context`: the KV cache that llama.cpp evaluates tokens in, its size and settings, and one pass over a batch.
 
 A target has one open context at a time. `use` closes it and opens another one under other settings.
 """
@@ -29,11 +29,11 @@ MAX_EVALUATE = 64
 MAX_CONTEXT = 2**31 - 1 - MAX_EVALUATE
 
 SNAPSHOTS = 16
-"""States of a recurrent memory that can be gone back to, unless longer or shorter drafts are asked for. Each takes the
-memory of one state, and on some architectures each is copied in every pass."""
+"""How many tokens back a recurrent state can be restored, unless longer or shorter drafts are asked for. Each snapshot
+takes as much space as the state itself, and on some architectures each is copied in every pass."""
 
 SNAPSHOT_SHARE = 1 / 16
-"""Most of the free memory that snapshots may take, the first one excepted."""
+"""Snapshots may take at most this part of the free RAM or GPU memory; one is kept in any case."""
 
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 
@@ -116,7 +116,7 @@ class Context(Weights):
         params.n_batch = params.n_ubatch = 128 if self._flash[setting] == "off" else 512
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
         params.n_seq_max = self.n_seq
-        # One pool of cells: what continuations have in common is there once.
+        # One pool of cells, so that what continuations have in common is stored once.
         params.kv_unified = self.n_seq > 1
         params.n_threads = params.n_threads_batch = self.threads
         params.flash_attn_type = _FLASH[self._flash[setting]]
@@ -175,7 +175,7 @@ class Context(Weights):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The settings that `use` changes between: "fast", and "exact" where that is another one."""
+        """The settings that `use` switches between: "fast", and "exact" if it differs from that."""
         return ("fast", "exact") if self._flash["exact"] != self._flash["fast"] else ("fast",)
 
     @property
@@ -192,7 +192,7 @@ class Context(Weights):
         """Open the context anew under a setting; the cache is then empty, and logits returned before are gone.
 
         Raises:
-            ModelError: there is no memory for it; the target is then without a context until the next call.
+            ModelError: the machine lacks the memory for it; the target then has no context until the next call.
         """
         super()._check_open()
         self.tokens.clear()
@@ -200,10 +200,10 @@ class Context(Weights):
         self._open_context(self.n_ctx, setting)
 
     def trial(self, setting: str) -> Trial:
-        """A small context of its own to measure a setting in, whatever the target holds.
+        """A separate small context to measure a setting in; what the target holds does not matter.
 
         Raises:
-            TargetError: there is no memory for it.
+            TargetError: the machine lacks the memory for it.
         """
         self._check_open()
         params = self._params(ROOM, 0, setting)
@@ -242,7 +242,7 @@ class Context(Weights):
 
     @property
     def owed(self) -> int:
-        """Tokens of the cache that the next call evaluates again, before its own."""
+        """How many tokens of the cache the next call must evaluate again before its own."""
         return len(self.tokens) - self._cache.length
 
     def _settle(self) -> None:
@@ -270,7 +270,7 @@ class Context(Weights):
             raise
 
     def _pass(self, tokens: Sequence[int], *, logits: int) -> None:
-        """One `llama_decode`, behind what the memory holds, with the logits of the last so many tokens."""
+        """One `llama_decode` that appends to the KV cache, with logits for the last `logits` tokens."""
         start, n = self._cache.length, len(tokens)
         batch = self._batch
         batch.n_tokens = n

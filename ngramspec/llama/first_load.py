@@ -1,4 +1,4 @@
-"""The trial of a model file: a damaged or hostile one ends a child process, not this one.
+"""The trial of a model file in a child process, so that a damaged or hostile file ends the child and not this process.
 
 llama.cpp checks much of a file and asserts the rest: a vocabulary with a token twice, a model of no layers, sizes that
 contradict each other. An assertion that fails ends the process. So a file never seen before is first opened in a
@@ -31,7 +31,7 @@ COMPUTED = 1 << 30
 """Bytes of the largest file whose weights the child reads and computes with: some seconds on a slow disk."""
 
 _GOOD = "good"
-_PASSED = re.compile("alloc|memory", re.IGNORECASE)  # what there was too little of says nothing of the file
+_PASSED = re.compile("alloc|memory", re.IGNORECASE)  # a lack of RAM says nothing about the file
 _ASSERTION = re.compile(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*")
 _EDGE = 1 << 16
 _CPU_SECONDS = 60
@@ -74,7 +74,7 @@ def check(
 
 
 def _fingerprint(path: Path, build: str) -> str:
-    """Of the file and the build. The header may be longer than what is read of it, so the time counts too."""
+    """Key of the file and the build. The header may be longer than the part read here, so the time counts too."""
     stat = path.stat()
     digest = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns} {build}".encode(), digest_size=12)
     with path.open("rb") as file:
@@ -105,7 +105,7 @@ def _silent(_level: int, _text: bytes, _data: Any) -> None:
 
 
 def attempt(api: Any, path: Path) -> None:
-    """What the child does: all that may fail, in the cheapest order. A load that llama.cpp refuses is a good end."""
+    """What the child does: every step that may crash, cheapest first. If llama.cpp refuses to load, all is well."""
     api.llama_log_set(_silent, ctypes.c_void_p(0))
     api.llama_backend_init()
     params = api.llama_model_default_params()
@@ -142,7 +142,7 @@ def attempt(api: Any, path: Path) -> None:
 
 if __name__ == "__main__":
     child.confine(_CPU_SECONDS)
-    # A child that is refused more work, or gets no memory in Python, tells nothing of the file.
+    # A child that is refused more work, or RAM for Python, says nothing about the file.
     with suppress(Exception):
         import llama_cpp.llama_cpp as llama
 

@@ -31,7 +31,7 @@ _DEEPEST = 2500
 
 
 class Closable(Tokenizer, Protocol):
-    """A tokenizer whose memory can be given back."""
+    """A tokenizer that can be closed, which frees what it holds."""
 
     @property
     def closed(self) -> bool: ...
@@ -85,7 +85,7 @@ class Grammar:
 
     def allows(self, token: int) -> bool:
         """Whether this token may come next."""
-        # Of a token outside the vocabulary llama.cpp makes the end of the process.
+        # Asked about a token outside the vocabulary, llama.cpp would end the process.
         return 0 <= token < self.vocabulary.n_vocab and bool(self.allowed(np.array([token]))[0])
 
     def accept(self, token: int) -> None:

@@ -1,10 +1,11 @@
-"""Grammars on which llama.cpp would never come back, or take all memory: found in their text, before it reads them.
+"""Find grammars that would hang llama.cpp or use up all RAM, from their text, before llama.cpp reads them.
 
-llama.cpp follows a grammar as a set of stacks, of what is still to come. Before each character it unfolds the rule on
-top of every stack, and through rules that may be empty also what comes behind. A rule that begins with itself so
-unfolds forever. Its own check finds that where the rules in front are empty by an alternative of their own, as in
-`root ::= "a"? root "b"`, and misses `root ::= a root "b"` with `a ::= b` and `b ::= "c"?`. Stacks may also be finite,
-and too many, as in `a ::= "x"{0,900}`, `b ::= a{0,900}`, `root ::= b{0,900}`.
+llama.cpp follows a grammar as a set of stacks, each of which holds what is still to come. Before each character it
+unfolds the rule on top of every stack; if that rule may be empty, it unfolds what comes after it too. A rule that
+begins with itself therefore unfolds forever. Its own check finds that where the rules in front are empty by an
+alternative of their own, as in `root ::= "a"? root "b"`, and misses `root ::= a root "b"` with `a ::= b` and
+`b ::= "c"?`. Stacks may also be finite, and too many, as in `a ::= "x"{0,900}`, `b ::= a{0,900}`,
+`root ::= b{0,900}`.
 
 So the rules are built here as its parser builds them, with one difference: the n - 1 rules of `x{0,n}`, which differ
 only in how often they may go on, are one that counts n. What does not parse is left to llama.cpp to complain of.
@@ -19,7 +20,7 @@ from dataclasses import dataclass, field
 from ngramspec.errors import GrammarError
 
 MOST_STACKS = 10_000
-"""Of one rule at one place: with as many a token takes llama.cpp seconds to minutes."""
+"""Most stacks that one rule may make at one place: with this many, one token takes llama.cpp seconds to minutes."""
 
 _MOST_STEPS = 10_000_000
 _DEEPEST = 5000  # rules that begin with one another: llama.cpp's search calls itself once for each

@@ -1,10 +1,10 @@
-"""Huge pages for the weights (Linux): a pass of the target reads them all, 4 KiB at a time otherwise.
+"""Huge pages for the weights (Linux): every pass reads all weights, 4 KiB at a time unless the pages are huge.
 
 llama.cpp copies the weights of quantised layers into memory of its own, in the order its kernels read them. With
 pages of 2 MiB the processor looks up 512 times fewer addresses on the way through. Many distributions hand them out
 only to programs that ask (`/sys/kernel/mm/transparent_hugepage/enabled` says `madvise`), and llama.cpp does not
-ask. It is asked here once memory is mapped and not yet written, so nothing is copied and loading gets no slower.
-numpy asks the same for its large arrays.
+ask. This module asks when the RAM is mapped and not yet written, so nothing is copied and loading gets no slower.
+numpy does the same for its large arrays.
 
 Weights that stay in the mapped file are not helped: the file's pages are the page cache's.
 """

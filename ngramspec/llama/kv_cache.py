@@ -44,7 +44,7 @@ def fitting_context(trained: int, bytes_per_token: float, free: int) -> tuple[in
     Args:
         trained: tokens the model was trained on; 0 when unknown.
         bytes_per_token: of the KV cache.
-        free: bytes of memory; half of them may become KV cache.
+        free: bytes of free RAM or GPU memory; half of them may become KV cache.
     """
     trained = trained or 4096
     fits = int(free / 2 / max(1.0, bytes_per_token)) // GRAIN * GRAIN

@@ -1,7 +1,7 @@
 """`SamplerChain`: llama.cpp's own samplers, in the state that plain decoding would have at this position.
 
-Verifier goes through the rows of a batch in order and stops at the first refusal, so that one chain does for
-all: a row is shown to it when everything before is settled, and only emitted tokens are accepted into it. A refused
+The verifier goes through the rows of a batch in order and stops at the first refusal, so one chain is enough for all
+rows: it sees a row only when every token before that row is settled, and it accepts emitted tokens only. A refused
 draft leaves no trace because the chain never saw it. That holds for random samplers (XTC, mirostat) too, which
 draw once per emitted token, in the order of plain decoding.
 
@@ -62,7 +62,7 @@ class SamplerChain:
         self.grammar = grammar
         self._api = api
         self._n_vocab = n_vocab
-        # One each: llama.cpp takes the sum of several where it finds the token by its place, else the first.
+        # One bias per token: llama.cpp adds several up if it finds the token by its place, else it takes the first.
         biases: dict[int, float] = {}
         for token, bias in (*sampling.logit_bias, *((token, -np.inf) for token in suppressed)):
             biases[token] = biases.get(token, 0.0) + bias
@@ -118,7 +118,7 @@ class SamplerChain:
         return {name: made[name][1] for name in names}
 
     def _find_reach(self, active: Iterable[str]) -> int | None:
-        """How many of the largest logits can matter, tokens whose logits are moved apart; None: all of them."""
+        """How many top logits can affect the draw, not counting tokens that a penalty or bias moves; None: all."""
         if self.sampling.selects:
             return None
         for name in active:
@@ -201,7 +201,7 @@ class SamplerChain:
         legal = self.grammar.allowed(law.ids) if self.grammar is not None else np.True_
         if legal.all():
             return law
-        # A forbidden token is drawn with this probability, and then another one.
+        # With probability `missing` the first draw is a forbidden token, and another is drawn under the grammar.
         again = self._law(logits, self.grammar)
         missing = float(law.probs[~legal].sum())
         ids = np.union1d(law.ids[legal], again.ids)
@@ -231,10 +231,11 @@ class SamplerChain:
         return softmax(ids, scores)
 
     def _candidates(self, logits: NDArray[np.float32], grammar: Grammar | None) -> NDArray[np.void]:
-        """The tokens that the chain is shown: all of them, or those which alone can come through.
+        """The tokens that the chain is shown: all of them, or only those that can come through it.
 
-        Where top-k comes first, that is the k largest logits of tokens that no penalty or bias moves, and all
-        that one moves: the k largest after they moved are among them. With a grammar, k allowed ones.
+        If top-k comes first, these are the k largest logits among the tokens that no penalty or bias moves, and all
+        tokens that one does move: the k largest logits after the move are among them. With a grammar: k allowed
+        ones.
         """
         if self._reach is None:
             return self._gather(logits, np.arange(logits.size, dtype=np.int32), grammar)
@@ -274,7 +275,7 @@ class SamplerChain:
 
 
 def _window(last_n: int, n_ctx: int) -> int:
-    """How far to look back. llama.cpp reserves memory for all of it, and a text is never longer than the context."""
+    """How far to look back, cut to the context, which no text exceeds: llama.cpp reserves RAM for the whole window."""
     return n_ctx if last_n < 0 else min(last_n, n_ctx) if n_ctx else last_n
 
 

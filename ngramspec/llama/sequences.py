@@ -24,7 +24,7 @@ from ngramspec.backend import Logits, Node, common_ancestor
 from ngramspec.errors import TargetError
 
 NEAR = 8
-"""How far up a node a free sequence is searched for that holds its beginning and nothing else."""
+"""How many nodes back along a path to look for a free sequence that holds the path's beginning and nothing else."""
 
 
 class Sequences:

@@ -1,17 +1,17 @@
-"""`Snapshots`: how many tokens llama.cpp's recurrent memory can provably take back.
+"""`Snapshots`: by how many tokens llama.cpp's recurrent state can provably go back.
 
 A recurrent state is one summary of all tokens so far; nothing can be cut off its end. Where the architecture supports
 it, llama.cpp therefore keeps what the state was after each of the last tokens (`n_rs_seq` snapshots). A pass over n
 tokens writes those of its own tokens alone: the states 0 to n - 1 tokens before its end. The state before the pass is
-not among them, older snapshots are of another pass, and going back uses them up. `llama_memory_seq_rm` says yes to all
-of that, up to `n_rs_seq` tokens, and the logits are then wrong (llama-cpp-python 0.3.36).
+not among them, older snapshots are of another pass, and going back uses them up. `llama_memory_seq_rm` accepts all of
+these, up to `n_rs_seq` tokens, and the logits are then wrong (llama-cpp-python 0.3.36).
 """
 
 from __future__ import annotations
 
 
 class Snapshots:
-    """What the last pass left to go back to.
+    """Which earlier states the last pass left to go back to.
 
     Args:
         count: snapshots that the memory keeps beside the state itself; 0: none.
@@ -30,5 +30,5 @@ class Snapshots:
         return depth <= self._depth
 
     def used_up(self) -> None:
-        """One of them was gone back to, or what the memory holds is not known: none is right until the next pass."""
+        """Trust no snapshot until the next pass: one was gone back to, or it is not known what the state holds."""
         self._depth = 0

@@ -1,4 +1,4 @@
-"""`Cache`: what llama.cpp's memory of one sequence holds, and the ways to take tokens out of it again.
+"""`Cache`: the KV cache and recurrent state of one sequence, and the ways to take tokens out of them again.
 
     cache.decoded(5)            # a llama_decode appended five tokens
     cache.save()                # a checkpoint: the state here can be gone back to
@@ -6,8 +6,8 @@
 
 The keys and values of attention can be cut anywhere. A recurrent state cannot: it goes back to a snapshot where that
 is provably right (see `ngramspec.llama.snapshots`), else to a checkpoint, a copy of the state made earlier, else to the
-beginning. A sliding window is cut only if the cache still holds all that the window shows from there. What is not
-provably right is never kept, whatever llama.cpp answers: whoever cuts evaluates the tokens that are missing again.
+beginning. A sliding window is cut only if the cache still holds all that the window shows from there. Only what is
+provably right is kept, whatever llama.cpp answers: whoever cuts has to evaluate the missing tokens again.
 
 llama.cpp is handed in by `ngramspec.llama.context`.
 """
@@ -35,12 +35,12 @@ class Checkpoint:
 
 
 class Cache:
-    """The memory of a context's sequence 0.
+    """The KV cache and recurrent state of a context's sequence 0.
 
     Args:
         api: the llama_cpp module.
         context: llama.cpp's handle.
-        recurrent: whether a part of the memory is a recurrent state.
+        recurrent: whether a part of it is a recurrent state.
         window: tokens that a sliding window shows, the shortest if there are several; 0: none slides.
 
     Attributes:
@@ -85,10 +85,10 @@ class Cache:
             self.length = length
 
     def save(self, *, keep: bool = False) -> None:
-        """Make the present state one that can be gone back to; nothing is to be done where everything can be cut.
+        """Make it possible to go back to the present state; does nothing if the cache can be cut anywhere.
 
         Args:
-            keep: one of the last KEPT such checkpoints, for a later request; else it lasts until the next `save`.
+            keep: keep it for later requests, among the last KEPT of these; else it lasts until the next `save`.
         """
         if not self._recurrent or self.length == 0:
             return
@@ -122,7 +122,7 @@ class Cache:
             return False
         if self._recurrent or not self._window or not length:
             return True
-        # Behind a sliding window cells are given to newer tokens: what the window shows now may be gone.
+        # Cells outside a sliding window are reused for newer tokens: what it would show after the cut may be gone.
         return int(self._api.llama_memory_seq_pos_min(self._memory, 0)) <= max(0, length - self._window)
 
     def _go_back(self, length: int) -> None:

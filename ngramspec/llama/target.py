@@ -22,7 +22,8 @@ from ngramspec.llama.sequences import Sequences
 from ngramspec.tokens import common_prefix
 
 TAIL = 8
-"""Tokens of a prompt behind its checkpoint: a template often ends the same prompt in another way, later on."""
+"""A prompt's checkpoint stands so many tokens before its end, since templates often end the same prompt differently
+later on."""
 
 APART = 64
 """Fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass."""
@@ -34,7 +35,7 @@ class Target(Context):
     Args:
         path: a GGUF file (the first part of a split one).
         n_ctx: context size in tokens; None takes the model's own, capped so that the KV cache fits in half of
-            the memory that is free (`notes` then says so).
+            the machine's free memory (`notes` then says so).
         n_gpu_layers: layers to offload; negative: all, to whatever GPU the build supports.
         threads: CPU threads; None takes the physical cores.
         flash_attn: "auto" leaves the choice to llama.cpp.
@@ -45,19 +46,19 @@ class Target(Context):
             attention scores. "auto" begins with the fastest and lets a decoder change them (see
             `ngramspec.exactness.auto`).
         extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
-            `amx_broken` is true). True takes all of ggml's extra memory types for weights, unchecked and before a
+            `amx_broken` is true). True takes all of ggml's extra buffer types for weights, unchecked and before a
             GPU's host memory; False takes none. Both are for the check itself.
         n_seq: most sequences in the cache, 1 to MAX_EVALUATE; they share its cells. `sequences` needs several.
-        draft_max: the longest draft that will be sent, where it is known: a recurrent memory keeps as many snapshots
-            (None: SNAPSHOTS), or fewer where memory is short (`notes` then says so).
+        draft_max: the longest draft that will be sent, if known: of a recurrent state as many snapshots are kept
+            (None: SNAPSHOTS), or fewer if the machine is short of memory (`notes` then says so).
 
     Attributes:
         tokens: what the cache stands for.
         exact: as above.
         setting: "fast" or "exact": what the context was opened for.
         can_rollback: whether refused drafts can be taken back.
-        replays: whether that is done by evaluating tokens again from a checkpoint on: the memory is recurrent, and
-            llama.cpp keeps no snapshots for this architecture.
+        replays: whether that is done by evaluating tokens again from a checkpoint on: the model has a recurrent
+            state, and llama.cpp keeps no snapshots for this architecture.
         max_batch: most tokens of a pass of which all but the first can be taken back; `evaluate` takes more.
 
     Raises:
@@ -104,7 +105,7 @@ class Target(Context):
         return row
 
     def _checkpoint_at(self, total: int, *, aligned: bool) -> int:
-        """After which token of a prompt a recurrent state is to be kept for later ones; 0: after none."""
+        """After how many tokens of a prompt to keep the recurrent state for later prompts; 0: do not keep it."""
         # In exact mode the chunks of a prompt must be the same whatever is there already.
         stop = (total - 1) // self.n_batch * self.n_batch if aligned else total - TAIL
         return stop if self._recurrent and stop - self._cache.saved >= APART else 0
@@ -129,8 +130,8 @@ class Target(Context):
     def rollback(self, length: int) -> None:
         """Let the cache stand for the first `length` of its tokens.
 
-        Where the memory cannot provably go back that far, it goes further, to a checkpoint or to the beginning, and
-        the next call that evaluates anything evaluates the tokens between them again: `owed` says how many.
+        If the state cannot provably go back to exactly there, it goes further, to a checkpoint or to the beginning.
+        The next call that evaluates anything then evaluates the tokens in between again: `owed` says how many.
 
         Raises:
             ValueError: `length` is negative or more than the cache holds.
@@ -145,7 +146,7 @@ class Target(Context):
     def checkpoint(self) -> None:
         """Make it cheap to roll back to here until the next checkpoint, however much is evaluated meanwhile.
 
-        A recurrent memory copies its state, a few to some hundred MB; any other can be cut everywhere as it is.
+        This copies a recurrent state, a few to some hundred MB; without one the cache can be cut anywhere as it is.
         """
         self._check_open()
         self._settle()

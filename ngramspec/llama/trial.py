@@ -1,6 +1,6 @@
 """`Trial`: a small context of a loaded model under one of its settings, to measure in for `exact="auto"`.
 
-A trial must not cost the user seconds, and the kernels that tell batch sizes apart depend on the length of the
+A trial must not cost the user seconds, and whether kernels tell batch sizes apart depends on the length of the
 context. So the context is made long without evaluating most of it: in a second context llama.cpp's passes are stopped
 at their first operation, which gives their cells positions and no contents (zeros), and the cells are copied. Attention
 takes the same time over zeros, by the same kernels. Zeros can be summed in any order, though, and so some tokens of
@@ -33,10 +33,10 @@ class Trial:
         model: its handle.
         params: of the context, in micro-batches of at least 16 tokens.
         n_vocab: size of the vocabulary.
-        recurrent: whether the memory cannot simply drop its last tokens.
+        recurrent: whether there is a recurrent state, which cannot simply drop its last tokens.
 
     Raises:
-        TargetError: there is no memory for it, here and below: llama.cpp failed.
+        TargetError: the machine lacks the memory for it; here and in the methods: llama.cpp failed.
     """
 
     def __init__(self, api: Any, model: Any, params: Any, n_vocab: int, *, recurrent: bool = False) -> None:

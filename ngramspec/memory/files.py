@@ -1,4 +1,4 @@
-"""Which files of a folder hold text that the user wrote: all but what .gitignore names, and what is no text.
+"""Which files of a folder hold text that the user wrote: all text files except those that .gitignore names.
 
 Knows nothing about tokens.
 """

@@ -50,9 +50,9 @@ def add_files(
 ) -> Added:
     """Add files and folders to a memory.
 
-    A file whose size and time of modification are those it had is left as it is; a changed one is replaced; one
-    that is in the memory and no longer in the folder, or no longer text, is dropped. Nothing is written before all
-    is read, so that whatever happens in between leaves the memory as it was.
+    A file whose size and time of modification have not changed is left as it is; a changed file is replaced; a file
+    of the memory that is no longer in the folder, or no longer text, is dropped. Nothing is written before everything
+    is read, so the memory stays as it was if anything goes wrong in between.
 
     Args:
         store: where they go.

@@ -1,4 +1,4 @@
-"""`Memory`: what a drafter may look up beside the context, and what it is told to remember.
+"""`Memory`: texts that a drafter may look things up in, beyond the context, and where answers are remembered.
 
 `indexes` are the snapshot in the file, and all that was remembered since.
 """

@@ -75,7 +75,7 @@ def check_model_file(path: Path) -> GGUFHeader:
 
 
 def check_values(path: Path, header: GGUFHeader) -> None:
-    """Check the hyperparameters on which llama.cpp ends the process, or never comes back, in the middle of computing.
+    """Check for hyperparameters that would crash or hang llama.cpp in the middle of computing.
 
     Raises:
         ModelError: with the key and its value.

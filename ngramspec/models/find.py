@@ -45,7 +45,7 @@ def resolve(
 
     Args:
         name: a path, or `hf:owner/repo`, `hf:owner/repo:QUANT`, `hf:owner/repo:FILE.gguf`, or `smollm2`;
-            None for the model in NGRAMSPEC_MODEL, without that SmolLM2 where it is installed, else the demo model.
+            None for the model in NGRAMSPEC_MODEL; if that is not set, SmolLM2 if installed, else the demo model.
         env: read for NGRAMSPEC_MODEL and for huggingface_hub's HF_ENDPOINT, HF_HOME, HF_HUB_CACHE
             and HF_HUB_OFFLINE. Access tokens are found by huggingface_hub itself.
         progress: told about downloads.
