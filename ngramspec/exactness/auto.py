@@ -1,9 +1,10 @@
 """`ExactAuto` carries out `exact="auto"` on one target: it measures for a bounded time, chooses, and switches.
 
 Measurements are kept beside the calibration and never repeated: a choice that changed with the noise of a measurement
-would change the text. They are made in steps, each of which takes some fifty passes at most. A step that does not fit
-into the time allowed (8 seconds, or a quarter of the request) is left to the next request, or to a caller that allows
-all the time there is; until then requests are decoded the fastest way.
+would change the text. They are made in steps, each of which takes some fifty passes at most (that of rounding 170, but
+no choice depends on it). A step that does not fit into the time allowed (8 seconds, or a quarter of the request) is
+left to the next request, or to a caller that allows all the time there is; until then requests are decoded the fastest
+way.
 """
 
 from __future__ import annotations
