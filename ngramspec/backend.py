@@ -153,7 +153,7 @@ class Trial(Protocol):
         """Append tokens in one pass; logits after the first `rows` of them, or after the last for 1."""
 
     def keep(self) -> None:
-        """Come back to what is held now with every `back`."""
+        """Mark what is held now: every later `back` returns to it."""
 
     def back(self) -> None:
         """Take back what was evaluated since `keep`."""
@@ -173,11 +173,11 @@ class Switching(Model, Protocol):
 
     @property
     def setting(self) -> str:
-        """The one that holds now."""
+        """The name of the present setting."""
 
     @property
     def identity(self) -> str:
-        """Key of all that the fingerprint stands for, but for the setting that holds now."""
+        """Key of all that the fingerprint stands for, except the present setting."""
 
     def use(self, setting: str) -> None:
         """Change the setting; the cache is then empty. ModelError: there is no memory for it."""
@@ -201,8 +201,8 @@ class Node:
         token: its id; -1 for the root, which stands for the prompt.
         length: tokens from the start of the prompt to here.
         children: nodes that follow it, by token.
-        likely: what the logits after it say, for whoever reads them to leave here; None until then.
-        notes: a drafter's.
+        likely: the likeliest tokens after it, filled in by whoever reads the logits; None until then.
+        notes: a place for a drafter's own notes on this node.
     """
 
     __slots__ = ("children", "holder", "length", "likely", "mark", "notes", "parent", "token")

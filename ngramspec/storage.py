@@ -19,7 +19,7 @@ def cache_folder(kind: str) -> Path:
 
 
 def data_folder(kind: str) -> Path:
-    """The folder for what cannot: the user's own."""
+    """The folder for what cannot be found out again: the user's own data."""
     return Path(platformdirs.user_data_dir("ngramspec", appauthor=False)) / kind
 
 
@@ -35,7 +35,7 @@ def state_folder() -> Path:
 
 @contextmanager
 def replacing(path: Path, prefix: str = ".ngramspec-") -> Iterator[BinaryIO]:
-    """A file to be written in the place of `path`, which is there whole after the block, or as it was.
+    """A file to write in the place of `path`: after the block `path` is the whole new file, or unchanged on an error.
 
     Nobody but the user may read it. A crash may leave a file PREFIX*.tmp beside it.
 
@@ -59,7 +59,7 @@ def write_whole(path: Path, text: str) -> None:
 
 
 def keep(path: Path, text: str) -> None:
-    """Write what can be found out again: a folder that cannot be made or written costs doing so, no more."""
+    """Write what can be found out again; where the folder cannot be made or written, do nothing."""
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, text)
@@ -82,14 +82,14 @@ class NotUtf8(ValueError):  # noqa: N818 - what is wrong with the file, for a me
 
 
 def utf8(raw: bytes, *, marked: bool = False) -> str:
-    """The text that bytes are, as it stands: no line break is changed.
+    """Decode bytes as UTF-8; no line break is changed.
 
     Args:
         raw: all of them.
         marked: leave out a byte order mark in front.
 
     Raises:
-        NotUtf8: they are none.
+        NotUtf8: they are not UTF-8 text.
     """
     try:
         return raw.decode("utf-8-sig" if marked else "utf-8")

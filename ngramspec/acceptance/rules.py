@@ -12,7 +12,7 @@ its q.
     greedy     the emitted tokens are those of plain greedy decoding
     coupled    the emitted tokens are those of plain sampling with the same seed, whatever the
                draft; their law is the target's
-    match      the same, for drafts that were not made for it
+    match      the same, for drafts that were made without the seed's noise
     rejection  their law is the target's; which tokens come out depends on the drafts too
 
 `ngramspec.acceptance.verifier` picks one of them, or one of the lossy rules in `ngramspec.acceptance.lossy`.
@@ -45,7 +45,8 @@ Rows = Iterable[Row]
 # draft that was just judged.
 _ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
 
-_SECOND_DRAW = 1 << 32  # added to token ids, all of which are below: noise of its own after a token the grammar forbids
+# Added to token ids, which are all smaller: a draw that follows a token the grammar forbids has noise of its own.
+_SECOND_DRAW = 1 << 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,7 +262,7 @@ def _placed(error: BadLogits | GrammarError, position: int) -> BadLogits | Gramm
 
 
 def probability(row: Row, token: int) -> float:
-    """Of a token, by the softmax of its logits."""
+    """The probability of a token, by the softmax of the row's logits."""
     return float(np.exp(row[token] - row.max()) / np.exp(row - row.max(), dtype=np.float64).sum())
 
 
@@ -307,7 +308,7 @@ def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int
 
 
 def whole(draft: Sequence[int], rows: int) -> Verdict:
-    """The verdict on a draft that was accepted to the last of so many rows."""
+    """The verdict on a draft that was accepted whole, with the last of its `rows` rows of logits."""
     if not draft or rows != len(draft):
         raise ValueError(f"a draft of {len(draft)} tokens came with {rows} rows of logits")
     return Verdict(tuple(draft), len(draft))

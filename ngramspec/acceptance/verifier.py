@@ -53,7 +53,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How drafts are accepted. Raises ValueError for what cannot be, or contradicts itself.
+    """How drafts are accepted. Raises ValueError for a value out of range, or options that contradict each other.
 
     Attributes:
         method: one of `METHODS`; None is greedy at temperature 0, rejection with lenience, else coupled.
@@ -83,7 +83,7 @@ class Acceptance:
         return f"lenience {self.lenience:g}" if self.lenience < 1 else None
 
     def resolve(self, sampling: Sampling) -> Rule:
-        """The rule that this comes to where tokens are chosen so.
+        """The rule to apply where tokens are chosen by `sampling`.
 
         Raises:
             ValueError: it contradicts the sampling.
@@ -129,7 +129,7 @@ def _verify_by_rejection(
 
 
 class Verifier(Protocol):
-    """What the decoding loop needs of whatever decides on the tokens; see `RuleVerifier`."""
+    """The interface that the decoding loop expects of a verifier, which decides on the tokens; see `RuleVerifier`."""
 
     @property
     def blind(self) -> bool:
@@ -189,7 +189,7 @@ class RuleVerifier:
         try:
             return self.rule.verify(counted(), draft, self.sampler, position, self._watch)
         except (BadLogits, GrammarError) as error:
-            # No row is read before all the ones before it accepted their drafted token.
+            # A row is read only after every row before it has accepted its drafted token.
             if read < 2:
                 raise
             return Verdict(draft.tokens[: read - 1], read - 1, error)

@@ -57,11 +57,11 @@ class Calibration:
 
     @classmethod
     def given(cls, curve: CostCurve) -> Calibration:
-        """A curve that is known: nobody measures it again, and nothing is kept on disk."""
+        """A calibration with a known curve, which is not measured again; nothing is kept on disk."""
         return cls(curve=curve, _fresh=True)
 
     def _read(self) -> None:
-        """Take what the file knows and this does not; the file's word on exact mode always counts."""
+        """Fill gaps from the file. Its exact-mode sizes replace ours, so that all processes agree."""
         if self.path is None:
             return
         try:

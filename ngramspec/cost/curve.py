@@ -28,10 +28,10 @@ RARE = 0.3
 """Weight of a one-token pass that comes after many larger ones."""
 
 SPIKE = 1.1
-"""A pass may take so many times what is expected before it looks interrupted."""
+"""A pass looks interrupted when it takes more than this many times what is expected."""
 
 REBUILD_EVERY = 16
-"""Passes between two looks of the tables at the refreshed ratios; a look costs some 50 microseconds."""
+"""Passes between two rebuilds of the tables from the refreshed ratios; a rebuild costs some 50 microseconds."""
 
 
 class CostCurve:
@@ -110,8 +110,8 @@ class CostCurve:
         """The cheapest way to evaluate n tokens in one pass, for every n up to the largest of `sizes`.
 
         Entry n is (size, T(size) / T(1)) of the cheapest of `sizes` that holds n tokens: the curve need not be
-        monotonic, and a padded batch may cost less than the next fitting one. Only to a measured size, and for
-        a saving that is no noise, is more padded than must be. `sizes` ascend.
+        monotonic, and a padded batch may cost less than the next fitting one. A batch is padded further than it must
+        be only to a measured size, and only for a saving that is no noise. `sizes` ascend.
         """
         plan = self._plans.get(sizes)
         if plan is None:
@@ -149,8 +149,8 @@ class CostCurve:
     def switching(self, size: int, plain: int) -> float:
         """What a batch of `size` costs now beyond T(size), in units of T(1).
 
-        A change of size is paid for, and so is the way back to passes of `plain` tokens, by whatever leaves
-        them; coming back is then free.
+        Each change of size is paid for. A pass that leaves the size `plain` also pays for the way back, which is
+        then free.
         """
         if size in (self.last, plain):
             return 0.0
@@ -176,8 +176,8 @@ class CostCurve:
         # A pass that the system interrupted says nothing about the machine's speed.
         seconds = min(seconds, 3.0 * (self.level * ratio + switch))
         if size == 1:
-            # A single token's word on the level counts more than a larger batch's, which depends on that size's
-            # ratio being right; and the more the rarer it is.
+            # A one-token pass counts more for the level than a larger batch, which depends on that size's ratio being
+            # right; and the rarer such passes are, the more each counts.
             scale = 1.0 + min(RARE, REFRESH * (1 + self._since_single)) * (seconds / (self.level + switch) - 1.0)
             self.level *= scale
             if switch:

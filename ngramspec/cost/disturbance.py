@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 FACTOR = 8.0
-"""How many times its expected time a pass takes that counts as disturbed; a core shared fairly takes it twice."""
+"""A pass that takes this many times its expected time counts as disturbed; on a core shared fairly it takes twice."""
 
 LOST = 1.0
 """Seconds that disturbed passes must have lost in a row before it is worth a word."""

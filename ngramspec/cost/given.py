@@ -108,7 +108,7 @@ CURVES: dict[str, tuple[dict[int, float], str]] = {
 
 
 class GivenCurve(CostCurve):
-    """A curve that holds as it stands: in units of T(1), and no pass refreshes it.
+    """A fixed curve, in units of T(1): no pass refreshes it.
 
     Args:
         points: what a batch costs by its size; size 1 must be there.
@@ -141,7 +141,7 @@ class GivenCurve(CostCurve):
 
 
 def frozen(curve: CostCurve) -> GivenCurve:
-    """What a curve that was measured says now, to be held fixed."""
+    """A measured curve as it is now, held fixed."""
     return GivenCurve({size: curve.seconds(size) for size in range(1, LARGEST + 1)}, curve.switch)
 
 
@@ -149,11 +149,11 @@ def find_curves(name: str) -> dict[str, GivenCurve]:
     """The curves that a user means, by name.
 
     Args:
-        name: of a curve in CURVES, or of a JSON file with one curve, {"1": 1.0, "8": 2.5}, which is then called
-            as the file is, or with several, {"name": {"1": 1.0, ...}, ...}.
+        name: of a curve in CURVES, or of a JSON file. The file holds one curve, {"1": 1.0, "8": 2.5}, which takes the
+            file's name, or several, {"name": {"1": 1.0, ...}, ...}.
 
     Raises:
-        CurveError: there is none such, or it makes no sense.
+        CurveError: there is no such curve, or it makes no sense.
     """
     if name in CURVES:
         return {name: GivenCurve(CURVES[name][0])}

@@ -48,13 +48,14 @@ class SpeculativeDecoder:
         draft_max: most tokens in a draft; None leaves it to the policy named.
         exact: "on": every pass uses batch sizes of one kernel class, so that the text depends on model, prompt,
             sampling and seed alone, bit for bit (see `ngramspec.cost.kernels`). Load the target with `exact="on"`
-            too: it then picks the settings under which this costs least. "auto": so it is for requests that take
-            at most 5 % longer by it (see `ngramspec.exactness.choice`); in others, tokens that rounding could have
-            decided are counted in `Step.close_calls`. "off": neither.
+            too: it then picks the settings under which this costs least. "auto": the same for requests that it makes
+            at most 5 % longer (see `ngramspec.exactness.choice`); in others, tokens that rounding could have decided
+            are counted in `Step.close_calls`. "off": neither.
         calibration_folder: where measurements are kept; None for the user's cache folder.
         curve: cost of a pass by batch size, if it is known: nothing is then measured, and nothing kept on disk.
-        calibration: what is known of the target as it is set now, and is added to; None: what the folder holds.
-        speculation: drafter and policy at work, in place of the three arguments that name them.
+        calibration: measurements of the target under its present settings, which the decoder adds to; None: what the
+            folder holds.
+        speculation: the drafting side of the loop, in place of `drafter`, `policy` and `draft_max`.
         clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
 
     Attributes:
@@ -132,9 +133,9 @@ class SpeculativeDecoder:
         return self.speculation.policy
 
     def calibrate(self, known: Calibration) -> None:
-        """Go on from what is known of the target as it is set now: from a copy, which this decoder alone adds to.
+        """Start from measurements of the target under its present settings.
 
-        Nothing of it is kept on disk.
+        The decoder works on a copy, which it alone adds to and which is not kept on disk.
         """
         curve = CostCurve.from_json(known.curve.to_json()) if known.curve is not None else None
         self.calibration = replace(known, path=None, curve=curve)
@@ -157,10 +158,10 @@ class SpeculativeDecoder:
             prompt: token ids, fewer than the context holds.
             max_tokens: most tokens to emit, at least 1; the context's end may come first.
             sampling: how tokens are chosen; None is greedy.
-            verify: how drafts are accepted (see `Acceptance`), or the method's name; or whatever else decides on
-                the tokens, which then knows its own sampling.
+            verify: how drafts are accepted (see `Acceptance`), or the method's name; or a verifier, which then knows
+                its own sampling.
             stop: strings that end the text, which then stops right before them.
-            logprobs: report those of the emitted tokens, and of so many of the likeliest ones; None: no logprobs.
+            logprobs: report the logprobs of each emitted token and of this many of the likeliest; None: no logprobs.
             detail: report how each token was decided on; not with a verifier that is passed in.
             progress: of the prefill.
 
@@ -170,8 +171,8 @@ class SpeculativeDecoder:
                 contradicts `sampling`, a logit bias of an unknown token, or `sampling` or `detail` beside a
                 verifier that is passed in.
             GrammarError: the grammar is not one; during the generation: it leaves no token to choose.
-            BadLogits: during the generation, at a nan in the target's logits. What plain decoding emits before either
-                is emitted.
+            BadLogits: during the generation, at a nan in the target's logits. Before this error or a GrammarError,
+                all that plain decoding would have emitted is emitted.
             TargetError: llama.cpp failed; the cache still holds what was emitted.
             RuntimeError: another generation began on this decoder before this one ended.
         """
@@ -226,7 +227,7 @@ class SpeculativeDecoder:
         return footing
 
     def read(self, prompt: Sequence[int], max_tokens: int, progress: Progress | None = None) -> Logits:
-        """Make the target's cache hold a prompt as `generate` does, under the settings it takes; see `Target.prefill`.
+        """Make the target's cache hold a prompt, under the settings that `generate` would choose; see `Target.prefill`.
 
         Args:
             prompt, max_tokens: of the request.
@@ -296,7 +297,7 @@ class SpeculativeDecoder:
             self.calibration.save()
 
     def _prepare(self, footing: Footing, first: int, left: int) -> None:
-        """Ready the drafting side for the passes to come, of which nobody drafts for the `first` token."""
+        """Ready the drafting side for the passes after the prefill, whose token is `first`."""
         curve = self.calibration.curve if footing.same else None
         if self.drafter is not None:
             curve = self.calibration.ensure_curve(self.target, left)
@@ -305,9 +306,9 @@ class SpeculativeDecoder:
         self.speculation.prepare(curve, sizes, self.calibration.replay)
 
     def _secure(self, draft: Draft) -> int:
-        """See to it that the draft can be taken back; how many tokens its pass evaluates again before its own."""
+        """Make sure that the draft can be taken back; returns how many tokens its pass evaluates again first."""
         owed = self.target.owed
-        # Where some are owed, the state before them is a checkpoint.
+        # Where tokens are owed, there is a checkpoint already: the state before them.
         if self.target.replays and draft.tokens and not owed:
             self.target.checkpoint()
         return owed

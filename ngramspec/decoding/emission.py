@@ -18,9 +18,9 @@ class Emission:
 
     Args:
         text: grows by every step.
-        logprobs: report those of the emitted tokens, and of so many of the likeliest ones; None: no logprobs.
-        judgements: a list that the verifier adds to, to be told in `Step.detail`; None: no detail.
-        calls: counts close calls; None: nobody does.
+        logprobs: report the logprobs of each emitted token and of this many of the likeliest; None: no logprobs.
+        judgements: a list that the verifier adds to; each step hands it out as `Step.detail`; None: no detail.
+        calls: counts close calls; None: they are not counted.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""`Speculation`: the drafting side of a pass. What to send, in a batch of which size, and what to learn from it.
+"""`Speculation`: the drafting side of a pass: what to send, in how large a batch, and what to learn from the outcome.
 
 It joins drafter, policy, grammar and cost curve, and knows neither target nor text. The decoding loop asks it on every
-pass (`ngramspec.decoding.decoder`), and so does whoever drives passes of their own:
+pass (`ngramspec.decoding.decoder`); code that drives its own passes uses it in the same way:
 
     speculation.begin(prompt)
     speculation.first(token)                                    # the prefill's
@@ -31,8 +31,8 @@ class Plan(NamedTuple):
 
     Attributes:
         sent: the draft in its batch; nothing in it is past the end of the text.
-        judged: `sent`, and behind it the token that a grammar forbids, if one cut a draft that was drawn blindly: it
-            is refused without being sent, and its q says what for.
+        judged: what the verifier judges: `sent`, followed by the forbidden token if a grammar cut a draft that was
+            drawn blindly. That token is refused without being sent; its q says how to draw the one in its place.
         size: of the batch: one token more than the draft, or padded further.
         ends: whether the draft's last token ends the text.
     """
@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
 
 NO_PLAN = Plan(NO_DRAFT, NO_DRAFT, 0, ends=False)
-"""That of the prefill: no pass of its own."""
+"""The plan of the prefill's token, which takes no pass of its own."""
 
 
 class Speculation:
@@ -58,7 +58,8 @@ class Speculation:
         drafter, policy: as above.
         curve: cost of a pass by batch size; None while nobody measured.
         sizes: batch sizes that may be used, ascending.
-        replay: what it takes to take a draft back where tokens are then evaluated again; None: nothing.
+        replay: seconds to save a state and to go back to it, where taking a draft back means evaluating tokens
+            again; None: taking back costs nothing.
         plain: size of a batch without a draft.
         proposal: all that the drafter proposed for the pass planned last, sent or not, with estimates; None if it was
             not asked.
@@ -76,7 +77,7 @@ class Speculation:
         self.prepare(None, (1,))
 
     def prepare(self, curve: CostCurve | None, sizes: Sequence[int], replay: Replay | None = None) -> None:
-        """Take what holds from here on: the cost curve, the batch sizes, and what taking back costs, if anything."""
+        """Set what holds from here on: the cost curve, the batch sizes, and what taking back costs (None: nothing)."""
         self.curve = curve
         self.sizes = sizes
         self.replay = replay
@@ -106,7 +107,7 @@ class Speculation:
             self.drafter.begin(prompt)
 
     def first(self, token: int) -> None:
-        """The prefill's token: no pass of its own, and nothing was drafted for it."""
+        """Tell the drafter of the prefill's token, for which nothing was drafted."""
         if self.drafter is not None:
             self.drafter.accept((token,))
 
@@ -138,7 +139,10 @@ class Speculation:
         return self._trimmed(draft.head(length), size) if length else Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
 
     def _trimmed(self, draft: Draft, size: int) -> Plan:
-        """The plan to send a draft up to what ends the text, and, if it was drawn blindly, what the grammar forbids."""
+        """The plan to send a draft, cut after the token that ends the text.
+
+        A draft that was drawn blindly is also cut before the first token that the grammar forbids.
+        """
         end = None
         if self._is_eog is not None:
             end = next((i for i, token in enumerate(draft.tokens, 1) if self._is_eog(token)), None)
@@ -153,9 +157,9 @@ class Speculation:
         """Show the logits of a pass to a drafter or a policy that wants them.
 
         Args:
-            last, draft: what was evaluated, but for padding behind it.
-            rows: at least one for each, of shape (n, n_vocab).
-            accepted: how many tokens of the draft were: that row decided the last token.
+            last, draft: the tokens that were evaluated, without the padding behind them.
+            rows: at least one for each of those tokens, of shape (n, n_vocab).
+            accepted: how many tokens of the draft were accepted; `rows[accepted]` decided the last token emitted.
         """
         if self.drafter is None:
             return
@@ -168,8 +172,9 @@ class Speculation:
         """Learn from a pass, and fill in what its record lacks.
 
         Args:
-            done: what it emitted of what draft, in a batch of which size, in which time.
-            plan_seconds: that `plan` took, and what lets a draft be taken back; counted if the drafter was asked.
+            done: its record, which gives the tokens emitted, the draft, the batch size and the time.
+            plan_seconds: seconds spent on `plan` and on being able to take a draft back; counted only if the drafter
+                was asked.
         """
         curve, drafter = self.curve, self.drafter
         self._record.settle(done.tokens)

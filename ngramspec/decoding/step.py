@@ -26,8 +26,8 @@ class Step(Pass):
         logprobs: of each emitted token, where they were asked for.
         detail: how the tokens were decided on, where that was asked for: a judgement for each drafted token that was
             reached, and one for each token of the target's own, in order.
-        judged: what those drafted tokens were, where `detail` was asked for: what was sent, and, where a grammar cut
-            a draft that was drawn blindly, the forbidden token behind it, which is refused unsent.
+        judged: the draft that `detail` speaks of, where that was asked for: what was sent. Where a grammar cut a draft
+            that was drawn blindly, the forbidden token follows; it is refused unsent.
 
     The rest is as in `Pass`.
     """

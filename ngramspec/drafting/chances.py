@@ -2,8 +2,8 @@
 
 `HitRates` counts online. A guess falls into a cell by what is known when it is made: the length of the matched
 context, how much of that context's history agrees with it, and how well the last guesses did. Each cell counts its
-hits and misses, old ones fading, and is shrunk towards all guesses with its match length, which are shrunk towards a
-prior.
+hits and misses, old ones fading. Its rate is shrunk towards that of all guesses with its match length, and the latter
+towards a prior.
 
 `ChanceEstimator` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead.
 `Record` does so for the drafts of a drafter that makes no estimates of its own.
@@ -165,12 +165,12 @@ class ChanceEstimator:
 class Record(ChanceEstimator):
     """What came of the drafts of a drafter that makes no estimates, as estimates for its next ones.
 
-    Told apart are the position in the draft, how many guesses in a row were right before it, and the length of the
-    match behind each guess, where the drafter tells it.
+    Guesses are told apart by their position in the draft, by how many guesses in a row were right before it, and by the
+    length of the match behind them, where the drafter tells it.
     """
 
     def estimated(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
-        """The draft with estimates; as it is, if it has some or needs none.
+        """The draft with estimates added; unchanged if it has some already, or is empty.
 
         Args:
             draft: what the drafter proposed.

@@ -31,8 +31,8 @@ class Draft:
 
     Attributes:
         tokens: token ids, in order.
-        q: the distribution each token was picked from (token id -> probability, sums to 1); empty when
-            the drafter was given no `Chooser`, and then it need not say.
+        q: the distribution each token was picked from (token id -> probability, sums to 1); may be empty when
+            the drafter was given no `Chooser`.
         match: length in tokens of the context that each guess rests on.
         support: how often that context was seen in all (the sum of its counts); empty when nobody counts.
         chances: estimated probability that the target accepts the token, given that it accepted all
@@ -96,7 +96,7 @@ class Drafter(Protocol):
         """
 
     def accept(self, tokens: Sequence[int]) -> int:
-        """Tokens the target has emitted since, in order, drafted or not.
+        """Learn from the tokens that the target has emitted since, in order, drafted or not.
 
         Returns:
             how many tokens of the last proposal were right, whether they were sent to the target or not.

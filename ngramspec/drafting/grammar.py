@@ -1,9 +1,9 @@
 """`GrammarGuide`: what a grammar knows of the next tokens, for the drafting side.
 
-A draft is trimmed at the first token that the grammar forbids. Where the drafter has no more to say, and the grammar
-leaves a single next character, and after it another, the text so forced is a draft that costs nothing: the keys and
-the punctuation of JSON. Grammars of JSON leave white space open nearly everywhere; there the guess is what followed
-the same mark before in this text.
+A draft is trimmed at the first token that the grammar forbids. Where the drafter has no more to say, the grammar may
+allow a single next character, then a single one after that, and so on. The text forced in this way is a draft that
+costs nothing: the keys and the punctuation of JSON. Grammars of JSON leave white space open nearly everywhere; there
+the guess is what followed the same mark before in this text.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class _Layout:
 
     Attributes:
         habits: mark -> the white space that followed it last.
-        mark: the last character that is none.
+        mark: the last character that is not white space.
         space: the white space since.
     """
 
@@ -53,7 +53,7 @@ class _Layout:
                 self.mark, self.space = character, b""
 
     def guess(self, allowed: Collection[bytes]) -> bytes | None:
-        """The next character by habit, where white space is allowed; None where there is none to go by."""
+        """The next character by habit, where white space is allowed; None where habit does not tell."""
         marks = [character for character in allowed if character not in _SPACE]
         habit = self.habits.get(self.mark)
         if habit is None or len(marks) == len(allowed):
@@ -68,7 +68,7 @@ class GrammarGuide:
     """Shapes the drafts of one generation.
 
     Args:
-        grammar: where the text is; the sampler moves it on.
+        grammar: its state at the end of the text; the sampler moves it on.
     """
 
     grammar: GrammarState
@@ -152,7 +152,7 @@ def _probes(vocabulary: Tokenizer) -> NDArray[np.int32]:
 
 
 def _spell(vocabulary: Tokenizer, text: str) -> list[int]:
-    """The tokens of a text in the middle of another; none where the vocabulary cannot say it so."""
+    """The tokens that spell a text in the middle of another; none where the vocabulary cannot spell it there."""
     # Some vocabularies put a space before a text's first word.
     for before in ("", "\n"):
         tokens = vocabulary.tokenize(before + text, add_bos=False)

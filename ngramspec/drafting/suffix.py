@@ -15,7 +15,7 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.suffix_automaton import SuffixAutomaton
 
 CLEARLY = 2
-"""How many times as often as the most recent continuation another one must have followed to be preferred to it."""
+"""Another continuation is preferred to the most recent one if it followed at least this many times as often."""
 
 
 class SuffixDrafter(Drafter):

@@ -6,10 +6,10 @@ recognizing the subwords of a text"). A state stands for the contexts that were 
 tokens has at most 2n - 1 states and 3n - 4 transitions, and adding a token takes amortised constant time. The
 transitions lie in one hash table, so that the size of the vocabulary does not matter.
 
-Beyond that theorem each transition counts how often it was taken. A token follows every suffix of the text, one state
-for each step along the suffix links, and there may be any number of them: `COUNTED` are counted per token, the longest
-contexts first. Counts of short contexts in a text that repeats itself may so come out low; what follows them never gets
-lost.
+In addition to the paper's automaton, each transition counts how often it was taken. A token follows every suffix of the
+text, one state for each step along the suffix links, and there may be any number of them: only `COUNTED` are counted
+per token, the longest contexts first. So counts of short contexts may come out low in a text that repeats itself; what
+follows them never gets lost.
 
 Memory: 24 bytes a state, 20 a transition and at most 12 for its place in the hash table, with at most half as much to
 spare.
@@ -111,9 +111,10 @@ class SuffixAutomaton:
 
     @cython.cfunc
     def _split(self, p: cython.Py_ssize_t, edge: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """The state whose longest context is the longest one of `p` and the token of its transition `edge`.
+        """The state whose longest context is the longest one of `p`, followed by the token of its transition `edge`.
 
-        Longer contexts may share the goal with it; no longer, once the text has ended here.
+        Longer contexts may have shared the goal of that transition. Now that the text has ended here they no longer
+        do: the goal is then split.
         """
         old: cython.Py_ssize_t = self.goal[edge]
         token: cython.int = self.token[edge]

@@ -19,22 +19,25 @@ class CostPolicy(Policy):
         E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
 
     tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), where lambda is the
-    recent throughput in tokens per second: time is worth what it lately bought. T counts the cheapest allowed
-    batch that holds the draft, since a padded batch may cost less than an exact one, and what a change of batch
+    recent throughput in tokens per second: time is worth what it lately bought. T is the cost of the cheapest
+    allowed batch that holds the draft (a padded batch may cost less than an exact one), plus what a change of batch
     size costs (see `CostCurve`).
 
-    Never slower, by construction: what drafting saved so far is booked (the seconds that a pass's tokens would
-    have taken one by one, less the seconds they took; the past fades). With ALLOWANCE of the time spent and CREDIT
-    plain passes beside, those are the funds; when they are used up, drafting stops until time has diluted the loss.
-    A draft is a bet that may be lost whole, so its pass may cost at most STAKE of the funds more than a plain one:
-    a fraction, since the estimates are none too sure (fractional Kelly betting; Thorp 2006, "The Kelly criterion in
-    blackjack, sports betting, and the stock market"). The cheapest draft that takes at most SURE of its tokens' time
-    is always within the stake, or nothing would ever be won. Of what earlier texts left, a new text may lose START
-    plain passes: none is much slower because others were faster. Where drafts do not pay, the drafter is asked only
-    so often that asking in vain takes less than OVERHEAD of the time, and a credit of ASKING_CREDIT plain passes; a
-    right guess, though it did not pay yet, is not in vain. And
-    after PLAIN_EVERY drafted passes in a row come two without a draft: were none ever timed, nothing would tell
-    that a measured curve is wrong about them.
+    Never slower, by construction:
+
+    - A running account holds the seconds that drafting saved: those that the tokens of drafted passes would have taken
+      one by one, less those they took. The past fades. The funds are this account, plus ALLOWANCE of the time spent,
+      plus CREDIT plain passes. When they are used up, drafting stops until time has diluted the loss.
+    - A draft is a bet that may be lost whole, so its pass may cost at most STAKE of the funds more than a plain one. It
+      is a fraction because the estimates are uncertain (fractional Kelly betting; Thorp 2006, "The Kelly criterion in
+      blackjack, sports betting, and the stock market"). The cheapest draft that takes at most SURE of the time of its
+      tokens one by one is always allowed; otherwise nothing would ever be won.
+    - A new text may lose at most START plain passes of what earlier texts left, so that none is much slower because
+      others were faster.
+    - Where drafts do not pay, the drafter is asked less often: asking in vain takes less than OVERHEAD of the time, and
+      a credit of ASKING_CREDIT plain passes. A right guess is not in vain, even if it did not pay yet.
+    - After PLAIN_EVERY drafted passes in a row come two without a draft. If such passes were never timed, nothing would
+      show that a measured curve is wrong about them.
     """
 
     name = "cost"
@@ -69,7 +72,7 @@ class CostPolicy(Policy):
         return None if curve is None else TokenPrice(self._worth(curve, sizes), curve.slopes(sizes))
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
-        """Tokens that the time of a one-token pass lately bought; never less than plain decoding buys."""
+        """Recent throughput, in tokens per time of a one-token pass; never less than that of plain decoding."""
         worth = 1.0 / curve.padded(sizes)[1][1]
         return max(worth, self._tokens / self._seconds * curve.level) if self._seconds else worth
 

@@ -23,8 +23,8 @@ class EntropyPolicy(FixedPolicy):
     certainty gives gamma_max, two even choices half of what lies between the bounds, ten a tenth. A gamma that falls
     linearly with h would hardly move: among 150,000 tokens ten even choices are an h of 0.19.
 
-    Both h_mean and gamma are told of every pass, as `entropy` and `gamma`; what was asked for may be less than gamma,
-    at the end of a text or a context.
+    The record of every pass gives h_mean and gamma, as `entropy` and `gamma`. At the end of a text or a context, fewer
+    than gamma tokens may have been asked for.
 
     The logits are taken at temperature 1 and unfiltered, whatever the sampling: the policy never decides on a token.
 

@@ -1,8 +1,8 @@
 """What a policy is: it decides how many tokens to draft, and knows nothing about where drafts come from.
 
 The loop says `begin()` once per request, and asks three times per pass: `limit()` before the drafter is asked,
-`plan(draft, curve)` for what to send, and `record(done)` with the `Pass` that came of it. `ngramspec.policies` has all
-by name.
+`plan(draft, curve)` for what to send, and `record(done)` with the `Pass` that came of it. `ngramspec.policies` lists
+all policies by name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ngramspec.drafting.price import TokenPrice
 class Pass:
     """The record of one target pass, or of the prefill and the token it yields (`batch` 0).
 
-    It is filled in while the pass is made; policies and whoever reads steps find it complete, and leave it as it is.
+    It is filled in while the pass is made. Policies and readers of steps find it complete, and must not change it.
 
     Attributes:
         tokens: token ids emitted, in order; the last is the target's own, those before it were drafted.
@@ -33,8 +33,8 @@ class Pass:
         batch: tokens in the pass, padding and tokens that were evaluated again included.
         seconds: of the target pass (of the whole prefill at the first step).
         disturbed: how many of them an interruption by the system added (see `CostCurve.undisturbed`).
-        draft_seconds: spent on asking the drafter, and on what lets a refused draft be taken back.
-        plain_seconds: what a pass without a draft costs now; 0 when nobody measured.
+        draft_seconds: spent on asking the drafter, and on being able to take a refused draft back.
+        plain_seconds: what a pass without a draft costs now; 0 when that was not measured.
         source: the drafter, or "" without a draft.
         close_calls: tokens that rounding could have decided otherwise than in undrafted decoding (see
             `ngramspec.exactness.close_calls`), where `exact="auto"` did not take settings that rule it out.
@@ -62,11 +62,11 @@ class Pass:
 
 
 class Debt(NamedTuple):
-    """What drafts cost beside their pass where a refusal means evaluating tokens again.
+    """What a draft costs in addition to its pass, where a refusal means evaluating tokens again.
 
     Attributes:
-        owed: tokens that the next pass evaluates again whatever it holds.
-        save: seconds of the checkpoint that a draft needs; 0 where there is one.
+        owed: tokens that the next pass evaluates again, whether it holds a draft or not.
+        save: seconds of the checkpoint that a draft needs; 0 where there is one already.
         restore: seconds of going back to it.
     """
 
@@ -98,7 +98,7 @@ class Policy(Protocol):
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
     ) -> tuple[int, int]:
-        """(draft tokens to send, batch size): the batch is at least one larger and padded where it is more.
+        """How many draft tokens to send, and in a batch of what size: at least one larger, padded if it is more.
 
         Args:
             draft: what the drafter proposed.

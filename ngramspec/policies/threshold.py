@@ -25,13 +25,13 @@ class ThresholdPolicy(FixedPolicy):
                                                        sent, would have been right,
         stays                                          else: nothing says that the draft had a wrong length.
 
-    Drafts end at the right place on average where the last token that is sent and the first that is not are right
-    with probability EDGE: there both balance. What is held at EDGE is that observed frequency, whatever the
-    drafter's estimates are worth: one that is too sure of itself gets a higher threshold. Since a right guess that
-    was not sent counts, the threshold falls even while nothing is sent. It stays between LOW and HIGH.
+    Rises and falls balance where the last token that is sent and the first that is not are right with probability
+    EDGE: there, drafts end at the right place on average. It is this observed frequency that is held at EDGE, however
+    good the drafter's estimates are: a drafter that is too sure of itself gets a higher threshold. Since a right guess
+    that was not sent counts, the threshold falls even while nothing is sent. It stays between LOW and HIGH.
 
-    The end of a draft depends on nothing but the
-    estimates and earlier passes: rejection sampling needs that (see `blind` in `Drafter.propose`).
+    The end of a draft depends on nothing but the estimates and earlier passes: rejection sampling needs that (see
+    `blind` in `Drafter.propose`).
 
     Prior art: assisted generation in Hugging Face's transformers stops drafting at the first token that the draft
     model gives less than `assistant_confidence_threshold` (0.4, a constant, per token); Draft & Verify (Zhang et al.

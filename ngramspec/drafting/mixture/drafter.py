@@ -43,15 +43,15 @@ class MixtureDrafter(Drafter):
         if memory:
             self._guesser.memory = memory.indexes
         self._known = 0
-        # A token that was drawn is accepted with other odds than it comes next with, and so is whichever token
-        # will be drawn: each needs an estimate of its own.
+        # The chance that a token comes next is not the chance that it is accepted once it was drawn, nor the chance
+        # that a token yet to be drawn is accepted: each needs an estimate of its own.
         self._drawn, self._blind = OutcomeMap(), OutcomeMap()
         self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
 
     def begin(self, prompt: Sequence[int]) -> None:
         if self._own is not None:
             before = self._guesser.text()
-            # What this request repeats from its start is in the memory once.
+            # What requests have in common from their start enters the memory once.
             self._own.hear(before[self._known :])
             self._known = common_prefix(before, prompt)
         self._asked = None
@@ -69,7 +69,7 @@ class MixtureDrafter(Drafter):
             self._asked = None
             return Draft(tokens, (), match, (), chances, self.name)
         if blind:
-            # The likeliest chain is no drawn one, so that its chances may decide on the length of the drawn one.
+            # The likeliest chain is not drawn, so its chances may decide on the length of the one that is.
             limit = guesser.guess(limit, HOPELESS, price)
             likeliest = guesser.chain()[2]
         q = self._draw(limit, choose, None if blind else price)
@@ -79,7 +79,10 @@ class MixtureDrafter(Drafter):
         return Draft(tokens, q, match, (), tuple([secondary.estimate(p) for p in given]), self.name)
 
     def _draw(self, limit: int, choose: Chooser, price: TokenPrice | None) -> tuple[dict[int, float], ...]:
-        """A chain of tokens picked by `choose`; their q. Without a price no look at them decides on their number."""
+        """Make a chain of tokens picked by `choose`; returns their q.
+
+        Without a price, no look at the tokens decides on their number.
+        """
         guesser = self._guesser
         guesser.pending = 0
         q = []

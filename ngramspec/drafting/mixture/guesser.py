@@ -97,8 +97,9 @@ class Guesser:
         memory: `TokenIndex`es to look up beside the request's own tokens.
         local: whether the request's own tokens are looked up.
         pending: length of the chain that waits for its outcome, at most 64.
-        guesses, chances, lengths: of the chain: token ids; the probability that each is right if all before it
-            are; the length of the match behind it.
+        guesses: token ids of the chain.
+        chances: for each guess, the probability that it is right if all before it are.
+        lengths: for each guess, the length of the match behind it.
     """
 
     def __init__(self) -> None:
@@ -159,7 +160,7 @@ class Guesser:
 
     @cython.ccall
     def look(self, at: cython.Py_ssize_t) -> cython.int:
-        """Gather and judge the candidates for position `at` of the chain: the number of the likeliest, or -1."""
+        """Gather and judge the candidates for position `at` of the chain; returns the likeliest's number, or -1."""
         t = self.history.tokens
         end: cython.Py_ssize_t = self.history.size + at
         if at == 0:
@@ -262,8 +263,8 @@ class Guesser:
     def guess(self, limit: cython.int, least: cython.double, price: TokenPrice) -> int:
         """A chain of the likeliest tokens, in `guesses`, with their chances in `chances`; returns its length.
 
-        It has at most `limit` tokens, never more than `POSITIONS`, nor than the price has slopes, less one. It ends
-        where the chance of all of it falls below `least`, or where one more token cannot pay.
+        It has at most `limit` tokens, at most `POSITIONS`, and fewer than the price has slopes. It ends
+        where the chance that all of it is right falls below `least`, or where one more token cannot pay.
         """
         at: cython.int
         c: cython.int

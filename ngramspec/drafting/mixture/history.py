@@ -106,12 +106,17 @@ class History:
 
     @cython.ccall
     def near(self, end: cython.Py_ssize_t, place: cython.Py_ssize_t) -> cython.Py_ssize_t:
-        """The position around `place` that follows what precedes `end`, so that a copy goes on after an edit.
+        """The position around `place` from which a copy is continued at `end`, so that it goes on after an edit.
 
-        `place` itself, if the token before it is the token before `end`; else the nearest one less than `REACH`
-        away that follows the same two tokens, of the latest `STEPS` in their chain; else the nearest at most `STEP`
-        away that follows the same one; else `place`.
-        How it was found is in `how`: 0, 1, 2 (later than `place`) or 3 (earlier), 4. `NOWHERE` if there is none.
+        The first of these that exists, with its number in `how`:
+
+            0       `place`, if the token before it is the token before `end`
+            1       the nearest position less than `REACH` away that follows the same two tokens as `end` does, of the
+                    latest `STEPS` in their chain
+            2, 3    the nearest at most `STEP` away that follows the same one token: later than `place`, or earlier
+            4       `place`
+
+        `NOWHERE`, with 4 in `how`, if `place` is below 1 or not below `size`.
         """
         t = self.tokens
         e: cython.Py_ssize_t

@@ -40,17 +40,17 @@ ABSENT = cython.declare(cython.int, -1)
 
 @cython.cclass
 class ChanceMixer:
-    """Adaptive probabilities of guesses.
+    """Estimates the probability that each guess is right, and learns from the outcomes.
 
     Args:
         cells: how many guesses can be under judgement at a time.
-        sets: how many weight sets there are for each of the two views.
+        sets: how many weight sets each of the two views chooses from.
 
     Attributes:
-        states: int32 of shape (cells, SOURCES): the state each source sees, or ABSENT.
-        views: int32 of shape (cells, 2): the weight set of each view.
-        facts: int32 of shape (cells, BIASES): hashes of facts, below BIAS_ROOM.
-        p: float64 of shape (cells,): what `judge` found.
+        states: int32 of shape (cells, SOURCES): the state in which each source sees the guess, or ABSENT.
+        views: int32 of shape (cells, 2): the number of the weight set that each view chooses.
+        facts: int32 of shape (cells, BIASES): hashes of the facts, each the number of a bias; below BIAS_ROOM.
+        p: float64 of shape (cells,): the probability that the guess is right, as `judge` found it.
     """
 
     def __init__(self, cells: int, sets: tuple[int, int]) -> None:
@@ -105,7 +105,7 @@ class ChanceMixer:
     @cython.ccall
     @cython.exceptval(check=False)
     def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
-        """The guess in `cell`, as last judged, was right or wrong."""
+        """Learn whether the guess in `cell`, as last judged, was right."""
         i: cython.Py_ssize_t
         at: cython.Py_ssize_t
         seen: cython.double

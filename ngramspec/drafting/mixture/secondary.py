@@ -1,9 +1,9 @@
 """`OutcomeMap`: what a probability turned out to mean, learnt online.
 
 A judge may be right about one question and be asked another: the mixture says how likely a token comes next, and
-a draft needs to know how likely a token that was *drawn* is accepted. OutcomeMap estimation, from the PAQ family of
-compressors (Mahoney 2005, section 4, "APM"): a table over log-odds, linear between its points, each point moved
-towards the outcomes near it.
+a draft needs to know how likely a token that was *drawn* is accepted. The map between the two is a table over log-odds,
+linear between its points, each point moved towards the outcomes near it: a method of the PAQ family of compressors
+(Mahoney 2005, section 4, "APM").
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class OutcomeMap:
         return self._points[i] * (1.0 - share) + self._points[i + 1] * share
 
     def learn(self, p: float, right: bool) -> None:
-        """One outcome of a guess for which `p` was given."""
+        """Learn the outcome of a guess that was given the probability `p`."""
         i, share = self._place(p)
         for point, weight in ((i, 1.0 - share), (i + 1, share)):
             self._points[point] += RATE * weight * (right - self._points[point])

@@ -45,15 +45,15 @@ class ContextCounts:
     """Candidates by position, and what the sources say of them at the position gathered last.
 
     Args:
-        positions: of a chain.
+        positions: how many a chain has at most.
 
     Attributes:
-        found: int32 of shape (positions,): how many candidates each has.
-        tokens: int32 of shape (positions, CANDIDATES): which.
+        found: int32 of shape (positions,): how many candidates each position has.
+        tokens: int32 of shape (positions, CANDIDATES): token ids of the candidates.
         seen: int32 of shape (SOURCES,): how often each source saw the context.
-        count: int32 of shape (CANDIDATES, SOURCES): how often the candidate followed it.
-        latest: the same shape: 1 where the candidate is what followed it last.
-        best: where in the request the longest match goes on.
+        count: int32 of shape (CANDIDATES, SOURCES): how often each candidate followed the context, by source.
+        latest: int32 of the same shape: 1 where the candidate is what followed the context last.
+        best: the position in the request where the longest match goes on.
         best_token: what follows the longest match; -1 if there is none.
     """
 
@@ -159,8 +159,8 @@ class ContextCounts:
     ) -> cython.int:
         """Gather what followed this context in memory; the length of the longest match.
 
-        A position of a chain goes on with what matched at the position before, as long as any of it does: that
-        lies next door in memory, where a new search would wait for a dozen places far apart.
+        A position of a chain goes on from the places that matched at the position before, as long as any still does.
+        Their next tokens are close by in memory, whereas a new search would wait for a dozen places far apart.
         """
         t = h.tokens
         e: cython.Py_ssize_t
@@ -212,7 +212,7 @@ class ContextCounts:
         match: cython.int,
         longest: cython.int,
     ) -> None:
-        """One place in memory, from the latest back: `token` stands there, after `match` equal tokens."""
+        """Count one place in memory, where `token` follows `match` equal tokens; called from the latest place back."""
         # A seam is nobody's guess; and with many indexes there may be no room left.
         if token < 0 or self._kept == PLACES:
             return
