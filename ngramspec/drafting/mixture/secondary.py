@@ -2,8 +2,8 @@
 
 A judge may be right about one question and be asked another: the mixture says how likely a token comes next, and
 a draft needs to know how likely a token that was *drawn* is accepted. The map between the two is a table over log-odds,
-linear between its points, each point moved towards the outcomes near it: a method of the PAQ family of compressors
-(Mahoney 2005, section 4, "APM").
+linear between its points, each point moved towards the outcomes near it: secondary estimation, as compressors of the
+PAQ family do it (Mahoney 2005, section 4, "APM").
 """
 
 from __future__ import annotations
