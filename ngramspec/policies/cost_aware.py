@@ -46,7 +46,7 @@ class CostPolicy(Policy):
     CREDIT = 1.0
     STAKE = 1 / 3
     SURE = 0.8
-    START = 2.5
+    START = 1.0
     OVERHEAD = 0.004
     DECAY = 0.93
     FADE = 0.995

@@ -122,7 +122,7 @@ def test_a_draft_that_is_refused_loses_a_text_little(slope: float, replay: Repla
         owed = owed + 1 if k else 0
         seconds += spent + overhead
     # The funds at the beginning, what fades and is allowed meanwhile, and the last draft beyond them.
-    assert seconds - 64 < 3.5 + 1.4 + 5 * slope + 2 * (replay.save + replay.restore)
+    assert seconds - 64 < 2 + 1 + 5 * slope + 2 * (replay.save + replay.restore)
 
 
 @pytest.mark.parametrize("policy", ["fixed", "heuristic", "threshold", "entropy", "cost"])
