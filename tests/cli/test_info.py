@@ -17,7 +17,7 @@ PROBING = "comparing batch sizes"
 
 def facts(out: str) -> dict[str, str]:
     """The lines that give a name and, in column 15, its value."""
-    return {line[:15].rstrip(): line[15:] for line in out.splitlines() if re.match(r"[a-z].{13} \S", line)}
+    return {line[:15].rstrip(): line[15:] for line in out.splitlines() if re.match(r"[a-zK].{13} \S", line)}
 
 
 def test_the_build_the_model_and_its_figures(env: dict[str, str]) -> None:
@@ -74,7 +74,7 @@ def test_a_recurrent_model_says_how_drafts_are_taken_back(env: dict[str, str], t
     model = write_model(tmp_path / "m.gguf", "mamba")
     done = run(env, *INFO, model)
     assert done.code == 0, done.err
-    assert "evaluating tokens again" in facts(done.out)["memory"]
+    assert "evaluating tokens again" in facts(done.out)["KV cache"]
     assert "Cost of a target pass" in done.out
 
     text = ["complete", "-t", "1", "-c", "512", "-n", "8", str(model)]
