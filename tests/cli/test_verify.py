@@ -98,7 +98,7 @@ def test_a_memory_that_goes_back_to_a_wrong_state_is_named(
 ) -> None:
     file = tmp_path / "found.json"
     # In exact mode prompts are reused by whole chunks, for which no snapshot reaches far enough.
-    arguments = map(str, [*SHORT, "--exact", "off", "--prompts", prompts, "--json", file, hybrid])
+    arguments = map(str, [*SHORT, "--seconds", 20, "--exact", "off", "--prompts", prompts, "--json", file, hybrid])
     done = run(env, command=[sys.executable, "-c", BELIEVING, *arguments])
     assert done.code == 1
     for name in ("rollback", "reuse", "probe", "calibration"):
