@@ -110,11 +110,13 @@ class SpeculativeDecoder:
         if calibration is None:
             calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)
         self.calibration = calibration
-        # Where nothing is to be measured, nothing says what exactness would cost.
-        measurable = exact == "auto" and curve is None and isinstance(target, Switching) and target.can_rollback
-        self._setting = target.setting if isinstance(target, Switching) else ""
+        # Asked once: to see whether a target has a key, it is made, from parts of the model file.
+        switching = target if isinstance(target, Switching) else None
+        self._setting = switching.setting if switching is not None else ""
         self._calibrations: dict[str, Calibration] = {}
-        self.auto = ExactAuto(target, calibration_folder) if measurable and isinstance(target, Switching) else None
+        # Where nothing is to be measured, nothing says what exactness would cost.
+        measurable = exact == "auto" and curve is None and target.can_rollback
+        self.auto = ExactAuto(switching, calibration_folder) if measurable and switching is not None else None
         self._clock = clock or time.perf_counter
         self._generations = 0
 

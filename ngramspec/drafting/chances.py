@@ -101,7 +101,7 @@ def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
 
 
 class ChanceEstimator:
-    """An `HitRates`, and the guesses that wait for their outcome.
+    """A `HitRates`, and the guesses that wait for their outcome.
 
     A guess is given as (match, count, support): the length of the context it rests on, how often the guessed token
     followed it, and how often anything did.

@@ -83,17 +83,17 @@ class CostPolicy(Policy):
             return 0, smallest(1, sizes)
         self._measured = curve.measured
         costs = curve.padded(sizes)
+        plain, plain_cost = costs[1]
         if not draft.tokens:
-            return 0, costs[1][0]
-        plain_cost = costs[1][1]
+            return 0, plain
         funds = (self._saved + self.ALLOWANCE * self._spent) / curve.level + self.CREDIT * plain_cost
         if funds < 0:
-            return 0, costs[1][0]
+            return 0, plain
         stake = self.STAKE * funds
         worth = self._worth(curve, sizes)
         if debt is not None:
             return self._plan_in_debt(draft, curve, sizes, worth, debt, stake)
-        plain, last = costs[1][0], curve.last
+        last = curve.last
         best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
         reach = expected = 1.0
         least = math.inf
@@ -161,10 +161,10 @@ class CostPolicy(Policy):
         reach = expected = 1.0
         again = debt.save / level
         for k, p in enumerate(draft.chances[: min(len(draft), sizes[-1] - 1 - debt.owed)], 1):
-            again += reach * (1.0 - p) * (debt.restore / level + ratio(debt.owed + 1 + k) - 1.0)
+            cost = ratio(debt.owed + 1 + k)
+            again += reach * (1.0 - p) * (debt.restore / level + cost - 1.0)
             reach *= p
             expected += reach
-            cost = ratio(debt.owed + 1 + k)
             if cost - plain + 1.0 + debt.save / level <= self.SURE * (1 + k):
                 least = min(least, cost)
             if cost > max(stake - refused, least):

@@ -8,7 +8,7 @@ import random
 import pytest
 from support.decoder_loop import Oracle, drive, model, unmeasured
 from support.mock_target import plain_generate
-from support.passes import passed
+from support.passes import Rich, passed
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
@@ -18,12 +18,6 @@ from ngramspec.policies.policy import Debt
 from ngramspec.sampling.settings import Sampling
 
 SIZES = range(1, 65)
-
-
-class Rich(CostPolicy):
-    """One that can afford to lose any draft."""
-
-    CREDIT = 1e6
 
 
 def draft(acceptance: list[float]) -> Draft:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.passes import passed
+from support.passes import Rich, passed
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import NO_DRAFT, Draft
@@ -83,12 +83,6 @@ def test_smallest_size_that_fits() -> None:
 
 
 # --------------------------------------------------------------------------- cost: the length
-
-
-class Rich(CostPolicy):
-    """One that can afford to lose any draft."""
-
-    CREDIT = 1e6
 
 
 def brute_force(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], rate: float) -> float:
