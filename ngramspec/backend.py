@@ -34,7 +34,7 @@ overwrites: whoever keeps one copies it. Nothing here is called from two threads
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -184,6 +184,83 @@ class Switching(Model, Protocol):
 
     def trial(self, setting: str) -> Trial:
         """A context to measure a setting in, whatever the cache holds. TargetError: there is no memory for it."""
+
+
+# --------------------------------------------------------------------------- several texts in one cache
+
+
+class Lane(Model, Protocol):
+    """One of the texts in a shared cache: a model of its own, which can also take part in passes with others.
+
+    Attributes:
+        number: from 0 on.
+    """
+
+    number: int
+
+    def adopt(self, other: Lane, length: int) -> None:
+        """Make the cache of this lane hold the first `length` tokens of another's, or fewer: `tokens` tells.
+
+        Copies what the other holds; nothing is evaluated.
+        """
+
+    def saved(self) -> bytes:
+        """What the cache holds, to be `restore`d later, by any lane of the same model under the same settings.
+
+        Raises:
+            TargetError: the runner cannot hand it out.
+        """
+
+    def restore(self, tokens: Sequence[int], state: bytes) -> None:
+        """Make the cache hold what `saved` gave when it held `tokens`. TargetError: it cannot; the lane is then empty."""
+
+
+class Part(NamedTuple):
+    """What a pass does for one lane.
+
+    Attributes:
+        lane: whose text grows.
+        tokens: that are appended to it, at least one.
+        rows: for how many of the last of them logits are wanted.
+    """
+
+    lane: Lane
+    tokens: Sequence[int]
+    rows: int
+
+
+class SharedModel(Protocol):
+    """Several texts evaluated together: one pass reads the weights once for all of them.
+
+    Attributes:
+        lanes: as many as texts can be held.
+        n_ctx: most tokens of a lane; one pass may go beyond by `max_rows`, to be taken back after it.
+        max_tokens, max_rows: most tokens, and most rows of logits, of a pass.
+        drafts_alone: whether a lane's draft can be taken back only if its pass held no other lane.
+    """
+
+    lanes: Sequence[Lane]
+    n_ctx: int
+    max_tokens: int
+    max_rows: int
+    drafts_alone: bool
+
+    def evaluate(self, parts: Sequence[Part]) -> list[Logits]:
+        """Append to several lanes in one pass; for each part its logits, shape (rows, n_vocab).
+
+        What a lane owes is evaluated too, in front of its tokens.
+
+        Raises:
+            ValueError: no parts, two of one lane, too many tokens or rows, or a lane that has no room for them.
+            TargetError: the pass failed; every lane is as before, though it may owe tokens.
+        """
+
+    def batches(self, lengths: Sequence[int]) -> Sequence[int]:
+        """The sizes of the batches that a pass over parts of these lengths is made of.
+
+        One batch of their sum, where all lanes share one pool of cells. Where each has a cache of its own, a batch
+        holds as many tokens of each lane as of any other, so that lanes with more of them go on in further batches.
+        """
 
 
 # --------------------------------------------------------------------------- several continuations of one prompt

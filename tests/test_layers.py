@@ -18,14 +18,15 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "machine", "theory", "child", "version", "demo"),
-    ("sampling", "models", "prompts", "conversation", "chat_prompt"),
+    ("sampling", "models", "prompts", "conversation", "chat_prompt", "tool_calls"),
     ("backend",),
     ("drafting",),
     ("acceptance", "memory"),
     ("cost", "exactness"),
     ("policies", "llama"),
     ("decoding",),
-    ("beams", "benchmark", "replay", "selfcheck", "trace", "__init__"),
+    ("batching", "beams", "benchmark", "replay", "selfcheck", "trace", "__init__"),
+    ("server",),
     ("cli",),
 )
 """From the ground up. `__init__` is what `import ngramspec` gives: the public names."""
