@@ -212,7 +212,11 @@ class Lane(Model, Protocol):
         """
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
-        """Make the cache hold what `saved` gave when it held `tokens`. TargetError: it cannot; the lane is then empty."""
+        """Make the cache hold what `saved` gave when it held `tokens`.
+
+        Raises:
+            TargetError: it cannot; the lane is then empty.
+        """
 
 
 class Part(NamedTuple):
