@@ -33,7 +33,7 @@ overwrites: whoever keeps one copies it. Nothing here is called from two threads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -197,6 +197,19 @@ class Lane(Model, Protocol):
     """
 
     number: int
+
+    def reading(
+        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+    ) -> Generator[int, None, Logits]:
+        """`prefill` chunk by chunk, so that other lanes can have passes in between.
+
+        Yields how many of the tokens are held: first those that need not be evaluated again, then after each chunk
+        but the last. Returns the logits after the last token. Whoever closes it early leaves what was read.
+
+        Args:
+            tokens, aligned: as in `prefill`.
+            most: asked before each chunk for its most tokens; aligned chunks have a size of their own.
+        """
 
     def adopt(self, other: Lane, length: int) -> None:
         """Make the cache of this lane hold the first `length` tokens of another's, or fewer: `tokens` tells.

@@ -13,7 +13,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
@@ -24,8 +24,9 @@ from ngramspec.decoding.step import Step, StopReason
 from ngramspec.decoding.text import GenerationText
 from ngramspec.drafting.draft import NO_DRAFT, Chooser
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.errors import PromptError
+from ngramspec.errors import GrammarError, PromptError
 from ngramspec.exactness.close_calls import CloseCalls
+from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
 
 
@@ -38,6 +39,7 @@ class Generation:
         n_ctx: most tokens of prompt and text.
         n_vocab: length of a row of logits.
         counts_calls: count the tokens that rounding could have decided (`Step.close_calls`).
+        piece: the bytes that a token is shown as; None: as `vocabulary` says.
 
     The rest, and what is raised, is as in `SpeculativeDecoder.generate`.
 
@@ -62,6 +64,7 @@ class Generation:
         logprobs: int | None = None,
         detail: bool = False,
         counts_calls: bool = False,
+        piece: Callable[[int], bytes] | None = None,
     ) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
@@ -73,7 +76,7 @@ class Generation:
                 f"the prompt has {len(prompt)} tokens, but the context holds {n_ctx} and needs room for an answer"
             )
         out_of: StopReason = "length" if max_tokens <= room else "context"
-        self._text = GenerationText(vocabulary, stop, min(max_tokens, room), out_of)
+        self._text = GenerationText(piece or vocabulary.piece, vocabulary.is_eog, stop, min(max_tokens, room), out_of)
         if logprobs is not None and not 0 <= logprobs <= n_vocab:
             raise ValueError(f"logprobs is {logprobs}, but must be 0 to {n_vocab}, the vocabulary's size")
         watched: list[TokenDecision] | None = [] if detail else None
@@ -94,7 +97,7 @@ class Generation:
         self._emission = Emission(self._text, logprobs, watched, self._calls)
         self.settled = len(self.prompt)
         self.last = self.prompt[-1]
-        self.error: Exception | None = None
+        self.error: BadLogits | GrammarError | None = None
 
     @property
     def left(self) -> int:

@@ -13,7 +13,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.cost_aware import Batches, CostPolicy
-from ngramspec.policies.policy import Pass
+from ngramspec.policies.policy import Debt, Pass
 
 
 class DraftBudget:
@@ -46,10 +46,23 @@ class DraftBudget:
         return self._of(texts).price(curve, sizes)
 
     def plan(
-        self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
+        self,
+        drafts: Sequence[Draft],
+        curve: CostCurve,
+        sizes: Sequence[int],
+        batches: Batches,
+        debt: Debt | None = None,
     ) -> list[tuple[int, int]]:
-        """(draft tokens to send, batch size) of each text; see `CostPolicy.plan_together`."""
-        return self._of(len(drafts)).plan_together(drafts, curve, sizes, batches)
+        """(draft tokens to send, batch size) of each text; see `CostPolicy.plan_together`.
+
+        Args:
+            drafts, curve, sizes, batches: as there.
+            debt: as in `Policy.plan`, which decides for a text that is alone.
+        """
+        policy = self._of(len(drafts))
+        if len(drafts) == 1:
+            return [policy.plan(drafts[0], curve, sizes, debt)]
+        return policy.plan_together(drafts, curve, sizes, batches)
 
     def record(self, texts: int, done: Pass) -> None:
         """Learn from a pass, whose tokens, drafts and seconds are those of all texts together.
