@@ -24,7 +24,7 @@ class Turns:
 
     def __init__(self) -> None:
         self._ahead = 0.0
-        self._last: object = None
+        self._order: list[object] = []  # prompts that had a turn, the last turn last
         self._per_token = 0.0
 
     def reads(self, readers: Sequence[T], writers: Sequence[object]) -> T | None:
@@ -38,9 +38,9 @@ class Turns:
             self._ahead = 0.0
         if not readers or self._ahead > 0:
             return None
-        at = next((i + 1 for i, reader in enumerate(readers) if reader is self._last), 0)
-        chosen = readers[at % len(readers)]
-        self._last = chosen
+        self._order = [reader for reader in self._order if reader in readers]
+        chosen = min(readers, key=lambda reader: self._order.index(reader) if reader in self._order else -1)
+        self._order = [reader for reader in self._order if reader is not chosen] + [chosen]
         return chosen
 
     def read(self, tokens: int, seconds: float) -> None:
