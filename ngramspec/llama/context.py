@@ -148,6 +148,8 @@ class Context(Weights):
         first = self._lanes[0]
         self.replays, self.max_batch = first.replays, first.max_batch
         self.can_rollback = first.goes_back()
+        for lane in self._lanes:
+            lane.can_rollback = self.can_rollback
 
     # ------------------------------------------------------------------ settings
 
