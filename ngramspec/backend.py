@@ -272,11 +272,16 @@ class SharedModel(Protocol):
             TargetError: the pass failed; every lane is as before, though it may owe tokens.
         """
 
-    def batches(self, lengths: Sequence[int]) -> Sequence[int]:
-        """The sizes of the batches that a pass over parts of these lengths is made of.
+    def batches(self, lengths: Sequence[int], lanes: Sequence[Lane] = ()) -> Sequence[int]:
+        """The sizes of the batches that a pass over parts of these lengths is made of; each reads the weights again.
 
         One batch of their sum, where all lanes share one pool of cells. Where each has a cache of its own, a batch
-        holds as many tokens of each lane as of any other, so that lanes with more of them go on in further batches.
+        holds as many tokens of each lane as of any other, so that lanes with more of them go on in further batches,
+        and takes in lanes only as long as their numbers follow each other.
+
+        Args:
+            lengths: at least one token each.
+            lanes: whose parts they are; empty: of the first lanes, in order.
         """
 
 
