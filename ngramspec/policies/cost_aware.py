@@ -165,7 +165,7 @@ class CostPolicy(Policy):
         reaches = [list(accumulate(draft.chances[: len(draft)], mul)) for draft in drafts]
         for lengths, shape in (*_by_reach(reaches, most - n), *_by_depth(reaches, most - n)):
             parts = batches(shape)
-            if max(parts) > most:
+            if any(part not in sizes for part in parts):
                 continue
             cost = sum(map(curve.ratio, parts))
             if cost <= self.SURE * plain_cost * (1 + sum(lengths) / n):
