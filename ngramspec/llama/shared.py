@@ -109,8 +109,8 @@ class SharedTarget(Context):
     def _open_context(self, n_ctx: int, setting: str) -> None:
         if not self._pooled and self._texts > 1 and self.architecture in ABORTS:
             raise ModelError(
-                f"{self.path}: llama.cpp cannot evaluate several texts of a {self.architecture} model exactly; ask for one"
-                " at a time, or not for exactness"
+                f"{self.path}: llama.cpp cannot evaluate several texts of a {self.architecture} model exactly; ask for"
+                " one at a time, or not for exactness"
             )
         super()._open_context(n_ctx, setting)
 

@@ -162,7 +162,7 @@ class Cache:
 
     def _shows(self, length: int) -> bool:
         """Whether all that a sliding window shows after `length` tokens is there."""
-        # Cells outside the window are reused for newer tokens: what it would show after a cut may be gone, or all of it.
+        # Cells outside the window are reused for newer tokens: what it would show may be gone, or all that is left cut.
         first = int(self._api.llama_memory_seq_pos_min(self._memory, self.sequence))
         return 0 <= first <= max(0, length - self._window)
 
