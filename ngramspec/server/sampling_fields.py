@@ -171,11 +171,11 @@ def _biases(given: Fields, key: str, vocabulary: Tokenizer) -> tuple[tuple[int, 
         pairs = [[int(name) if name.isdecimal() and len(name) < 12 else name, bias] for name, bias in raw.items()]
     else:
         pairs = given.list(key)
-    found = []
+    found: list[tuple[int, float]] = []
     for pair in pairs:
         token, bias = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
-        fits = not isinstance(token, bool) and isinstance(token, int | str) and bias is not True
-        if not fits or not isinstance(bias, int | float) or abs(bias) > LARGEST_BIAS:
+        fits = not isinstance(token, bool) and bias is not True and isinstance(bias, int | float)
+        if not isinstance(token, int | str) or not fits or abs(bias) > LARGEST_BIAS:
             message = f"{key} holds {shown(pair)}, but must hold pairs of a token or text and a bias (false: never)"
             raise bad_field(key, message)
         tokens = vocabulary.tokenize(token, add_bos=False) if isinstance(token, str) else [token]

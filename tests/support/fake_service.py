@@ -124,20 +124,18 @@ class FakeService:
         text = GenerationText(
             self.vocabulary, request.stop, limit, "length" if request.max_tokens <= room else "context"
         )
-        steps = 0
-        for tokens in self._steps(script):
+        for number, tokens in enumerate(self._steps(script)):
             while script.go is not None and not script.go.acquire(timeout=0.01) and not ticket.cancelled.is_set():
                 pass
             if ticket.cancelled.is_set():
                 listener(done("cancelled"))
                 return
-            if script.fails is not None and steps == script.after:
+            if script.fails is not None and number == script.after:
                 listener(Failed(script.fails))
                 return
-            step = self._step(request, text, tokens, first=steps == 0)
+            step = self._step(request, text, tokens, first=number == 0)
             stats.add(step)
             self.stats.add(step)
-            steps += 1
             listener(step)
             if step.stop is not None:
                 listener(done(step.stop))
