@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import family_of
-from ngramspec.tool_calls.forms import Written
 from ngramspec.tool_calls.hermes import HERMES
 
 Message = dict[str, Any]
@@ -63,8 +62,7 @@ class ToolTemplate:
         self._source, self._render = source, render
         form = family_of(source)
         self._known = form is not None
-        self._write = (form.write if form is not None else None) or _write_hermes
-        self._around = (form if form is not None and form.write else HERMES).around
+        self._form = form or HERMES
 
     def adapt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
@@ -99,9 +97,11 @@ class ToolTemplate:
     def abilities(self) -> Abilities:
         """What the template does with a small conversation."""
         user, tool = {"role": "user", "content": "hi"}, _openai(_TOOL)
-        tools = self._known and _WORDS[0] in self._try([user], [tool])
+        tools = _WORDS[0] in self._try([user], [tool])
         system = "qsystemq" in self._try([{"role": "system", "content": "qsystemq"}, user])
         shown = [tool] if tools else None
+        if not self._known:  # nor could its calls be read
+            return Abilities(False, system, None, False, False)
         for short_ids in (False, True):
             for kind in _KINDS:
                 call = self._try([user, _call(kind, short_ids)], shown)
@@ -148,16 +148,16 @@ class ToolTemplate:
             return message
         written = []
         for call in calls:
-            before, after = self._write(call["function"]["name"])
+            before, after = self._form.write(call["function"]["name"])
             written.append(before + json.dumps(call["function"]["arguments"], ensure_ascii=False) + after)
-        begin, between, end = self._around
-        text = begin + between.join(written) + end
+        begin, between, end = self._form.around
+        text = begin + (between or "").join(written) + end
         return {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
 
     def _describe(self, tools: Sequence[Tool]) -> str:
         listed = "\n".join(json.dumps(_openai(tool)["function"], ensure_ascii=False) for tool in tools)
-        before, after = self._write("NAME")
-        begin, _, end = self._around
+        before, after = self._form.write("NAME")
+        begin, _, end = self._form.around
         return (
             "# Tools\n\nYou can call these functions:\n\n<tools>\n"
             f"{listed}\n</tools>\n\n"
@@ -217,8 +217,3 @@ def _described(messages: list[Message], text: str, system: bool) -> list[Message
     if system or first is None:
         return [{"role": "system", "content": text}, *messages]
     return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
-
-
-def _write_hermes(name: str) -> Written:
-    assert HERMES.write is not None
-    return HERMES.write(name)

@@ -10,7 +10,6 @@ from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import family_of
 from ngramspec.tool_calls.hermes import HERMES
 from ngramspec.tool_calls.json_text import quote
-from ngramspec.tool_calls.plain import LLAMA
 from ngramspec.tool_calls.thoughts import thoughts_first
 
 SchemaRules = Callable[[Mapping[str, Mapping[str, Any]]], str]
@@ -26,7 +25,7 @@ def forced_grammar(
     template: str | None = None,
     opening: str = "",
 ) -> str:
-    """A GBNF grammar of answers that call a tool, which a `parser_for(..., forced=True)` reads.
+    """A GBNF grammar of answers that call a tool, which `parser_for` reads.
 
     Thoughts may come first where the template knows them, and must end before the call.
 
@@ -49,24 +48,21 @@ def forced_grammar(
             else "tool_choice asks for a tool, but there are none"
         )
     form = family_of(template) or HERMES
-    form = form if form.write is not None else LLAMA
-    write = form.write or LLAMA.write
-    assert write is not None
     rules, names = [], []
     for number, tool in enumerate(chosen):
-        before, after = write(tool.name)
+        before, after = form.write(tool.name)
         names.append(f"call-{number}")
         try:
             rules.append(schema_rules({f"arguments-{number}": {"type": "object", **tool.parameters}}))
         except GrammarError as error:
             raise GrammarError(f"the parameters of the tool {tool.name!r}: {error}") from error
         rules.append(f"call-{number} ::= {quote(before)} arguments-{number} {quote(after)}")
-    begin, between, end = (quote(text) for text in form.around)
-    more = f" ({between} call)*" if parallel else ""
+    begin, between, end = form.around
+    more = f" ({quote(between)} call)*" if parallel and between is not None else ""
     return "\n".join(
         [
             *thoughts_first("answer", template, opening),
-            f"answer ::= {begin} call{more} {end}",
+            f"answer ::= {quote(begin)} call{more} {quote(end)}",
             f"call ::= {' | '.join(names)}",
             *dict.fromkeys("\n".join(rules).splitlines()),
         ]

@@ -1,4 +1,4 @@
-"""How families of models write calls, thoughts and results, and which family a chat template belongs to."""
+"""What a family of models is: how calls begin in its answers, who reads them, and how calls are written for it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ class Form:
     Attributes:
         name: of the family.
         signs: what its chat templates contain: all strings of one of these groups.
-        starts: what a call begins with, anywhere in an answer.
+        starts: what a call begins with, anywhere in an answer. None of them begins with another.
         read: reads what follows one of `starts`, which it is told; whether a call was begun. Where none was, it may
             leave the reader anywhere: the text becomes content.
+        write: a call of a tool around its JSON arguments, as `read` reads it.
+        around: what stands before the first call so written, between two (None: there is one only), after the last.
         first: what a call begins with only where the answer begins, or behind another call.
-        write: a call in this form around its JSON arguments; None where arguments are not JSON.
-        around: what stands before the first call, between two, and after the last.
+        whole: reads a whole answer, where it is more than content and calls; instead of `read`.
         short_ids: whether ids of calls have nine characters.
     """
 
@@ -41,7 +42,29 @@ class Form:
     signs: tuple[tuple[str, ...], ...]
     starts: tuple[str, ...]
     read: ReadCall
+    write: Callable[[str], Written]
+    around: tuple[str, str | None, str] = ("", "\n", "")
     first: tuple[str, ...] = ()
-    write: Callable[[str], Written] | None = None
-    around: tuple[str, str, str] = ("", "\n", "")
+    whole: Callable[[Reader, Answer, Tools], Reads[None]] | None = None
     short_ids: bool = False
+
+
+def read_each(reader: Reader, start: str, item: str, end: str, read: Callable[[], Reads[bool]]) -> Reads[bool]:
+    """Calls in a row, each behind `item`, up to `end`; whether one was begun.
+
+    `start` was read: what opens the row, or the first `item`.
+    """
+    begun = start == item and (yield from read())
+    if start == item and not begun:
+        return False
+    while True:
+        if begun:
+            reader.mark()
+        yield from reader.space()
+        found = yield from reader.take(item, end)
+        if found == item and (yield from read()):
+            begun = True
+            continue
+        if begun and found != end:
+            reader.back()
+        return begun

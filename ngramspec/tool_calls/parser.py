@@ -10,7 +10,6 @@ from ngramspec.tool_calls.deltas import Delta, Tool
 from ngramspec.tool_calls.families import family_of
 from ngramspec.tool_calls.forms import Form
 from ngramspec.tool_calls.hermes import HERMES
-from ngramspec.tool_calls.plain import LLAMA
 from ngramspec.tool_calls.reader import Reader, Reads
 from ngramspec.tool_calls.thoughts import opened, thought_tags
 
@@ -25,26 +24,22 @@ class AnswerParser(Protocol):
         """What was held back, now that the answer ended."""
 
 
-def parser_for(
-    template: str | None, tools: Sequence[Tool] = (), *, opening: str = "", forced: bool = False
-) -> AnswerParser:
+def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str = "") -> AnswerParser:
     """A parser for one answer of a model.
 
     Args:
         template: the model's chat template, in Jinja; None if it has none.
         tools: that may be called; without any, what looks like a call is content.
         opening: what the prompt ends in (`ChatPrompt.opening`): an answer may begin within thoughts.
-        forced: whether `forced_grammar` holds for the answer.
     """
-    form = (family_of(template) or HERMES) if tools else None
-    form = LLAMA if forced and form is not None and form.write is None else form
-    return _Parser(form, {tool.name: tool for tool in tools}, thought_tags(template), opening)
+    known = {tool.name: tool for tool in tools}
+    return _Parser(family_of(template) or HERMES, known, thought_tags(template), opening)
 
 
 class _Parser:
-    def __init__(self, form: Form | None, tools: Mapping[str, Tool], tags: Mapping[str, str], opening: str) -> None:
+    def __init__(self, form: Form, tools: Mapping[str, Tool], tags: Mapping[str, str], opening: str) -> None:
         self._reader = Reader()
-        self._answer = Answer(form is not None and form.short_ids)
+        self._answer = Answer(form.short_ids)
         self._form, self._tools, self._tags = form, tools, tags
         self._reads = self._all(opening)
         self._over = False
@@ -67,11 +62,14 @@ class _Parser:
         return self._answer.drain()
 
     def _all(self, opening: str) -> Reads[None]:
-        yield from self._thoughts(opening)
-        if self._form is None:
-            yield from self._reader.until((), self._answer.content)
-            return
         reader, form = self._reader, self._form
+        if form.whole is not None:
+            yield from form.whole(reader, self._answer, self._tools)
+            return
+        yield from self._thoughts(opening)
+        if not self._tools:
+            yield from reader.until((), self._answer.content)
+            return
         while True:
             # What a call may begin with only here; then what it may begin with anywhere.
             reader.mark()

@@ -1,4 +1,4 @@
-"""A call as a bare JSON object: Llama 3's form, and that of forced calls in families that write no JSON."""
+"""Llama 3's calls: bare JSON objects, or objects behind `<|python_tag|>`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _read(reader: Reader, answer: Answer, tools: Tools, start: str) -> Reads[boo
     else:
         reader.unread(len(start))
     # An answer may be JSON without being a call, so the name must be a tool's, and the keys those of calls.
-    begun = yield from read_calls(reader, answer, tools, strict=True)
+    begun = yield from read_calls(reader, answer, tools)
     yield from reader.space()
     yield from reader.take(";")
     return begun
@@ -32,7 +32,7 @@ LLAMA = Form(
     ((_TAG,), ("<|start_header_id|>", '"parameters": ')),
     starts=(_TAG,),
     read=_read,
-    first=("{", "["),
     write=_write,
+    first=("{", "["),
     around=("", "; ", ""),
 )
