@@ -100,7 +100,7 @@ def check_fill_in(tokenizer: Tokenizer) -> FillInTokens:
     missing = [name for name in ("prefix", "suffix", "middle") if getattr(known, name) is None]
     if missing:
         raise NoFillIn(
-            "this model cannot fill in the middle: its vocabulary has no token for the"
+            "this model cannot fill in the middle: its vocabulary has no token for"
             f" {', '.join(missing)}; use one that can, such as Qwen2.5-Coder"
         )
     return known

@@ -166,7 +166,7 @@ def test_a_model_that_cannot(word_vocabulary: Vocabulary, tmp_path: Path) -> Non
             (MockTarget(300), "prefix, suffix, middle"),
             (half, "prefix, middle"),
         ):
-            with pytest.raises(NoFillIn, match=rf"^this model cannot .* no token for the {missing}; [^\n]*$"):
+            with pytest.raises(NoFillIn, match=rf"^this model cannot .* no token for {missing}; [^\n]*$"):
                 fill_in(tokenizer, "a", "b")
 
 
