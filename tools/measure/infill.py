@@ -14,12 +14,12 @@ the file. Servers that are asked on the same machine must not work at the same t
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import random
 import sysconfig
 import urllib.request
 from collections import defaultdict
-from os.path import commonprefix
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
@@ -125,7 +125,9 @@ def main() -> None:
             for name in order:
                 told = ask(servers[name], gap, milliseconds=deadline, most=options.most, seed=options.seed)
                 text, times = told["content"], told["timings"]
-                right = len(commonprefix([text, gap.truth]))
+                right = sum(
+                    1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(text, gap.truth, strict=False))
+                )
                 drafted = times.get("draft_n_accepted", 0)
                 found[name, deadline].append((len(text), times["predicted_n"], right, times["predicted_ms"], drafted))
     print("| deadline, ms | server | characters, mean | median | tokens, mean | tokens/s | from drafts | right, mean |")
