@@ -7,14 +7,13 @@
 Any server with `/infill` will do, llama-server too. A gap begins at a random line of a file of code (by default of
 Python's standard library); the server sees 256 lines before it, 64 after it, and 16 chunks of the same folder's other
 files. For every gap and deadline the servers are asked in turn, in an order that changes; before the first deadline
-each one is asked for no token, so that the prompt's time is nobody's. "right" counts the characters that are those of
-the file. Servers that are asked on the same machine must not work at the same time: they are not.
+each one is asked for no token, so that the prompt's time is nobody's. "right" counts the bytes that are those of the
+file. Servers that are asked on the same machine must not work at the same time: they are not.
 """
 
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import random
 import sysconfig
@@ -23,6 +22,8 @@ from collections import defaultdict
 from pathlib import Path
 from statistics import mean, median
 from typing import Any, NamedTuple
+
+from ngramspec.tokens import common_prefix
 
 BEFORE, AFTER, CHUNK, CHUNKS = 256, 64, 64, 16
 """Lines before and after the gap, lines of a chunk, chunks: llama.vim's defaults."""
@@ -125,9 +126,7 @@ def main() -> None:
             for name in order:
                 told = ask(servers[name], gap, milliseconds=deadline, most=options.most, seed=options.seed)
                 text, times = told["content"], told["timings"]
-                right = sum(
-                    1 for _ in itertools.takewhile(lambda both: both[0] == both[1], zip(text, gap.truth, strict=False))
-                )
+                right = common_prefix(list(text.encode()), list(gap.truth.encode()))
                 drafted = times.get("draft_n_accepted", 0)
                 found[name, deadline].append((len(text), times["predicted_n"], right, times["predicted_ms"], drafted))
     print("| deadline, ms | server | characters, mean | median | tokens, mean | tokens/s | from drafts | right, mean |")
