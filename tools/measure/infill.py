@@ -116,7 +116,9 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     servers = dict(server.split("=", 1) for server in options.servers)
-    files = sorted(path for path in options.code.rglob("*.py") if "test" not in str(path).lower())
+    files = sorted(
+        path for path in options.code.rglob("*.py") if "test" not in str(path).lower() and "-packages" not in str(path)
+    )
     found: dict[tuple[str, int], list[tuple[int, int, int, float, int]]] = defaultdict(list)
     for number, gap in enumerate(gaps(files, options.gaps, options.lines, options.seed)):
         order = list(servers)[number % len(servers) :] + list(servers)[: number % len(servers)]
