@@ -12,9 +12,10 @@ import asyncio
 
 from starlette.responses import Response
 
-from ngramspec.fill_in import Extra, Limits, check_fill_in, fill_in
+from ngramspec.fill_in import Extra, Limits
 from ngramspec.server.common_fields import read_max_tokens
 from ngramspec.server.fields import Fields
+from ngramspec.server.gap import gap_prompt
 from ngramspec.server.native import read_tasks, respond
 from ngramspec.server.served import ServedModel, Server
 
@@ -34,18 +35,16 @@ async def infill(server: Server, given: Fields) -> Response:
 
 def _prompt(model: ServedModel, given: Fields) -> list[int]:
     """The token ids that ask for it; tokenizes."""
-    check_fill_in(model.vocabulary)
     before, after = given.needed_text("input_prefix"), given.needed_text("input_suffix")
     others = [
         Extra(_NAMELESS if (name := item.text("filename")) is None else name, item.needed_text("text"))
         for item in given.objects("input_extra")
     ]
-    return fill_in(
-        model.vocabulary,
+    return gap_prompt(
+        model,
         before,
         after,
         prompt=given.text("prompt") or "",
         others=others,
         limits=Limits.within(model.n_ctx, near=NEAR, n_predict=read_max_tokens(given) or 0),
-        suffix_first=model.suffix_first,
     )
