@@ -1,0 +1,66 @@
+"""Answers of a model that there is none of: deltas in a legal order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal
+
+from hypothesis import strategies as st
+
+from ngramspec.batching.request import Done
+from ngramspec.decoding.step import Stats
+from ngramspec.server.dialogue import ChatDelta, Finish
+from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
+
+
+def finish(
+    reason: Literal["stop", "length", "tool_calls"] = "stop",
+    stop_string: str | None = None,
+    prompt_tokens: int = 20,
+    cached: int = 5,
+    generated: int = 7,
+    full: bool = False,
+) -> Finish:
+    """The end of an answer; `full`: because the context was."""
+    why: Any = "context" if full else "length" if reason == "length" else "eog"
+    return Finish(reason, stop_string, prompt_tokens, Done(why, Stats(generated=generated), cached, 0.1, 0.2))
+
+
+async def played(deltas: Sequence[ChatDelta]) -> AsyncIterator[ChatDelta]:
+    for delta in deltas:
+        yield delta
+
+
+_TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@st.composite
+def answers(draw: st.DrawFn, names: Sequence[str] = ("look", "write")) -> list[ChatDelta]:
+    """Thoughts, texts and whole calls in any order, in pieces of any size, then the end."""
+    deltas: list[ChatDelta] = []
+    calls = 0
+    for kind in draw(st.lists(st.sampled_from(["thought", "text", "call"]), max_size=6)):
+        if kind != "call":
+            deltas += [(Reasoning if kind == "thought" else Content)(piece) for piece in draw(st.lists(_TEXTS))]
+            continue
+        deltas.append(CallBegin(calls, f"call_{calls}", draw(st.sampled_from(names))))
+        text = json.dumps(draw(st.dictionaries(_TEXTS, _VALUES, max_size=3)), ensure_ascii=False)
+        for piece in draw(pieces(text)):
+            deltas.append(CallArguments(calls, piece))
+        calls += 1
+    reason: Literal["stop", "length", "tool_calls"] = "tool_calls" if calls else draw(st.sampled_from(["stop", "length"]))
+    deltas.append(finish(reason))
+    return deltas
+
+
+@st.composite
+def pieces(draw: st.DrawFn, text: str) -> list[str]:
+    """A text cut anywhere."""
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
+    return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
