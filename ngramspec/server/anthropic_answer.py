@@ -3,59 +3,64 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
-from ngramspec.server.blocks import Block, Closed, Grown, Opened, changes
-from ngramspec.server.dialogue import ChatDelta, Finish
+from ngramspec.server.blocks import Block, Closed, Deltas, Grown, Opened, changes
+from ngramspec.server.dialogue import Finish
+from ngramspec.server.errors import ApiError
 
 _SIGNATURE = "unsigned"
 """Thinking blocks carry one; clients that see none do not send the block back, and the model forgets its thoughts."""
 
 
-async def message(deltas: AsyncIterator[ChatDelta], id: str, model: str, hide: bool = False) -> dict[str, Any]:
+async def message(deltas: Deltas, id: str, model: str, hide: bool = False) -> dict[str, Any]:
     """The whole answer. `hide`: leave the text of thoughts out."""
     content: list[dict[str, Any]] = []
-    async for change in changes(deltas):
-        if isinstance(change, Closed):
-            content.append(_whole(change.block, hide))
-        elif isinstance(change, Finish):
-            finish = change
+    async with aclosing(changes(deltas)) as found:
+        async for change in found:
+            if isinstance(change, Closed):
+                content.append(_whole(change.block, hide))
+            elif isinstance(change, Finish):
+                finish = change
     return _message(id, model, content) | _ending(finish) | {"usage": _usage(finish)}
 
 
-async def events(
-    deltas: AsyncIterator[ChatDelta], id: str, model: str, hide: bool = False
-) -> AsyncIterator[dict[str, Any]]:
-    """The events of a stream; each is sent under the name in its "type"."""
-    begun = _message(id, model, []) | {"stop_reason": None, "stop_sequence": None}
-    usage = {"input_tokens": 0, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 0, "output_tokens": 0}
-    yield {"type": "message_start", "message": begun | {"usage": usage}}
-    async for change in changes(deltas):
-        match change:
-            case Opened(block):
-                start = _EMPTY[block.kind] | ({"id": block.id, "name": block.name} if block.kind == "call" else {})
-                yield {"type": "content_block_start", "index": block.index, "content_block": start}
-            case Grown(block, piece) if piece and not (hide and block.kind == "thought"):
-                kind, field = _DELTAS[block.kind]
-                yield _delta(block, {"type": kind, field: piece})
-            case Closed(block):
-                if block.kind == "thought":
-                    yield _delta(block, {"type": "signature_delta", "signature": _SIGNATURE})
-                yield {"type": "content_block_stop", "index": block.index}
-            case Finish():
-                yield {"type": "message_delta", "delta": _ending(change), "usage": _usage(change)}
-                yield {"type": "message_stop"}
+async def events(deltas: Deltas, id: str, model: str, hide: bool = False) -> AsyncGenerator[dict[str, Any], None]:
+    """The events of a stream; each is sent under the name in its "type". The first is there with the first delta."""
+    begun = False
+    async with aclosing(changes(deltas)) as found:
+        async for change in found:
+            if not begun:
+                yield {"type": "message_start", "message": _message(id, model, []) | _BEGUN}
+                begun = True
+            match change:
+                case Opened(block):
+                    start = _EMPTY[block.kind] | ({"id": block.id, "name": block.name} if block.kind == "call" else {})
+                    yield {"type": "content_block_start", "index": block.index, "content_block": start}
+                case Grown(block, piece) if piece and not (hide and block.kind == "thought"):
+                    kind, field = _DELTAS[block.kind]
+                    yield _delta(block, {"type": kind, field: piece})
+                case Closed(block):
+                    if block.kind == "thought":
+                        yield _delta(block, {"type": "signature_delta", "signature": _SIGNATURE})
+                    yield {"type": "content_block_stop", "index": block.index}
+                case Finish():
+                    yield {"type": "message_delta", "delta": _ending(change), "usage": _usage(change)}
+                    yield {"type": "message_stop"}
+                case None:
+                    yield {"type": "ping"}
 
 
-def error(status: int, text: str) -> dict[str, Any]:
-    """The body of an error; in a stream that began, an event."""
-    return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": text}}
-
-
-def too_long(prompt: int, context: int) -> str:
-    """What Claude Code takes for an overflow of the context, upon which it makes the conversation shorter."""
-    return f"prompt is too long: {prompt} tokens > {context} maximum"
+def worded(error: ApiError) -> dict[str, Any]:
+    """An error as Anthropic words it: the body of a response; in a stream that began, an event."""
+    text = error.message
+    if "n_prompt_tokens" in error.details:
+        # By these words Claude Code knows that it has to make the conversation shorter.
+        tokens, most = error.details["n_prompt_tokens"], error.details["n_ctx"]
+        text = f"prompt is too long: {tokens} tokens > {most} maximum; {text}"
+    return {"type": "error", "error": {"type": _ERRORS.get(error.status, "api_error"), "message": text}}
 
 
 _ERRORS = {
@@ -73,6 +78,17 @@ _EMPTY: dict[str, dict[str, Any]] = {
     "thought": {"type": "thinking", "thinking": "", "signature": ""},
     "text": {"type": "text", "text": ""},
     "call": {"type": "tool_use", "id": "", "name": "", "input": {}},
+}
+
+_BEGUN = {
+    "stop_reason": None,
+    "stop_sequence": None,
+    "usage": {
+        "input_tokens": 0,  # the final event tells the numbers
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 0,
+        "output_tokens": 0,
+    },
 }
 
 _DELTAS = {

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -56,13 +57,23 @@ class Closed(NamedTuple):
 
 Change = Opened | Grown | Closed | Finish
 
+Deltas = AsyncGenerator[ChatDelta, None] | AsyncGenerator[ChatDelta | None, None]
+"""An answer as it comes; None after some seconds of silence."""
 
-async def changes(deltas: AsyncIterator[ChatDelta]) -> AsyncIterator[Change]:
-    """What deltas do to the blocks, in order: at most one block is open at a time. Empty pieces are left out."""
+
+async def changes(deltas: Deltas) -> AsyncGenerator[Change | None, None]:
+    """What deltas do to the blocks, in order: at most one block is open at a time. Empty pieces are left out.
+
+    None, which tells of silence, is passed on. Closes the deltas at the end.
+    """
     row = _Row()
-    async for delta in deltas:
-        for change in row.take(delta):
-            yield change
+    async with aclosing(deltas):
+        async for delta in deltas:
+            if delta is None:
+                yield None
+                continue
+            for change in row.take(delta):
+                yield change
 
 
 class _Row:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from ngramspec.sampling.logprobs import Logprobs
-from ngramspec.server.blocks import Block, Closed, Grown, Opened, changes
-from ngramspec.server.dialogue import ChatDelta, Finish
+from ngramspec.server.blocks import Block, Change, Closed, Deltas, Grown, Opened, changes
+from ngramspec.server.dialogue import Finish
+from ngramspec.server.errors import ApiError
 from ngramspec.server.responses_request import Asked
 from ngramspec.server.responses_tools import free_text
 
@@ -38,43 +40,59 @@ class Answer:
         self._output: list[dict[str, Any]] = []
         self._sent = 0
 
-    async def whole(self, deltas: AsyncIterator[ChatDelta]) -> dict[str, Any]:
+    async def whole(self, deltas: Deltas) -> dict[str, Any]:
         """The response at its end."""
-        async for event in self.events(deltas):
-            last = event
+        async with aclosing(self.events(deltas)) as events:
+            async for event in events:
+                last = event
         response: dict[str, Any] = last["response"]
         return response
 
-    async def events(self, deltas: AsyncIterator[ChatDelta]) -> AsyncIterator[Event]:
-        """The events of a stream; each is sent under the name in its "type"."""
-        yield self._numbered({"type": "response.created", "response": self._response("in_progress")})
-        yield self._numbered({"type": "response.in_progress", "response": self._response("in_progress")})
-        last: Closed | None = None
-        async for change in changes(deltas):
-            # Whether a block was cut is known only when nothing follows it.
-            if last is not None:
-                cut = isinstance(change, Finish) and change.reason == "length"
-                for event in self._closing(last.block, cut):
+    async def events(self, deltas: Deltas) -> AsyncGenerator[Event, None]:
+        """The events of a stream; each is sent under the name in its "type". The first are there with the first
+        delta.
+        """
+        closed: Block | None = None
+        async with aclosing(changes(deltas)) as found:
+            async for change in found:
+                for event in self._beginning():
                     yield self._numbered(event)
-                last = None
-            match change:
-                case Opened(block):
-                    for event in self._opening(block):
+                if change is None:
+                    yield self._numbered({"type": "keepalive"})
+                    continue
+                # Whether a block was cut is known only when nothing follows it.
+                if closed is not None:
+                    cut = isinstance(change, Finish) and change.reason == "length"
+                    for event in self._closing(closed, cut):
                         yield self._numbered(event)
-                case Grown(block, piece, logprobs):
-                    for event in self._growing(block, piece, logprobs):
-                        yield self._numbered(event)
-                case Closed():
-                    last = change
-                case Finish():
-                    status = "incomplete" if change.reason == "length" else "completed"
-                    response = self._response(status) | {"usage": _usage(change)}
-                    yield self._numbered({"type": f"response.{status}", "response": response})
+                closed = change.block if isinstance(change, Closed) else None
+                for event in self._events(change):
+                    yield self._numbered(event)
 
-    def failed(self, code: str, text: str) -> Event:
-        """The event that ends a stream in which something went wrong."""
-        response = self._response("failed") | {"error": {"code": code, "message": text}}
-        return self._numbered({"type": "response.failed", "response": response})
+    def failed(self, error: ApiError) -> list[Event]:
+        """The events that end a stream in which something went wrong."""
+        code = error.code if isinstance(error.code, str) else "server_error"
+        response = self._response("failed") | {"error": {"code": code, "message": error.message}}
+        last = {"type": "response.failed", "response": response}
+        return [self._numbered(event) for event in (*self._beginning(), last)]
+
+    def _beginning(self) -> Sequence[Event]:
+        """The first events, if they were not sent yet."""
+        if self._sent:
+            return ()
+        response = self._response("in_progress")
+        return [{"type": kind, "response": response} for kind in ("response.created", "response.in_progress")]
+
+    def _events(self, change: Change) -> Iterator[Event]:
+        match change:
+            case Opened(block):
+                yield from self._opening(block)
+            case Grown(block, piece, logprobs):
+                yield from self._growing(block, piece, logprobs)
+            case Finish():
+                status = "incomplete" if change.reason == "length" else "completed"
+                response = self._response(status) | {"usage": _usage(change)}
+                yield {"type": f"response.{status}", "response": response}
 
     def _numbered(self, event: Event) -> Event:
         self._sent += 1

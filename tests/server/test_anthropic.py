@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,10 +14,10 @@ from pydantic import TypeAdapter
 from support.chat_scripts import answers, finish, played
 
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.anthropic_answer import error, events, message
+from ngramspec.server.anthropic_answer import events, message, worded
 from ngramspec.server.anthropic_request import hides_thoughts, read_request
 from ngramspec.server.dialogue import ChatDelta, ChatTask
-from ngramspec.server.errors import ApiError
+from ngramspec.server.errors import ApiError, overflow
 from ngramspec.server.fields import Fields
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning, Tool
 
@@ -39,7 +40,7 @@ def refusal(**fields: Any) -> ApiError:
     return caught.value
 
 
-def streamed(deltas: list[ChatDelta], hide: bool = False) -> list[dict[str, Any]]:
+def streamed(deltas: Sequence[ChatDelta | None], hide: bool = False) -> list[dict[str, Any]]:
     async def collect() -> list[dict[str, Any]]:
         return [event async for event in events(played(deltas), "msg_1", "m", hide)]
 
@@ -319,6 +320,13 @@ def test_arguments_that_were_cut_are_not_acted_on() -> None:
 
 
 def test_errors_have_types() -> None:
-    assert error(400, "no") == {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}
-    assert error(500, "no")["error"]["type"] == "api_error"
-    assert error(503, "no")["error"]["type"] == "overloaded_error"
+    wrong = worded(ApiError(400, "no"))
+    assert wrong == {"type": "error", "error": {"type": "invalid_request_error", "message": "no"}}
+    assert worded(ApiError(500, "no"))["error"]["type"] == "api_error"
+    assert worded(ApiError(503, "no"))["error"]["type"] == "overloaded_error"
+    assert worded(overflow(9000, 4096))["error"]["message"].startswith("prompt is too long: 9000 tokens > 4096 maximum")
+
+
+def test_silence_is_told() -> None:
+    kinds = [event["type"] for event in streamed([None, Content("a"), None, finish()])]
+    assert kinds[:5] == ["message_start", "ping", "content_block_start", "content_block_delta", "ping"]

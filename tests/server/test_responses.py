@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from support.chat_scripts import answers, finish, played
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.dialogue import ChatDelta, ChatTask, Likely
-from ngramspec.server.errors import ApiError
+from ngramspec.server.errors import ApiError, overflow
 from ngramspec.server.fields import Fields
 from ngramspec.server.responses_answer import Answer
 from ngramspec.server.responses_request import Asked, read_request
@@ -60,7 +61,7 @@ def answering(request: Asked) -> Answer:
     return Answer(request, "resp_1", "m", spell, lambda: 1e9)
 
 
-def streamed(deltas: list[ChatDelta], request: Asked | None = None) -> list[dict[str, Any]]:
+def streamed(deltas: Sequence[ChatDelta | None], request: Asked | None = None) -> list[dict[str, Any]]:
     answer = answering(request or asked())
 
     async def collect() -> list[dict[str, Any]]:
@@ -163,7 +164,10 @@ def test_tools_of_all_types() -> None:
         ("required", ("required", 3)),
         ({"type": "function", "name": "look"}, ("look", 3)),
         ({"type": "function", "name": "look", "namespace": "mcp__db"}, ("mcp__db__look", 3)),
-        ({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look"}]}, ("required", 1)),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look"}]},
+            ("required", 1),
+        ),
     ],
 )
 def test_tool_choice(choice: Any, expected: tuple[str, int]) -> None:
@@ -347,5 +351,17 @@ def test_logprobs_are_told_with_the_text() -> None:
 
 
 def test_a_failure_ends_the_stream() -> None:
-    event = EVENT.validate_python(answering(asked()).failed("server_error", "it broke"))
-    assert (event.type, event.response.status, event.response.error.message) == ("response.failed", "failed", "it broke")
+    created, _, failed = (
+        EVENT.validate_python(event) for event in answering(asked()).failed(ApiError(500, "it broke"))
+    )
+    assert (created.type, created.response.status) == ("response.created", "in_progress")
+    assert (failed.type, failed.response.status, failed.sequence_number) == ("response.failed", "failed", 2)
+    assert (failed.response.error.code, failed.response.error.message) == ("server_error", "it broke")
+    assert answering(asked()).failed(overflow(9, 8))[-1]["response"]["error"]["code"] == "context_length_exceeded"
+
+
+def test_silence_is_told() -> None:
+    """Codex counts the seconds between events, whose comments are none to it."""
+    kinds = [event["type"] for event in streamed([None, Content("a"), None, finish()])]
+    assert kinds[:3] == ["response.created", "response.in_progress", "keepalive"]
+    assert kinds.count("keepalive") == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, Literal
 
 from hypothesis import strategies as st
@@ -27,7 +27,7 @@ def finish(
     return Finish(reason, stop_string, prompt_tokens, Done(why, Stats(generated=generated), cached, 0.1, 0.2))
 
 
-async def played(deltas: Sequence[ChatDelta]) -> AsyncIterator[ChatDelta]:
+async def played(deltas: Sequence[ChatDelta | None]) -> AsyncGenerator[ChatDelta | None, None]:
     for delta in deltas:
         yield delta
 
@@ -54,7 +54,9 @@ def answers(draw: st.DrawFn, names: Sequence[str] = ("look", "write")) -> list[C
         for piece in draw(pieces(text)):
             deltas.append(CallArguments(calls, piece))
         calls += 1
-    reason: Literal["stop", "length", "tool_calls"] = "tool_calls" if calls else draw(st.sampled_from(["stop", "length"]))
+    reason: Literal["stop", "length", "tool_calls"] = (
+        "tool_calls" if calls else draw(st.sampled_from(["stop", "length"]))
+    )
     deltas.append(finish(reason))
     return deltas
 
