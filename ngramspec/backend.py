@@ -33,7 +33,7 @@ overwrites: whoever keeps one copies it. Nothing here is called from two threads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -198,6 +198,19 @@ class Lane(Model, Protocol):
 
     number: int
 
+    def reading(
+        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+    ) -> Generator[int, None, Logits]:
+        """`prefill` chunk by chunk, so that other lanes can have passes in between.
+
+        Yields how many of the tokens are held: first those that need not be evaluated again, then after each chunk
+        but the last. Returns the logits after the last token. Whoever closes it early leaves what was read.
+
+        Args:
+            tokens, aligned: as in `prefill`.
+            most: asked before each chunk for its most tokens; aligned chunks have a size of their own.
+        """
+
     def adopt(self, other: Lane, length: int) -> None:
         """Make the cache of this lane hold the first `length` tokens of another's, or fewer: `tokens` tells.
 
@@ -259,11 +272,16 @@ class SharedModel(Protocol):
             TargetError: the pass failed; every lane is as before, though it may owe tokens.
         """
 
-    def batches(self, lengths: Sequence[int]) -> Sequence[int]:
-        """The sizes of the batches that a pass over parts of these lengths is made of.
+    def batches(self, lengths: Sequence[int], lanes: Sequence[Lane] = ()) -> Sequence[int]:
+        """The sizes of the batches that a pass over parts of these lengths is made of; each reads the weights again.
 
         One batch of their sum, where all lanes share one pool of cells. Where each has a cache of its own, a batch
-        holds as many tokens of each lane as of any other, so that lanes with more of them go on in further batches.
+        holds as many tokens of each lane as of any other, so that lanes with more of them go on in further batches,
+        and takes in lanes only as long as their numbers follow each other.
+
+        Args:
+            lengths: at least one token each.
+            lanes: whose parts they are; empty: of the first lanes, in order.
         """
 
 

@@ -7,6 +7,7 @@ sizes that exact mode uses. The last is stored because it must not change from o
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,24 +100,28 @@ class Calibration:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
 
-    def ensure_curve(self, target: Model, tokens: int = 0) -> CostCurve:
+    def ensure_curve(self, target: Model, tokens: int = 0, sizes: Sequence[int] = MEASURE_ORDER) -> CostCurve:
         """The cost curve; the cache stays as it is.
 
         Measured on top of what the cache holds if nothing is known, in a time that befits the `tokens` about to
         be generated (see `measure.measure`). A curve from an earlier process gets one size in turn timed again:
         the machine may have been busy when it was measured, or the model too slow for all sizes.
+
+        Args:
+            target, tokens: as above.
+            sizes: which to time; see `measure.measure`.
         """
         if target.replays and self.replay is None:
             self.replay = measure.time_replay(target)
         if self.curve is None:
-            self.curve = measure.measure(target, tokens)
+            self.curve = measure.measure(target, tokens, sizes=sizes)
         elif not self._fresh:
-            self._retime(target, self.curve, tokens)
+            self._retime(target, self.curve, tokens, sizes)
         self._fresh = True
         return self.curve
 
-    def _retime(self, target: Model, curve: CostCurve, tokens: int) -> None:
-        size = MEASURE_ORDER[self.uses % len(MEASURE_ORDER)]
+    def _retime(self, target: Model, curve: CostCurve, tokens: int, sizes: Sequence[int]) -> None:
+        size = sizes[self.uses % len(sizes)]
         repeats = 3 if curve.level < 0.05 else 1
         expected = (repeats + 1) * curve.level + repeats * curve.seconds(size)
         if expected > max(0.5, 0.05 * tokens * curve.level) or len(target.tokens) + size > target.n_ctx:

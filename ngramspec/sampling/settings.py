@@ -37,7 +37,7 @@ SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p
 
 _ALIASES = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 
-_LARGEST_BIAS = 1e6  # decisive, and well below 3e8, beyond which llama.cpp sorts logits wrongly
+LARGEST_BIAS = 1e6  # decisive, and well below 3e8, beyond which llama.cpp sorts logits wrongly
 _BIAS = re.compile(r"(\d+)([+-].+)")
 
 
@@ -212,8 +212,8 @@ class Sampling:
             if allowed is not None and not allowed.holds(value):
                 raise ValueError(f"{name} is {value}, but must be {allowed.words}")
         for token, bias in self.logit_bias:
-            if not (bias == -math.inf or abs(bias) <= _LARGEST_BIAS):
-                limits = f"from {-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}, or -inf"
+            if not (bias == -math.inf or abs(bias) <= LARGEST_BIAS):
+                limits = f"from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g}, or -inf"
                 raise ValueError(f"the logit bias of token {token} is {bias}, but must be {limits}")
         for text in self.dry_sequence_breakers:
             if not text or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
