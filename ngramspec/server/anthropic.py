@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from ngramspec.server.anthropic_answer import events, message, worded
 from ngramspec.server.anthropic_request import hides_thoughts, read_request
-from ngramspec.server.chat import run_chat
+from ngramspec.server.chat import chat_prompt, run_chat
 from ngramspec.server.endpoint import Endpoint
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import JsonAnswer
@@ -45,8 +45,8 @@ async def count_tokens(server: Server, given: Fields) -> Response:
     """How many tokens the prompt of a chat has."""
     model = server.ready()
     task = read_request(given, server.defaults.sampling, counting=True)
-    prompt = await asyncio.to_thread(model.vocabulary.chat_prompt, task.messages)
-    return JsonAnswer({"input_tokens": len(prompt)})
+    prompt = await asyncio.to_thread(chat_prompt, model, task)
+    return JsonAnswer({"input_tokens": len(prompt.tokens)})
 
 
 ENDPOINTS = (

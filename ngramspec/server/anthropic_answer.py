@@ -142,4 +142,5 @@ def _usage(finish: Finish) -> dict[str, Any]:
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": finish.done.cached,
         "output_tokens": finish.done.stats.generated,
+        "output_tokens_details": {"thinking_tokens": finish.thought},
     }

@@ -10,8 +10,8 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.server.chat import run_chat
-from ngramspec.server.errors import ApiError
 from ngramspec.server.endpoint import Endpoint
+from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import JsonAnswer
 from ngramspec.server.report import logprobs_content

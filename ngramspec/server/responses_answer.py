@@ -197,6 +197,6 @@ def _usage(finish: Finish) -> dict[str, Any]:
         "input_tokens": finish.prompt_tokens,
         "input_tokens_details": {"cached_tokens": finish.done.cached, "cache_write_tokens": 0},
         "output_tokens": generated,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": finish.thought},
         "total_tokens": finish.prompt_tokens + generated,
     }

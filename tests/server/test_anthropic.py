@@ -11,7 +11,7 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from pydantic import TypeAdapter
-from support.chat_scripts import answers, finish, played
+from support.chat_scripts import answers, broken, finish, played
 
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.anthropic_answer import events, message, worded
@@ -245,6 +245,43 @@ def test_impossible_values_are_named(field: str, fields: dict[str, Any]) -> None
     assert refusal(**fields).param == field
 
 
+def rich() -> dict[str, Any]:
+    """A request with a bit of everything."""
+    content = [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]
+    thought = {"type": "thinking", "thinking": "hm", "signature": "s"}
+    call = {"type": "tool_use", "id": "t", "name": "look", "input": {"at": [1]}}
+    result = {"type": "tool_result", "tool_use_id": "t", "is_error": False, "content": content}
+    paper = {"type": "document", "title": "t", "source": {"type": "content", "content": content}}
+    return {
+        "model": "m",
+        "max_tokens": 9,
+        "system": content,
+        "messages": [
+            {"role": "user", "content": content},
+            {"role": "assistant", "content": [thought, call]},
+            {"role": "user", "content": [result, paper]},
+            {"role": "system", "content": "s"},
+        ],
+        "tools": [LOOK, {"type": "web_search_20250305", "name": "web_search"}],
+        "tool_choice": {"type": "tool", "name": "look", "disable_parallel_tool_use": True},
+        "stop_sequences": ["END"],
+        "thinking": {"type": "enabled", "budget_tokens": 2000, "display": "omitted"},
+        "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+        "metadata": {"user_id": "u"},
+    }
+
+
+@given(broken(rich()))
+def test_a_broken_request_is_read_or_refused(body: dict[str, Any]) -> None:
+    refused = None
+    try:
+        read_request(Fields(body), Sampling())
+        hides_thoughts(Fields(body))
+    except ApiError as error:
+        refused = error
+    assert refused is None or (refused.status == 400 and refused.message.startswith(refused.param or "?"))
+
+
 # --------------------------------------------------------------------------- answers
 
 
@@ -291,8 +328,13 @@ def test_the_parts_of_an_answer() -> None:
         {"type": "tool_use", "id": "c1", "name": "list", "input": {}},
     ]
     assert answer["stop_reason"] == "tool_use"
-    usage = {"input_tokens": 15, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 5, "output_tokens": 7}
-    assert answer["usage"] == usage
+    assert answer["usage"] == {
+        "input_tokens": 15,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": 5,
+        "output_tokens": 7,
+        "output_tokens_details": {"thinking_tokens": 2},
+    }
     hidden = whole(deltas, hide=True)["content"][0]
     assert hidden == accumulated(streamed(deltas, hide=True))["content"][0]
     assert hidden == {"type": "thinking", "thinking": "", "signature": "unsigned"}

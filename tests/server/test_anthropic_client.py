@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import anthropic
@@ -95,7 +96,8 @@ def test_an_answer_can_be_sent_back(client: anthropic.Anthropic, script: Script)
 
 def test_a_stop_sequence(client: anthropic.Anthropic, script: Script) -> None:
     script.deltas = [Content("a"), finish("stop", "END")]
-    message = client.messages.create(**ASK, stop_sequences=["END"], temperature=0.5, top_p=0.9, top_k=3)
+    body = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}  # older clients have arguments for these
+    message = client.messages.create(**ASK, stop_sequences=["END"], extra_body=body)
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
     task = script.tasks[-1]
     assert (task.stop, task.sampling.temperature, task.sampling.top_p, task.sampling.top_k) == (("END",), 0.5, 0.9, 3)
@@ -121,14 +123,33 @@ def test_a_prompt_that_is_too_long(client: anthropic.Anthropic, script: Script, 
 
 def test_a_failure_within_a_stream(client: anthropic.Anthropic, script: Script) -> None:
     script.deltas = [Content("a"), ApiError(500, "it broke")]
-    with client.messages.create(**ASK, stream=True) as stream:
-        with pytest.raises(anthropic.APIStatusError, match="it broke") as caught:
-            list(stream)
+    told = pytest.raises(anthropic.APIStatusError, match="it broke")
+    with client.messages.create(**ASK, stream=True) as stream, told as caught:
+        list(stream)
     assert caught.value.type == "api_error"
 
 
 def test_a_wrong_key(served: tuple[str, Script]) -> None:
-    with anthropic.Anthropic(base_url=served[0], api_key="other", max_retries=0) as client:
-        with pytest.raises(anthropic.AuthenticationError) as caught:
-            client.messages.create(**ASK)
+    client = anthropic.Anthropic(base_url=served[0], api_key="other", max_retries=0)
+    with client, pytest.raises(anthropic.AuthenticationError) as caught:
+        client.messages.create(**ASK)
     assert caught.value.type == "authentication_error"
+
+
+def test_who_leaves_is_not_answered_on(client: anthropic.Anthropic, script: Script) -> None:
+    script.deltas = chain.from_iterable(repeat((Content("a"), 0.01)))
+    with client.messages.create(**ASK, stream=True) as stream:
+        next(stream)
+        assert not script.closed.is_set()
+    assert script.closed.wait(20)
+
+
+def test_silence_before_and_within_an_answer() -> None:
+    with scripted_server(ping=0.05) as (address, script), anthropic.Anthropic(base_url=address, api_key="-") as client:
+        script.deltas = [0.2, Content("a"), 0.2, Content("b"), finish()]
+        with client.messages.stream(**ASK) as stream:
+            assert stream.get_final_text() == "ab"
+        with client.messages.with_streaming_response.create(**ASK, stream=True) as response:
+            lines = [line for line in response.iter_lines() if line.startswith("event:")]
+    assert lines[:2] == ["event: message_start", "event: ping"]
+    assert lines[lines.index("event: content_block_delta") + 1] == "event: ping"

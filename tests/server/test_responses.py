@@ -14,7 +14,7 @@ from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from support.chat_scripts import answers, finish, played
+from support.chat_scripts import answers, broken, finish, played
 
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
@@ -236,6 +236,47 @@ def test_impossible_values_are_named(field: str, fields: dict[str, Any]) -> None
     assert refusal(**fields).param == field
 
 
+def rich() -> dict[str, Any]:
+    """A request with a bit of everything."""
+    text = [{"type": "input_text", "text": "a"}]
+    return {
+        "model": "m",
+        "instructions": "I",
+        "input": [
+            {"type": "message", "role": "developer", "content": text},
+            {"role": "user", "content": "a"},
+            {"type": "reasoning", "summary": [{"type": "summary_text", "text": "s"}], "content": None},
+            {"type": "function_call", "call_id": "c", "name": "look", "namespace": "mcp__db", "arguments": "{}"},
+            {"type": "custom_tool_call", "call_id": "d", "name": "apply_patch", "input": "x"},
+            {"type": "local_shell_call", "call_id": "e", "action": {"type": "exec", "command": ["ls"]}},
+            {"type": "function_call_output", "call_id": "c", "output": text},
+            {"type": "local_shell_call_output", "id": "e", "output": "x"},
+            {"type": "additional_tools", "tools": []},
+        ],
+        "tools": [LOOK, PATCH, SERVER, {"type": "web_search"}],
+        "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "look"}]},
+        "max_output_tokens": 9,
+        "metadata": {"a": "b"},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {"type": "object"}}},
+        "include": ["message.output_text.logprobs"],
+        "top_logprobs": 2,
+        "truncation": "disabled",
+        "background": False,
+        "store": False,
+    }
+
+
+@given(broken(rich()))
+def test_a_broken_request_is_read_or_refused(body: dict[str, Any]) -> None:
+    refused = None
+    try:
+        read_request(Fields(body), Sampling())
+    except ApiError as error:
+        refused = error
+    assert refused is None or (refused.status == 400 and refused.message.startswith(refused.param or "?"))
+
+
 # --------------------------------------------------------------------------- answers
 
 
@@ -335,7 +376,7 @@ def test_usage_and_what_is_repeated() -> None:
         "input_tokens": 20,
         "input_tokens_details": {"cached_tokens": 5, "cache_write_tokens": 0},
         "output_tokens": 7,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": 2},
         "total_tokens": 27,
     }
     assert (answer["tools"], answer["instructions"], answer["metadata"]) == ([LOOK], "I", {"a": "b"})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain, repeat
 from typing import Any
 
 import openai
@@ -85,7 +86,9 @@ def test_a_stream(client: openai.OpenAI, script: Script) -> None:
     assert text == "I löok."
     events = list(client.responses.create(**ASK, tools=TOOLS, stream=True))
     assert [event.sequence_number for event in events] == list(range(len(events)))
-    snapshots = [event.snapshot for event in _streamed(client) if event.type == "response.function_call_arguments.delta"]
+    snapshots = [
+        event.snapshot for event in _streamed(client) if event.type == "response.function_call_arguments.delta"
+    ]
     assert snapshots == ['{"at": "', '{"at": "x"}', "{}"]
 
 
@@ -153,3 +156,21 @@ def test_a_failure_within_a_stream(client: openai.OpenAI, script: Script) -> Non
     assert last.type == "response.failed"
     assert last.response.error is not None
     assert last.response.error.message == "it broke"
+
+
+def test_who_leaves_is_not_answered_on(client: openai.OpenAI, script: Script) -> None:
+    script.deltas = chain.from_iterable(repeat((Content("a"), 0.01)))
+    with client.responses.create(**ASK, stream=True) as stream:
+        next(stream)
+        assert not script.closed.is_set()
+    assert script.closed.wait(20)
+
+
+def test_silence_before_and_within_an_answer() -> None:
+    with scripted_server(ping=0.05) as (address, script), openai.OpenAI(base_url=address, api_key="-") as client:
+        script.deltas = [0.2, Content("a"), 0.2, Content("b"), finish()]
+        with client.responses.stream(**ASK) as stream:
+            kinds = [event.type for event in stream]
+            assert stream.get_final_response().output_text == "ab"
+    assert kinds[:3] == ["response.created", "response.in_progress", "keepalive"]
+    assert kinds[kinds.index("response.output_text.delta") + 1] == "keepalive"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any, Literal
 
 from hypothesis import strategies as st
@@ -24,7 +25,9 @@ def finish(
 ) -> Finish:
     """The end of an answer; `full`: because the context was."""
     why: Any = "context" if full else "length" if reason == "length" else "eog"
-    return Finish(reason, stop_string, prompt_tokens, Done(why, Stats(generated=generated), cached, 0.1, 0.2))
+    return Finish(
+        reason, stop_string, prompt_tokens, Done(why, Stats(generated=generated), cached, 0.1, 0.2), thought=2
+    )
 
 
 async def played(deltas: Sequence[ChatDelta | None]) -> AsyncGenerator[ChatDelta | None, None]:
@@ -66,3 +69,30 @@ def pieces(draw: st.DrawFn, text: str) -> list[str]:
     """A text cut anywhere."""
     cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=4)))
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+def broken(body: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """A request of which one part, anywhere, became something else, or is gone."""
+    return st.tuples(st.sampled_from(list(_paths(body))), st.just(_GONE) | _VALUES).map(lambda cut: _put(body, *cut))
+
+
+_GONE = object()
+
+
+def _paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in inner:
+        yield (*path, key)
+        yield from _paths(part, (*path, key))
+
+
+def _put(body: dict[str, Any], path: tuple[Any, ...], value: Any) -> dict[str, Any]:
+    body = copy.deepcopy(body)
+    place: Any = body
+    for key in path[:-1]:
+        place = place[key]
+    if value is _GONE:
+        del place[path[-1]]
+    else:
+        place[path[-1]] = value
+    return body

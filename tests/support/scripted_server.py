@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -35,28 +36,37 @@ class Script:
     """What the model answers next, and the tasks that it was given.
 
     Attributes:
-        deltas: of the next answers; an error among them is raised there.
+        deltas: of the next answers; an error among them is raised there, and a number is a pause in seconds.
         tasks: so far.
+        closed: set when an answer has ended or was given up.
     """
 
     def __init__(self) -> None:
-        self.deltas: Sequence[ChatDelta | Exception] = ()
+        self.deltas: Iterable[ChatDelta | Exception | float] = ()
         self.tasks: list[ChatTask] = []
+        self.closed = threading.Event()
 
     async def run_chat(self, model: ServedModel, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
         self.tasks.append(task)
-        for delta in self.deltas:
-            if isinstance(delta, Exception):
-                raise delta
-            yield delta
+        self.closed.clear()
+        try:
+            for delta in self.deltas:
+                if isinstance(delta, Exception):
+                    raise delta
+                if isinstance(delta, float):
+                    await asyncio.sleep(delta)
+                else:
+                    yield delta
+        finally:
+            self.closed.set()
 
 
 @contextmanager
-def scripted_server(keys: Sequence[str] = ()) -> Iterator[tuple[str, Script]]:
+def scripted_server(keys: Sequence[str] = (), ping: float = 15.0) -> Iterator[tuple[str, Script]]:
     """The server's address, and the script of its model."""
     script = Script()
     service: Any = None
-    server = Server(model=ServedModel(service, Words(), "scripted"))
+    server = Server(model=ServedModel(service, Words(), "scripted"), ping_seconds=ping)
     with pytest.MonkeyPatch.context() as patch, listening(make_app(server, keys=keys)) as address:
         for module in (anthropic, responses):
             patch.setattr(module, "run_chat", script.run_chat)
