@@ -76,6 +76,8 @@ def _messages(given: Fields) -> list[dict[str, Any]]:
             _assistant(transcript, message.objects("content"))
     if not given.list("messages"):
         raise wrong(given, "messages", "must hold at least one message")
+    if transcript.messages and transcript.messages[-1]["role"] == "assistant":
+        raise wrong(given, "messages", "must not end with the assistant's turn, which this server cannot continue")
     return transcript.messages
 
 

@@ -153,8 +153,9 @@ def test_a_late_system_message_stays_where_it_is() -> None:
 
 
 def test_neighbouring_turns_of_one_side_are_one() -> None:
-    got = task(messages=[USER, USER, {"role": "assistant", "content": "a"}, {"role": "assistant", "content": "b"}])
-    assert got.messages == [{"role": "user", "content": "hi\nhi"}, {"role": "assistant", "content": "a\nb"}]
+    said = [{"role": "assistant", "content": text} for text in "ab"]
+    got = task(messages=[USER, USER, *said, USER])
+    assert got.messages == [{"role": "user", "content": "hi\nhi"}, {"role": "assistant", "content": "a\nb"}, USER]
 
 
 def test_documents_of_text_are_read() -> None:
@@ -219,13 +220,17 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
         ("max_tokens", {"max_tokens": "9"}),
         ("messages", {"messages": []}),
         ("messages", {"messages": {"role": "user"}}),
+        ("messages", {"messages": [USER, {"role": "assistant", "content": "The answer is"}]}),
         ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
         ("messages[0].content", {"messages": [{"role": "user"}]}),
         ("messages[0].content", {"messages": [{"role": "user", "content": 3}]}),
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [IMAGE]}]}),
         ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"text": "x"}]}]}),
         ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
-        ("messages[0].content[0].input", {"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}]}),
+        (
+            "messages[0].content[0].input",
+            {"messages": [{"role": "assistant", "content": [{"type": "tool_use"}]}, USER]},
+        ),
         ("system[0].type", {"system": [IMAGE]}),
         ("system", {"system": 3}),
         ("stop_sequences", {"stop_sequences": [""]}),
