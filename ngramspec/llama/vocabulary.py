@@ -5,22 +5,39 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from ngramspec.chat_prompt import ChatTemplate, Control
+from ngramspec.chat_prompt import ChatPrompt, ChatTemplate, Control, Render
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import first_load, log
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tool_calls.conversation import ToolTemplate
+from ngramspec.tool_calls.deltas import Tool
 
+_OWN_VARIABLES = frozenset(
+    {
+        "messages",
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        "bos_token",
+        "eos_token",
+        "add_generation_prompt",
+        "raise_exception",
+        "strftime_now",
+    }
+)
 _CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -104,26 +121,52 @@ class Vocabulary:
         raw = llama.llama_model_chat_template(self._model, None)
         return raw.decode("utf-8", "replace") if raw else None
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next turn: those of `chat`."""
+        return self.chat(messages).tokens
 
-        Control tokens are the template's own; what looks like one in a message is text.
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> ChatPrompt:
+        """A conversation, ready for the assistant's next turn (ChatML if the model has no template).
+
+        Control tokens are the template's own; what looks like one in a message, a tool, a result or a variable is text.
+
+        Args:
+            messages: in OpenAI's form, contents as strings.
+            tools: that the model may call. Where its template knows none, messages describe them.
+            variables: further ones of the template ("enable_thinking", ...).
 
         Raises:
             ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
+            ValueError: the arguments of a call are not a JSON object, or a variable is not the client's to set.
         """
+        for name in variables:
+            if name in _OWN_VARIABLES:
+                raise ValueError(f"the chat template's variable {name!r} cannot be set")
+        adapted, shown = self._tool_template.adapt(messages, tools)
         try:
-            return self._chat.prompt(messages, self)
+            return self._chat.prompt(adapted, self, tools=shown, **variables)
         except ModelError:
             raise
         except Exception as error:  # jinja2's and whatever the template itself raises
             raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
 
     @cached_property
-    def _chat(self) -> ChatTemplate:
+    def _tool_template(self) -> ToolTemplate:
+        return ToolTemplate(self.chat_template, self._render)
+
+    @cached_property
+    def _render(self) -> Render:
         bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
-        source = self.chat_template or _CHATML
-        formatter = Jinja2ChatFormatter(source, eos, bos)
+        formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
+        return lambda values: str(formatter(**values).prompt)
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
         controls = {}
         for token in range(self.n_vocab):
             attributes = llama.llama_vocab_get_attr(self._vocab, token)
@@ -131,7 +174,8 @@ class Vocabulary:
                 strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
                 controls[self._special_text(token)] = Control(token, *map(bool, strips))
         controls.pop("", None)
-        return ChatTemplate(source, lambda messages: str(formatter(messages=list(messages)).prompt), controls, bos)
+        bos = self._special_text(llama.llama_vocab_bos(self._vocab))
+        return ChatTemplate(self.chat_template or _CHATML, self._render, controls, bos)
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
