@@ -10,10 +10,14 @@ there become control tokens:
     skeleton  <|im_start|>user\nx6d1b0x0x<|im_end|>\n
     own       <|im_start|>                           <|im_end|>   (the second of the two in the text)
 
-Templates look at messages: they strip them, or split them at "</think>". White space at the ends of a content and the
-strings that the template itself spells out therefore stay in the skeleton. One that changes contents in other ways is
-noticed, as putting the contents back does not give the text; then the text must hold the control tokens of the skeleton
-and no others, or the messages are refused. Knows no llama.cpp; O(length of the text) but for the tokenizer.
+The same holds for tools, for calls and their results, and for other variables: every string that a client wrote, keys
+of objects included, is hidden.
+
+Templates look at messages: they strip them, or split them at "</think>", or write them as JSON. White space at the ends
+of a string, characters that JSON escapes, and the strings that the template itself spells out therefore stay in the
+skeleton. One that changes strings in other ways is noticed, as putting them back does not give the text; less is hidden
+then, as long as the skeleton's control tokens stay the same ones. Where nothing helps, the text must hold these control
+tokens and no others, or the messages are refused. Knows no llama.cpp; O(length of the text) but for the tokenizer.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from jinja2 import Environment
 
@@ -31,9 +36,31 @@ from ngramspec.tokens import Tokenizer
 
 _SPACE = " \t\n\v\f\r"  # C's isspace()
 _NEVER = re.compile(r"(?!)")
+_JSON = re.compile(r'["\\\x00-\x1f]')  # what JSON always escapes
+_JSON_OF_SOME = re.compile(r"""["\\\x00-\x1f\x7f<>&'/]|[^\x00-\x7f]""")  # and what some writers of JSON escape too
+_PLAIN = re.compile(r"[A-Za-z0-9_-]+")
+_ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
+_TYPES = frozenset({"string", "number", "integer", "boolean", "object", "array", "null", "function"})
 
-Messages = Sequence[dict[str, str]]
+Messages = Sequence[Mapping[str, Any]]
+Values = Mapping[str, Any]
+Render = Callable[[Values], str]
 Span = tuple[int, int]
+
+
+class ChatPrompt(NamedTuple):
+    """A conversation as the model reads it.
+
+    Attributes:
+        tokens: ids of the prompt.
+        text: of the prompt, control tokens included.
+        opening: the template's own text at the end of it, which ends in what it wrote of the answer: "<think>\\n" if
+            the answer begins within thoughts.
+    """
+
+    tokens: list[int]
+    text: str
+    opening: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,35 +77,31 @@ class ChatTemplate:
 
     Args:
         source: the template, in Jinja.
-        render: messages to text by this template; raises whatever the template raises.
+        render: the template's variables, "messages" among them, to text; raises whatever the template raises.
         controls: the vocabulary's control tokens by their text.
         bos: text of the token that begins a prompt, "" if there is none; a template that writes it gets no second one.
     """
 
-    def __init__(
-        self,
-        source: str,
-        render: Callable[[Messages], str],
-        controls: Mapping[str, Control],
-        bos: str,
-    ) -> None:
+    def __init__(self, source: str, render: Render, controls: Mapping[str, Control], bos: str) -> None:
         self._render, self._controls, self._bos = render, controls, bos
         self._pattern = _any_of(controls)
-        self._spelled = _any_of({word for word in _strings(source) if not self._pattern.search(word)})
+        strings, self._names = _words(source)
+        self._spelled = _any_of({word for word in strings if not self._pattern.search(word)})
 
-    def prompt(self, messages: Messages, tokenizer: Tokenizer) -> list[int]:
-        """Token ids of a conversation.
+    def prompt(self, messages: Messages, tokenizer: Tokenizer, **variables: Any) -> ChatPrompt:
+        """A conversation, with further variables of the template ("tools", "enable_thinking", ...).
 
         Raises:
-            ModelError: a message holds text of a control token, and the template changes messages in a way that
+            ModelError: a string holds text of a control token, and the template changes strings in a way that
                 leaves unclear which of them are its own.
         """
-        text = self._render(messages)
+        values = {**variables, "messages": messages}
+        text = self._render(values)
         found = [match.span() for match in self._pattern.finditer(text)]
-        skeleton, own = self._skeleton(messages, text, found)
+        skeleton, own, opening = self._skeleton(values, text, found)
         add_bos = not (self._bos and skeleton.startswith(self._bos))
         if found == own:
-            return tokenizer.tokenize(text, special=True, add_bos=add_bos)
+            return ChatPrompt(tokenizer.tokenize(text, special=True, add_bos=add_bos), text, opening)
         tokens, at, before = tokenizer.tokenize("", add_bos=add_bos)[:1], 0, None
         # The tokenizer, too, cuts a text at its control tokens first and takes what is between them by itself.
         for start, end in [*own, (len(text), len(text))]:
@@ -89,46 +112,110 @@ class ChatTemplate:
             tokens += tokenizer.tokenize(piece, add_bos=False) if piece else []
             tokens += [control.token] if control is not None else []
             at, before = end, control
-        return tokens
+        return ChatPrompt(tokens, text, opening)
 
-    def _skeleton(self, messages: Messages, text: str, found: list[Span]) -> tuple[str, list[Span]]:
-        """The text with names in place of contents, and where in the text the template's own control tokens are."""
-        mark = f"x{secrets.token_hex(8)}x"
-        hidden: list[str] = []
-        skeleton = self._render([m | {"content": self._hide(m["content"], mark, hidden)} for m in messages])
-        own: list[Span] = []
-        rebuilt, at = [], 0
-        for i, part in enumerate(re.split(rf"{mark}(\d+)x", skeleton)):
-            piece = hidden[int(part)] if i % 2 else part
-            if not i % 2:
-                own += [(at + match.start(), at + match.end()) for match in self._pattern.finditer(part)]
-            rebuilt.append(piece)
-            at += len(piece)
-        if "".join(rebuilt) == text:
-            return skeleton, own
-        theirs = Counter(text[start:end] for start, end in found)
-        theirs -= Counter(match[0] for match in self._pattern.finditer(skeleton))
+    def _skeleton(self, values: Values, text: str, found: list[Span]) -> tuple[str, list[Span], str]:
+        """The text with names in place of strings, where in the text the template's own control tokens are, its end."""
+        kept = ("", "")
+        trusted: Counter[str] | None = None
+        for left, keys in ((_JSON, True), (_JSON_OF_SOME, True), (_JSON_OF_SOME, False)):
+            hiding = _Hiding(self._spelled, self._names, left, keys)
+            skeleton = self._render(hiding.values(values))
+            rebuilt, own, opening = hiding.rebuild(skeleton, self._pattern)
+            controls = Counter(match[0] for match in self._pattern.finditer(skeleton))
+            if trusted is None:
+                kept, trusted = (skeleton, opening), controls
+            if rebuilt == text and controls == trusted:
+                return skeleton, own, opening
+            if theirs := Counter(text[start:end] for start, end in found) - trusted:
+                continue  # hiding less may tell them apart
+            break
         if theirs:
             raise ModelError(
                 f"a message holds {' '.join(theirs)}, a control token of this model, and its chat template changes"
                 " messages in a way that leaves unclear which are its own; take it out of the message"
             )
-        return skeleton, found
+        return kept[0], found, kept[1]
 
-    def _hide(self, content: str, mark: str, hidden: list[str]) -> str:
-        """Replace a content by names, except white space at its ends and the strings that the template spells out."""
+
+class _Hiding:
+    """Names in place of strings.
+
+    Args:
+        spelled: what stays, as the template spells it out.
+        names: keys that stay, as the template asks for them.
+        left: characters that stay.
+        keys: whether keys that are plain words are hidden, too.
+    """
+
+    def __init__(self, spelled: re.Pattern[str], names: frozenset[str], left: re.Pattern[str], keys: bool) -> None:
+        self._stays = re.compile(f"{spelled.pattern}|{left.pattern}") if spelled is not _NEVER else left
+        self._names, self._keys = names, keys
+        self._mark = f"x{secrets.token_hex(8)}x"
+        self._hidden: list[str] = []
+
+    def values(self, values: Values) -> dict[str, Any]:
+        """The template's variables with names in place of the strings in them."""
+        hidden = {name: self._value(value) for name, value in values.items() if name != "messages"}
+        return hidden | {"messages": [self._message(message) for message in values["messages"]]}
+
+    def rebuild(self, skeleton: str, controls: re.Pattern[str]) -> tuple[str, list[Span], str]:
+        """A skeleton with its strings put back, where its control tokens are in that, and what follows the last one."""
+        own: list[Span] = []
+        rebuilt, at = [], 0
+        parts = re.split(rf"{self._mark}(\d+)x", skeleton)
+        for i, part in enumerate(parts):
+            piece = self._hidden[int(part)] if i % 2 else part
+            if not i % 2:
+                own += [(at + match.start(), at + match.end()) for match in controls.finditer(part)]
+            rebuilt.append(piece)
+            at += len(piece)
+        return "".join(rebuilt), own, parts[-1]
+
+    def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        hidden = {
+            key: self._plain(value) if key == "tool_call_id" else self._value(value, key)
+            for key, value in message.items()
+        }
+        if isinstance(calls := message.get("tool_calls"), list):
+            hidden["tool_calls"] = [
+                {key: self._plain(value) if key == "id" else self._value(value, key) for key, value in call.items()}
+                for call in calls
+            ]
+        return hidden
+
+    def _plain(self, value: Any) -> Any:
+        """An id: templates count its characters."""
+        return value if isinstance(value, str) and _PLAIN.fullmatch(value) else self._value(value)
+
+    def _value(self, value: Any, key: str = "") -> Any:
+        if isinstance(value, str):
+            known = _ROLES if key == "role" else _TYPES if key == "type" else ()
+            return value if value in known else self._text(value)
+        if isinstance(value, Mapping):
+            return {self._key(name): self._value(inner, name) for name, inner in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [self._value(inner, key) for inner in value]
+        return value
+
+    def _key(self, name: str) -> str:
+        stays = name in self._names or (not self._keys and _PLAIN.fullmatch(name))
+        return name if stays else self._text(name)
+
+    def _text(self, text: str) -> str:
+        """A string in names, except white space at its ends and what stays."""
         parts = []
-        ends = [*(match.span() for match in self._spelled.finditer(content)), (len(content), len(content))]
+        ends = [*(match.span() for match in self._stays.finditer(text)), (len(text), len(text))]
         at = 0
         for start, end in ends:
-            core = content[at:start].strip()
+            core = text[at:start].strip()
             if core:
-                first = content.index(core, at)
-                parts += [content[at:first], f"{mark}{len(hidden)}x", content[first + len(core) : start]]
-                hidden.append(core)
+                first = text.index(core, at)
+                parts += [text[at:first], f"{self._mark}{len(self._hidden)}x", text[first + len(core) : start]]
+                self._hidden.append(core)
             else:
-                parts.append(content[at:start])
-            parts.append(content[start:end])
+                parts.append(text[at:start])
+            parts.append(text[start:end])
             at = end
         return "".join(parts)
 
@@ -139,11 +226,16 @@ def _any_of(texts: Iterable[str]) -> re.Pattern[str]:
     return re.compile("|".join(map(re.escape, longest_first))) if longest_first else _NEVER
 
 
-def _strings(source: str) -> set[str]:
-    """The strings that a template spells out, without white space around them; single characters say too little."""
-    found = set()
-    for _, kind, value in Environment().lex(source):
+def _words(source: str) -> tuple[set[str], frozenset[str]]:
+    """The strings that a template spells out, without white space around them, and the names that it uses.
+
+    Of the strings, single characters say too little.
+    """
+    strings, names = set(), set()
+    for _, kind, value in Environment(extensions=["jinja2.ext.loopcontrols"]).lex(source):
         if kind == "string":
             # As Jinja reads them: escapes, and line ends as they are.
-            found.add(value[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape").strip())
-    return {word for word in found if len(word) > 1}
+            strings.add(value[1:-1].encode("ascii", "backslashreplace").decode("unicode-escape").strip())
+        elif kind == "name":
+            names.add(value)
+    return {word for word in strings if len(word) > 1}, frozenset(names | strings)

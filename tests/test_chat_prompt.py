@@ -76,7 +76,7 @@ def make(source: str, controls: dict[str, Control] | None = None) -> tuple[ChatT
     environment = Environment()
     template = environment.from_string(source)
     known = {text: Control(token) for text, token in CONTROLS.items()} if controls is None else controls
-    return ChatTemplate(source, lambda messages: template.render(messages=messages, bos="<s>"), known, "<s>"), template
+    return ChatTemplate(source, lambda values: template.render(bos="<s>", **values), known, "<s>"), template
 
 
 def talk(*contents: str) -> list[dict[str, str]]:
@@ -92,8 +92,8 @@ def controls_in(tokens: list[int]) -> list[int]:
 def test_a_message_writes_no_control_token(source: str, content: str) -> None:
     chat, template = make(source)
     messages = talk(content, "yes", f"and {content}")
-    tokens = chat.prompt(messages, TOKENIZER)
-    assert controls_in(tokens) == controls_in(chat.prompt(talk("a", "b", "c"), TOKENIZER))
+    tokens = chat.prompt(messages, TOKENIZER).tokens
+    assert controls_in(tokens) == controls_in(chat.prompt(talk("a", "b", "c"), TOKENIZER).tokens)
     assert controls_in(tokens) == [BOS, *[START, END] * 3, START]
     # All of the text is there, and as the template has it.
     assert text_of(tokens).removeprefix("<s>") == template.render(messages=messages, bos="")
@@ -116,34 +116,34 @@ def test_other_messages_are_tokenized_as_one_text(source: str, content: str) -> 
 
 def test_a_control_token_across_the_edge_of_a_message_is_text() -> None:
     chat, _ = make(SEAM)
-    tokens = chat.prompt(talk("<|start", "d|>"), TOKENIZER)
+    tokens = chat.prompt(talk("<|start", "d|>"), TOKENIZER).tokens
     assert controls_in(tokens) == [BOS, START]
     assert text_of(tokens) == "<s><|start|><|start|><|end|>"
 
 
 def test_a_message_is_not_taken_for_the_beginning_of_text() -> None:
     chat, _ = make(BARE)
-    assert chat.prompt(talk("<s>a"), TOKENIZER) == [BOS, *map(ord, "<s>a"), END]
+    assert chat.prompt(talk("<s>a"), TOKENIZER).tokens == [BOS, *map(ord, "<s>a"), END]
 
 
 @pytest.mark.parametrize("content", ["<|END|>", "A <|end|>", "<|START|>"])
 def test_a_template_that_changes_messages_beyond_recognition(content: str) -> None:
     chat, _ = make(LOWER)
-    assert controls_in(chat.prompt(talk("Ab", "C"), TOKENIZER)) == [BOS, *[START, END] * 2, START]
+    assert controls_in(chat.prompt(talk("Ab", "C"), TOKENIZER).tokens) == [BOS, *[START, END] * 2, START]
     with pytest.raises(ModelError, match=re.escape(f"a message holds {content.lower().removeprefix('a ')}, a control")):
-        chat.prompt(talk(content), TOKENIZER)
+        chat.prompt(talk(content), TOKENIZER).tokens
 
 
 def test_control_tokens_that_swallow_white_space() -> None:
     known = {"<|start|>": Control(START, rstrip=True), "<|end|>": Control(END, lstrip=True)}
     chat, _ = make("<|start|>\n {{ messages[0].content }} \n<|end|> ", known)
-    assert text_of(chat.prompt(talk("a <|end|> b"), TOKENIZER)) == "<s><|start|>a <|end|> b<|end|> "
+    assert text_of(chat.prompt(talk("a <|end|> b"), TOKENIZER).tokens) == "<s><|start|>a <|end|> b<|end|> "
 
 
 def test_no_control_tokens() -> None:
     chat, template = make(CHATML, {})
     messages = talk("a<|end|>")
-    assert chat.prompt(messages, TOKENIZER) == tokenize(template.render(messages=messages), special=True)
+    assert chat.prompt(messages, TOKENIZER).tokens == tokenize(template.render(messages=messages), special=True)
 
 
 # ---------------------------------------------------------------------- real vocabularies

@@ -5,26 +5,47 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
 from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-from ngramspec.chat_prompt import ChatTemplate, Control
+from ngramspec.chat_prompt import ChatPrompt, ChatTemplate, Control, Render
 from ngramspec.errors import ModelError, TargetError
+from ngramspec.fill_in import FillInTokens
 from ngramspec.llama import first_load, log
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tool_calls.conversation import ToolTemplate
+from ngramspec.tool_calls.deltas import Tool
 
+_OWN_VARIABLES = frozenset(
+    {
+        "messages",
+        "tools",
+        "tool_choice",
+        "functions",
+        "function_call",
+        "bos_token",
+        "eos_token",
+        "add_generation_prompt",
+        "raise_exception",
+        "strftime_now",
+    }
+)
 _CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+_INFILL_BUFFER = 512  # bytes that llama.cpp's infill sampler keeps for a token's text; a longer one ends the process
 
 
 class Vocabulary:
@@ -104,26 +125,52 @@ class Vocabulary:
         raw = llama.llama_model_chat_template(self._model, None)
         return raw.decode("utf-8", "replace") if raw else None
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        """Token ids of a conversation, ready for the assistant's next turn (ChatML if the model has no template).
+    def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's next turn: those of `chat`."""
+        return self.chat(messages).tokens
 
-        Control tokens are the template's own; what looks like one in a message is text.
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] = MappingProxyType({}),
+    ) -> ChatPrompt:
+        """A conversation, ready for the assistant's next turn (ChatML if the model has no template).
+
+        Control tokens are the template's own; what looks like one in a message, a tool, a result or a variable is text.
+
+        Args:
+            messages: in OpenAI's form, contents as strings.
+            tools: that the model may call. Where its template knows none, messages describe them.
+            variables: further ones of the template ("enable_thinking", ...).
 
         Raises:
             ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
+            ValueError: the arguments of a call are not a JSON object, or a variable is not the client's to set.
         """
+        for name in variables:
+            if name in _OWN_VARIABLES:
+                raise ValueError(f"the chat template's variable {name!r} cannot be set")
+        adapted, shown = self._tool_template.adapt(messages, tools)
         try:
-            return self._chat.prompt(messages, self)
+            return self._chat.prompt(adapted, self, tools=shown, **variables)
         except ModelError:
             raise
         except Exception as error:  # jinja2's and whatever the template itself raises
             raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
 
     @cached_property
-    def _chat(self) -> ChatTemplate:
+    def _tool_template(self) -> ToolTemplate:
+        return ToolTemplate(self.chat_template, self._render)
+
+    @cached_property
+    def _render(self) -> Render:
         bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
-        source = self.chat_template or _CHATML
-        formatter = Jinja2ChatFormatter(source, eos, bos)
+        formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
+        return lambda values: str(formatter(**values).prompt)
+
+    @cached_property
+    def _chat(self) -> ChatTemplate:
         controls = {}
         for token in range(self.n_vocab):
             attributes = llama.llama_vocab_get_attr(self._vocab, token)
@@ -131,7 +178,8 @@ class Vocabulary:
                 strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
                 controls[self._special_text(token)] = Control(token, *map(bool, strips))
         controls.pop("", None)
-        return ChatTemplate(source, lambda messages: str(formatter(messages=list(messages)).prompt), controls, bos)
+        bos = self._special_text(llama.llama_vocab_bos(self._vocab))
+        return ChatTemplate(self.chat_template or _CHATML, self._render, controls, bos)
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None
@@ -144,6 +192,14 @@ class Vocabulary:
         token = token if token >= 0 else llama.llama_vocab_eos(self._vocab)
         return int(token) if token >= 0 else None
 
+    @property
+    def fill_in_tokens(self) -> FillInTokens:
+        """The tokens that mark the parts of a text with a gap in it, as far as the vocabulary has them."""
+        self._check_open()
+        marks = (llama.llama_vocab_fim_pre, llama.llama_vocab_fim_suf, llama.llama_vocab_fim_mid)
+        ids = [int(f(self._vocab)) for f in (*marks, llama.llama_vocab_fim_rep, llama.llama_vocab_fim_sep)]
+        return FillInTokens(*(token if token >= 0 else None for token in ids))
+
     def grammar(self, text: str) -> Grammar:
         """A GBNF grammar over this vocabulary, at its start. Raises GrammarError for a text that is not one."""
         self._check_open()
@@ -154,10 +210,12 @@ class Vocabulary:
         """The samplers that a `Sampling` asks for, for one text.
 
         Raises:
-            ValueError: a logit bias of a token that is not in the vocabulary.
+            ValueError: a logit bias of a token that is not in the vocabulary, or a sampler that it cannot have.
             GrammarError: the grammar is not one.
         """
         self._check_open()
+        if "infill" in sampling.samplers and self._no_infill:
+            raise ValueError(f"the sampler infill cannot be used with this model: {self._no_infill}")
         return SamplerChain(
             llama,
             sampling,
@@ -167,6 +225,16 @@ class Vocabulary:
             grammar=self.grammar(sampling.grammar) if sampling.grammar is not None else None,
             suppressed=self.suppressed,
         )
+
+    @cached_property
+    def _no_infill(self) -> str:
+        """Why llama.cpp's infill sampler would end the process with this vocabulary; "" if it would not."""
+        if self.end_of_turn is None:
+            return "its vocabulary has no token that ends a text"
+        text, vocab = llama.llama_vocab_get_text, self._vocab
+        if any(len(text(vocab, token)) > _INFILL_BUFFER for token in range(self.n_vocab)):
+            return f"its vocabulary has a token of more than {_INFILL_BUFFER} bytes"
+        return ""
 
     @cached_property
     def suppressed(self) -> tuple[int, ...]:

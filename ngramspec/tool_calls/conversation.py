@@ -1,0 +1,219 @@
+"""`ToolTemplate`: conversations with tools as a chat template wants them.
+
+Templates differ: most want arguments as objects, some as JSON strings; some demand ids of nine characters; and some
+know nothing of tools, calls or results. What one does is found by rendering a small conversation. What it cannot say is
+said in plain messages: tools are described in the system message, calls stand in the assistant's text in the form that
+`parser_for` reads, and results stand in a user's turn.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Literal
+
+from ngramspec.tool_calls.deltas import Tool
+from ngramspec.tool_calls.families import family_of
+from ngramspec.tool_calls.hermes import HERMES
+
+Message = dict[str, Any]
+Render = Callable[[Mapping[str, Any]], str]
+Kind = Literal["object", "text"]
+
+_KINDS: tuple[Kind, ...] = ("object", "text")
+
+_FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
+_ID = "call12345"  # of nine characters
+_WORDS = ("qlistq", "qkeyq", "qvalueq", "qresultq")
+_TOOL = Tool(_WORDS[0], "qaboutq", {"type": "object", "properties": {_WORDS[1]: {"type": "string"}}})
+
+
+@dataclass(frozen=True, slots=True)
+class Abilities:
+    """What a template can say.
+
+    Attributes:
+        tools: which tools there are.
+        system: a system message.
+        arguments: as which it wants those of calls; None: it shows no calls.
+        results: results of calls.
+        short_ids: whether ids of calls must have nine characters.
+    """
+
+    tools: bool
+    system: bool
+    arguments: Literal["object", "text"] | None
+    results: bool
+    short_ids: bool
+
+
+class ToolTemplate:
+    """A chat template, and what it makes of tools.
+
+    Args:
+        source: the template, in Jinja; None if the model has none.
+        render: its variables to text; raises whatever the template raises.
+    """
+
+    def __init__(self, source: str | None, render: Render) -> None:
+        self._source, self._render = source, render
+        form = family_of(source)
+        self._known = form is not None
+        self._form = form or HERMES
+
+    def adapt(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
+    ) -> tuple[list[Message], list[Any] | None]:
+        """Messages in OpenAI's form, and tools, as the template wants them; None: it shall not know of any tools.
+
+        Raises:
+            ValueError: the arguments of a call are not a JSON object.
+        """
+        adapted = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]
+        if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in adapted):
+            return adapted, None
+        can = self.abilities
+        for number, message in enumerate(adapted):
+            if message.get("tool_calls"):
+                message["tool_calls"] = list(self._calls(message["tool_calls"], can, number))
+                message.setdefault("content", "")
+            else:
+                message.pop("tool_calls", None)
+            if can.short_ids and "tool_call_id" in message:
+                message["tool_call_id"] = _short(message["tool_call_id"])
+        if can.arguments is None:
+            adapted = [self._in_text(message) for message in adapted]
+        if not can.results:
+            adapted = _results_in_turns(adapted)
+        if tools and not can.tools:
+            adapted = _described(adapted, self._describe(tools), can.system)
+            return adapted, None
+        return adapted, [_openai(tool) for tool in tools] or None
+
+    @cached_property
+    def abilities(self) -> Abilities:
+        """What the template does with a small conversation."""
+        user, tool = {"role": "user", "content": "hi"}, _openai(_TOOL)
+        tools = _WORDS[0] in self._try([user], [tool])
+        system = "qsystemq" in self._try([{"role": "system", "content": "qsystemq"}, user])
+        shown = [tool] if tools else None
+        if not self._known:  # nor could its calls be read
+            return Abilities(False, system, None, False, False)
+        for short_ids in (False, True):
+            for kind in _KINDS:
+                call = self._try([user, _call(kind, short_ids)], shown)
+                if not _shows_call(call, kind):
+                    continue
+                id_ = _call(kind, short_ids)["tool_calls"][0]["id"]
+                result = {"role": "tool", "tool_call_id": id_, "name": _WORDS[0], "content": _WORDS[3]}
+                results = _WORDS[3] in self._try([user, _call(kind, short_ids), result], shown)
+                if results or short_ids:
+                    return Abilities(tools, system, kind, results, short_ids)
+        for kind in _KINDS:
+            if _shows_call(self._try([user, _call(kind, False)], shown), kind):
+                return Abilities(tools, system, kind, False, False)
+        return Abilities(tools, system, None, False, False)
+
+    def _try(self, messages: list[Message], tools: list[Any] | None = None) -> str:
+        try:
+            return self._render({"messages": messages, "tools": tools})
+        except Exception:  # jinja2's and whatever the template itself raises: that is the answer
+            return ""
+
+    def _calls(self, calls: Sequence[Mapping[str, Any]], can: Abilities, number: int) -> Iterator[Message]:
+        for place, call in enumerate(calls):
+            function = call["function"]
+            arguments = function.get("arguments") or "{}"
+            try:
+                loaded = json.loads(arguments) if isinstance(arguments, str) else arguments
+            except (ValueError, RecursionError):
+                loaded = None
+            if not isinstance(loaded, dict):
+                raise ValueError(f"messages[{number}].tool_calls[{place}].function.arguments is not a JSON object")
+            if can.arguments == "text":
+                loaded = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            id_ = str(call.get("id") or f"call_{number}_{place}")
+            yield {
+                "id": _short(id_) if can.short_ids else id_,
+                "type": "function",
+                "function": {"name": function["name"], "arguments": loaded},
+            }
+
+    def _in_text(self, message: Message) -> Message:
+        calls = message.pop("tool_calls", None)
+        if not calls:
+            return message
+        written = []
+        for call in calls:
+            before, after = self._form.write(call["function"]["name"])
+            written.append(before + json.dumps(call["function"]["arguments"], ensure_ascii=False) + after)
+        begin, between, end = self._form.around
+        text = begin + (between or "").join(written) + end
+        return {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
+
+    def _describe(self, tools: Sequence[Tool]) -> str:
+        listed = "\n".join(json.dumps(_openai(tool)["function"], ensure_ascii=False) for tool in tools)
+        before, after = self._form.write("NAME")
+        begin, _, end = self._form.around
+        return (
+            "# Tools\n\nYou can call these functions:\n\n<tools>\n"
+            f"{listed}\n</tools>\n\n"
+            "To call one, answer with its name and with arguments that fit its parameters, in this form:\n\n"
+            f'{begin}{before}{{"PARAMETER": "VALUE"}}{after}{end}\n\n'
+            "You then get the result. If no function is needed, just answer."
+        )
+
+
+def _openai(tool: Tool) -> dict[str, Any]:
+    function = {"name": tool.name, "description": tool.description, "parameters": dict(tool.parameters)}
+    return {"type": "function", "function": function}
+
+
+def _call(kind: Kind, short_id: bool) -> Message:
+    arguments = {_WORDS[1]: _WORDS[2]}
+    function = {"name": _WORDS[0], "arguments": arguments if kind == "object" else json.dumps(arguments)}
+    id_ = _ID if short_id else "call_qidq"
+    return {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
+
+
+def _shows_call(text: str, kind: Kind) -> bool:
+    """Whether a text holds the call, with its arguments in a language that is not Python's."""
+    if not all(word in text for word in _WORDS[:3]):
+        return False
+    if kind == "object":
+        return f"'{_WORDS[1]}'" not in text
+    return f'"{_WORDS[1]}"' in text
+
+
+def _short(id_: str) -> str:
+    """An id of nine letters and digits, the same for the same id."""
+    return id_ if len(id_) == 9 and id_.isalnum() else hashlib.blake2b(id_.encode()).hexdigest()[:9]
+
+
+def _results_in_turns(messages: list[Message]) -> list[Message]:
+    """Results as turns of the user, one turn for those in a row and for what the user says next."""
+    turned: list[Message] = []
+    open_ = False
+    for message in messages:
+        result = message["role"] == "tool"
+        content = message.get("content", "")
+        content = f"<tool_response>\n{content}\n</tool_response>" if result else content
+        if open_ and message["role"] in {"user", "tool"}:
+            turned[-1]["content"] += f"\n{content}"
+        else:
+            turned.append({"role": "user", "content": content} if result else message)
+        open_ = result
+    return turned
+
+
+def _described(messages: list[Message], text: str, system: bool) -> list[Message]:
+    """With a text behind the system message, or before the first turn where there can be none."""
+    first = messages[0] if messages else None
+    if first is not None and first["role"] == "system":
+        return [{**first, "content": f"{first['content']}\n\n{text}"}, *messages[1:]]
+    if system or first is None:
+        return [{"role": "system", "content": text}, *messages]
+    return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]

@@ -1,0 +1,133 @@
+"""`Reader`: text that arrives in pieces, read as if it were there at once.
+
+What reads is a generator: it yields where it needs more text than has come, and goes on when there is more, or when the
+text ended. What it decides then depends on the text alone, never on where it was cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
+Reads = Generator[None, None, T]
+Emit = Callable[[str], None]
+
+SPACE = " \t\r\n"
+
+
+class Reader:
+    """The text that has come, and how far it was read.
+
+    Attributes:
+        ended: whether no more will come.
+    """
+
+    def __init__(self) -> None:
+        self.ended = False
+        self._text, self._at = "", 0
+        self._mark: int | None = None
+
+    def feed(self, piece: str) -> None:
+        """More text."""
+        keep = self._at if self._mark is None else self._mark
+        self._text = self._text[keep:] + piece
+        self._at -= keep
+        self._mark = None if self._mark is None else 0
+
+    def mark(self, before: int = 0) -> None:
+        """Remember this place, or that so many characters before it, for `back`."""
+        self._mark = self._at - before
+
+    def back(self) -> None:
+        """Go back to the place that was marked, unless `forget` was called since."""
+        if self._mark is not None:
+            self._at, self._mark = self._mark, None
+
+    def unread(self, count: int) -> None:
+        """Go back so many characters, not further than to the place that was marked."""
+        self._at -= count
+
+    def forget(self) -> None:
+        """There will be no way back: the text read so far need not be held."""
+        self._mark = None
+
+    def peek(self) -> Reads[str]:
+        """The next character, unread; "" at the end."""
+        while self._at == len(self._text):
+            if self.ended:
+                return ""
+            yield
+        return self._text[self._at]
+
+    def read(self, count: int) -> Reads[str]:
+        """The next characters; fewer at the end."""
+        while len(self._text) - self._at < count and not self.ended:
+            yield
+        found = self._text[self._at : self._at + count]
+        self._at += len(found)
+        return found
+
+    def run(self, characters: Callable[[str, int], int], emit: Emit) -> Reads[None]:
+        """Emit characters as long as they are of a kind; `characters` says where in a text they end, from an index."""
+        while True:
+            end = characters(self._text, self._at)
+            if end > self._at:
+                emit(self._text[self._at : end])
+                self._at = end
+            if end < len(self._text) or self.ended:
+                return
+            yield
+
+    def space(self) -> Reads[None]:
+        """Skip white space."""
+        yield from self.run(_after_space, _nowhere)
+
+    def take(self, *literals: str) -> Reads[str | None]:
+        """Read the longest of some strings that comes next; None where none of them does."""
+        while True:
+            longest = max((word for word in literals if self._text.startswith(word, self._at)), key=len, default=None)
+            rest = self._text[self._at : self._at + max(map(len, literals))]
+            if self.ended or not any(len(word) > len(rest) and word.startswith(rest) for word in literals):
+                self._at += len(longest or "")
+                return longest
+            yield
+
+    def until(self, markers: Sequence[str], emit: Emit) -> Reads[str | None]:
+        """Emit what comes before the first of some strings, and read that string; None: the text ended without one.
+
+        What could begin one of them is held back. None of the strings may begin with another.
+        """
+        while True:
+            text, at = self._text, self._at
+            places = [(place, marker) for marker in markers if (place := text.find(marker, at)) >= 0]
+            place, found = min(places, default=(len(text), None))
+            held = place if self.ended else min(place, _begun(text, at, markers))
+            if held > at:
+                emit(text[at:held])
+                self._at = held
+            if held == place and found is not None:
+                self._at += len(found)
+                return found
+            if self.ended:
+                return None
+            yield
+
+
+def _begun(text: str, at: int, markers: Sequence[str]) -> int:
+    """Where the longest end of a text begins that one of the markers may begin with."""
+    longest = max(map(len, markers), default=1)
+    for start in range(max(at, len(text) - longest + 1), len(text)):
+        if any(marker.startswith(text[start:]) for marker in markers):
+            return start
+    return len(text)
+
+
+def _after_space(text: str, at: int) -> int:
+    while at < len(text) and text[at] in SPACE:
+        at += 1
+    return at
+
+
+def _nowhere(_: str) -> None:
+    pass

@@ -1,0 +1,176 @@
+"""Arguments in tags, one for each parameter, as JSON: the tool's schema tells what is text and what is a number."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ngramspec.tool_calls.answer import Answer
+from ngramspec.tool_calls.deltas import Tool
+from ngramspec.tool_calls.json_text import escape, quote
+from ngramspec.tool_calls.reader import Emit, Reader, Reads
+
+_DEEPEST = 32  # references within references
+_TEXT = frozenset({"string"})
+_KINDS = {
+    str: _TEXT,
+    bool: frozenset({"boolean"}),
+    type(None): frozenset({"null"}),
+    int: frozenset({"integer", "number"}),
+    list: frozenset({"array"}),
+    dict: frozenset({"object"}),
+}
+_PYTHON = {"True": "true", "False": "false", "None": "null"}
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """How parameters are written.
+
+    Attributes:
+        parameter: what stands before a parameter's name.
+        named: what stands behind it; up to `value`, attributes may follow.
+        value: what the value begins behind; "": right behind `named`.
+        ended: what ends the value.
+        end: what ends the call.
+        lines: whether the value stands on lines of its own.
+    """
+
+    parameter: str
+    named: str
+    value: str
+    ended: str
+    end: str
+    lines: bool = False
+
+
+def read_tagged(reader: Reader, answer: Answer, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
+    """Begin a call if parameters come next, or its end, and pass them on as a JSON object; whether it was begun.
+
+    Text is passed on as it comes, other values when they are whole. The object ends where something else follows than a
+    parameter; where the answer ends before the call does, it stays open.
+    """
+    yield from reader.space()
+    found = yield from reader.take(tags.parameter, tags.end)
+    if found is None:
+        return False
+    reader.forget()
+    call = answer.begin(name)
+    before = "{"
+    while found == tags.parameter:
+        parts: list[str] = []
+        attributes: list[str] = []
+        yield from reader.until((tags.named,), parts.append)
+        if tags.value:
+            yield from reader.until((tags.value,), attributes.append)
+        if not (yield from reader.peek()):
+            break
+        key = "".join(parts)
+        answer.arguments(call, f"{before}{quote(key)}: ")
+        types = _types_said("".join(attributes)) or _types(tool, key)
+        if not (yield from _read_value(reader, lambda text: answer.arguments(call, text), types, tags)):
+            return True
+        before = ", "
+        yield from reader.space()
+        found = yield from reader.take(tags.parameter, tags.end)
+    answer.arguments(call, "{" if before == "{" else "")
+    if found == tags.end or (yield from reader.peek()):
+        answer.arguments(call, "}")
+    return True
+
+
+def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: Tags) -> Reads[bool]:
+    """One value up to its end; whether that came."""
+    if types == _TEXT:
+        emit('"')
+        ending = _Line(emit) if tags.lines else None
+        if tags.lines:
+            yield from reader.take("\n")
+        found = yield from reader.until((tags.ended,), ending.push if ending else lambda text: emit(escape(text)))
+        emit('"' if found else "")
+        return found is not None
+    parts: list[str] = []
+    found = yield from reader.until((tags.ended,), parts.append)
+    text = "".join(parts)
+    if tags.lines:
+        text = text.removeprefix("\n").removesuffix("\n")
+    if found:
+        emit(as_json(text, types))
+    return found is not None
+
+
+class _Line:
+    """Passes text on but for a line break at its very end."""
+
+    def __init__(self, emit: Emit) -> None:
+        self._emit, self._held = emit, ""
+
+    def push(self, text: str) -> None:
+        text = self._held + text
+        self._held = "\n" if text.endswith("\n") else ""
+        self._emit(escape(text.removesuffix("\n")))
+
+
+def as_json(text: str, types: frozenset[str] | None) -> str:
+    """A written value as JSON: of the types it may have, None for any; as a string where it is none of them."""
+    bare = text.strip()
+    if types is not None:
+        bare = _PYTHON.get(bare, bare)
+    try:
+        value = json.loads(bare, parse_constant=_refuse)
+        if not isinstance(value, str) and (types is None or _kinds(value) & types):
+            return json.dumps(value, ensure_ascii=False)
+        if isinstance(value, str) and types is not None and "string" not in types:
+            return as_json(value, types)  # a value that was put into quotes
+    except (ValueError, RecursionError):
+        pass
+    return quote(text)
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(constant)
+
+
+def _kinds(value: Any) -> frozenset[str]:
+    """The JSON types of a value."""
+    if isinstance(value, float):
+        return frozenset({"number", "integer"} if value.is_integer() else {"number"})
+    return _KINDS[type(value)]
+
+
+def _types_said(attributes: str) -> frozenset[str] | None:
+    """What DeepSeek's attribute says of a type."""
+    return _TEXT if 'string="true"' in attributes else None
+
+
+def _types(tool: Tool | None, key: str) -> frozenset[str] | None:
+    """The types that a tool's schema gives to a parameter; None if it does not say."""
+    properties = tool.parameters.get("properties") if tool is not None else None
+    schema = properties.get(key) if isinstance(properties, Mapping) else None
+    return _types_of(schema, tool.parameters if tool is not None else {}, 0)
+
+
+def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
+    if not isinstance(schema, Mapping) or depth > _DEEPEST:
+        return None
+    if isinstance(reference := schema.get("$ref"), str) and reference.startswith("#/"):
+        target: Any = root
+        for step in reference[2:].split("/"):
+            target = target.get(step) if isinstance(target, Mapping) else None
+        return _types_of(target, root, depth + 1)
+    types: list[frozenset[str] | None] = [None]
+    branches = schema.get("anyOf", schema.get("oneOf"))
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    match schema.get("type"):
+        case str(one):
+            types = [frozenset({one})]
+        case [*several]:
+            types = [frozenset(one for one in several if isinstance(one, str))]
+        case _ if isinstance(values, list):
+            types = [_kinds(value) for value in values]
+        case _ if isinstance(branches, list):
+            types = [_types_of(branch, root, depth + 1) for branch in branches]
+    said = [one for one in types if one is not None]
+    return frozenset().union(*said) if len(said) == len(types) else None
