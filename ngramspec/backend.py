@@ -18,8 +18,9 @@ protocols: `Model`, which evaluates tokens, and `Vocabulary`, which knows what t
    in `rollback`, and report in `owed` the tokens that the next pass must evaluate again before its own.
 4. `fingerprint`: a string that changes with the model file, the library's version, the machine and the settings.
    Measured costs of passes are kept under it; while it is "" they are measured in every process.
-5. `Switching`, where the library can trade speed for logits that do not depend on the batch size (`exact="auto"`), and
-   `BranchingTarget` for beam search. Both are optional for good.
+5. `fill_in_tokens` beside `Vocabulary` (`ngramspec.fill_in.FillInTokenizer`), where models can fill gaps: for editors.
+   `Switching`, where the library can trade speed for logits that do not depend on the batch size (`exact="auto"`), and
+   `BranchingTarget` for beam search. All three are optional for good.
 
 Tests to run: first `pytest tests/test_backend.py` with your runner added to its list: the contract of 1 to 3 on any
 model, the logits of single tokens and batches against each other, and texts with drafts against texts without. Then

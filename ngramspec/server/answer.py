@@ -5,14 +5,14 @@ What every endpoint that generates text is made of, chats included.
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from typing import Literal, NamedTuple
 
 from ngramspec.batching.request import Done, Failed, Prefilled, Request, Started
 from ngramspec.decoding.step import Step
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.server.bridge import Running
+from ngramspec.server.deadline import LineLimits
 from ngramspec.server.errors import leaving, of_failure, overflow
 from ngramspec.server.served import ServedModel
 from ngramspec.tokens import Tokenizer
@@ -38,8 +38,8 @@ class End(NamedTuple):
     """The end of a text.
 
     Attributes:
-        reason: "stop" at the model's own end or a stop string, "length" at the most tokens, a full context or a
-            deadline.
+        reason: "stop" at the model's own end or a stop string, "length" at the most tokens, a full context or
+            limits of lines.
         stop_string: that ended it, where one did.
         full: whether the context was full.
         slot: where it was generated.
@@ -55,24 +55,6 @@ class End(NamedTuple):
 
 Progress = Started | Prefilled
 
-Enough = Callable[[Piece], bool]
-"""Told of every piece, in order; whether the text ends there."""
-
-
-class Deadline:
-    """Enough is a text that has a whole line, once so many seconds have passed since its first token."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._began: float | None = None
-        self._line = False
-
-    def __call__(self, piece: Piece) -> bool:
-        now = time.monotonic()
-        self._began = now if self._began is None else self._began
-        self._line = self._line or "\n" in piece.text
-        return self._line and now - self._began > self._seconds
-
 
 def check_room(prompt: Sequence[int], n_ctx: int, max_tokens: int | None = None) -> None:
     """Refuse a prompt that leaves no room for a token, unless none is asked for.
@@ -85,9 +67,12 @@ def check_room(prompt: Sequence[int], n_ctx: int, max_tokens: int | None = None)
 
 
 async def answer(
-    model: ServedModel, request: Request, enough: Enough | None = None
+    model: ServedModel, request: Request, limits: LineLimits | None = None
 ) -> AsyncGenerator[Progress | Piece | End, None]:
     """Generate one text: its progress, its pieces, and an `End`.
+
+    Args:
+        limits: where the text ends before the engine ends it; new, as they belong to one text.
 
     Raises:
         ApiError: the request is wrong, the engine failed, or the server is being stopped.
@@ -105,17 +90,19 @@ async def answer(
                 if event.reason == "cancelled" and not ended:
                     raise leaving()
                 by_itself = not ended and event.reason in ("eog", "stop")
-                yield End("stop" if by_itself else "length", stop_string, event.reason == "context", slot, event)
+                full = event.reason == "context" and not ended
+                yield End("stop" if by_itself else "length", stop_string if by_itself else None, full, slot, event)
                 return
             if isinstance(event, Step):
                 if ended:  # these came while the engine was being told
                     continue
-                stop_string = event.stop_string
-                piece = Piece(event.text, tuple(event.tokens), held.push(event), event)
-                ended = enough is not None and event.stop is None and enough(piece)
+                stop_string, text = event.stop_string, event.text
+                if limits is not None:
+                    text = limits.push(text) + (limits.finish() if event.stop is not None else "")
+                    ended = limits.ended
                 if ended:
                     running.cancel()
-                yield piece
+                yield Piece(text, tuple(event.tokens), held.push(event), event)
                 continue
             if isinstance(event, Started):
                 started, slot = True, event.slot

@@ -21,6 +21,7 @@ from ngramspec.server.completions import completions
 from ngramspec.server.endpoint import Endpoint, EndpointApp
 from ngramspec.server.errors import ApiError, worded
 from ngramspec.server.health import health, models, props, slots
+from ngramspec.server.infill import infill
 from ngramspec.server.json_text import JsonAnswer
 from ngramspec.server.metrics import metrics
 from ngramspec.server.native import completion
@@ -36,6 +37,7 @@ ENDPOINTS = (
     Endpoint(("/v1/chat/completions", "/chat/completions"), chat_completions),
     Endpoint(("/v1/completions",), completions),
     Endpoint(("/completion", "/completions"), completion),
+    Endpoint(("/infill",), infill),
     Endpoint(("/tokenize",), tokenize),
     Endpoint(("/detokenize",), detokenize),
     Endpoint(("/apply-template",), apply_template),

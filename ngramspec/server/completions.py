@@ -16,8 +16,9 @@ from ngramspec.batching.request import Request
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.server.answer import End, Piece, Progress, answer, check_room
 from ngramspec.server.common_fields import MOST_ANSWERS, read_answers, read_max_tokens, read_slot, read_stop
-from ngramspec.server.errors import ApiError, bad_field, worded
+from ngramspec.server.errors import bad_field, worded
 from ngramspec.server.fields import Fields
+from ngramspec.server.gap import gap_prompt
 from ngramspec.server.json_text import JsonAnswer
 from ngramspec.server.merged import merged
 from ngramspec.server.prompts_fields import read_prompts
@@ -118,9 +119,8 @@ def _read(server: Server, model: ServedModel, given: Fields) -> _Task:
     echo = given.flag("echo")
     if echo and logprobs is not None:
         raise bad_field("echo", "echo with logprobs is not supported: a prompt's tokens have none; leave out one")
-    prompts = read_prompts(model, given)
-    if (suffix := given.text("suffix")) is not None and suffix:
-        prompts = [_filled_in(model, given, suffix)]
+    suffix = given.text("suffix")
+    prompts = [_filled_in(model, given, suffix)] if suffix else read_prompts(model, given)
     if len(prompts) * answers > MOST_ANSWERS:
         raise bad_field("n", f"n asks for {len(prompts) * answers} texts, but at most {MOST_ANSWERS} are given")
     sampling = read_sampling(given, server.defaults, model.vocabulary)
@@ -150,10 +150,10 @@ def _read(server: Server, model: ServedModel, given: Fields) -> _Task:
 
 
 def _filled_in(model: ServedModel, given: Fields, suffix: str) -> list[int]:
-    """The prompt that asks for what stands between `prompt` and `suffix`."""
-    if not isinstance(given.data["prompt"], str):
+    """The prompt that asks for what stands between `prompt` and `suffix`; all of both is shown."""
+    if not isinstance(given.data.get("prompt"), str):
         raise bad_field("suffix", "suffix goes with one prompt that is text")
-    raise ApiError(501, "this server does not support suffix", param="suffix")
+    return gap_prompt(model, given.data["prompt"], suffix)
 
 
 def _read_logprobs(given: Fields, model: ServedModel) -> int | None:

@@ -12,8 +12,9 @@ from starlette.responses import Response
 
 from ngramspec.batching.request import Prefilled, Request, Started
 from ngramspec.sampling.logprobs import Logprobs
-from ngramspec.server.answer import Deadline, End, Piece, Progress, answer, check_room
+from ngramspec.server.answer import End, Piece, Progress, answer, check_room
 from ngramspec.server.common_fields import MOST_ANSWERS, read_answers, read_max_tokens, read_slot, read_stop
+from ngramspec.server.deadline import LineLimits, LineRules
 from ngramspec.server.errors import ApiError, bad_field, worded
 from ngramspec.server.fields import Fields
 from ngramspec.server.generation_settings import generation_settings
@@ -43,7 +44,7 @@ class NativeTask:
         model: that continues it.
         request: what the engine is asked.
         most: the most tokens that were asked for; -1: as many as the context holds.
-        deadline: in milliseconds; None: none.
+        rules: where the text ends before the model ends it.
         tokens_too: whether the answer names its tokens.
         shown: names of the fields to answer with; None: all.
     """
@@ -51,7 +52,7 @@ class NativeTask:
     model: ServedModel
     request: Request
     most: int
-    deadline: int | None
+    rules: LineRules
     tokens_too: bool
     shown: Sequence[str] | None
     index: int = 0
@@ -61,7 +62,7 @@ class NativeTask:
     slot: int = 0
 
     def run(self) -> AsyncGenerator[Progress | Piece | End, None]:
-        return answer(self.model, self.request, None if self.deadline is None else Deadline(self.deadline / 1000))
+        return answer(self.model, self.request, LineLimits(self.rules))
 
     def take(self, told: Progress | Piece | End) -> None:
         if isinstance(told, Started):
@@ -148,7 +149,7 @@ def read_tasks(server: Server, model: ServedModel, given: Fields, prompts: Seque
     sampling = read_sampling(given, server.defaults, model.vocabulary)
     stop, slot = read_stop(given), read_slot(given, len(model.service.report().slots))
     n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=model.vocabulary.n_vocab) or None
-    deadline = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
+    rules = _read_rules(given)
     shown = given.texts("response_fields") if "response_fields" in given else None
     tokens_too, cache_prompt = given.flag("return_tokens"), given.flag("cache_prompt", True)
     tasks: list[NativeTask] = []
@@ -165,9 +166,13 @@ def read_tasks(server: Server, model: ServedModel, given: Fields, prompts: Seque
                 cache_prompt=cache_prompt,
             )
             most = -1 if max_tokens is None else max_tokens
-            after = deadline if deadline > 0 else None
-            tasks.append(NativeTask(model, request, most, after, tokens_too, shown, index=len(tasks)))
+            tasks.append(NativeTask(model, request, most, rules, tokens_too, shown, index=len(tasks)))
     return tasks
+
+
+def _read_rules(given: Fields) -> LineRules:
+    milliseconds = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
+    return LineRules(milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0)
 
 
 async def respond(server: Server, given: Fields, tasks: Sequence[NativeTask], *, listed: bool) -> Response:

@@ -38,6 +38,7 @@ class ServedModel:
         path: of its file, as the user named it.
         meta: what is known of the model: n_params, n_ctx_train, size in bytes and such.
         speculative: whether answers are drafted.
+        suffix_first: whether the model fills gaps shown with what stands behind them first.
     """
 
     service: Service
@@ -46,6 +47,7 @@ class ServedModel:
     path: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)
     speculative: bool = True
+    suffix_first: bool = False
 
     @property
     def n_ctx(self) -> int:
