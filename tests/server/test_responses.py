@@ -194,7 +194,7 @@ def test_settings_of_the_request() -> None:
     assert got.variables == {"enable_thinking": True, "reasoning_effort": "low"}
     assert task(reasoning={"effort": "none"}).variables["enable_thinking"] is False
     assert (task().schema, task().logprobs, task().variables) == (None, None, {})
-    assert task(text={"format": {"type": "json_object"}}).schema == {}
+    assert task(text={"format": {"type": "json_object"}}).schema == {"type": "object"}
     assert task(top_logprobs=3).logprobs == 3
 
 
