@@ -14,6 +14,7 @@ from support.fake_service import FakeService, Script
 from support.scripted_server import listening
 
 import ngramspec.demo
+from ngramspec.batching.request import Request
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.app import make_app
 from ngramspec.server.served import ServedModel, Server
@@ -89,19 +90,33 @@ def test_thoughts_are_counted() -> None:
 def test_a_schema_leaves_room_for_calls() -> None:
     """Codex always sends tools; its --output-schema is for the answer at the end."""
     with serving('{"answer": "x"}') as (_, other, engine):
-        other.responses.create(model="m", input="hi", tools=[TOOL], text={"format": FORM})
+        answer = other.responses.create(model="m", input="hi", tools=[TOOL], text={"format": FORM})
         other.responses.create(model="m", input="hi", tools=[TOOL], text={"format": FORM}, tool_choice="none")
         other.responses.create(model="m", input="hi", tools=[TOOL], text={"format": FORM}, tool_choice="required")
-    both, only, forced = (_allows(request.sampling.grammar) for request in engine.requests)
-    assert both == (True, True)
-    assert only == (True, False)
-    assert forced == (False, True)
+        both, only, forced = (_allowed(engine.vocabulary, request) for request in engine.requests)
+    assert answer.output_text == '{"answer": "x"}'
+    assert both == {"answer", "call"}
+    assert only == {"answer"}
+    assert forced == {"call"}
 
 
-def _allows(grammar: str | None) -> tuple[bool, bool]:
-    """Whether a grammar allows an answer of the schema, and a call."""
-    assert grammar is not None
-    return '"\\"answer\\""' in grammar, "look" in grammar
+def _allowed(vocabulary: Any, request: Request) -> set[str]:
+    """Which texts the grammar of a request allows, to their ends."""
+    call = CALLS.removeprefix("I look.\n")
+    return {
+        name for name, text in {"answer": '{"answer": "x"}', "call": call}.items() if _fits(vocabulary, request, text)
+    }
+
+
+def _fits(vocabulary: Any, request: Request, text: str) -> bool:
+    grammar = vocabulary.sampler(request.sampling).grammar
+    end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
+    for token in [*vocabulary.tokenize(text, add_bos=False), end]:
+        if not grammar.allows(token):
+            return False
+        if token != end:
+            grammar.accept(token)
+    return True
 
 
 def test_a_schema_that_cannot_be_is_named() -> None:
