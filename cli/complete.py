@@ -17,7 +17,6 @@ from ngramspec.beams.search import SEQUENCES
 from ngramspec.cost.disturbance import Disturbance
 from ngramspec.decoding.step import Stats, Step
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.llama.target import Target
 from ngramspec.models.find import is_model_argument
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
@@ -25,15 +24,13 @@ from ngramspec.trace.file import TraceWriter
 from ngramspec.trace.passes import TraceHeader
 
 from .complete_beams import check_beams, complete_with_beams
+from .complete_text import Texts, prompt_of, read_texts
 from .console import (
-    fail,
     guarded_stdout,
     leave,
     note,
     outcome,
     prefill_bar,
-    read_stdin,
-    read_text,
     usage_error,
     write_stdout,
 )
@@ -64,10 +61,21 @@ def complete(
     ] = None,
     predict: Annotated[int, typer.Option("-n", "--predict", help="Most tokens; -1: until the context is full.")] = 256,
     stop: Stop = None,
+    suffix: Annotated[
+        str | None,
+        typer.Option(
+            "--suffix",
+            metavar="FILE|-",
+            help="Fill a gap: the text behind it. For models that can.",
+            show_default=False,
+        ),
+    ] = None,
     truncate: Annotated[
         bool, typer.Option("--truncate", help="Keep the tail of a text that is too long, instead of refusing it.")
     ] = False,
-    echo: Annotated[bool, typer.Option("--echo", help="Print the text before its continuation.")] = False,
+    echo: Annotated[
+        bool, typer.Option("--echo", help="Print the text before its continuation, and what --suffix names after it.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
     logprobs: Annotated[
         int | None,
@@ -99,6 +107,11 @@ def complete(
     entropy, steps has entropy and gamma of each pass. --logprobs N adds the log-probability of each token and of the
     N likeliest ones, before any sampling setting.
 
+    --suffix FILE fills a gap: the text is what stands before it, FILE what stands behind it, and only what belongs in
+    between is printed. This takes a model with tokens for it, such as Qwen2.5-Coder; others are refused. Where both
+    texts do not fit, --truncate keeps what is next to the gap, three quarters of it before. Editors also choose with
+    --samplers "top_k;top_p;infill;temperature": infill ends the text as soon as that is likely.
+
     --beams W looks for the likeliest text by beam search instead of taking the likeliest token each time (no length
     penalty; --json tells all W texts with their scores). Drafts of its own, up to --draft-max (16) steps ahead, then
     save passes where they pay here. W texts of -n tokens must fit in the context beside the prompt. It goes with
@@ -117,18 +130,19 @@ def complete(
         check_beams(chosen, acceptance, draft, others, exact=load.exact == "on")
     model, source = _arguments(model, file, text_file)
     # The text comes first: a mistake there should not cost a download.
-    text = _read(source)
+    texts = read_texts(source, suffix)
+    shown = texts if echo else Texts("")
     writer = TraceWriter(trace) if trace is not None else None
     target = load.load(load.find(model), n_seq=1 if beams is None else SEQUENCES, draft_max=draft.longest)
     check_sampling(target, chosen, logprobs)
     if beams is not None:
-        prompt = _prompt(target, text, limit * beams, truncate)
+        prompt = prompt_of(target, texts, limit * beams, truncate)
         most = None if predict == -1 else limit
-        complete_with_beams(target, prompt, beams, most, draft, stops, text if echo else "", as_json=as_json)
+        complete_with_beams(target, prompt, beams, most, draft, stops, shown, as_json=as_json)
         return
     memory = draft.open_memory(target, keep=True)
     decoder = draft.decoder(target, memory)
-    prompt = _prompt(target, text, limit, truncate)
+    prompt = prompt_of(target, texts, limit, truncate)
 
     if writer is not None:
         writer.begin(prompt, target.piece, TraceHeader.of(decoder, target.name, chosen, acceptance))
@@ -136,8 +150,8 @@ def complete(
     steps, stats, disturbance = list[Step](), Stats(), Disturbance()
     began = time.perf_counter()
     with guarded_stdout(), writer or nullcontext():
-        if echo and not as_json:
-            write_stdout(text)
+        if not as_json:
+            write_stdout(shown.before)
         with outcome() as ended, prefill_bar() as progress:
             for step in decoder.generate(
                 prompt,
@@ -157,12 +171,23 @@ def complete(
                 disturbance.see(step.seconds, step.batch, step.plain_seconds)
                 if not as_json:
                     write_stdout(step.text)
+        if not as_json and not ended.code:
+            write_stdout(shown.after or "")
         seconds = time.perf_counter() - began
         ending = (steps[-1].stop if steps else None) or ("failed" if ended.error else "interrupted")
         if as_json:
-            written = (text if echo else "") + "".join(step.text for step in steps)
-            parts = (written, len(prompt), steps, stats, seconds, ending, chosen, acceptance)
-            document = _document(*parts, decoder.footing.same, target.piece)
+            document = _document(
+                shown.around("".join(step.text for step in steps)),
+                len(prompt),
+                steps,
+                stats,
+                seconds,
+                ending,
+                chosen,
+                acceptance,
+                decoder.footing.same,
+                target.piece,
+            )
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
     keep(memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
     told = [
@@ -193,34 +218,6 @@ def _names_model(argument: str, *, text_given: bool) -> bool:
     # A file that is missing has no first bytes to tell by; its name is the next best thing.
     missing_model = argument.endswith(".gguf") and not Path(argument).exists()
     return text_given or missing_model or is_model_argument(argument)
-
-
-def _read(source: str) -> str:
-    """The text to continue; ends the program if there is none or it is not UTF-8."""
-    if source == "-":
-        text = read_stdin("no text to continue: name a file, or pipe one in (see ngramspec complete --help)")
-    else:
-        text = read_text(Path(source))
-    if not text:
-        fail(f"{'standard input' if source == '-' else source} is empty: there is nothing to continue")
-    return text
-
-
-def _prompt(target: Target, text: str, limit: int, truncate: bool) -> list[int]:
-    prompt = target.tokenize(text)
-    if len(prompt) < target.n_ctx:
-        return prompt
-    if not truncate:
-        fail(
-            f"the text has {len(prompt)} tokens, but the context holds {target.n_ctx} and needs room for an answer;"
-            " raise -c/--ctx-size, or keep only the text's tail with --truncate"
-        )
-    keep = target.n_ctx - min(limit, target.n_ctx // 2)
-    note(f"the text has {len(prompt)} tokens; its last {keep} are used")
-    # What the model wants at the start of every text is not the text's.
-    bos = target.tokenize("")[:1]
-    bos = bos if bos == prompt[:1] else []
-    return bos + prompt[len(bos) - keep :]
 
 
 def _document(

@@ -14,6 +14,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 
+from .complete_text import Texts
 from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
 from .options import DraftOptions
 
@@ -27,7 +28,7 @@ def check_beams(
     if not sampling.greedy:
         usage_error("--beams looks for the likeliest text and samples none; leave out --temp")
     if sampling.moves_logits:
-        usage_error("--beams scores texts by the model alone; leave out penalties, logit biases and grammars")
+        usage_error("--beams scores texts by the model alone; leave out penalties, biases, grammars and infill")
     if acceptance != Acceptance():
         usage_error(
             "--beams accepts drafts in one way only; leave out --acceptance, --lenience and --typical-acceptance"
@@ -48,7 +49,7 @@ def complete_with_beams(
     limit: int | None,
     draft: DraftOptions,
     stop: Sequence[str],
-    echo: str,
+    echo: Texts,
     *,
     as_json: bool,
 ) -> None:
@@ -57,7 +58,7 @@ def complete_with_beams(
     Args:
         target: loaded with `n_seq` for it.
         limit: most tokens of a text; None: what the context has room for.
-        echo: goes before the text.
+        echo: what stands before and behind the text, to be printed with it.
     """
     search = BeamSearch(
         target,
@@ -74,7 +75,7 @@ def complete_with_beams(
         seconds = time.perf_counter() - began
         found = search.hypotheses()
         best = found[0] if found else None
-        text = echo + (best.text if best else "")
+        text = echo.around(best.text if best else "")
         ending = (best.stop if best else None) or ("failed" if ended.error else "interrupted")
         if as_json:
             write_stdout(json.dumps(_document(search, text, len(prompt), seconds, ending), ensure_ascii=False) + "\n")

@@ -13,8 +13,8 @@ from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.exactness.choice import TYPICAL
-from ngramspec.llama.context import MAX_EVALUATE
 from ngramspec.llama.devices import build
+from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
 
 from .console import guarded_stdout, note

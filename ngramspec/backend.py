@@ -18,8 +18,9 @@ protocols: `Model`, which evaluates tokens, and `Vocabulary`, which knows what t
    in `rollback`, and report in `owed` the tokens that the next pass must evaluate again before its own.
 4. `fingerprint`: a string that changes with the model file, the library's version, the machine and the settings.
    Measured costs of passes are kept under it; while it is "" they are measured in every process.
-5. `Switching`, where the library can trade speed for logits that do not depend on the batch size (`exact="auto"`), and
-   `BranchingTarget` for beam search. Both are optional for good.
+5. `fill_in_tokens` beside `Vocabulary` (`ngramspec.fill_in.FillInTokenizer`), where models can fill gaps: for editors.
+   `Switching`, where the library can trade speed for logits that do not depend on the batch size (`exact="auto"`), and
+   `BranchingTarget` for beam search. All three are optional for good.
 
 Tests to run: first `pytest tests/test_backend.py` with your runner added to its list: the contract of 1 to 3 on any
 model, the logits of single tokens and batches against each other, and texts with drafts against texts without. Then
@@ -33,7 +34,7 @@ overwrites: whoever keeps one copies it. Nothing here is called from two threads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 
 import numpy as np
@@ -198,6 +199,19 @@ class Lane(Model, Protocol):
 
     number: int
 
+    def reading(
+        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+    ) -> Generator[int, None, Logits]:
+        """`prefill` chunk by chunk, so that other lanes can have passes in between.
+
+        Yields how many of the tokens are held: first those that need not be evaluated again, then after each chunk
+        but the last. Returns the logits after the last token. Whoever closes it early leaves what was read.
+
+        Args:
+            tokens, aligned: as in `prefill`.
+            most: asked before each chunk for its most tokens; aligned chunks have a size of their own.
+        """
+
     def adopt(self, other: Lane, length: int) -> None:
         """Make the cache of this lane hold the first `length` tokens of another's, or fewer: `tokens` tells.
 
@@ -243,11 +257,13 @@ class SharedModel(Protocol):
         drafts_alone: whether a lane's draft can be taken back only if its pass held no other lane.
     """
 
-    lanes: Sequence[Lane]
     n_ctx: int
     max_tokens: int
     max_rows: int
     drafts_alone: bool
+
+    @property
+    def lanes(self) -> Sequence[Lane]: ...
 
     def evaluate(self, parts: Sequence[Part]) -> list[Logits]:
         """Append to several lanes in one pass; for each part its logits, shape (rows, n_vocab).
@@ -259,11 +275,16 @@ class SharedModel(Protocol):
             TargetError: the pass failed; every lane is as before, though it may owe tokens.
         """
 
-    def batches(self, lengths: Sequence[int]) -> Sequence[int]:
-        """The sizes of the batches that a pass over parts of these lengths is made of.
+    def batches(self, lengths: Sequence[int], lanes: Sequence[Lane] = ()) -> Sequence[int]:
+        """The sizes of the batches that a pass over parts of these lengths is made of; each reads the weights again.
 
         One batch of their sum, where all lanes share one pool of cells. Where each has a cache of its own, a batch
-        holds as many tokens of each lane as of any other, so that lanes with more of them go on in further batches.
+        holds as many tokens of each lane as of any other, so that lanes with more of them go on in further batches,
+        and takes in lanes only as long as their numbers follow each other.
+
+        Args:
+            lengths: at least one token each.
+            lanes: whose parts they are; empty: of the first lanes, in order.
         """
 
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "machine", "theory", "child", "version", "demo"),
-    ("sampling", "models", "prompts", "conversation", "chat_prompt", "tool_calls"),
+    ("sampling", "models", "prompts", "conversation", "chat_prompt", "fill_in", "tool_calls"),
     ("backend",),
     ("drafting",),
     ("acceptance", "memory"),

@@ -85,6 +85,10 @@ Listener = Callable[[Event], None]
 """Told of every event of a request, in order, on the engine's thread: it must return at once, and raise nothing."""
 
 
+class ClosedError(NGramSpecError):
+    """The engine takes no more requests."""
+
+
 class Ticket(Protocol):
     """A request at work."""
 

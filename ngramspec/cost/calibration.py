@@ -7,6 +7,7 @@ sizes that exact mode uses. The last is stored because it must not change from o
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +75,7 @@ class Calibration:
             return
         self.curve = self.curve or curve
         self.uses = max(self.uses, uses)
-        if probe is not None and exact_sizes in probe.classes:
+        if probe is not None and exact_sizes and exact_sizes in (*probe.classes, choose_from_one(probe)):
             self.probe, self.exact_sizes = probe, exact_sizes
 
     def save(self) -> None:
@@ -99,24 +100,28 @@ class Calibration:
             with suppress(OSError):
                 self.path.unlink(missing_ok=True)
 
-    def ensure_curve(self, target: Model, tokens: int = 0) -> CostCurve:
+    def ensure_curve(self, target: Model, tokens: int = 0, sizes: Sequence[int] = MEASURE_ORDER) -> CostCurve:
         """The cost curve; the cache stays as it is.
 
         Measured on top of what the cache holds if nothing is known, in a time that befits the `tokens` about to
         be generated (see `measure.measure`). A curve from an earlier process gets one size in turn timed again:
         the machine may have been busy when it was measured, or the model too slow for all sizes.
+
+        Args:
+            target, tokens: as above.
+            sizes: which to time; see `measure.measure`.
         """
         if target.replays and self.replay is None:
             self.replay = measure.time_replay(target)
         if self.curve is None:
-            self.curve = measure.measure(target, tokens)
+            self.curve = measure.measure(target, tokens, sizes=sizes)
         elif not self._fresh:
-            self._retime(target, self.curve, tokens)
+            self._retime(target, self.curve, tokens, sizes)
         self._fresh = True
         return self.curve
 
-    def _retime(self, target: Model, curve: CostCurve, tokens: int) -> None:
-        size = MEASURE_ORDER[self.uses % len(MEASURE_ORDER)]
+    def _retime(self, target: Model, curve: CostCurve, tokens: int, sizes: Sequence[int]) -> None:
+        size = sizes[self.uses % len(sizes)]
         repeats = 3 if curve.level < 0.05 else 1
         expected = (repeats + 1) * curve.level + repeats * curve.seconds(size)
         if expected > max(0.5, 0.05 * tokens * curve.level) or len(target.tokens) + size > target.n_ctx:
@@ -126,18 +131,32 @@ class Calibration:
         curve.retime(size, single, min(measure.time_pass(target, size) for _ in range(repeats)))
         self.uses += 1
 
-    def ensure_exact(self, target: Model) -> tuple[int, ...]:
-        """The batch sizes of exact mode, probed and chosen by cost if nothing is known. Clears the cache then."""
+    def ensure_exact(self, target: Model, *, together: bool = False) -> tuple[int, ...]:
+        """The batch sizes of exact mode, probed and chosen if nothing is known. Clears the cache then.
+
+        Args:
+            target: to probe.
+            together: whether texts share passes. If batches of 1 to some m tokens agree, these are the sizes: any
+                number of texts up to m may then be in a pass. Else, and otherwise, see `choose_class`.
+        """
         if self.exact_sizes is None:
             self._read()
         if self.exact_sizes is None:
-            self.probe = self.probe or kernels.probe(target)
+            self.probe = self.probe or kernels.probe(target, sizes=kernels.SHARED_SIZES if together else kernels.SIZES)
             target.clear()
             target.prefill([0])
-            self.exact_sizes = choose_class(self.probe, self.ensure_curve(target))
+            curve = self.ensure_curve(target)
+            self.exact_sizes = (choose_from_one(self.probe) if together else ()) or choose_class(self.probe, curve)
             target.clear()
             self.save()
         return self.exact_sizes
+
+
+def choose_from_one(report: ProbeReport) -> tuple[int, ...]:
+    """The sizes 1, 2, 3, ... as far as they agree; none if 1 and 2 do not."""
+    agreeing = report.class_of(1)
+    sizes = tuple(size for i, size in enumerate(agreeing, 1) if size == i)
+    return sizes if len(sizes) > 1 else ()
 
 
 def choose_class(report: ProbeReport, curve: CostCurve) -> tuple[int, ...]:

@@ -18,8 +18,13 @@ MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
 
 assert sorted(MEASURE_ORDER) == list(SIZES)
 
+SHARED_ORDER = (*MEASURE_ORDER, 32, 64, 24, 48)
+"""The same where texts share passes, which are larger then: a slope drawn out from 16 would promise too much there."""
 
-def measure(target: Model, tokens: int, budget: float = 2.0, rounds: int = 4) -> CostCurve:
+
+def measure(
+    target: Model, tokens: int, budget: float = 2.0, rounds: int = 4, sizes: Sequence[int] = MEASURE_ORDER
+) -> CostCurve:
     """Time passes of each size on top of what the cache holds, and take everything back.
 
     Each size is timed in a run of its own, of which the first pass tells what the change of size costs. The
@@ -31,6 +36,7 @@ def measure(target: Model, tokens: int, budget: float = 2.0, rounds: int = 4) ->
         budget: seconds it may take, or 5 % of the generation where that is more; a slow model then has fewer
             points.
         rounds: most runs per size.
+        sizes: which to time, the most telling ones first.
 
     Raises:
         ValueError: the context has no room left for one token.
@@ -44,7 +50,7 @@ def measure(target: Model, tokens: int, budget: float = 2.0, rounds: int = 4) ->
     deadline = began + max(budget, 0.05 * tokens * best[1])
     # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
     for number in range(rounds):
-        for size in MEASURE_ORDER:
+        for size in sizes:
             expected = best.get(size, CostCurve(best).seconds(size)) * (3 if fast else 1)
             if time.perf_counter() + expected > deadline or len(target.tokens) + size > target.n_ctx:
                 continue

@@ -16,22 +16,17 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.acceptance.rules import TokenDecision
-from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
+from ngramspec.acceptance.verifier import Acceptance, Verifier
 from ngramspec.backend import Logits, Model, Progress, Switching, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.emission import Emission
-from ngramspec.decoding.speculation import NO_PLAN, Speculation
-from ngramspec.decoding.step import Step, StopReason
-from ngramspec.decoding.text import GenerationText
+from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.speculation import Speculation
+from ngramspec.decoding.step import Step
 from ngramspec.drafting import DEFAULT, make_drafter
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
-from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.errors import PromptError
+from ngramspec.drafting.draft import Draft, Drafter
 from ngramspec.exactness.auto import ExactAuto, Footing
 from ngramspec.exactness.choice import EXACT, Exact
-from ngramspec.exactness.close_calls import CloseCalls
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
@@ -179,34 +174,21 @@ class SpeculativeDecoder:
             RuntimeError: another generation began on this decoder before this one ended.
         """
         # Checked here, not at the first `next`: a wrong call must fail where it is made.
-        if max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
-        if not prompt:
-            raise PromptError("the prompt is empty: there is nothing to continue")
-        room = self.target.n_ctx - len(prompt)
-        if room < 1:
-            raise PromptError(
-                f"the prompt has {len(prompt)} tokens, but the context holds {self.target.n_ctx}"
-                " and needs room for an answer"
-            )
-        out_of: StopReason = "length" if max_tokens <= room else "context"
-        text = GenerationText(self.vocabulary, stop, min(max_tokens, room), out_of)
-        if logprobs is not None and not 0 <= logprobs <= self.target.n_vocab:
-            raise ValueError(f"logprobs is {logprobs}, but must be 0 to {self.target.n_vocab}, the vocabulary's size")
-        watched: list[TokenDecision] | None = [] if detail else None
-        guide: GrammarGuide | None = None
-        calls: CloseCalls | None = None
-        if verify is None or isinstance(verify, str | Acceptance):
-            sampler = self.vocabulary.sampler(sampling or Sampling())
+        generation = Generation(
+            prompt,
+            self.vocabulary,
+            n_ctx=self.target.n_ctx,
+            n_vocab=self.target.n_vocab,
+            max_tokens=max_tokens,
+            sampling=sampling,
+            verify=verify,
+            stop=stop,
+            logprobs=logprobs,
+            detail=detail,
             # Where nothing is drafted, or all sizes agree, nothing is close.
-            calls = CloseCalls(sampler) if self.auto is not None and self.drafter is not None else None
-            verify = RuleVerifier(calls or sampler, verify, watched.append if watched is not None else None)
-            (calls or sampler).begin(prompt)
-            if sampler.grammar is not None:
-                guide = GrammarGuide(sampler.grammar)
-        elif sampling is not None or detail:
-            raise ValueError("sampling and detail go with a method's name; a verifier that is passed in has its own")
-        return self._run(list(prompt), verify, Emission(text, logprobs, watched, calls), guide, progress)
+            counts_calls=self.auto is not None and self.drafter is not None,
+        )
+        return self._run(generation, progress)
 
     def _stand(self, prompt: Sequence[int], tokens: int) -> Footing:
         """Settle how a request is decoded, and open the target's context for it."""
@@ -238,64 +220,48 @@ class SpeculativeDecoder:
         self.footing = self._stand(prompt, max_tokens)
         return self.target.prefill(prompt, aligned=self.footing.aligned, progress=progress)
 
-    def _run(
-        self,
-        prompt: list[int],
-        verifier: Verifier,
-        emission: Emission,
-        guide: GrammarGuide | None,
-        progress: Progress | None,
-    ) -> Generator[Step]:
-        target, speculation, clock, text = self.target, self.speculation, self._clock, emission.text
-        generation = self._generations = self._generations + 1
-        footing = self.footing = self._stand(prompt, text.left)
+    def _run(self, generation: Generation, progress: Progress | None) -> Generator[Step]:
+        target, speculation, clock = self.target, self.speculation, self._clock
+        number = self._generations = self._generations + 1
+        footing = self.footing = self._stand(generation.prompt, generation.left)
 
         # 1. Prefill, for the drafter too; the target's logits give the first token.
         began = clock()
-        speculation.begin(prompt, guide=guide, is_eog=self.vocabulary.is_eog, blind=verifier.blind)
-        rows = target.prefill(prompt, aligned=footing.aligned, progress=progress)[np.newaxis]
-        settled = len(prompt)
+        generation.begin(speculation)
+        rows = target.prefill(generation.prompt, aligned=footing.aligned, progress=progress)[np.newaxis]
         try:
-            verdict = verifier.verify(rows, NO_DRAFT, settled)
-            speculation.see(prompt[-1], NO_DRAFT, rows)
-            step = emission.step(verdict, rows, NO_PLAN, settled)
+            step = generation.first(rows, speculation)
             step.seconds = clock() - began
             yield step
-            if text.stop is None:
-                self._prepare(footing, step.tokens[0], text.left)
+            if generation.stop is None:
+                self._prepare(footing, generation.last, generation.left)
 
-            while text.stop is None:
+            while generation.stop is None:
                 # 2. Ask for a draft, as much of it as pays and fits.
-                began, last = clock(), step.tokens[-1]
-                plan = speculation.plan(text.left, verifier.choose(settled + 1), owed=target.owed)
+                began = clock()
+                plan = speculation.plan(generation.left, generation.chooser(), owed=target.owed)
                 owed = self._secure(plan.sent)
                 asked = clock()
-                if generation != self._generations or len(target.tokens) != settled:
+                if number != self._generations or len(target.tokens) != generation.settled:
                     raise RuntimeError("another generation began on this target before this one ended")
 
                 # 3. One pass over the last token, the draft, and what pads it to its size.
-                padding = [last] * (plan.size - 1 - len(plan.sent))
-                rows = target.evaluate([last, *plan.sent.tokens, *padding])
+                rows = target.evaluate(generation.batch(plan))
                 seconds = clock() - asked
 
-                # 4. The accepted prefix and one token of the target's, up to the text's end: plain decoding would
-                #    not have seen the logits behind it.
-                if emission.calls is not None and plan.size not in footing.harmless:
-                    emission.calls.arm(footing.bound)
-                verdict = verifier.verify(rows[: len(plan.sent) + (not plan.ends)], plan.judged, settled + 1)
-                speculation.see(last, plan.sent, rows, len(verdict.tokens) - 1)
-                step = emission.step(verdict, rows, plan, settled + 1, batch=owed + plan.size, seconds=seconds)
-                settled += len(step.tokens)
-                overhead = asked - began + self._take_back(settled)
+                # 4. What of the draft is kept, and what is not is taken back.
+                bound = 0.0 if plan.size in footing.harmless else footing.bound
+                step = generation.take(plan, rows, speculation, batch=owed + plan.size, seconds=seconds, bound=bound)
+                overhead = asked - began + self._take_back(generation.settled)
 
                 # 5. Learn.
                 speculation.learn(step, overhead)
                 yield step
-                if verdict.error is not None and text.stop is None:
-                    raise verdict.error
+                if generation.error is not None:
+                    raise generation.error
         finally:
-            if generation == self._generations and len(target.tokens) > settled:
-                target.rollback(settled)
+            if number == self._generations and len(target.tokens) > generation.settled:
+                target.rollback(generation.settled)
             self.calibration.save()
 
     def _prepare(self, footing: Footing, first: int, left: int) -> None:

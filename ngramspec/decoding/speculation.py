@@ -1,7 +1,8 @@
 """`Speculation`: the drafting side of a pass: what to send, in how large a batch, and what to learn from the outcome.
 
-It joins drafter, policy, grammar and cost curve, and knows neither target nor text. The decoding loop asks it on every
-pass (`ngramspec.decoding.decoder`); code that drives its own passes uses it in the same way:
+It joins drafter, policy, grammar and cost curve, and knows neither target nor text. `Proposer` is the part of it that
+belongs to one text: where several texts share a pass, each has one, and one policy decides for all. The decoding loop
+asks it on every pass (`ngramspec.decoding.decoder`); code that drives its own passes uses it in the same way:
 
     speculation.begin(prompt)
     speculation.first(token)                                    # the prefill's
@@ -23,6 +24,7 @@ from ngramspec.cost.measure import Replay
 from ngramspec.drafting.chances import Record
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 
 
@@ -47,41 +49,25 @@ NO_PLAN = Plan(NO_DRAFT, NO_DRAFT, 0, ends=False)
 """The plan of the prefill's token, which takes no pass of its own."""
 
 
-class Speculation:
-    """Decides on every draft, and learns from every pass. One instance serves many requests, in order.
+class Proposer:
+    """The drafts of one text at a time: what its drafter proposes, what is sent of that, and what is learnt from it.
 
     Args:
         drafter: guesses the tokens; None for plain decoding.
-        policy: decides how many of them to send.
 
     Attributes:
-        drafter, policy: as above.
-        curve: cost of a pass by batch size; None while nobody measured.
-        sizes: batch sizes that may be used, ascending.
-        replay: seconds to save a state and to go back to it, where taking a draft back means evaluating tokens
-            again; None: taking back costs nothing.
-        plain: size of a batch without a draft.
+        drafter: as above.
         proposal: all that the drafter proposed for the pass planned last, sent or not, with estimates; None if it was
             not asked.
     """
 
-    def __init__(self, drafter: Drafter | None, policy: Policy) -> None:
+    def __init__(self, drafter: Drafter | None) -> None:
         self.drafter = drafter
-        self.policy = policy
         self.proposal: Draft | None = None
         self._record = Record()
         self._guide: GrammarGuide | None = None
         self._is_eog: Callable[[int], bool] | None = None
         self._blind = False
-        self._explained: Mapping[str, float] = {}
-        self.prepare(None, (1,))
-
-    def prepare(self, curve: CostCurve | None, sizes: Sequence[int], replay: Replay | None = None) -> None:
-        """Set what holds from here on: the cost curve, the batch sizes, and what taking back costs (None: nothing)."""
-        self.curve = curve
-        self.sizes = sizes
-        self.replay = replay
-        self.plain = curve.padded(sizes)[1][0] if curve else smallest(1, sizes)
 
     def begin(
         self,
@@ -100,8 +86,7 @@ class Speculation:
             blind: as in `Drafter.propose`.
         """
         self._guide, self._is_eog, self._blind = guide, is_eog, blind
-        self.proposal, self._explained = None, {}
-        self.policy.begin()
+        self.proposal = None
         self._record.begin()
         if self.drafter is not None:
             self.drafter.begin(prompt)
@@ -110,6 +95,101 @@ class Speculation:
         """Tell the drafter of the prefill's token, for which nothing was drafted."""
         if self.drafter is not None:
             self.drafter.accept((token,))
+
+    def propose(self, limit: int, price: TokenPrice | None, choose: Chooser | None = None) -> Draft:
+        """What may follow, with estimates, as the grammar allows it; nothing where `limit` is below 1.
+
+        Args:
+            limit: most tokens.
+            price, choose: as in `Drafter.propose`.
+        """
+        self.proposal = None
+        if self.drafter is None or limit < 1:
+            return NO_DRAFT
+        draft = self.drafter.propose(limit, choose, blind=self._blind, price=price)
+        self.proposal = draft = self._record.estimated(draft, limit, blind=self._blind)
+        return draft if self._guide is None else self._guide.shape(draft, limit, blind=self._blind)
+
+    def trimmed(self, draft: Draft, size: int, sizes: Sequence[int]) -> Plan:
+        """The plan to send a draft in a batch of `size` or less, cut after the token that ends the text.
+
+        A draft that was drawn blindly is also cut before the first token that the grammar forbids.
+
+        Args:
+            draft: what to send.
+            size: of the batch.
+            sizes: batch sizes that may be used, ascending.
+        """
+        end = None
+        if self._is_eog is not None:
+            end = next((i for i, token in enumerate(draft.tokens, 1) if self._is_eog(token)), None)
+        legal = judged = len(draft) if end is None else end
+        if self._guide is not None and self._blind:
+            legal = self._guide.legal(draft.head(judged))
+            judged = min(judged, legal + 1)
+        size = size if legal == len(draft) else smallest(1 + legal, sizes)
+        return Plan(draft.head(legal), draft.head(judged), size, ends=legal == end)
+
+    def see(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
+        """Show the logits of a pass to whoever wants them.
+
+        Args:
+            last, draft: the tokens that were evaluated, without the padding behind them.
+            rows: at least one for each of those tokens, of shape (n, n_vocab).
+            accepted: how many tokens of the draft were accepted; `rows[accepted]` decided the last token emitted.
+        """
+        if self.drafter is not None and self.drafter.wants_logits:
+            self.drafter.see((last, *draft.tokens), rows[: 1 + len(draft)])
+
+    def settle(self, done: Pass) -> None:
+        """Learn what came of the proposal, and tell the record of the pass how much of it was right."""
+        self._record.settle(done.tokens)
+        if self._guide is not None:
+            self._guide.learn(len(done.drafted), done.accepted, done.tokens)
+        if self.drafter is not None:
+            done.guessed = self.drafter.accept(done.tokens)
+
+
+class Speculation(Proposer):
+    """Decides on every draft, and learns from every pass. One instance serves many requests, in order.
+
+    Args:
+        drafter: guesses the tokens; None for plain decoding.
+        policy: decides how many of them to send.
+
+    Attributes:
+        drafter, policy: as above.
+        curve: cost of a pass by batch size; None while nobody measured.
+        sizes: batch sizes that may be used, ascending.
+        replay: seconds to save a state and to go back to it, where taking a draft back means evaluating tokens
+            again; None: taking back costs nothing.
+        plain: size of a batch without a draft.
+    """
+
+    def __init__(self, drafter: Drafter | None, policy: Policy) -> None:
+        super().__init__(drafter)
+        self.policy = policy
+        self._explained: Mapping[str, float] = {}
+        self.prepare(None, (1,))
+
+    def prepare(self, curve: CostCurve | None, sizes: Sequence[int], replay: Replay | None = None) -> None:
+        """Set what holds from here on: the cost curve, the batch sizes, and what taking back costs (None: nothing)."""
+        self.curve = curve
+        self.sizes = sizes
+        self.replay = replay
+        self.plain = curve.padded(sizes)[1][0] if curve else smallest(1, sizes)
+
+    def begin(
+        self,
+        prompt: Sequence[int],
+        *,
+        guide: GrammarGuide | None = None,
+        is_eog: Callable[[int], bool] | None = None,
+        blind: bool = False,
+    ) -> None:
+        super().begin(prompt, guide=guide, is_eog=is_eog, blind=blind)
+        self._explained = {}
+        self.policy.begin()
 
     def plan(self, left: int, choose: Chooser | None = None, *, owed: int = 0) -> Plan:
         """Plan the next pass.
@@ -127,45 +207,18 @@ class Speculation:
         limit = min(self.policy.limit(), left - 1, self.sizes[-1] - 1 - owed)
         if limit <= 0:
             return plain
-        price = self.policy.price(self.curve, self.sizes)
-        draft = self.drafter.propose(limit, choose, blind=self._blind, price=price)
-        self.proposal = draft = self._record.estimated(draft, limit, blind=self._blind)
-        if self._guide is not None:
-            draft = self._guide.shape(draft, limit, blind=self._blind)
+        draft = self.propose(limit, self.policy.price(self.curve, self.sizes), choose)
         debt = None
         if self.replay is not None:
             debt = Debt(owed, 0.0 if owed else self.replay.save, self.replay.restore)
         length, size = self.policy.plan(draft, self.curve, self.sizes, debt)
-        return self._trimmed(draft.head(length), size) if length else Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
-
-    def _trimmed(self, draft: Draft, size: int) -> Plan:
-        """The plan to send a draft, cut after the token that ends the text.
-
-        A draft that was drawn blindly is also cut before the first token that the grammar forbids.
-        """
-        end = None
-        if self._is_eog is not None:
-            end = next((i for i, token in enumerate(draft.tokens, 1) if self._is_eog(token)), None)
-        legal = judged = len(draft) if end is None else end
-        if self._guide is not None and self._blind:
-            legal = self._guide.legal(draft.head(judged))
-            judged = min(judged, legal + 1)
-        size = size if legal == len(draft) else smallest(1 + legal, self.sizes)
-        return Plan(draft.head(legal), draft.head(judged), size, ends=legal == end)
+        if not length:
+            return Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
+        return self.trimmed(draft.head(length), size, self.sizes)
 
     def see(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
-        """Show the logits of a pass to a drafter or a policy that wants them.
-
-        Args:
-            last, draft: the tokens that were evaluated, without the padding behind them.
-            rows: at least one for each of those tokens, of shape (n, n_vocab).
-            accepted: how many tokens of the draft were accepted; `rows[accepted]` decided the last token emitted.
-        """
-        if self.drafter is None:
-            return
-        if self.drafter.wants_logits:
-            self.drafter.see((last, *draft.tokens), rows[: 1 + len(draft)])
-        if self.policy.wants_logits:
+        super().see(last, draft, rows)
+        if self.drafter is not None and self.policy.wants_logits:
             self.policy.see(rows[accepted])
 
     def learn(self, done: Pass, plan_seconds: float = 0.0) -> None:
@@ -176,18 +229,15 @@ class Speculation:
             plan_seconds: seconds spent on `plan` and on being able to take a draft back; counted only if the drafter
                 was asked.
         """
-        curve, drafter = self.curve, self.drafter
-        self._record.settle(done.tokens)
-        if self._guide is not None:
-            self._guide.learn(len(done.drafted), done.accepted, done.tokens)
+        curve = self.curve
         done.explained = self._explained
         if curve is not None:
             done.plain_seconds = curve.seconds(self.plain)
             done.disturbed = done.seconds - curve.undisturbed(done.batch, done.seconds)
         if self.proposal is not None:
             done.draft_seconds = plan_seconds
-        if drafter is not None:
-            done.guessed = drafter.accept(done.tokens)
+        self.settle(done)
+        if self.drafter is not None:
             self.policy.record(done)
         if curve is not None and done.batch <= self.sizes[-1]:
             curve.observe(done.batch, done.seconds)

@@ -8,9 +8,8 @@ stop string is shown.
 from __future__ import annotations
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
-from ngramspec.backend import Vocabulary
 from ngramspec.decoding.step import StopReason
 
 
@@ -108,14 +107,22 @@ class GenerationText:
     """The text of one generation: its pieces, and when and why it ends.
 
     Args:
-        vocabulary: what the tokens stand for.
+        piece: the bytes that a token stands for.
+        is_eog: whether a token ends the text; it is not shown.
         stop: strings that end the text.
         limit: most tokens.
         out_of: why the text ends at `limit`.
     """
 
-    def __init__(self, vocabulary: Vocabulary, stop: Sequence[str], limit: int, out_of: StopReason) -> None:
-        self._vocabulary = vocabulary
+    def __init__(
+        self,
+        piece: Callable[[int], bytes],
+        is_eog: Callable[[int], bool],
+        stop: Sequence[str],
+        limit: int,
+        out_of: StopReason,
+    ) -> None:
+        self._piece, self._is_eog = piece, is_eog
         self._stream = TextStream(stop)
         self._out_of = out_of
         self.left = limit
@@ -130,8 +137,8 @@ class GenerationText:
         pieces = []
         for token in tokens:
             self.left -= 1
-            eog = self._vocabulary.is_eog(token)
-            piece = "" if eog else self._stream.push(self._vocabulary.piece(token))
+            eog = self._is_eog(token)
+            piece = "" if eog else self._stream.push(self._piece(token))
             if not eog and self.left > 0 and self._stream.stopped is None:
                 pieces.append(piece)
                 continue

@@ -38,17 +38,19 @@ class CacheShape:
         return self.layers * self.heads * widths
 
 
-def fitting_context(trained: int, bytes_per_token: float, free: int) -> tuple[int, str | None]:
+def fitting_context(trained: int, bytes_per_token: float, free: int, texts: int = 1) -> tuple[int, str | None]:
     """The context size to use when none was asked for, and a line for the user if it is not the model's own.
 
     Args:
         trained: tokens the model was trained on; 0 when unknown.
         bytes_per_token: of the KV cache.
         free: bytes of free RAM or GPU memory; half of them may become KV cache.
+        texts: how many contexts of that size there will be.
     """
     trained = trained or 4096
-    fits = int(free / 2 / max(1.0, bytes_per_token)) // GRAIN * GRAIN
+    fits = int(free / 2 / max(1.0, texts * bytes_per_token)) // GRAIN * GRAIN
     if fits >= trained:
         return trained, None
     size = min(trained, max(LEAST, fits))
-    return size, f"context capped at {size} of the model's {trained} tokens to fit in memory (-c sets it)"
+    each = f", {texts} times," if texts > 1 else ""
+    return size, f"context capped at {size} of the model's {trained} tokens to fit{each} in memory (-c sets it)"

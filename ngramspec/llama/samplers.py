@@ -28,6 +28,7 @@ from ngramspec.sampling.settings import Sampling
 
 _LEAST_TEMPERATURE = 1e-20  # below it the scaled logits leave float32; nothing but the best has a chance long before
 _MOVING = ("penalties", "dry")
+_DECIDING = (*_MOVING, "infill")  # after which another token may be the likeliest
 _MIROSTAT_M = 100  # tokens that mirostat 1 fits Zipf's law to; llama.cpp's constant
 
 
@@ -38,7 +39,7 @@ class SamplerChain:
         api: llama.cpp's functions.
         sampling: the settings.
         n_vocab: size of the vocabulary.
-        vocab: llama.cpp's handle of the vocabulary; only DRY needs it.
+        vocab: llama.cpp's handle of the vocabulary; only DRY and infill need it.
         n_ctx: what a look-back of -1 means.
         grammar: at its start.
         suppressed: token ids that the model's file forbids.
@@ -105,15 +106,16 @@ class SamplerChain:
                 s.temperature != 1 or s.dynatemp_range > 0,
                 lambda: api.llama_sampler_init_temp_ext(temperature, s.dynatemp_range, s.dynatemp_exponent),
             ),
+            "infill": (True, lambda: self._infill(vocab)),
         }
 
     def _active(self, vocab: Any) -> dict[str, Callable[[], Any]]:
-        """Constructors of the samplers that do something, in order; if greedy, up to the last that moves logits."""
+        """Constructors of the samplers that do something, in order; if greedy, up to the last that decides."""
         made = self._samplers(vocab)
         names = [name for name in self.sampling.samplers if made[name][0]]
         if self.sampling.greedy:
             names = names[: names.index("temperature")]
-            while names and names[-1] not in _MOVING:
+            while names and names[-1] not in _DECIDING:
                 names.pop()
         return {name: made[name][1] for name in names}
 
@@ -159,6 +161,11 @@ class SamplerChain:
         return self._api.llama_sampler_init_dry(
             vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, self._dry_last_n, breakers, len(breakers)
         )
+
+    def _infill(self, vocab: Any) -> Any:
+        if vocab is None:
+            raise ValueError("infill needs a vocabulary, for the tokens that end a text and what the others say")
+        return self._api.llama_sampler_init_infill(vocab)
 
     # ------------------------------------------------------------------ one text
 

@@ -15,6 +15,7 @@ llama.cpp is handed in by `ngramspec.llama.context`.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +24,7 @@ from ngramspec.llama.snapshots import Snapshots
 KEPT = 4
 """Checkpoints of prompts that are kept; the oldest goes first."""
 
+_WHOLE = 0
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part, without keys and values
 
 
@@ -35,41 +37,72 @@ class Checkpoint:
 
 
 class Cache:
-    """The KV cache and recurrent state of a context's sequence 0.
+    """The KV cache and recurrent state of a sequence.
 
     Args:
         api: the llama_cpp module.
         context: llama.cpp's handle.
         recurrent: whether a part of it is a recurrent state.
         window: tokens that a sliding window shows, the shortest if there are several; 0: none slides.
+        sequence: its number.
+        sole: whether what any other sequence holds may be lost in `clear`.
+        pooled: whether sequences can share cells.
 
     Attributes:
         length: tokens that it holds.
         snapshots: what of them the last pass lets it take back.
+        sequence, recurrent: as above.
     """
 
-    def __init__(self, api: Any, context: Any, *, recurrent: bool, window: int) -> None:
+    def __init__(
+        self,
+        api: Any,
+        context: Any,
+        *,
+        recurrent: bool,
+        window: int,
+        sequence: int = 0,
+        sole: bool = True,
+        pooled: bool = False,
+    ) -> None:
         self._api = api
         self._context = context
         self._memory = api.llama_get_memory(context)
-        self._recurrent = recurrent
+        self.recurrent = recurrent
         self._window = window
+        self.sequence = sequence
+        self._sole = sole
+        # A recurrent state that several sequences share forgets which snapshot it is to go back to.
+        self._shares = pooled and not recurrent
         self.length = 0
         self.snapshots = Snapshots(int(api.llama_n_rs_seq(context)) if recurrent else 0)
         self._kept: list[Checkpoint] = []
         self._mark: Checkpoint | None = None
 
-    def decoded(self, n: int) -> None:
-        """A pass appended n tokens."""
+    def decoded(self, n: int, *, alone: bool = True) -> None:
+        """A pass appended n tokens, `alone` if it fed no other sequence."""
         self.length += n
-        self.snapshots.decoded(n)
+        # llama.cpp splits a pass over several as it likes, and only the last part of it writes snapshots.
+        if alone:
+            self.snapshots.decoded(n)
+        else:
+            self.snapshots.used_up()
+
+    def passed_by(self) -> None:
+        """A pass fed other sequences alone; it may have moved this one's state, and leaves the snapshots behind."""
+        self.snapshots.used_up()
+
+    def disturbed(self) -> None:
+        """A pass that fed other sequences failed on its way, while it was moving this one's state perhaps."""
+        if self.recurrent and self.length:
+            self._go_back(self.length)
 
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens, or as many of them as can be kept: `self.length` tells."""
         if length >= self.length:
             return
         depth = self.length - length
-        provable = not self._recurrent or self.snapshots.takes_back(depth)
+        provable = not self.recurrent or self.snapshots.takes_back(depth)
         if length and provable and self._remove(length):
             self._drop_behind(length)
             self.length = length
@@ -79,7 +112,7 @@ class Cache:
     def recover(self, length: int) -> None:
         """A pass failed on its way: whatever it left behind, keep no more than the first `length` tokens."""
         length = min(length, self.length)
-        if self._recurrent or not self._remove(length):
+        if self.recurrent or not self._remove(length):
             self._go_back(length)
         else:
             self.length = length
@@ -90,7 +123,7 @@ class Cache:
         Args:
             keep: keep it for later requests, among the last KEPT of these; else it lasts until the next `save`.
         """
-        if not self._recurrent or self.length == 0:
+        if not self.recurrent or self.length == 0:
             return
         found = next((c for c in self._checkpoints() if c.length == self.length), None)
         checkpoint = found or Checkpoint(self.length, self._state())
@@ -106,7 +139,10 @@ class Cache:
 
     def clear(self) -> None:
         """Hold nothing."""
-        self._api.llama_memory_clear(self._memory, False)
+        if self._sole:
+            self._api.llama_memory_clear(self._memory, False)
+        else:
+            self._api.llama_memory_seq_rm(self._memory, self.sequence, -1, -1)
         self._kept.clear()
         self._mark = None
         self.length = 0
@@ -118,12 +154,17 @@ class Cache:
     def _remove(self, length: int) -> bool:
         """Cut llama.cpp's memory; whether it is right then."""
         self.snapshots.used_up()
-        if not self._api.llama_memory_seq_rm(self._memory, 0, length, -1):
+        if not self._api.llama_memory_seq_rm(self._memory, self.sequence, length, -1):
             return False
-        if self._recurrent or not self._window or not length:
+        if self.recurrent or not self._window or not length:
             return True
-        # Cells outside a sliding window are reused for newer tokens: what it would show after the cut may be gone.
-        return int(self._api.llama_memory_seq_pos_min(self._memory, 0)) <= max(0, length - self._window)
+        return self._shows(length)
+
+    def _shows(self, length: int) -> bool:
+        """Whether all that a sliding window shows after `length` tokens is there."""
+        # Cells outside the window are reused for newer tokens: what it would show may be gone, or all that is left cut.
+        first = int(self._api.llama_memory_seq_pos_min(self._memory, self.sequence))
+        return 0 <= first <= max(0, length - self._window)
 
     def _go_back(self, length: int) -> None:
         """Restore the last checkpoint that is not behind `length`, or forget everything."""
@@ -134,12 +175,15 @@ class Cache:
 
     def _restore(self, checkpoint: Checkpoint) -> bool:
         api, state = self._api, checkpoint.state
-        if not api.llama_state_seq_set_data_ext(self._context, state, len(state), 0, _PARTIAL):
+        if not api.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _PARTIAL):
             return False
         if not self._remove(checkpoint.length):
             return False
         self.length = checkpoint.length
-        return int(api.llama_memory_seq_pos_max(self._memory, 0)) == self.length - 1
+        return self._ends_at(self.length)
+
+    def _ends_at(self, length: int) -> bool:
+        return int(self._api.llama_memory_seq_pos_max(self._memory, self.sequence)) == length - 1
 
     def _drop_behind(self, length: int) -> None:
         """Forget checkpoints of tokens that are no longer there."""
@@ -147,8 +191,38 @@ class Cache:
         if self._mark is not None and self._mark.length > length:
             self._mark = None
 
-    def _state(self) -> Any:
-        size = self._api.llama_state_seq_get_size_ext(self._context, 0, _PARTIAL)
+    def _state(self, flags: int = _PARTIAL) -> Any:
+        size = self._api.llama_state_seq_get_size_ext(self._context, self.sequence, flags)
         buffer = (ctypes.c_uint8 * size)()
-        written = self._api.llama_state_seq_get_data_ext(self._context, buffer, size, 0, _PARTIAL)
+        written = self._api.llama_state_seq_get_data_ext(self._context, buffer, size, self.sequence, flags)
         return (ctypes.c_uint8 * written).from_buffer(buffer)
+
+    # ------------------------------------------------------------------ copies
+
+    def whole(self) -> tuple[Any, list[Checkpoint]]:
+        """All that it holds: (bytes for `load`, the checkpoints)."""
+        return self._state(_WHOLE), self._checkpoints()
+
+    def load(self, state: Any, length: int, checkpoints: Sequence[Checkpoint]) -> bool:
+        """Hold what `whole` of a cache of `length` tokens gave; False, and nothing is held, if that cannot be."""
+        self.clear()
+        done = self._api.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _WHOLE)
+        if not done or not self._ends_at(length) or not (self.recurrent or not self._window or self._shows(length)):
+            self.clear()
+            return False
+        self.length = length
+        self._kept = [*checkpoints][-KEPT:]
+        return True
+
+    def adopt(self, other: Cache, length: int) -> None:
+        """Hold the first `length` tokens of another cache of this context, or fewer: `self.length` tells."""
+        self.clear()
+        if self._shares:
+            self._api.llama_memory_seq_cp(self._memory, other.sequence, self.sequence, 0, length)
+            self.length = length
+            if self._window and not self._shows(length):
+                self.clear()
+            return
+        state, checkpoints = other.whole()
+        if self.load(state, other.length, checkpoints):
+            self.cut(length)

@@ -17,16 +17,11 @@ from collections.abc import Sequence
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits, Node, Progress
-from ngramspec.llama.context import MAX_EVALUATE, Context
+from ngramspec.exactness.trial import ROOM
+from ngramspec.llama.context import Context
 from ngramspec.llama.sequences import Sequences
-from ngramspec.tokens import common_prefix
-
-TAIL = 8
-"""A prompt's checkpoint stands so many tokens before its end, since templates often end the same prompt differently
-later on."""
-
-APART = 64
-"""Fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass."""
+from ngramspec.llama.trial import Trial
+from ngramspec.llama.weights import Weights
 
 
 class Target(Context):
@@ -52,8 +47,9 @@ class Target(Context):
         draft_max: the longest draft that will be sent, if known: of a recurrent state as many snapshots are kept
             (None: SNAPSHOTS), or fewer if the machine is short of memory (`notes` then says so).
 
+    A target has one open context at a time: `use` closes it and opens another one under other settings.
+
     Attributes:
-        tokens: what the cache stands for.
         exact: as above.
         setting: "fast" or "exact": what the context was opened for.
         can_rollback: whether refused drafts can be taken back.
@@ -65,6 +61,11 @@ class Target(Context):
         ValueError: an argument is out of its range.
         ModelError: the file cannot be loaded, cannot generate text, or the context does not fit.
     """
+
+    @property
+    def tokens(self) -> list[int]:
+        """What the cache stands for."""
+        return self._lanes[0].tokens
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
         """Make the cache hold exactly `tokens` and return the logits after the last one, shape (n_vocab,).
@@ -79,36 +80,8 @@ class Target(Context):
             ValueError: no tokens, or more than n_ctx.
             TargetError: llama.cpp could not evaluate them.
         """
-        total = len(tokens)
-        if not 0 < total <= self.n_ctx:
-            raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {total}")
-        keep = min(common_prefix(self.tokens, tokens), total - 1)
-        if aligned:
-            keep = min(keep, self._aligned) // self.n_batch * self.n_batch
-        self.rollback(keep)
-        if aligned and self._cache.length % self.n_batch:
-            self.clear()
-        was_aligned = self._aligned
-        done = self._cache.length
-        del self.tokens[done:]
-        stop = self._checkpoint_at(total, aligned=aligned)
-        while done < total:
-            end = stop if done < stop < done + self.n_batch else min(total, done + self.n_batch)
-            self._decode(tokens[done:end], all_logits=False)
-            done = end
-            if done == stop:
-                self._cache.save(keep=True)
-            if progress is not None:
-                progress(done, total)
-        self._aligned = total // self.n_batch * self.n_batch if aligned else min(keep, was_aligned)
-        row: Logits = self._logits(1)[0]
-        return row
-
-    def _checkpoint_at(self, total: int, *, aligned: bool) -> int:
-        """After how many tokens of a prompt to keep the recurrent state for later prompts; 0: do not keep it."""
-        # In exact mode the chunks of a prompt must be the same whatever is there already.
-        stop = (total - 1) // self.n_batch * self.n_batch if aligned else total - TAIL
-        return stop if self._recurrent and stop - self._cache.saved >= APART else 0
+        self._check_open()
+        return self._lanes[0].prefill(tokens, aligned=aligned, progress=progress)
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         """Append `tokens` (1 to MAX_EVALUATE) to the cache in one `llama_decode`.
@@ -121,11 +94,8 @@ class Target(Context):
             ValueError: none, too many, or more than the context has room for.
             TargetError: llama.cpp could not evaluate them; the cache is as before.
         """
-        n = len(tokens)
-        if not 0 < n <= MAX_EVALUATE:
-            raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {n}")
-        self._decode(tokens, all_logits=True)
-        return self._logits(n)
+        self._check_open()
+        return self._lanes[0].evaluate(tokens)
 
     def rollback(self, length: int) -> None:
         """Let the cache stand for the first `length` of its tokens.
@@ -137,11 +107,17 @@ class Target(Context):
             ValueError: `length` is negative or more than the cache holds.
         """
         self._check_open()
-        if not 0 <= length <= len(self.tokens):
-            raise ValueError(f"cannot roll back to {length}: the cache holds {len(self.tokens)} tokens")
-        self._aligned = min(self._aligned, length)
-        del self.tokens[length:]
-        self._cache.cut(length)
+        self._lanes[0].rollback(length)
+
+    def clear(self) -> None:
+        """Forget everything in the cache."""
+        self._check_open()
+        self._lanes[0].clear()
+
+    @property
+    def owed(self) -> int:
+        """How many tokens of the cache the next call must evaluate again before its own."""
+        return self._lanes[0].owed
 
     def checkpoint(self) -> None:
         """Make it cheap to roll back to here until the next checkpoint, however much is evaluated meanwhile.
@@ -149,8 +125,43 @@ class Target(Context):
         This copies a recurrent state, a few to some hundred MB; without one the cache can be cut anywhere as it is.
         """
         self._check_open()
-        self._settle()
-        self._cache.save()
+        self._lanes[0].checkpoint()
+
+    # ------------------------------------------------------------------ settings
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that `use` switches between: "fast", and "exact" if it differs from that."""
+        return ("fast", "exact") if self._flash["exact"] != self._flash["fast"] else ("fast",)
+
+    def use(self, setting: str) -> None:
+        """Open the context anew under a setting; the cache is then empty, and logits returned before are gone.
+
+        Raises:
+            ModelError: the machine lacks the memory for it; the target then has no context until the next call.
+        """
+        Weights._check_open(self)
+        self.tokens.clear()
+        self._close_context()
+        self._open_context(self.n_ctx, setting)
+
+    def trial(self, setting: str) -> Trial:
+        """A separate small context to measure a setting in; what the target holds does not matter.
+
+        Raises:
+            TargetError: the machine lacks the memory for it.
+        """
+        self._check_open()
+        params = self._params(ROOM, 0, setting)
+        params.n_seq_max, params.kv_unified = 1, False
+        return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
+
+    @property
+    def identity(self) -> str:
+        """The key of measurements, but for the setting that holds now."""
+        return self._key(f"fa={self._flash['fast']} kv={self.cache_types}")
+
+    # ------------------------------------------------------------------ several continuations
 
     @property
     def can_branch(self) -> bool:
@@ -169,14 +180,14 @@ class Target(Context):
         self._check_open()
         if self.n_seq < 2 or not self.can_branch:
             raise ValueError("a tree needs a target with n_seq above 1 and a memory that is not recurrent")
-        self._settle()
+        self._lanes[0].settle()
         if root.length != len(self.tokens) or not self.tokens:
             raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")
         return Sequences(
             llama,
             self._ctx,
             llama.llama_get_memory(self._ctx),
-            self._logits,
+            self._passes.logits,
             root,
             count=self.n_seq,
             max_batch=self.max_batch,

@@ -16,6 +16,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from ngramspec.chat_prompt import ChatPrompt, ChatTemplate, Control, Render
 from ngramspec.errors import ModelError, TargetError
+from ngramspec.fill_in import FillInTokens
 from ngramspec.llama import first_load, log
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
@@ -42,6 +43,9 @@ _CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+
+
+_INFILL_BUFFER = 512  # bytes that llama.cpp's infill sampler keeps for a token's text; a longer one ends the process
 
 
 class Vocabulary:
@@ -97,18 +101,24 @@ class Vocabulary:
         """The bytes a token stands for; control tokens stand for none."""
         piece = self._pieces.get(token)
         if piece is None:
-            self._check_open()
-            if not 0 <= token < self.n_vocab:
-                raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab}")
-            size = 64
-            while True:
-                buffer = ctypes.create_string_buffer(size)
-                n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-                if n >= 0:
-                    break
-                size = -n
-            piece = self._pieces[token] = buffer.raw[:n]
+            piece = self._pieces[token] = self._bytes(token, special=False)
         return piece
+
+    def shown(self, token: int) -> bytes:
+        """The bytes a token stands for, or the name of a control token, for whoever parses it."""
+        return self.piece(token) or self._bytes(token, special=True)
+
+    def _bytes(self, token: int, *, special: bool) -> bytes:
+        self._check_open()
+        if not 0 <= token < self.n_vocab:
+            raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab}")
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, of turn, of message)."""
@@ -188,6 +198,14 @@ class Vocabulary:
         token = token if token >= 0 else llama.llama_vocab_eos(self._vocab)
         return int(token) if token >= 0 else None
 
+    @property
+    def fill_in_tokens(self) -> FillInTokens:
+        """The tokens that mark the parts of a text with a gap in it, as far as the vocabulary has them."""
+        self._check_open()
+        marks = (llama.llama_vocab_fim_pre, llama.llama_vocab_fim_suf, llama.llama_vocab_fim_mid)
+        ids = [int(f(self._vocab)) for f in (*marks, llama.llama_vocab_fim_rep, llama.llama_vocab_fim_sep)]
+        return FillInTokens(*(token if token >= 0 else None for token in ids))
+
     def grammar(self, text: str) -> Grammar:
         """A GBNF grammar over this vocabulary, at its start. Raises GrammarError for a text that is not one."""
         self._check_open()
@@ -198,10 +216,12 @@ class Vocabulary:
         """The samplers that a `Sampling` asks for, for one text.
 
         Raises:
-            ValueError: a logit bias of a token that is not in the vocabulary.
+            ValueError: a logit bias of a token that is not in the vocabulary, or a sampler that it cannot have.
             GrammarError: the grammar is not one.
         """
         self._check_open()
+        if "infill" in sampling.samplers and self._no_infill:
+            raise ValueError(f"the sampler infill cannot be used with this model: {self._no_infill}")
         return SamplerChain(
             llama,
             sampling,
@@ -211,6 +231,16 @@ class Vocabulary:
             grammar=self.grammar(sampling.grammar) if sampling.grammar is not None else None,
             suppressed=self.suppressed,
         )
+
+    @cached_property
+    def _no_infill(self) -> str:
+        """Why llama.cpp's infill sampler would end the process with this vocabulary; "" if it would not."""
+        if self.end_of_turn is None:
+            return "its vocabulary has no token that ends a text"
+        text, vocab = llama.llama_vocab_get_text, self._vocab
+        if any(len(text(vocab, token)) > _INFILL_BUFFER for token in range(self.n_vocab)):
+            return f"its vocabulary has a token of more than {_INFILL_BUFFER} bytes"
+        return ""
 
     @cached_property
     def suppressed(self) -> tuple[int, ...]:

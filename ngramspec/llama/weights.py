@@ -88,8 +88,8 @@ class Weights(Vocabulary):
         length = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, 1024)
         return buffer.value.decode("utf-8", "replace") if length >= 0 else None
 
-    def _context_size(self, asked: int | None, cache_types: tuple[CacheType, CacheType]) -> int:
-        """How many tokens a context holds: as many as were asked for, or as fit."""
+    def _context_size(self, asked: int | None, cache_types: tuple[CacheType, CacheType], texts: int) -> int:
+        """How many tokens a context holds of each of its texts: as many as were asked for, or as fit."""
         heads = max(1, llama.llama_model_n_head(self._model))
         head_width = llama.llama_model_n_embd(self._model) // heads
         per_token = CacheShape(
@@ -102,14 +102,16 @@ class Weights(Vocabulary):
             # Mapped weights still count as free memory, and will not stay so.
             mapped = self.size_bytes if self._mapped and not self.on_gpu else 0
             free = devices.free_bytes(self.devices, self.on_gpu, mapped)
-            size, note = fitting_context(self.n_ctx_train, per_token, free)
+            size, note = fitting_context(self.n_ctx_train, per_token, free, texts)
             self.notes += [note] if note else []
             return size
         total = devices.total_bytes(self.devices, self.on_gpu)
         # The estimate is exact for plain attention only. Without this check the system ends the process.
-        if asked * per_token > total and not self._recurrent and llama.llama_model_n_swa(self._model) == 0:
+        needed = texts * asked * per_token
+        if needed > total and not self._recurrent and llama.llama_model_n_swa(self._model) == 0:
+            each = f", {texts} of them" if texts > 1 else ""
             raise ModelError(
-                f"a context of {asked} tokens takes {asked * per_token / 2**30:.1f} GiB of KV cache, but there are"
+                f"a context of {asked} tokens{each} takes {needed / 2**30:.1f} GiB of KV cache, but there are"
                 f" {total / 2**30:.1f} GiB in all; try a smaller -c/--ctx-size"
             )
         if asked > self.n_ctx_train > 0:

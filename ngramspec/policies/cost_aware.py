@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from operator import mul
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
+
+Batches = Callable[[Sequence[int]], Sequence[int]]
+"""See `ngramspec.backend.SharedModel.batches`."""
 
 
 class CostPolicy(Policy):
@@ -38,6 +43,11 @@ class CostPolicy(Policy):
       a credit of ASKING_CREDIT plain passes. A right guess is not in vain, even if it did not pay yet.
     - After PLAIN_EVERY drafted passes in a row come two without a draft. If such passes were never timed, nothing would
       show that a measured curve is wrong about them.
+
+    Args:
+        draft_max: most tokens in a draft.
+        texts: how many texts share a pass. Each then takes a token of a pass without drafts, and plain decoding is
+            that: `texts` tokens in T(texts) seconds.
     """
 
     name = "cost"
@@ -53,8 +63,9 @@ class CostPolicy(Policy):
     ASKING_CREDIT = 0.25
     PLAIN_EVERY = 48
 
-    def __init__(self, draft_max: int = 63) -> None:
+    def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         self._draft_max = draft_max
+        self._texts = texts
         self._tokens = self._seconds = 0.0
         self._saved = self._spent = self._asked = 0.0
         self._plain_seconds = 0.0
@@ -69,12 +80,18 @@ class CostPolicy(Policy):
         return 0 if in_debt or self._plain_due else self._draft_max
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
-        return None if curve is None else TokenPrice(self._worth(curve, sizes), curve.slopes(sizes))
+        if curve is None:
+            return None
+        return TokenPrice(self._worth(curve, sizes), curve.slopes(sizes)[self._texts - 1 :])
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
         """Recent throughput, in tokens per time of a one-token pass; never less than that of plain decoding."""
-        worth = 1.0 / curve.padded(sizes)[1][1]
-        return max(worth, self._tokens / self._seconds * curve.level) if self._seconds else worth
+        return max(self._texts / curve.padded(sizes)[self._texts][1], self._recent * curve.level)
+
+    @property
+    def _recent(self) -> float:
+        """Recent throughput, in tokens per second."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
@@ -86,7 +103,7 @@ class CostPolicy(Policy):
         plain, plain_cost = costs[1]
         if not draft.tokens:
             return 0, plain
-        funds = (self._saved + self.ALLOWANCE * self._spent) / curve.level + self.CREDIT * plain_cost
+        funds = self._funds(curve, plain_cost)
         if funds < 0:
             return 0, plain
         stake = self.STAKE * funds
@@ -117,6 +134,50 @@ class CostPolicy(Policy):
             best, best_size = len(draft), costs[1 + len(draft)][0]
         return best, best_size
 
+    def _funds(self, curve: CostCurve, plain_cost: float) -> float:
+        """What may still be lost, in units of T(1)."""
+        return (self._saved + self.ALLOWANCE * self._spent) / curve.level + self.CREDIT * plain_cost
+
+    def plan_together(
+        self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
+    ) -> list[tuple[int, int]]:
+        """How much to send of the drafts of several texts that share a pass: (draft tokens, batch size) of each.
+
+        The tokens of all drafts compete: one that is accepted with probability r (it and all before it in its draft)
+        adds r tokens, whichever text it is of. So the best K of them are the K with the largest r, and K maximises
+        sum of r - lambda * T(texts + K). Where the pass falls into batches of its own for texts with longer drafts,
+        drafts padded to one length are looked at too.
+
+        Args:
+            drafts: one for each text; empty ones among them.
+            curve, sizes: as in `plan`.
+            batches: the sizes of the batches that parts of given lengths are evaluated in.
+        """
+        n = self._texts
+        self._measured = curve.measured
+        plain_cost = sum(map(curve.ratio, batches([1] * n)))
+        funds = self._funds(curve, plain_cost)
+        best = [(0, 1)] * n
+        if funds < 0:
+            return best
+        worth, most = max(n / plain_cost, self._recent * curve.level), sizes[-1]
+        best_value, least = n - worth * plain_cost, math.inf
+        reaches = [list(accumulate(draft.chances[: len(draft)], mul)) for draft in drafts]
+        for lengths, shape in (*_by_reach(reaches, most - n), *_by_depth(reaches, most - n)):
+            parts = batches(shape)
+            if any(part not in sizes for part in parts):
+                continue
+            cost = sum(map(curve.ratio, parts))
+            if cost <= self.SURE * plain_cost * (1 + sum(lengths) / n):
+                least = min(least, cost)
+            if cost > max(plain_cost + self.STAKE * funds, least):
+                continue
+            expected = n + sum(sum(of[:length]) for of, length in zip(reaches, lengths, strict=True))
+            value = expected - worth * (cost + curve.switching(parts[0], n))
+            if value > best_value:
+                best, best_value = list(zip(lengths, shape, strict=True)), value
+        return best
+
     def record(self, done: Pass) -> None:
         passed = done.seconds - done.disturbed
         seconds = passed + done.draft_seconds
@@ -125,7 +186,7 @@ class CostPolicy(Policy):
         self._spent = self._spent * self.FADE + seconds
         self._saved *= self.FADE
         self._asked *= self.FADE
-        self._plain_seconds = done.plain_seconds
+        self._plain_seconds = self._texts * done.plain_seconds
         if done.drafted:
             self._saved += len(done.tokens) * done.plain_seconds - seconds
             self._in_a_row += 1
@@ -134,7 +195,7 @@ class CostPolicy(Policy):
             return
         if self._in_a_row:
             # The first pass of another size builds its graph anew, for which the drafts before it are to blame.
-            self._saved -= max(0.0, passed - done.plain_seconds)
+            self._saved -= max(0.0, passed - self._plain_seconds)
         self._in_a_row = 0
         self._plain_due = max(0, self._plain_due - 1)
         if not done.guessed:
@@ -173,3 +234,24 @@ class CostPolicy(Policy):
             if value > best_value:
                 best, best_value = k, value
         return best, 1 + best
+
+
+def _by_reach(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[list[int], list[int]]]:
+    """(draft tokens, batch size) of each text: the best K tokens of all, for every K up to `room`.
+
+    Args:
+        reaches: for each text and draft token, the probability that it and all before it are accepted.
+        room: most draft tokens in all.
+    """
+    lengths = [0] * len(reaches)
+    # Sorting is stable, so that no token comes before one that it follows.
+    for _, text in sorted(((r, i) for i, of in enumerate(reaches) for r in of), key=lambda x: -x[0])[:room]:
+        lengths[text] += 1
+        yield lengths[:], [1 + length for length in lengths]
+
+
+def _by_depth(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[list[int], list[int]]]:
+    """The same with all texts padded to one size, for every size: in caches of their own they then share a batch."""
+    n = len(reaches)
+    for depth in range(1, min(room // n, max(map(len, reaches))) + 1):
+        yield [min(depth, len(of)) for of in reaches], [1 + depth] * n

@@ -35,9 +35,18 @@ from ngramspec.sampling.option import (
 SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
 """llama.cpp's default order."""
 
+NAMED_ONLY = ("infill",)
+"""Samplers of llama.cpp that act only where `Sampling.samplers` names them.
+
+infill chooses what fills a gap in a text: the token that ends it, once that is likely enough beside the others; else
+those few others that stand out, where a token counts for those that begin with its text.
+"""
+
+_MOST_COMPARED = 256  # infill compares every two tokens that it is shown: a millisecond for so many
+
 _ALIASES = {"typical": "typ_p", "typical_p": "typ_p", "temp": "temperature", "nucleus": "top_p"}
 
-_LARGEST_BIAS = 1e6  # decisive, and well below 3e8, beyond which llama.cpp sorts logits wrongly
+LARGEST_BIAS = 1e6  # decisive, and well below 3e8, beyond which llama.cpp sorts logits wrongly
 _BIAS = re.compile(r"(\d+)([+-].+)")
 
 
@@ -74,7 +83,8 @@ class Sampling:
     What a field means is its `help`. Beyond that: `repeat_penalty` multiplies logits below 0. DRY subtracts
     multiplier * base^(length - allowed length) where a token would extend a repeated sequence. `logit_bias` holds
     (token id, what is added to its logit). `grammar` is GBNF, with a rule "root": the text must be one of its
-    sentences, or the start of one. `samplers` holds names from `SAMPLERS`, in the order they are applied.
+    sentences, or the start of one. `samplers` holds names from `SAMPLERS` and `NAMED_ONLY`, in the order they are
+    applied.
     """
 
     temperature: float = option(0.0, "--temp", help="Temperature; 0: greedy.", allowed=NOT_NEGATIVE)
@@ -202,7 +212,7 @@ class Sampling:
         SAMPLERS,
         "--samplers",
         metavar="A;B;...",
-        help=f"Samplers and their order; default: {';'.join(SAMPLERS)}.",
+        help=f"Samplers and their order, infill among them; default: {';'.join(SAMPLERS)}.",
         parse=parse_samplers,
     )
 
@@ -212,8 +222,8 @@ class Sampling:
             if allowed is not None and not allowed.holds(value):
                 raise ValueError(f"{name} is {value}, but must be {allowed.words}")
         for token, bias in self.logit_bias:
-            if not (bias == -math.inf or abs(bias) <= _LARGEST_BIAS):
-                limits = f"from {-_LARGEST_BIAS:g} to {_LARGEST_BIAS:g}, or -inf"
+            if not (bias == -math.inf or abs(bias) <= LARGEST_BIAS):
+                limits = f"from {-LARGEST_BIAS:g} to {LARGEST_BIAS:g}, or -inf"
                 raise ValueError(f"the logit bias of token {token} is {bias}, but must be {limits}")
         for text in self.dry_sequence_breakers:
             if not text or "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
@@ -223,14 +233,27 @@ class Sampling:
 
     def _check_order(self) -> None:
         for name in self.samplers:
-            if name not in SAMPLERS:
-                raise ValueError(f"unknown sampler {name!r}; there are: {', '.join(SAMPLERS)}")
+            if name not in SAMPLERS and name not in NAMED_ONLY:
+                raise ValueError(f"unknown sampler {name!r}; there are: {', '.join((*SAMPLERS, *NAMED_ONLY))}")
         if len(set(self.samplers)) < len(self.samplers):
             raise ValueError(f"a sampler is named twice in: {', '.join(self.samplers)}")
         for name in self._changed(lambda known: known.sampler not in (None, *self.samplers)):
             raise ValueError(f"{name} is set, but samplers leaves out {options(self)[name].sampler}")
+        if "infill" in self.samplers:
+            self._check_infill()
         if "temperature" not in self.samplers and self.temperature != 1:
             raise ValueError(f"temperature is {self.temperature}, but samplers leaves it out, which means 1")
+
+    def _check_infill(self) -> None:
+        before = self.samplers[: self.samplers.index("infill")]
+        if "top_k" not in before:
+            raise ValueError(
+                "samplers names infill without top_k before it, which keeps the tokens that it compares few"
+            )
+        if not 0 < self.top_k <= _MOST_COMPARED:
+            raise ValueError(f"top_k is {self.top_k}, but must be 1 to {_MOST_COMPARED} before the sampler infill")
+        if self.grammar is not None:
+            raise ValueError("the sampler infill ends a text where a grammar may not let it end; drop one")
 
     def _check_together(self) -> None:
         if self.mirostat:
@@ -253,8 +276,8 @@ class Sampling:
 
     @property
     def moves_logits(self) -> bool:
-        """Whether penalties, biases or a grammar change which token is the likeliest."""
-        return bool(self._changed(lambda known: known.moves))
+        """Whether penalties, biases, a grammar or infill change which token is the likeliest."""
+        return "infill" in self.samplers or bool(self._changed(lambda known: known.moves))
 
     @property
     def selects(self) -> bool:

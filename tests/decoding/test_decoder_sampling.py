@@ -58,6 +58,9 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 WITH_WORDS: dict[str, dict[str, Any]] = {
     "dry": {"dry_multiplier": 1.0, "dry_allowed_length": 1, "dry_sequence_breakers": ("c",)},
     "greedy, dry": {"temperature": 0.0, "dry_multiplier": 2.0, "dry_allowed_length": 1},
+    "infill": {"samplers": ("top_k", "top_p", "infill", "temperature"), "top_p": 0.9},
+    "infill last": {"samplers": ("penalties", "top_k", "temperature", "infill"), "repeat_penalty": 1.2, "top_k": 12},
+    "greedy, infill": {"samplers": ("top_k", "infill", "temperature"), "temperature": 0.0, "top_k": 7},
     "grammar": {"grammar": 'root ::= ("a" "b"? | "c" "\u00e9")*'},
     "greedy, grammar": {"temperature": 0.0, "grammar": 'root ::= ("ab" | "c" | "a" "bc" | "\u00e9")+'},
     "forced": {"grammar": 'root ::= ("{\\":true}" [1-9] "," )+'},

@@ -332,3 +332,28 @@ def test_the_memory_drafter_knows_its_memory_alone() -> None:
     assert drafter.propose(3).tokens[:2] == (8, 9)
     with pytest.raises(ValueError, match="there is none"):
         make_drafter("memory")
+
+
+@BOTH
+def test_drafters_beside_each_other_learn_together(module: Any) -> None:
+    """What one learns of its text the other knows; contexts stay apart."""
+    chance = random.Random(3)
+    text = [chance.randrange(40) for _ in range(25)] * 12
+    first = module.MixtureDrafter()
+    second, stranger = first.beside(), module.MixtureDrafter()
+    for drafter in (first, second, stranger):
+        drafter.begin(text[:60])
+    before = second.propose(8).chances
+    second.accept(())
+    for token in text[60:]:
+        first.propose(8)
+        first.accept((token,))
+    after, alone = second.propose(8), stranger.propose(8)
+    assert after.tokens == alone.tokens
+    assert alone.chances == before
+    assert min(after.chances) > max(alone.chances)
+
+
+def test_one_that_remembers_by_itself_drafts_alone() -> None:
+    with pytest.raises(ValueError, match="one text at a time"):
+        MixtureDrafter(memory=True).beside()

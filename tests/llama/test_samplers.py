@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.llama_chain import SETTINGS, LlamaChain, chains, compare, make_chain, some_logits, some_text
+from support.llama_chain import INFILL, SETTINGS, LlamaChain, chains, compare, make_chain, some_logits, some_text
 
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import Distribution
@@ -56,6 +56,31 @@ def test_law_equals_llama_cpp_on_a_large_vocabulary(name: str, word_vocabulary: 
         token = int(likely[0])
         ours.accept(token)
         theirs.accept(token)
+
+
+@pytest.mark.parametrize("name", INFILL)
+def test_infill_is_llama_cpps(name: str, word_vocabulary: Vocabulary, demo_vocabulary: Vocabulary) -> None:
+    """It ends the text, takes one token, or leaves a choice: each of them happens."""
+    rng = np.random.default_rng(12)
+    for vocabulary in (word_vocabulary, demo_vocabulary):
+        ends = [token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token)]
+        s = Sampling(**{"temperature": 0.8, "seed": 5} | INFILL[name])
+        ours, theirs = chains(vocabulary, s, vocabulary.n_vocab)
+        prompt = some_text(rng, 30, vocabulary.n_vocab)
+        ours.begin(prompt)
+        theirs.begin(prompt)
+        seen = set()
+        for i in range(60):
+            logits = some_logits(rng, i, vocabulary.n_vocab)
+            # Few likely tokens, of which some begin like others, and an end whose chance grows and shrinks.
+            logits[rng.choice(np.arange(250, 273), 4, replace=False)] += rng.uniform(4, 14, 4)
+            logits[ends[0]] += i % 16
+            law = ours.distribution(logits)
+            compare(law, theirs.law(logits))
+            seen.add("end" if law.ids[0] in ends and law.ids.size == 1 else min(law.ids.size, 2))
+            ours.accept(prompt[i % 30])
+            theirs.accept(prompt[i % 30])
+        assert seen >= ({"end", 1} if s.greedy else {"end", 1, 2})
 
 
 @settings(max_examples=800, deadline=None, derandomize=True, database=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from support.laws import next_law
 from support.llama_chain import OPEN, SETTINGS, chains, check_law, compare, make_chain, some_logits
+from support.vocabulary_files import WORDS, write_words
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.samplers import SamplerChain
@@ -220,6 +222,26 @@ def test_penalties_that_leave_no_number() -> None:
 def test_a_bias_of_an_unknown_token(token: int) -> None:
     with pytest.raises(ValueError, match=f"^logit bias of token {token}, but the vocabulary has tokens 0 to 49 only$"):
         make_chain(Sampling(1.0, logit_bias=((3, 1.0), (token, 1.0))), 50)
+
+
+def test_infill_needs_a_vocabulary_that_ends_texts(tmp_path: Path, word_vocabulary: Vocabulary) -> None:
+    """In llama.cpp each of these ends the process."""
+
+    class Endless(Vocabulary):
+        end_of_turn = None
+
+    s = Sampling(1.0, samplers=("top_k", "infill"))
+    with pytest.raises(ValueError, match=r"^infill needs a vocabulary"):
+        make_chain(s, 50)
+    word_vocabulary.sampler(s)
+    with Vocabulary(write_words(tmp_path / "long.gguf", [*WORDS, "a" * 513])) as long:
+        long.sampler(Sampling(1.0))
+        with pytest.raises(ValueError, match=r"infill cannot be used .*: its vocabulary has a token of more than 512"):
+            long.sampler(s)
+    with Endless(tmp_path / "long.gguf") as endless:
+        endless.sampler(Sampling(1.0))
+        with pytest.raises(ValueError, match=r"infill cannot be used .*: its vocabulary has no token that ends a text"):
+            endless.sampler(s)
 
 
 def test_dry_needs_a_vocabulary() -> None:

@@ -19,7 +19,7 @@ from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.llama.context import MAX_EVALUATE
+from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.sequences import Sequences
 from ngramspec.llama.target import Target
 from ngramspec.sampling.logprobs import logprobs

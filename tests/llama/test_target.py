@@ -22,9 +22,10 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.choice import Exact
 from ngramspec.llama import amx, devices, huge_pages, log
 from ngramspec.llama import target as target_module
-from ngramspec.llama.context import MAX_EVALUATE
 from ngramspec.llama.kv_cache import CacheShape
-from ngramspec.llama.target import TAIL, Target
+from ngramspec.llama.lane import TAIL
+from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 
 DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"

@@ -88,6 +88,14 @@ def test_a_bias_that_is_none(bias: float) -> None:
         ({"samplers": ("top_k",)}, "temperature is 0.8, but samplers leaves it out, which means 1"),
         ({"samplers": ("top_k",), "temperature": 0.0}, "temperature is 0.0, but samplers leaves it out"),
         ({"samplers": ("top_k",), "temperature": 1.0, "dynatemp_range": 0.5}, "dynatemp_range is set"),
+        ({"samplers": ("infill", "top_k", "temperature")}, "names infill without top_k before it"),
+        ({"samplers": ("infill", "temperature")}, "names infill without top_k before it"),
+        ({"samplers": ("top_k", "infill", "temperature"), "top_k": 0}, "top_k is 0, but must be 1 to 256 before"),
+        ({"samplers": ("top_k", "infill", "temperature"), "top_k": 257}, "top_k is 257, but must be 1 to 256 before"),
+        (
+            {"samplers": ("top_k", "infill", "temperature"), "grammar": "root ::= [a]"},
+            "infill ends a text where",
+        ),
         ({"mirostat": 1, "top_k": 5}, "mirostat takes the place of other samplers; leave out top_k"),
         ({"mirostat": 2, "repeat_penalty": 1.1}, "mirostat takes the place of .* leave out repeat_penalty"),
         ({"mirostat": 2, "xtc_probability": 0.1}, "mirostat takes the place of .* leave out xtc_probability"),
@@ -109,6 +117,7 @@ def test_settings_that_go_together() -> None:
     Sampling(0.8, mirostat=2, logit_bias=((1, 2.0),), grammar='root ::= "a"', seed=5)
     Sampling(1.0, samplers=())
     Sampling(samplers=("temperature",))
+    Sampling(1.0, samplers=("top_k", "top_p", "infill"), top_k=256)
     Sampling(0.0, repeat_penalty=1.2, dry_multiplier=0.5, top_k=5, grammar='root ::= "a"')
 
 
@@ -130,6 +139,7 @@ def test_greedy_is_temperature_0_without_a_range() -> None:
         ({"dry_multiplier": 0.1}, True),
         ({"logit_bias": ((1, 1.0),)}, True),
         ({"grammar": 'root ::= "a"'}, True),
+        ({"samplers": ("top_k", "infill", "temperature")}, True),
     ],
     ids=str,
 )
@@ -145,6 +155,7 @@ def test_mirostat_selects() -> None:
     ("text", "names"),
     [
         ("top_k;temperature", ("top_k", "temperature")),
+        ("top_k;top_p;infill", ("top_k", "top_p", "infill")),
         (" Top-K ; typical_p;temp ", ("top_k", "typ_p", "temperature")),
         ("top-n-sigma;min-p;typical;nucleus", ("top_n_sigma", "min_p", "typ_p", "top_p")),
         (";".join(SAMPLERS), SAMPLERS),

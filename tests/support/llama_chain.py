@@ -78,6 +78,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 """By name, beside temperature 0.8 and seed 5."""
 
+INFILL: dict[str, dict[str, Any]] = {
+    "infill": {"samplers": ("top_k", "top_p", "infill"), "temperature": 1.0, "top_p": 0.9},
+    "infill, wide": {"samplers": ("top_k", "infill", "temperature"), "top_k": 200},
+    "infill first": {"samplers": ("penalties", "top_k", "infill", "min_p"), "temperature": 1.0, **PENALTIES},
+    "infill last": {"samplers": ("top_p", "temperature", "top_k", "infill"), "top_k": 7},
+    "greedy, infill": {"samplers": ("top_k", "top_p", "infill", "temperature"), "temperature": 0.0},
+}
+"""The same for the sampler that looks at what the tokens of the vocabulary say."""
+
 CANDIDATE = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
 
 
@@ -122,6 +131,7 @@ class LlamaChain:
             "temperature": lambda: llama.llama_sampler_init_temp_ext(
                 s.temperature, s.dynatemp_range, s.dynatemp_exponent
             ),
+            "infill": lambda: llama.llama_sampler_init_infill(vocab),
         }
         for name in s.samplers:
             self._add(make[name]())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import gguf
@@ -15,12 +15,23 @@ FIRST_WORD = 259
 WORDS = ("a", "b", "c", "ab", "bc", " a", "\u00e9", '{"', '":', "true", "tr", "}", "1", "12")
 
 
-def write_vocabulary(path: Path, *, template: bool = True, chatml: bool = True) -> Path:
+def write_vocabulary(
+    path: Path,
+    *,
+    template: bool = True,
+    chatml: bool = True,
+    controls: Sequence[str] = (),
+    fill_in: bool = True,
+    ids: Mapping[str, int] | None = None,
+) -> Path:
     """Copy the demo model's vocabulary.
 
     Args:
         template: with its chat template.
         chatml: with the tokens of ChatML; else they are ordinary text.
+        controls: further control tokens, behind its own 4,096.
+        fill_in: with the tokens for filling gaps; else they have other names.
+        ids: further keys.
     """
     reader = gguf.GGUFReader(DEMO)
     writer = gguf.GGUFWriter(path, reader.fields["general.architecture"].contents())
@@ -32,8 +43,14 @@ def write_vocabulary(path: Path, *, template: bool = True, chatml: bool = True) 
         value = field.contents()
         if name == "tokenizer.ggml.tokens" and not chatml:
             value = [token.replace("<|im_", "<|xx_") for token in value]
+        if name == "tokenizer.ggml.tokens":
+            value = [*(token if fill_in else token.replace("<|fim_", "<|xx_fim_") for token in value), *controls]
+        if name == "tokenizer.ggml.token_type":
+            value = [*value, *([gguf.TokenType.CONTROL] * len(controls))]
         kind = field.types[0]
         writer.add_key_value(name, value, kind, field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
+    for name, token in (ids or {}).items():
+        writer.add_uint32(name, token)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

@@ -48,6 +48,20 @@ class MixtureDrafter(Drafter):
         self._drawn, self._blind = OutcomeMap(), OutcomeMap()
         self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
 
+    def beside(self) -> MixtureDrafter:
+        """A drafter for another text at the same time: it has a context of its own, and shares memory and judgement.
+
+        Raises:
+            ValueError: this one remembers requests by itself, which come one after the other.
+        """
+        if self._own is not None:
+            raise ValueError("a drafter that remembers requests by itself drafts for one text at a time")
+        other = MixtureDrafter()
+        other._guesser.memory = self._guesser.memory
+        other._guesser.odds = self._guesser.odds.beside()
+        other._drawn, other._blind = self._drawn, self._blind
+        return other
+
     def begin(self, prompt: Sequence[int]) -> None:
         if self._own is not None:
             before = self._guesser.text()

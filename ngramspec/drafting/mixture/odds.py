@@ -67,6 +67,14 @@ class ChanceMixer:
         self._bias = array("d", bytes(8 * BIAS_ROOM))
         self._slope = array("d", [1.0]) * BIAS_ROOM
 
+    def beside(self) -> ChanceMixer:
+        """A mixer with cells of its own that learns together with this one: what either learns, both know."""
+        other: ChanceMixer = ChanceMixer(len(self.p), (1, 1))
+        other._rate, other._seen, other._odds = self._rate, self._seen, self._odds
+        other._first, other._second = self._first, self._second
+        other._bias, other._slope = self._bias, self._slope
+        return other
+
     def expect(self, source: int, state: int, p: float) -> None:
         """The probability that a state starts from."""
         self._rate[source * STATES + state] = p

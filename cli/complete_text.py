@@ -1,0 +1,80 @@
+"""What `ngramspec complete` goes on with: a text, or two texts with a gap between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from ngramspec.fill_in import Limits, fill_in
+from ngramspec.llama.target import Target
+
+from .console import fail, note, read_stdin, read_text, usage_error
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """What was read.
+
+    Attributes:
+        before: the text to continue.
+        after: what stands behind the gap; None: there is none, the text goes on at its end.
+    """
+
+    before: str
+    after: str | None = None
+
+    def around(self, text: str) -> str:
+        """The whole, with `text` in the gap."""
+        return f"{self.before}{text}{self.after or ''}"
+
+
+def read_texts(source: str, suffix: str | None) -> Texts:
+    """Read what is named, "-" being stdin; ends the program if it is not UTF-8, or there is nothing to go by."""
+    if suffix is not None and suffix == source:
+        usage_error(f"the texts before and after the gap are the same: {'stdin' if source == '-' else source}")
+    if suffix == "":
+        usage_error("the name of the --suffix file is empty")
+    before = _read(source, "no text to continue: name a file, or pipe one in (see ngramspec complete --help)")
+    after = None if suffix is None else _read(suffix, "nothing stands behind the gap: pipe it in, or name its file")
+    if not before and not after:
+        name = "standard input" if source == "-" else source
+        fail(f"{name} is empty: there is nothing to continue" if after is None else "nothing stands round the gap")
+    return Texts(before, after)
+
+
+def _read(source: str, wanted: str) -> str:
+    return read_stdin(wanted) if source == "-" else read_text(Path(source))
+
+
+def prompt_of(target: Target, texts: Texts, limit: int, truncate: bool) -> list[int]:
+    """The tokens that the model continues; ends the program where they leave no room for an answer.
+
+    Raises:
+        NoFillIn: there is a gap, and the model cannot fill it.
+    """
+    prompt = target.tokenize(texts.before) if texts.after is None else fill_in(target, texts.before, texts.after)
+    if len(prompt) < target.n_ctx:
+        return prompt
+    if not truncate:
+        kept = "the text's tail" if texts.after is None else "what is next to the gap"
+        fail(
+            f"the text has {len(prompt)} tokens, but the context holds {target.n_ctx} and needs room for an answer;"
+            f" raise -c/--ctx-size, or keep only {kept} with --truncate"
+        )
+    keep = target.n_ctx - min(limit, target.n_ctx // 2)
+    if texts.after is None:
+        note(f"the text has {len(prompt)} tokens; its last {keep} are used")
+        # What the model wants at the start of every text is not the text's.
+        bos = target.tokenize("")[:1]
+        bos = bos if bos == prompt[:1] else []
+        return bos + prompt[len(bos) - keep :]
+    return _cut_round_gap(target, texts.before, texts.after, keep)
+
+
+def _cut_round_gap(target: Target, before: str, after: str, keep: int) -> list[int]:
+    """So many tokens, three before the gap to one after it; what one side does not need goes to the other."""
+    room = keep - len(fill_in(target, "", ""))
+    sizes = [len(target.tokenize(text, add_bos=False)) for text in (before, after)]
+    behind = min(sizes[1], max(room // 4, room - sizes[0]))
+    note(f"the texts have {sum(sizes)} tokens; the {room - behind} before the gap and the {behind} after it are used")
+    return fill_in(target, before, after, limits=Limits(room - behind, behind))

@@ -1,0 +1,160 @@
+"""`Job`: a request at work in a lane: its prompt is read chunk by chunk, then its text is written token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+
+import numpy as np
+
+from ngramspec.backend import Lane, Logits, Vocabulary
+from ngramspec.batching.request import Done, Event, Failed, Listener, Prefilled, Request, Started
+from ngramspec.decoding.generation import Generation
+from ngramspec.decoding.speculation import Proposer
+from ngramspec.decoding.step import Stats, Step
+from ngramspec.errors import NGramSpecError
+
+
+class Job:
+    """A request on its way from the queue to its end. It is its own `Ticket`.
+
+    Args:
+        request: what was asked.
+        listener: is told of every event.
+        clock: tells the seconds that it takes.
+
+    Attributes:
+        request: as above.
+        generation: the text; None until the job is ready, and where none is asked for.
+        proposer: drafts for it.
+        lane: that it works in; None while it waits and after its end.
+        prefilled: tokens of the prompt that the lane holds.
+        cached: how many of them were there before.
+        cancelled: whether it is to end before the next pass.
+        stats: counters over its passes.
+        answer: the tokens that it emitted.
+    """
+
+    def __init__(self, request: Request, listener: Listener, clock: Callable[[], float]) -> None:
+        self.request = request
+        self.generation: Generation | None = None
+        self.proposer = Proposer(None)
+        self.lane: Lane | None = None
+        self.prefilled = self.cached = 0
+        self.cancelled = False
+        self.stats = Stats()
+        self.answer: list[int] = []
+        self._listener = listener
+        self._clock = clock
+        self._reader: Generator[int, None, Logits] | None = None
+        self._began = self._read = self._clock()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+    @property
+    def reading(self) -> bool:
+        """Whether its prompt is not read to the end."""
+        return self._reader is not None
+
+    def prepare(
+        self,
+        vocabulary: Vocabulary,
+        shown: Callable[[int], bytes],
+        *,
+        n_ctx: int,
+        n_vocab: int,
+        counts_calls: bool,
+    ) -> None:
+        """Check the request, and ready what chooses its tokens.
+
+        Raises:
+            NGramSpecError, ValueError: the request is wrong.
+        """
+        request = self.request
+        generation = Generation(
+            request.prompt,
+            vocabulary,
+            n_ctx=n_ctx,
+            n_vocab=n_vocab,
+            max_tokens=max(1, request.max_tokens),
+            sampling=request.sampling,
+            stop=request.stop,
+            logprobs=request.logprobs,
+            counts_calls=counts_calls,
+            piece=shown if request.controls else None,
+        )
+        self.generation = generation if request.max_tokens else None
+
+    def start(self, lane: Lane, proposer: Proposer, *, aligned: bool, most: Callable[[], int]) -> None:
+        """Begin to read the prompt, in a lane that was made to hold what is known of it.
+
+        Args:
+            lane: to work in.
+            proposer: drafts for this text from here on.
+            aligned, most: see `Lane.reading`.
+        """
+        self.lane, self.proposer = lane, proposer
+        if not self.request.cache_prompt:
+            lane.clear()
+        self._began = self._clock()
+        self._reader = lane.reading(self.request.prompt, aligned=aligned, most=most)
+        self.prefilled = self.cached = next(self._reader)
+        self.tell(Started(lane.number, self.cached))
+        if self.generation is not None:
+            self.generation.begin(proposer)
+
+    def read(self) -> Step | None:
+        """Read a chunk of the prompt; the first token's step after the last one, if a text was asked for.
+
+        Raises:
+            TargetError: the pass failed.
+            BadLogits, GrammarError: no token could be chosen.
+        """
+        assert self._reader is not None
+        try:
+            self.prefilled = next(self._reader)
+            self.tell(Prefilled(self.prefilled, len(self.request.prompt)))
+            return None
+        except StopIteration as end:
+            row: Logits = end.value
+        self._reader = None
+        self.prefilled = len(self.request.prompt)
+        self._read = self._clock()
+        self.tell(Prefilled(self.prefilled, self.prefilled))
+        if self.generation is None:
+            return None
+        step = self.generation.first(row[np.newaxis], self.proposer)
+        step.seconds = self._read - self._began
+        self.proposer.first(step.tokens[0])
+        return step
+
+    def emit(self, step: Step) -> None:
+        """Count a step, and tell of it."""
+        self.stats.add(step)
+        self.answer += step.tokens
+        self.tell(step)
+
+    def finish(self, error: NGramSpecError | ValueError | None = None) -> None:
+        """End it, and leave in its lane what was read and written."""
+        generation, lane = self.generation, self.lane
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None
+        elif generation is not None and lane is not None and len(lane.tokens) > generation.settled:
+            lane.rollback(generation.settled)
+        self.lane = None
+        if error is not None:
+            self.tell(Failed(error))
+            return
+        now = self._clock()
+        read = self._read if lane is not None and self._read >= self._began else now
+        stop = generation.stop if generation is not None else None
+        reason = stop or ("cancelled" if self.cancelled else "prefilled")
+        self.tell(Done(reason, self.stats, self.cached, read - self._began, now - read))
+
+    def tell(self, event: Event) -> None:
+        """Tell the listener; one that fails has nobody behind it any more."""
+        try:
+            self._listener(event)
+        except Exception:
+            self.cancelled = True

@@ -1,0 +1,160 @@
+"""A text with a gap in it as a prompt: what stands before and after the gap, and other files of the same project.
+
+Models that fill gaps have tokens that say which part is which (fill in the middle: Bavarian et al. 2022, "Efficient
+training of language models to fill in the middle"). What such a model is shown, and goes on with what belongs in the
+gap:
+
+    <bos> <repo>myproject\\n <sep>a.py\\n... <sep>b.py\\n... <sep>filename\\n <pre>before the gap<suf>after it<mid>
+
+This is the layout of llama-server's `/infill`, which editors know, with its limits: what stands next to the gap
+counts most, of the other files the last. It differs in one thing: `<bos>`, where the model wants one, is the first
+token, as the model learnt it, while llama-server puts it between the other files and `<pre>`. Names of a project and
+of the file itself are not told by any client; the words that stand for them are llama-server's.
+
+Texts are text: what looks like a control token in one is no control token. Knows no llama.cpp.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self, runtime_checkable
+
+from ngramspec.errors import ModelError
+from ngramspec.tokens import Tokenizer
+
+_PROJECT, _FILE = "myproject", "filename"
+_SNIPPET = "\n\n--- snippet ---\n\n"  # in front of a file, where the model has no token for that
+
+
+class FillInTokens(NamedTuple):
+    """Ids of the tokens that mark the parts; None for each that the vocabulary lacks.
+
+    Attributes:
+        prefix: in front of what stands before the gap.
+        suffix: in front of what stands after it.
+        middle: in front of what fills it.
+        project: in front of the name of a project.
+        file: in front of the name of a file.
+    """
+
+    prefix: int | None
+    suffix: int | None
+    middle: int | None
+    project: int | None = None
+    file: int | None = None
+
+
+@runtime_checkable
+class FillInTokenizer(Tokenizer, Protocol):
+    """A tokenizer that may know how its model wants gaps to be shown."""
+
+    @property
+    def fill_in_tokens(self) -> FillInTokens: ...
+
+
+class NoFillIn(ModelError):  # noqa: N818 - reads better where it is raised
+    """The model has no tokens for filling a gap."""
+
+
+class Extra(NamedTuple):
+    """Another file, or a part of one."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much of each part is shown, in tokens; None: all of it. What is nearest to the gap stays.
+
+    Attributes:
+        before: of what stands before the gap, without the `prompt`.
+        after: of what stands after it, less the tokens of the `prompt`.
+        others: of the other files together, with their names and marks.
+    """
+
+    before: int | None = None
+    after: int | None = None
+    others: int | None = None
+
+    @classmethod
+    def within(cls, n_ctx: int, *, near: int, n_predict: int) -> Self:
+        """llama-server's limits: three quarters of `near` before the gap, one after it; other files fill the rest.
+
+        Args:
+            n_ctx: most tokens of prompt and answer together.
+            near: most tokens that may stand next to the gap, marks included; less where the context is small.
+            n_predict: most tokens of the answer. Twice the room is left for it, and at least an eighth of `near`: a
+                request for no answer, which only fills the cache, then shows what the next one will show.
+        """
+        left = max(2 * n_predict, near // 8)
+        near = min(near, max(n_ctx - left, n_ctx // 2))
+        quarter = near // 4
+        return cls(3 * quarter, max(0, quarter - 2), max(0, n_ctx - near - left))
+
+
+def check_fill_in(tokenizer: Tokenizer) -> FillInTokens:
+    """The tokens for filling gaps. Raises NoFillIn where one of the three that are needed is missing."""
+    known = tokenizer.fill_in_tokens if isinstance(tokenizer, FillInTokenizer) else FillInTokens(None, None, None)
+    missing = [name for name in ("prefix", "suffix", "middle") if getattr(known, name) is None]
+    if missing:
+        raise NoFillIn(
+            "this model cannot fill in the middle: its vocabulary has no token for"
+            f" {', '.join(missing)}; use one that can, such as Qwen2.5-Coder"
+        )
+    return known
+
+
+def fill_in(
+    tokenizer: Tokenizer,
+    before: str,
+    after: str,
+    *,
+    prompt: str = "",
+    others: Sequence[Extra] = (),
+    limits: Limits | None = None,
+    suffix_first: bool = False,
+) -> list[int]:
+    """Token ids of a prompt after which the model says what fills a gap.
+
+    Args:
+        tokenizer: of the model.
+        before: the text before the gap.
+        after: the text behind it.
+        prompt: how the text in the gap begins, or what else stands right before the gap; it is shown whole.
+        others: other files, the most important last.
+        limits: how much of each is shown; None: all.
+        suffix_first: show what stands after the gap first, as Codestral wants it.
+
+    Raises:
+        NoFillIn: the model has no tokens for that.
+    """
+    marks = check_fill_in(tokenizer)
+    assert marks.prefix is not None
+    assert marks.suffix is not None
+    assert marks.middle is not None
+    limits = limits or Limits()
+
+    def tokens(text: str) -> list[int]:
+        return tokenizer.tokenize(text, add_bos=False) if text else []
+
+    around: list[int] = []
+    if marks.project is not None:
+        around += [marks.project, *tokens(f"{_PROJECT}\n")]
+    for name, text in others:
+        heading = tokens(_SNIPPET) if marks.file is None else [marks.file, *tokens(f"{name}\n")]
+        around += [*heading, *tokens(text)]
+    if marks.file is not None:
+        around += [marks.file, *tokens(f"{_FILE}\n")]
+
+    begun = tokens(prompt)
+    start = [marks.prefix, *_last(tokens(before), limits.before), *begun]
+    end = [marks.suffix, *tokens(after)[: None if limits.after is None else max(0, limits.after - len(begun))]]
+    bos = tokenizer.tokenize("")[:1]
+    near = [*end, *start] if suffix_first else [*start, *end]
+    return [*bos, *_last(around, limits.others), *near, marks.middle]
+
+
+def _last(tokens: list[int], count: int | None) -> list[int]:
+    return tokens if count is None else tokens[max(0, len(tokens) - count) :]

@@ -1,0 +1,132 @@
+"""`Passes`: one `llama_decode` over tokens of one sequence or of several, and the logits after them.
+
+A pass that fails leaves no cache of the context with anything that is not provably right. llama.cpp is handed in by
+`ngramspec.llama.context`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ngramspec.backend import Logits
+from ngramspec.errors import TargetError
+from ngramspec.llama.state import Cache
+
+MAX_EVALUATE = 64
+"""Most rows of logits of a pass: the buffer is reserved for this many."""
+
+
+class Feed(NamedTuple):
+    """What a pass appends to one sequence.
+
+    Attributes:
+        cache: of the sequence.
+        tokens: at least one.
+        rows: for how many of the last of them there will be logits.
+    """
+
+    cache: Cache
+    tokens: Sequence[int]
+    rows: int
+
+
+class Passes:
+    """The passes of an open context, which it frees.
+
+    Args:
+        api: the llama_cpp module.
+        context: llama.cpp's handle.
+        caches: of all the sequences that will be fed, by number.
+        owner: what holds the model; rows of logits keep it alive.
+        n_batch: most tokens of a pass.
+        n_vocab: length of a row of logits.
+    """
+
+    def __init__(
+        self, api: Any, context: Any, caches: Sequence[Cache], owner: object, *, n_batch: int, n_vocab: int
+    ) -> None:
+        self._api = api
+        self._context = context
+        self._caches = caches
+        # The owner holds the passes; a ring would keep models in memory after their last use.
+        self._owner = weakref.ref(owner)
+        self.n_batch = n_batch
+        self.n_vocab = n_vocab
+        batch = self._batch = api.llama_batch_init(n_batch, 0, 1)
+        self._tokens = np.ctypeslib.as_array(batch.token, (n_batch,))
+        self._positions = np.ctypeslib.as_array(batch.pos, (n_batch,))
+        self._asked = np.ctypeslib.as_array(batch.logits, (n_batch,))
+        self._sequences = np.zeros(n_batch, np.int32)
+        for i in range(n_batch):
+            batch.n_seq_id[i] = 1
+            batch.seq_id[i][0] = 0
+
+    def check(self) -> None:
+        """Raise ValueError if the context was closed."""
+        if not self._context:
+            raise ValueError("the context is closed")
+
+    def decode(self, feeds: Sequence[Feed]) -> None:
+        """Append to the sequences of `feeds`, each in it once, with at most `n_batch` tokens in all.
+
+        Raises:
+            TargetError: llama.cpp could not. The caches then hold what they held before, or less of it.
+        """
+        end = 0
+        for cache, tokens, rows in feeds:
+            start, end = end, end + len(tokens)
+            self._tokens[start:end] = tokens
+            self._positions[start:end] = np.arange(cache.length, cache.length + len(tokens))
+            self._asked[start : end - rows] = 0
+            self._asked[end - rows : end] = 1
+            for i in np.flatnonzero(self._sequences[start:end] != cache.sequence):
+                self._batch.seq_id[start + i][0] = cache.sequence
+            self._sequences[start:end] = cache.sequence
+        self._batch.n_tokens = end
+        before = {cache.sequence: cache.length for cache, _, _ in feeds}
+        try:
+            status = self._api.llama_decode(self._context, self._batch)
+            if status != 0:
+                at = ", ".join(f"{len(tokens)} tokens at position {cache.length}" for cache, tokens, _ in feeds)
+                raise TargetError(f"llama_decode returned {status} for {at}")
+            for cache, tokens, _ in feeds:
+                cache.decoded(len(tokens), alone=len(feeds) == 1)
+            for cache in self._caches:
+                if cache.sequence not in before:
+                    cache.passed_by()
+        except BaseException:
+            for cache in self._caches:
+                if cache.sequence in before:
+                    cache.recover(before[cache.sequence])
+                else:
+                    cache.disturbed()
+            raise
+
+    def logits(self, rows: int, behind: int = 0) -> Logits:
+        """Rows of the last pass, in the order of its feeds, without the last `behind` of them; shape (rows, n_vocab).
+
+        A view of llama.cpp's buffer, valid until the next pass.
+        """
+        if not rows:
+            return np.empty((0, self.n_vocab), np.float32)
+        first = self._api.llama_get_logits_ith(self._context, -rows - behind)
+        if not first:
+            raise TargetError("llama.cpp returned no logits")
+        size = rows * self.n_vocab * ctypes.sizeof(ctypes.c_float)
+        buffer: Any = (ctypes.c_char * size).from_address(ctypes.addressof(first.contents))
+        # The rows keep the buffer alive, and so the context behind it.
+        buffer.owner = self._owner()
+        found: Logits = np.ndarray((rows, self.n_vocab), np.float32, buffer)
+        return found
+
+    def close(self) -> None:
+        """Free the context; lanes in it raise ValueError from then on."""
+        if self._context:
+            self._api.llama_batch_free(self._batch)
+            self._api.llama_free(self._context)
+            self._context = None

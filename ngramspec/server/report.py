@@ -1,0 +1,77 @@
+"""What an answer tells of itself in every dialect of llama-server: usage, timings, finish reasons, logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ngramspec.batching.request import Done
+from ngramspec.sampling.logprobs import Logprobs
+from ngramspec.server.served import ServedModel
+from ngramspec.version import __version__
+
+FINGERPRINT = f"ngramspec-{__version__}"
+
+
+def timings(prompt_tokens: int, done: Done) -> dict[str, Any]:
+    """llama-server's `timings`; what was drafted is told only where something was, and so are close calls."""
+    stats = done.stats
+    told = {
+        "cache_n": done.cached,
+        **_rates("prompt", prompt_tokens - done.cached, done.prompt_seconds),
+        **_rates("predicted", stats.generated, done.seconds),
+    }
+    if stats.drafted:
+        told |= {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
+    if stats.close_calls:
+        told["close_calls"] = stats.close_calls
+    return told
+
+
+def _rates(what: str, tokens: int, seconds: float) -> dict[str, Any]:
+    return {
+        f"{what}_n": tokens,
+        f"{what}_ms": 1000 * seconds,
+        f"{what}_per_token_ms": 1000 * seconds / tokens if tokens else 0.0,
+        f"{what}_per_second": tokens / seconds if seconds else 0.0,
+    }
+
+
+def usage(prompt_tokens: int, cached: int, completion_tokens: int) -> dict[str, Any]:
+    """OpenAI's `usage`; `cached`: how many of the prompt's tokens were in the cache."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def logprobs_content(model: ServedModel, found: Sequence[Logprobs]) -> list[dict[str, Any]]:
+    """Logprobs as a chat tells them, with llama-server's ids."""
+    return [
+        {
+            **_token(model, one.token, one.logprob),
+            "top_logprobs": [_token(model, token, logprob) for token, logprob in one.top],
+        }
+        for one in found
+    ]
+
+
+def _token(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
+    raw = model.vocabulary.piece(token)
+    return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": finite(logprob)}
+
+
+def finite(logprob: float) -> float:
+    """A logprob that JSON can hold: that of a token which cannot come is OpenAI's, -9999."""
+    return max(logprob, -9999.0)
+
+
+def token_text(model: ServedModel, token: int) -> str:
+    """A token as a key of a table: half a character is spelled in bytes, as OpenAI does it."""
+    raw: bytes = model.vocabulary.piece(token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

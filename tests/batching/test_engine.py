@@ -1,0 +1,295 @@
+"""The engine: every text is the one that its request gets alone, and nothing that happens to one touches another."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from support.ear import WAIT, Ear
+from support.mock_shared import MockShared
+from support.mock_target import MockTarget, plain_generate
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.request import ClosedError, Done, Event, Failed, Prefilled, Request, Started
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.step import Step
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.drafting.recall import Recall
+from ngramspec.errors import PromptError, TargetError
+from ngramspec.exactness.auto import Footing
+from ngramspec.sampling.settings import Sampling
+
+CHEAP = CostCurve({1: 1e-3, 64: 2e-3})
+"""Drafts pay."""
+
+
+@contextmanager
+def running(model: MockShared, **settings: Any) -> Iterator[Engine]:
+    settings.setdefault("calibration", Calibration.given(CostCurve.from_json(CHEAP.to_json())))
+    settings.setdefault("drafter", MixtureDrafter(Recall()))
+    settings.setdefault("clock", model.clock.perf_counter)
+    engine = Engine(model, model.lanes[0], shown=model.lanes[0].piece, **settings)
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def ask(engine: Engine, prompt: list[int], tokens: int = 60, **rest: Any) -> Ear:
+    ear = Ear()
+    engine.submit(Request(prompt, tokens, **rest), ear)
+    return ear
+
+
+def prompts(n: int, length: int = 30) -> list[list[int]]:
+    return [[(7 * i + j * (i + 2)) % 16 for j in range(length + 5 * i)] for i in range(n)]
+
+
+def alone(prompt: list[int], tokens: int = 60, sampling: Sampling | None = None, **settings: Any) -> list[int]:
+    return plain_generate(MockTarget(**settings), prompt, tokens, sampling or Sampling())
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("lanes", [1, 3, 4])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+def test_texts_are_those_of_each_request_alone(split: bool, lanes: int, temperature: float) -> None:
+    model = MockShared(lanes, split=split, peak=5.0)
+    with running(model) as engine:
+        asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(7))]
+        ears = [ask(engine, prompt, sampling=sampling) for prompt, sampling in asked]
+        for ear in ears:
+            assert ear.wait().reason == "length"
+    for ear, (prompt, sampling) in zip(ears, asked, strict=True):
+        assert ear.tokens == alone(prompt, sampling=sampling, peak=5.0)
+    assert any(size > 1 for done in model.passes for _, size in done)
+    assert max(map(len, model.passes)) == lanes
+    assert all(len(lane.tokens) <= lane.n_ctx for lane in model.lanes)
+
+
+def test_events_come_in_order_and_counters_add_up() -> None:
+    model = MockShared(2, peak=6.0, n_batch=16)
+    with running(model) as engine:
+        ears = [ask(engine, prompt, 40) for prompt in prompts(3, 50)]
+        ends = [ear.wait() for ear in ears]
+        report = engine.report()
+    for ear, end in zip(ears, ends, strict=True):
+        kinds = [type(event) for event in ear.events]
+        assert kinds[0] is Started
+        assert kinds[1] is Prefilled
+        assert kinds[-1] is Done
+        steps = [event for event in ear.events if isinstance(event, Step)]
+        assert kinds[-1 - len(steps) : -1] == [Step] * len(steps)
+        assert end.stats.generated == 40 == len(ear.tokens)
+        assert sum(step.seconds for step in steps) == pytest.approx(end.stats.seconds + end.stats.prefill_seconds)
+    assert report.stats.generated == 120
+    assert report.stats.drafted == sum(end.stats.drafted for end in ends) > 0
+    assert report.prompt_tokens + report.cached_tokens == sum(map(len, prompts(3, 50)))
+    assert report.passes == len(model.passes)
+    assert report.busy == sum(map(len, model.passes))
+    assert not any(slot.busy for slot in report.slots)
+
+
+def test_a_prompt_goes_on_where_it_is_known() -> None:
+    model = MockShared(2)
+    with running(model, cache_room=1 << 20) as engine:
+        first, second, third = ([i] * 40 for i in (1, 2, 3))
+        for prompt in (first, second, third):
+            ask(engine, prompt, 5).wait()
+        # The third text took the lane of the first, which now takes the second's: both come back from RAM.
+        ends = [ask(engine, [*prompt, 5], 5).wait() for prompt in (first, second)]
+        assert [end.cached for end in ends] == [40, 40]
+        assert sum(lane.restored for lane in model.lanes) == 2
+        # A beginning that another lane holds is copied.
+        held = ask(engine, [*first, 5, 6, 7], 5, slot=1).wait()
+        assert held.cached >= 40
+        again = ask(engine, [*first, 5], 5, slot=1, cache_prompt=False).wait()
+        assert again.cached == 0
+
+
+def test_without_room_nothing_is_kept() -> None:
+    model = MockShared(1)
+    with running(model) as engine:
+        for prompt in ([1] * 40, [2] * 40):
+            ask(engine, prompt, 5).wait()
+        assert ask(engine, [1] * 41, 5).wait().cached == 0
+
+
+def test_a_cancelled_request_ends_and_leaves_the_others_alone() -> None:
+    gate = threading.Event()
+    model = MockShared(2, fails=lambda parts: len(parts) == 2 and not gate.wait(WAIT))
+    with running(model) as engine:
+        asked = prompts(3)
+        stays, goes, waits = Ear(), Ear(), Ear()
+        engine.submit(Request(asked[0], 50), stays)
+        ticket = engine.submit(Request(asked[1], 50), goes)
+        queued = engine.submit(Request(asked[2], 50), waits)
+        while not any(isinstance(event, Step) for event in goes.events):
+            goes.heard.get(timeout=WAIT)
+        ticket.cancel()
+        queued.cancel()
+        gate.set()
+        assert goes.wait().reason == waits.wait().reason == "cancelled"
+        assert stays.wait().reason == "length"
+        assert stays.tokens == alone(asked[0], 50)
+        assert goes.tokens == alone(asked[1], 50)[: len(goes.tokens)]
+        assert not waits.tokens
+        assert ask(engine, asked[2], 50).wait().reason == "length"
+
+
+def test_a_pass_that_fails_ends_only_those_that_cannot_go_on() -> None:
+    bad: set[int] = set()
+    model = MockShared(3, fails=lambda parts: any(part.lane.number in bad for part in parts))
+    with running(model) as engine:
+        ears = [ask(engine, prompt, 400) for prompt in prompts(3)]
+        for ear in ears:
+            ear.heard.get(timeout=WAIT)
+        bad.add(1)
+        ends = [ear.wait() for ear in ears]
+        failed = [ear for ear, end in zip(ears, ends, strict=True) if isinstance(end, Failed)]
+        assert len(failed) == 1
+        assert isinstance(failed[0].events[-1].error, TargetError)
+        bad.clear()
+        assert ask(engine, prompts(1)[0], 10).wait().reason == "length"
+    for ear, prompt in zip(ears, prompts(3), strict=True):
+        assert ear.tokens == alone(prompt, 400)[: len(ear.tokens)]
+        assert ear in failed or len(ear.tokens) == 400
+
+
+def test_an_error_nobody_expected_ends_what_is_at_work_and_not_the_engine() -> None:
+    def breaks(_: object) -> bool:
+        if broken:
+            raise ZeroDivisionError("a bug")
+        return False
+
+    broken, seen = [1], list[BaseException]()
+    with running(MockShared(2, fails=breaks), crashed=seen.append) as engine:
+        end = ask(engine, [1, 2, 3], 10).wait()
+        assert isinstance(end, Failed)
+        assert "ZeroDivisionError" in str(end.error)
+        broken.clear()
+        ear = ask(engine, [1, 2, 3], 10)
+        assert ear.wait().reason == "length"
+        assert ear.tokens == alone([1, 2, 3], 10)
+    assert [type(error) for error in seen] == [ZeroDivisionError]
+
+
+@pytest.mark.parametrize(
+    ("request_", "error"),
+    [
+        (Request([], 5), PromptError),
+        (Request([1] * 5000, 5), PromptError),
+        (Request([1], 5, logprobs=1000), ValueError),
+        (Request([1], 5, stop=("",)), ValueError),
+    ],
+)
+def test_a_wrong_request_fails_before_it_starts(request_: Request, error: type[Exception]) -> None:
+    with running(MockShared(1)) as engine:
+        ear = Ear()
+        engine.submit(request_, ear)
+        end = ear.wait()
+        assert isinstance(end, Failed)
+        assert isinstance(end.error, error)
+        assert len(ear.events) == 1
+        assert ask(engine, [1, 2], 5).wait().reason == "length"
+
+
+def test_nothing_is_written_where_only_the_prompt_is_wanted() -> None:
+    model = MockShared(1)
+    with running(model) as engine:
+        ear = ask(engine, [1] * 50, 0)
+        assert ear.wait().reason == "prefilled"
+        assert not ear.tokens
+        assert ask(engine, [1] * 51, 5).wait().cached == 50
+
+
+def test_stopping_lets_texts_end_and_takes_no_more() -> None:
+    model = MockShared(1)
+    engine = Engine(model, model.lanes[0], shown=model.lanes[0].piece, calibration=Calibration.given(CHEAP))
+    ears = [ask(engine, prompt, 30) for prompt in prompts(2)]
+    engine.stop(drain=WAIT)
+    assert [ear.wait().reason for ear in ears] == ["length", "length"]
+    end = ask(engine, [1], 5).wait()
+    assert isinstance(end, Failed)
+    assert isinstance(end.error, ClosedError)
+
+
+def test_stopping_at_once_cancels() -> None:
+    gate = threading.Event()
+    model = MockShared(1, n_ctx=1 << 20, fails=lambda _: not gate.wait(WAIT))
+    engine = Engine(model, model.lanes[0], shown=model.lanes[0].piece, calibration=Calibration.given(CHEAP))
+    ears = [ask(engine, prompt, 1 << 19) for prompt in prompts(2)]
+    threading.Timer(0.1, gate.set).start()
+    engine.stop()
+    assert [ear.wait().reason for ear in ears] == ["cancelled", "cancelled"]
+
+
+def test_long_prompts_and_answers_take_turns() -> None:
+    model = MockShared(2, n_batch=64, n_ctx=1 << 15)
+    order: list[str] = []
+
+    def watch(name: str) -> Callable[[Event], None]:
+        def listen(event: Event) -> None:
+            order.append(f"{name}-{type(event).__name__}")
+            ear[name](event)
+
+        return listen
+
+    ear = {"writes": Ear(), "reads": Ear()}
+    with running(model) as engine:
+        engine.submit(Request([1, 2, 3], 2000), watch("writes"))
+        ear["writes"].heard.get(timeout=WAIT)
+        engine.submit(Request([4] * 6000, 5), watch("reads"))
+        for one in ear.values():
+            one.wait()
+    began, read = order.index("reads-Started"), order.index("reads-Step")
+    between = order[began:read]
+    assert between.count("reads-Prefilled") > 90
+    assert between.count("writes-Step") > 10
+
+
+def test_sizes_of_one_class_are_kept_to() -> None:
+    """Batches of 1 to 3 agree: three texts share a pass at most, and drafts fill it no further."""
+    model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0)
+    with running(model, footing=Footing((1, 2, 3), same=True)) as engine:
+        ears = [ask(engine, prompt, 50) for prompt in prompts(4)]
+        for ear in ears:
+            ear.wait()
+    assert max(sum(size for _, size in done) for done in model.passes) == 3
+    assert {number for done in model.passes for number, _ in done} == {0, 1, 2, 3}
+
+
+def test_a_class_that_needs_padding_is_kept_to_one_by_one() -> None:
+    model = MockShared(2, peak=6.0)
+    with running(model, footing=Footing((4, 8), same=True)) as engine:
+        ears = [ask(engine, prompt, 50) for prompt in prompts(2)]
+        for ear in ears:
+            ear.wait()
+    assert {size for done in model.passes for _, size in done} <= {4, 8}
+    assert max(map(len, model.passes)) == 1
+    for ear, prompt in zip(ears, prompts(2), strict=True):
+        assert ear.tokens == alone(prompt, 50, peak=6.0)
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_where_drafts_must_be_alone_texts_together_have_none(replays: bool) -> None:
+    model = MockShared(3, drafts_alone=True, replays=replays, peak=6.0)
+    with running(model) as engine:
+        ears = [ask(engine, prompt, 120) for prompt in prompts(3)]
+        for ear in ears:
+            ear.wait()
+    for ear, prompt in zip(ears, prompts(3), strict=True):
+        assert ear.tokens == alone(prompt, 120, peak=6.0)
+    assert any(len(done) == 1 and done[0][1] > 1 for done in model.passes) or len(model.passes) > 100
+
+
+def test_what_one_text_taught_another_drafts_from() -> None:
+    heard = Recall()
+    model = MockShared(1, peak=3.0, n_vocab=64)
+    with running(model, drafter=MixtureDrafter(heard), memory=heard) as engine:
+        first = ask(engine, [1, 2, 3], 200).wait()
+        second = ask(engine, [9, 1, 2, 3], 200).wait()
+    assert second.stats.accepted > first.stats.accepted

@@ -1,0 +1,59 @@
+"""The prompt cache: the longest beginning is found, nothing is kept twice, and the oldest goes when room is short."""
+
+from __future__ import annotations
+
+import random
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ngramspec.batching.prompt_cache import PromptCache
+from ngramspec.tokens import common_prefix
+
+TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+
+
+@given(st.lists(TEXT, max_size=12), TEXT)
+def test_the_best_is_the_one_with_most_in_common(texts: list[list[int]], prompt: list[int]) -> None:
+    cache = PromptCache(1 << 20)
+    for text in texts:
+        cache.put(text, b"state")
+    kept, common = cache.best(prompt)
+    assert common == max((common_prefix(text, prompt) for text in texts), default=0)
+    assert (kept is None) == (common == 0)
+    if kept is not None:
+        assert common_prefix(kept.tokens, prompt) == common
+    assert all(cache.holds(text) for text in texts)
+
+
+def test_a_text_that_another_begins_with_is_not_kept_twice() -> None:
+    cache = PromptCache(100)
+    cache.put([1, 2], b"a" * 10)
+    cache.put([1, 2, 3], b"b" * 10)
+    cache.put([4], b"c" * 10)
+    assert cache.size == 20
+    assert cache.best([1, 2])[0] is cache.best([1, 2, 3])[0]
+
+
+def test_the_least_recently_used_go_first() -> None:
+    cache = PromptCache(30)
+    for number in range(3):
+        cache.put([number], bytes(10))
+    kept, _ = cache.best([0])
+    assert kept is not None
+    cache.used(kept)
+    cache.put([3], bytes(10))
+    assert [cache.holds([number]) for number in range(4)] == [True, False, True, True]
+    cache.put([4], bytes(31))
+    assert not cache.holds([4])
+    assert cache.size <= 30
+    cache.drop(kept)
+    assert not cache.holds([0])
+
+
+def test_it_never_takes_more_than_its_room() -> None:
+    chance = random.Random(5)
+    cache = PromptCache(1000)
+    for _ in range(500):
+        cache.put([chance.randrange(5) for _ in range(chance.randrange(1, 9))], bytes(chance.randrange(1, 400)))
+        assert cache.size <= 1000

@@ -1,0 +1,190 @@
+"""An engine that answers from a script: it satisfies `ngramspec.batching.request.Service` without a model.
+
+Each request gets a thread of its own, which tells the listener what an engine would: `Started`, `Prefilled`, steps
+made of the scripted text, `Done`. Texts stop where real ones do, since the steps are made by the engine's own
+`GenerationText`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ngramspec.backend import Vocabulary
+from ngramspec.batching.request import Done, Failed, Listener, Prefilled, Report, Request, Slot, Started
+from ngramspec.decoding.step import Stats, Step
+from ngramspec.decoding.text import GenerationText
+from ngramspec.errors import NGramSpecError
+from ngramspec.sampling.logprobs import Logprobs
+
+
+@dataclass
+class Script:
+    """What a request is answered.
+
+    Attributes:
+        text: of the answer, before stop strings and limits.
+        ends: whether the model ends it by itself; else it goes on until a limit, by repeating the text.
+        step: tokens of a step; all but the first of each are drafted.
+        wrong: told before the request is started.
+        fails: told after `after` steps.
+        cached: tokens of the prompt that are in the cache.
+        go: awaited before each step; None: no waiting.
+    """
+
+    text: str = "Hello, world"
+    ends: bool = True
+    step: int = 1
+    wrong: NGramSpecError | ValueError | None = None
+    fails: NGramSpecError | ValueError | None = None
+    after: int = 1
+    cached: int = 0
+    go: threading.Semaphore | None = None
+    begin: threading.Event | None = None
+
+
+@dataclass
+class FakeTicket:
+    """A request of the fake."""
+
+    request: Request
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+
+class FakeService:
+    """A scripted engine.
+
+    Args:
+        vocabulary: of the texts.
+        script: for every request, or what makes one of a request.
+        n_ctx: most tokens of prompt and answer.
+        slots: how many there are.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        script: Script | Callable[[Request], Script] | None = None,
+        *,
+        n_ctx: int = 512,
+        slots: int = 4,
+    ) -> None:
+        self.vocabulary = vocabulary
+        self.script = script or Script()
+        self.n_ctx = n_ctx
+        self.slots = slots
+        self.tickets: list[FakeTicket] = []
+        self.stats = Stats()
+        self._threads: list[threading.Thread] = []
+
+    @property
+    def requests(self) -> list[Request]:
+        return [ticket.request for ticket in self.tickets]
+
+    def submit(self, request: Request, listener: Listener) -> FakeTicket:
+        script = self.script(request) if callable(self.script) else self.script
+        ticket = FakeTicket(request)
+        self.tickets.append(ticket)
+        thread = threading.Thread(target=self._work, args=(ticket, script, listener), daemon=True)
+        self._threads.append(thread)
+        thread.start()
+        return ticket
+
+    def _work(self, ticket: FakeTicket, script: Script, listener: Listener) -> None:
+        try:
+            self._answer(ticket, script, listener)
+        finally:
+            ticket.ended.set()
+
+    def _answer(self, ticket: FakeTicket, script: Script, listener: Listener) -> None:
+        request, stats = ticket.request, Stats()
+        if script.wrong is not None:
+            listener(Failed(script.wrong))
+            return
+        slot = (request.slot or 0) % self.slots
+        listener(Started(slot, script.cached))
+        if script.begin is not None:
+            while not script.begin.wait(0.01) and not ticket.cancelled.is_set():
+                pass
+        listener(Prefilled(len(request.prompt), len(request.prompt)))
+
+        def done(reason: str) -> Done:
+            return Done(reason, stats, script.cached, 0.5, 0.25)  # type: ignore[arg-type]
+
+        if request.max_tokens == 0:
+            listener(done("prefilled"))
+            return
+        room = self.n_ctx - len(request.prompt)
+        limit = min(request.max_tokens, room)
+        vocabulary = self.vocabulary
+        text = GenerationText(
+            vocabulary.piece,
+            vocabulary.is_eog,
+            request.stop,
+            limit,
+            "length" if request.max_tokens <= room else "context",
+        )
+        for number, tokens in enumerate(self._steps(script)):
+            while script.go is not None and not script.go.acquire(timeout=0.01) and not ticket.cancelled.is_set():
+                pass
+            if ticket.cancelled.is_set():
+                listener(done("cancelled"))
+                return
+            if script.fails is not None and number == script.after:
+                listener(Failed(script.fails))
+                return
+            step = self._step(request, text, tokens, first=number == 0)
+            stats.add(step)
+            self.stats.add(step)
+            listener(step)
+            if step.stop is not None:
+                listener(done(step.stop))
+                return
+
+    def _steps(self, script: Script) -> Sequence[list[int]]:
+        tokens = self.vocabulary.tokenize(script.text, add_bos=False)
+        if script.ends:
+            end = next(token for token in range(self.vocabulary.n_vocab) if self.vocabulary.is_eog(token))
+            tokens = [*tokens, end]
+        else:
+            tokens = tokens * (self.n_ctx // len(tokens) + 1)
+        return [tokens[i : i + script.step] for i in range(0, len(tokens), script.step)]
+
+    def _step(self, request: Request, text: GenerationText, tokens: list[int], *, first: bool) -> Step:
+        pieces = text.take(tokens)
+        tokens = tokens[: len(pieces)]
+        drafted = () if first else tuple(tokens[1:])
+        told: tuple[Logprobs, ...] = ()
+        if request.logprobs is not None:
+            count = request.logprobs
+            told = tuple(Logprobs(t, -0.5, tuple((t if i == 0 else i, -0.5 - i) for i in range(count))) for t in tokens)
+        return Step(
+            tuple(tokens),
+            pieces,
+            drafted=drafted,
+            accepted=len(drafted),
+            batch=0 if first else len(tokens),
+            seconds=0.01,
+            stop=text.stop,
+            stop_string=text.stop_string,
+            logprobs=told,
+        )
+
+    def report(self) -> Report:
+        busy = sum(not ticket.ended.is_set() for ticket in self.tickets)
+        slots = tuple(Slot(i, i < busy, 5, 5, 2, 7) for i in range(self.slots))
+        prompts = sum(len(ticket.request.prompt) for ticket in self.tickets)
+        return Report(slots, max(0, busy - self.slots), self.stats, prompts, 0, self.stats.passes, self.stats.passes)
+
+    def stop(self, drain: float = 0.0) -> None:
+        for thread in self._threads:
+            thread.join(drain)
+        for ticket in self.tickets:
+            ticket.cancel()
+        for thread in self._threads:
+            thread.join()

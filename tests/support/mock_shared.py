@@ -1,0 +1,126 @@
+"""A shared model made of mock targets, one a lane: a pass over several gives what each would alone."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from support.mock_target import Clock, MockTarget
+
+from ngramspec.backend import Lane, Part
+from ngramspec.errors import TargetError
+
+Rows = NDArray[np.float32]
+
+
+class MockLane(MockTarget):
+    """A mock target that can be read into, copied and saved."""
+
+    def __init__(self, number: int, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.number = number
+        self.restored = self.adopted = 0
+
+    def reading(
+        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+    ) -> Generator[int, None, Rows]:
+        keep = 0
+        while keep < min(len(tokens) - 1, len(self.tokens)) and self.tokens[keep] == tokens[keep]:
+            keep += 1
+        if aligned:
+            keep = keep // self.n_batch * self.n_batch
+        if self.replays and keep < len(self.tokens):
+            keep = 0
+        self._cut(keep)
+        self._mark = self.owed = 0
+        self.prefilled.append(len(tokens) - keep)
+        done = keep
+        while True:
+            yield done
+            chunk = self.n_batch if aligned or most is None else min(self.n_batch, most())
+            self._append(tokens[done : done + chunk], self.n_ctx, 0)
+            if self._seconds is not None and self._clock is not None:
+                self._clock.now += self._seconds(len(tokens[done : done + chunk]))
+            done = len(self.tokens)
+            if done == len(tokens):
+                rows: Rows = self._give([self._inexact(done)])
+                return rows[0]
+
+    def adopt(self, other: Lane, length: int) -> None:
+        assert isinstance(other, MockLane)
+        self.adopted += 1
+        self.tokens[:] = other.tokens[:length]
+        self._marks[:] = other._marks[:length]
+
+    def saved(self) -> bytes:
+        return pickle.dumps((self.tokens, self._marks))
+
+    def restore(self, tokens: Sequence[int], state: bytes) -> None:
+        self.restored += 1
+        self.tokens[:], self._marks[:] = pickle.loads(state)
+        assert self.tokens == list(tokens)
+
+
+class MockShared:
+    """Several mock lanes. The arguments are MockTarget's, and these:
+
+    Args:
+        lanes: how many.
+        split: lanes have caches of their own: a batch holds as many tokens of each as of any other.
+        drafts_alone: as in `SharedModel`.
+        fails: asked before each pass for whether it fails.
+        seconds: what a batch of n tokens takes on `clock`.
+    """
+
+    def __init__(
+        self,
+        lanes: int = 4,
+        *,
+        split: bool = False,
+        drafts_alone: bool = False,
+        fails: Callable[[Sequence[Part]], bool] | None = None,
+        seconds: Callable[[int], float] = lambda n: 1e-3 + 1e-5 * n,
+        **settings: Any,
+    ) -> None:
+        self.clock = clock = Clock()
+        self.lanes = [MockLane(number, seconds=seconds, clock=clock, **settings) for number in range(lanes)]
+        first = self.lanes[0]
+        self.n_ctx, self.max_tokens, self.max_rows = first.n_ctx, first.n_batch, first.max_batch
+        self.drafts_alone = drafts_alone
+        self.passes: list[list[tuple[int, int]]] = []
+        """Of each pass the lanes' numbers and how many tokens each got."""
+        self._split, self._fails = split, fails
+        self._seconds = seconds
+
+    def evaluate(self, parts: Sequence[Part]) -> list[Rows]:
+        assert parts
+        assert len({part.lane.number for part in parts}) == len(parts)
+        assert sum(part.rows for part in parts) <= self.max_rows
+        assert not self.drafts_alone or len(parts) == 1 or all(len(part.tokens) == 1 for part in parts)
+        if self._fails is not None and self._fails(parts):
+            raise TargetError("the pass failed, as it was told to")
+        self.passes.append([(part.lane.number, len(part.tokens)) for part in parts])
+        now = self.clock.now
+        rows = [part.lane.evaluate(part.tokens)[len(part.tokens) - part.rows :] for part in parts]
+        batches = self.batches([len(part.tokens) for part in parts], [part.lane for part in parts])
+        self.clock.now = now + sum(map(self._seconds, batches))
+        return rows
+
+    def batches(self, lengths: Sequence[int], lanes: Sequence[Lane] = ()) -> Sequence[int]:
+        if not self._split:
+            return [sum(lengths)]
+        numbers = [lane.number for lane in lanes] or range(len(lengths))
+        left = dict(sorted(zip(numbers, lengths, strict=True)))
+        sizes = []
+        while left:
+            chosen = [min(left)]
+            while chosen[-1] + 1 in left:
+                chosen.append(chosen[-1] + 1)
+            least = min(left[number] for number in chosen)
+            sizes.append(least * len(chosen))
+            left = {number: n - least * (number in chosen) for number, n in left.items()}
+            left = {number: n for number, n in left.items() if n}
+        return sizes
