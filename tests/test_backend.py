@@ -85,12 +85,24 @@ def llama() -> Runner:
     return Target(DEMO, n_ctx=256, threads=1, exact="on")
 
 
+def lane() -> tuple[Model, Vocabulary]:
+    """One of several texts in a cache, while the others hold something else."""
+    pytest.importorskip("llama_cpp")
+    from ngramspec.llama.shared import SharedTarget
+
+    shared = SharedTarget(DEMO, lanes=3, n_ctx=256, threads=1, exact="on")
+    shared.lanes[0].prefill([1, 2, 3])
+    shared.lanes[2].prefill([6] * 50)
+    return shared.lanes[1], shared
+
+
 RUNNERS: dict[str, Callable[[], tuple[Model, Vocabulary]]] = {
     "no rollback": lambda: (Bigrams(), Letters()),
     "rollback": lambda: (CuttableBigrams(), Letters()),
     "mock": lambda: ((mock := MockTarget(60)), mock),
     "mock, replays": lambda: ((mock := MockTarget(60, replays=True)), mock),
     "llama": lambda: ((target := llama()), target),
+    "llama, a lane": lane,
 }
 
 
@@ -98,8 +110,8 @@ RUNNERS: dict[str, Callable[[], tuple[Model, Vocabulary]]] = {
 def runner(request: pytest.FixtureRequest) -> Iterator[tuple[Model, Vocabulary]]:
     model, vocabulary = RUNNERS[request.param]()
     yield model, vocabulary
-    if hasattr(model, "close"):
-        model.close()
+    if hasattr(vocabulary, "close"):
+        vocabulary.close()
 
 
 @pytest.fixture

@@ -81,7 +81,9 @@ class Engine:
             lane.number: Proposer(None if drafter is None else drafter.beside() if lane.number else drafter)
             for lane in model.lanes
         }
-        self._lanes = Lanes(model.lanes, PromptCache(cache_room))
+        ends = model.lanes[0], model.lanes[-1]
+        apart = len(model.lanes) > 2 and len(model.batches([1, 1], ends)) > 1
+        self._lanes = Lanes(model.lanes, PromptCache(cache_room), apart=apart)
         self._turns = Turns()
         self._wake = threading.Condition()
         self._queue: deque[Job] = deque()

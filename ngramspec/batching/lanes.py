@@ -19,10 +19,12 @@ class Lanes:
     Args:
         lanes: all of them.
         cache: where texts go that leave a lane.
+        apart: whether lanes whose numbers do not follow each other are evaluated one after the other.
     """
 
-    def __init__(self, lanes: Sequence[Lane], cache: PromptCache) -> None:
+    def __init__(self, lanes: Sequence[Lane], cache: PromptCache, *, apart: bool = False) -> None:
         self._lanes = list(lanes)
+        self._apart = apart
         self._free = list(lanes)  # the least recently used first
         self._cache = cache
 
@@ -70,7 +72,13 @@ class Lanes:
         going_on = [lane for lane in self._free if 2 * common[lane.number] > len(lane.tokens)]
         if going_on:
             return max(going_on, key=lambda lane: common[lane.number])
-        return next((lane for lane in self._free if not lane.tokens), self._free[0])
+        return min(self._free, key=lambda lane: (self._distance(lane), len(lane.tokens) > 0))
+
+    def _distance(self, lane: Lane) -> int:
+        """How many numbers lie between a lane and the next one at work, where that matters."""
+        free = {other.number for other in self._free}
+        busy = [other.number for other in self._lanes if other.number not in free]
+        return min((abs(lane.number - number) for number in busy), default=0) if self._apart else 0
 
     def _leave(self, lane: Lane, common: int) -> None:
         """Save what a lane holds, if its next text goes on from far before the end of it."""

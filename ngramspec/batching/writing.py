@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ngramspec.backend import Lane, Logits, Part, SharedModel
+from ngramspec.backend import Lane, Logits, SharedModel
+from ngramspec.batching.formation import Formation
 from ngramspec.batching.job import Job
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.generation import Generation
@@ -76,12 +77,15 @@ class Writing:
             jobs = [*jobs[at:], *jobs[:at]][: self._together]
             self._turn += self._together
         began = self._clock()
-        plans, asked = self._plans(jobs)
+        formation = Formation(self._model, list(map(_lane, jobs)), self._curve, self._sizes[-1])
+        plans, asked = self._plans(jobs, formation)
         owed = sum(_lane(job).owed for job in jobs)
-        parts = [self._part(job, plan) for job, plan in zip(jobs, plans, strict=True)]
+        for job, plan in zip(jobs, plans, strict=True):
+            _secure(_lane(job), plan)
+        batches = [_text(job).batch(plan) for job, plan in zip(jobs, plans, strict=True)]
         planned = self._clock()
         try:
-            rows = self._model.evaluate(parts)
+            rows = formation.evaluate(batches)
         except TargetError as error:
             if len(jobs) == 1:
                 return [], [(jobs[0], error)]
@@ -93,14 +97,14 @@ class Writing:
         overhead = self._clock() - began - seconds if asked else 0.0
         for job, step in steps:
             job.proposer.settle(step)
-        self._learn([step for _, step in steps], plans, owed, seconds, overhead)
+        self._learn([step for _, step in steps], plans, formation, owed, seconds, overhead)
         self.passes += 1
         self.busy += len(jobs)
         return steps, ended
 
     # ------------------------------------------------------------------ what to send
 
-    def _plans(self, jobs: Sequence[Job]) -> tuple[list[Plan], bool]:
+    def _plans(self, jobs: Sequence[Job], formation: Formation) -> tuple[list[Plan], bool]:
         """What to send of each text, and whether any drafter was asked."""
         n = len(jobs)
         room = self._sizes[-1] - n
@@ -116,20 +120,12 @@ class Writing:
         if self._replay is not None and n == 1:
             owed = _lane(jobs[0]).owed
             debt = Debt(owed, 0.0 if owed else self._replay.save, self._replay.restore)
-        chosen = self._budget.plan(drafts, self._curve, self._sizes, self._model.batches, debt)
+        chosen = self._budget.plan(drafts, self._curve, self._sizes, formation.batches, debt)
         plans = [
             job.proposer.trimmed(draft.head(length), size, self._sizes if n == 1 else (size,))
             for job, draft, (length, size) in zip(jobs, drafts, chosen, strict=True)
         ]
         return plans, max(limits) > 0
-
-    def _part(self, job: Job, plan: Plan) -> Part:
-        """The part of a job in a pass, whose draft can be taken back."""
-        lane = _lane(job)
-        # Where tokens are owed, there is a checkpoint already: the state before them.
-        if lane.replays and plan.sent.tokens and not lane.owed:
-            lane.checkpoint()
-        return Part(lane, _text(job).batch(plan), plan.size)
 
     # ------------------------------------------------------------------ what came of it
 
@@ -160,12 +156,20 @@ class Writing:
                 ended.append((job, text.error))
         return steps, ended
 
-    def _learn(self, steps: Sequence[Step], plans: Sequence[Plan], owed: int, seconds: float, overhead: float) -> None:
+    def _learn(
+        self,
+        steps: Sequence[Step],
+        plans: Sequence[Plan],
+        formation: Formation,
+        owed: int,
+        seconds: float,
+        overhead: float,
+    ) -> None:
         """Learn from a pass what passes cost, and whether drafting pays."""
         n, curve = len(plans), self._curve
-        batches = self._model.batches([plan.size for plan in plans])
+        batches = formation.batches([plan.size for plan in plans])
         whole = batches[0] + owed if len(batches) == 1 else 0
-        plain_seconds = curve.seconds(n) / n
+        plain_seconds = curve.level * formation.plain_cost(curve) / n
         done = Pass(
             tuple(token for step in steps for token in step.tokens),
             drafted=tuple(token for step in steps for token in step.drafted),
@@ -184,6 +188,13 @@ class Writing:
             self._budget.record(n, done)
         if 0 < whole <= self._sizes[-1]:
             curve.observe(whole, seconds)
+
+
+def _secure(lane: Lane, plan: Plan) -> None:
+    """Make sure that what is sent can be taken back."""
+    # Where tokens are owed, there is a checkpoint already: the state before them.
+    if lane.replays and plan.sent.tokens and not lane.owed:
+        lane.checkpoint()
 
 
 def _text(job: Job) -> Generation:

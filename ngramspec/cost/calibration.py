@@ -75,7 +75,7 @@ class Calibration:
             return
         self.curve = self.curve or curve
         self.uses = max(self.uses, uses)
-        if probe is not None and exact_sizes in probe.classes:
+        if probe is not None and exact_sizes and exact_sizes in (*probe.classes, choose_from_one(probe)):
             self.probe, self.exact_sizes = probe, exact_sizes
 
     def save(self) -> None:
@@ -131,18 +131,32 @@ class Calibration:
         curve.retime(size, single, min(measure.time_pass(target, size) for _ in range(repeats)))
         self.uses += 1
 
-    def ensure_exact(self, target: Model) -> tuple[int, ...]:
-        """The batch sizes of exact mode, probed and chosen by cost if nothing is known. Clears the cache then."""
+    def ensure_exact(self, target: Model, *, together: bool = False) -> tuple[int, ...]:
+        """The batch sizes of exact mode, probed and chosen if nothing is known. Clears the cache then.
+
+        Args:
+            target: to probe.
+            together: whether texts share passes. If batches of 1 to some m tokens agree, these are the sizes: any
+                number of texts up to m may then be in a pass. Else, and otherwise, see `choose_class`.
+        """
         if self.exact_sizes is None:
             self._read()
         if self.exact_sizes is None:
-            self.probe = self.probe or kernels.probe(target)
+            self.probe = self.probe or kernels.probe(target, sizes=kernels.SHARED_SIZES if together else kernels.SIZES)
             target.clear()
             target.prefill([0])
-            self.exact_sizes = choose_class(self.probe, self.ensure_curve(target))
+            curve = self.ensure_curve(target)
+            self.exact_sizes = (choose_from_one(self.probe) if together else ()) or choose_class(self.probe, curve)
             target.clear()
             self.save()
         return self.exact_sizes
+
+
+def choose_from_one(report: ProbeReport) -> tuple[int, ...]:
+    """The sizes 1, 2, 3, ... as far as they agree; none if 1 and 2 do not."""
+    agreeing = report.class_of(1)
+    sizes = tuple(size for i, size in enumerate(agreeing, 1) if size == i)
+    return sizes if len(sizes) > 1 else ()
 
 
 def choose_class(report: ProbeReport, curve: CostCurve) -> tuple[int, ...]:

@@ -22,6 +22,9 @@ from ngramspec.backend import Logits, Model
 SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
 """Batch sizes that are measured and probed: small ones, powers of two, and 9, where CUDA changes its kernel."""
 
+SHARED_SIZES = tuple(range(1, 17))
+"""The same where texts share passes: any number of them may be in one, so no size may be missing."""
+
 POSITIONS = 16
 SHORT, LONG = 96, 640
 """Default depths in tokens; CPU kernels were seen to change class at 256."""
@@ -62,23 +65,23 @@ class ProbeReport:
             tuple(tuple(int(n) for n in c) for c in data["classes"]),
             float(data["max_difference"]),
         )
-        if report.sizes != list(SIZES):
+        if report.sizes not in (list(SIZES), list(SHARED_SIZES)):
             raise ValueError(f"a probe of the sizes {report.sizes}, not {list(SIZES)}")
         return report
 
 
-def probe(target: Model, depths: Sequence[int] | None = None) -> ProbeReport:
+def probe(target: Model, depths: Sequence[int] | None = None, sizes: Sequence[int] = SIZES) -> ProbeReport:
     """Find the kernel classes at each of `depths` tokens of context (default: a short and a long one).
 
-    Costs about len(SIZES) * POSITIONS tokens of decoding per depth besides the prefill; the cache is empty
+    Costs about len(sizes) * POSITIONS tokens of decoding per depth besides the prefill; the cache is empty
     afterwards. The tokens are random ids: kernels are chosen by shape, not by content.
     """
-    tail_length = max(-(-POSITIONS // size) * size for size in SIZES)
+    tail_length = max(-(-POSITIONS // size) * size for size in sizes)
     room = max(1, target.n_ctx - tail_length)
     chosen = tuple(sorted({min(d, room) for d in (depths or (SHORT, LONG))}))
     rng = np.random.default_rng(0)
     text = [int(t) for t in rng.integers(0, target.n_vocab, chosen[-1] + tail_length)]
-    digests: dict[int, list[bytes]] = {size: [] for size in SIZES}
+    digests: dict[int, list[bytes]] = {size: [] for size in sizes}
     largest = 0.0
     for depth in chosen:
         target.clear()
@@ -86,7 +89,7 @@ def probe(target: Model, depths: Sequence[int] | None = None) -> ProbeReport:
         target.checkpoint()
         tail = text[depth:]
         single: Logits | None = None
-        for size in SIZES:
+        for size in sizes:
             # Full batches only, so that every compared position was computed at exactly this size.
             starts = range(0, POSITIONS, size)
             logits = np.concatenate([target.evaluate(tail[i : i + size]).copy() for i in starts])
@@ -97,6 +100,6 @@ def probe(target: Model, depths: Sequence[int] | None = None) -> ProbeReport:
             digests[size].append(hashlib.blake2b(logits.tobytes()).digest())
     target.clear()
     groups: dict[tuple[bytes, ...], list[int]] = {}
-    for size in SIZES:
+    for size in sizes:
         groups.setdefault(tuple(digests[size]), []).append(size)
     return ProbeReport(chosen, tuple(tuple(group) for group in groups.values()), largest)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import NamedTuple
 
 from ngramspec.backend import Lane, Logits, Progress
@@ -81,6 +81,23 @@ class SequenceLane:
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
         """See `ngramspec.llama.target.Target.prefill`."""
+        reader = self.reading(tokens, aligned=aligned)
+        next(reader)
+        while True:
+            try:
+                done = next(reader)
+            except StopIteration as end:
+                row: Logits = end.value
+                done = len(tokens)
+            if progress is not None:
+                progress(done, len(tokens))
+            if done == len(tokens):
+                return row
+
+    def reading(
+        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+    ) -> Generator[int, None, Logits]:
+        """See `ngramspec.backend.Lane.reading`; what is raised is as of `Target.prefill`."""
         total, n_batch = len(tokens), self._passes.n_batch
         if not 0 < total <= self.n_ctx:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {total}")
@@ -95,13 +112,13 @@ class SequenceLane:
         del self.tokens[done:]
         stop = self._checkpoint_at(total, aligned=aligned)
         while done < total:
-            end = stop if done < stop < done + n_batch else min(total, done + n_batch)
+            yield done
+            size = n_batch if aligned or most is None else max(1, min(n_batch, most()))
+            end = stop if done < stop < done + size else min(total, done + size)
             append(self._passes, [Piece(self, tokens[done:end], 1)])
             done = end
             if done == stop:
                 self.cache.save(keep=True)
-            if progress is not None:
-                progress(done, total)
         self._aligned = total // n_batch * n_batch if aligned else min(keep, was_aligned)
         row: Logits = self._passes.logits(1)[0]
         return row

@@ -16,15 +16,22 @@ from typing import Literal
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Lane, Logits, Part
+from ngramspec.errors import ModelError
 from ngramspec.llama.context import Context
 from ngramspec.llama.kv_cache import CacheType
 from ngramspec.llama.lane import Piece, SequenceLane, append
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.split import equally, in_order
 
+BLOCKS_OF_CELLS = ("qwen4exp",)
+"""Architectures that choose what to attend to by blocks of cells, not of tokens: in one pool a text's logits would
+depend on where its cells lie (llama-cpp-python 0.3.36). Their lanes have caches of their own in any case."""
+
 OWN_STATES = ("deepseek4",)
-"""Hybrid architectures of which llama.cpp keeps every sequence's own state as it keeps own caches: one by one, in order
-of their numbers, even where the cells are in one pool."""
+"""Hybrid architectures whose batches are made as if each lane had a cache of its own, even where they share a pool."""
+
+ABORTS = ("minimax-01",)
+"""Architectures on which llama.cpp ends the process if lanes with caches of their own meet in a batch."""
 
 
 class SharedTarget(Context):
@@ -97,7 +104,15 @@ class SharedTarget(Context):
 
     @property
     def _pooled(self) -> bool:
-        return self.exact == "off"
+        return self.exact == "off" and self.architecture not in BLOCKS_OF_CELLS
+
+    def _open_context(self, n_ctx: int, setting: str) -> None:
+        if not self._pooled and self._texts > 1 and self.architecture in ABORTS:
+            raise ModelError(
+                f"{self.path}: llama.cpp cannot evaluate several texts of a {self.architecture} model exactly; ask for"
+                " one at a time, or not for exactness"
+            )
+        super()._open_context(n_ctx, setting)
 
     @property
     def fingerprint(self) -> str:

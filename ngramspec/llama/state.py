@@ -72,8 +72,8 @@ class Cache:
         self._window = window
         self.sequence = sequence
         self._sole = sole
-        # Cells behind a sliding window are given to newer tokens only while a single sequence holds them.
-        self._shares = pooled and not recurrent and not window
+        # A recurrent state that several sequences share forgets which snapshot it is to go back to.
+        self._shares = pooled and not recurrent
         self.length = 0
         self.snapshots = Snapshots(int(api.llama_n_rs_seq(context)) if recurrent else 0)
         self._kept: list[Checkpoint] = []
@@ -162,8 +162,9 @@ class Cache:
 
     def _shows(self, length: int) -> bool:
         """Whether all that a sliding window shows after `length` tokens is there."""
-        # Cells outside the window are reused for newer tokens: what it would show after a cut may be gone.
-        return int(self._api.llama_memory_seq_pos_min(self._memory, self.sequence)) <= max(0, length - self._window)
+        # Cells outside the window are reused for newer tokens: what it would show may be gone, or all that is left cut.
+        first = int(self._api.llama_memory_seq_pos_min(self._memory, self.sequence))
+        return 0 <= first <= max(0, length - self._window)
 
     def _go_back(self, length: int) -> None:
         """Restore the last checkpoint that is not behind `length`, or forget everything."""
@@ -219,6 +220,8 @@ class Cache:
         if self._shares:
             self._api.llama_memory_seq_cp(self._memory, other.sequence, self.sequence, 0, length)
             self.length = length
+            if self._window and not self._shows(length):
+                self.clear()
             return
         state, checkpoints = other.whole()
         if self.load(state, other.length, checkpoints):

@@ -86,8 +86,12 @@ class CostPolicy(Policy):
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
         """Recent throughput, in tokens per time of a one-token pass; never less than that of plain decoding."""
-        worth = self._texts / curve.padded(sizes)[self._texts][1]
-        return max(worth, self._tokens / self._seconds * curve.level) if self._seconds else worth
+        return max(self._texts / curve.padded(sizes)[self._texts][1], self._recent * curve.level)
+
+    @property
+    def _recent(self) -> float:
+        """Recent throughput, in tokens per second."""
+        return self._tokens / self._seconds if self._seconds else 0.0
 
     def plan(
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
@@ -151,17 +155,17 @@ class CostPolicy(Policy):
         """
         n = self._texts
         self._measured = curve.measured
-        plain_cost = curve.ratio(n)
+        plain_cost = sum(map(curve.ratio, batches([1] * n)))
         funds = self._funds(curve, plain_cost)
         best = [(0, 1)] * n
         if funds < 0:
             return best
-        worth, most = self._worth(curve, sizes), sizes[-1]
+        worth, most = max(n / plain_cost, self._recent * curve.level), sizes[-1]
         best_value, least = n - worth * plain_cost, math.inf
         reaches = [list(accumulate(draft.chances[: len(draft)], mul)) for draft in drafts]
         for lengths, shape in (*_by_reach(reaches, most - n), *_by_depth(reaches, most - n)):
             parts = batches(shape)
-            if max(parts) > most:
+            if any(part not in sizes for part in parts):
                 continue
             cost = sum(map(curve.ratio, parts))
             if cost <= self.SURE * plain_cost * (1 + sum(lengths) / n):

@@ -13,6 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from ngramspec.server import anthropic, responses
 from ngramspec.server.access import Access
 from ngramspec.server.access_log import Log, Logged
 from ngramspec.server.chat_completions import chat_completions
@@ -40,6 +41,8 @@ ENDPOINTS = (
     Endpoint(("/tokenize",), tokenize),
     Endpoint(("/detokenize",), detokenize),
     Endpoint(("/apply-template",), apply_template),
+    *anthropic.ENDPOINTS,
+    *responses.ENDPOINTS,
 )
 
 

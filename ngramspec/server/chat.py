@@ -12,40 +12,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 from ngramspec.batching.request import Request
+from ngramspec.chat_prompt import ChatPrompt
+from ngramspec.errors import GrammarError
+from ngramspec.llama.json_schema import schema_rules
 from ngramspec.server.answer import End, Piece, answer, check_room
 from ngramspec.server.dialogue import ChatDelta, ChatTask, Finish, Likely
-from ngramspec.server.errors import bad_field
-from ngramspec.server.sampling_fields import grammar_of
+from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.served import ServedModel
-from ngramspec.tool_calls.deltas import CallBegin, Content, Delta
-
-
-class Parser(Protocol):
-    """Turns the text of an answer into deltas."""
-
-    def push(self, text: str) -> Sequence[Delta]: ...
-
-    def finish(self) -> Sequence[Delta]: ...
-
-
-class PlainParser:
-    """All text is content."""
-
-    def push(self, text: str) -> Sequence[Delta]:
-        return (Content(text),) if text else ()
-
-    def finish(self) -> Sequence[Delta]:
-        return ()
+from ngramspec.tool_calls import AnswerParser, forced_grammar, parser_for, thoughts_first
+from ngramspec.tool_calls.deltas import CallBegin, Delta
 
 
 class Layout(NamedTuple):
     """A task in the model's own terms: the request, and what reads the answer."""
 
     request: Request
-    parser: Parser
+    parser: AnswerParser
+
+
+def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
+    """The prompt of a conversation, with the tools that may be called.
+
+    Raises:
+        ApiError: the conversation or a variable cannot be.
+        ModelError: the model's template refuses them.
+    """
+    tools = task.tools if task.tool_choice != "none" else ()
+    try:
+        prompt: ChatPrompt = model.vocabulary.chat(task.messages, tools, task.variables)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="messages") from error
+    return prompt
 
 
 def lay_out(model: ServedModel, task: ChatTask) -> Layout:
@@ -55,22 +55,42 @@ def lay_out(model: ServedModel, task: ChatTask) -> Layout:
         ApiError: the conversation leaves no room for an answer, or fields contradict each other.
         ModelError: the model's template refuses the conversation.
     """
-    sampling = task.sampling
-    if task.schema is not None:
-        if sampling.grammar is not None:
-            raise bad_field("response_format", "response_format and grammar exclude each other")
-        sampling = replace(sampling, grammar=grammar_of(task.schema, "response_format"))
-    prompt = model.vocabulary.chat_prompt(task.messages)
-    check_room(prompt, model.n_ctx)
+    prompt, template = chat_prompt(model, task), model.vocabulary.chat_template
+    check_room(prompt.tokens, model.n_ctx)
+    tools = task.tools if task.tool_choice != "none" else ()
+    grammar = _grammar(task, template, prompt.opening)
     request = Request(
-        prompt,
+        prompt.tokens,
         max_tokens=model.n_ctx if task.max_tokens is None else task.max_tokens,
-        sampling=sampling,
+        sampling=task.sampling if grammar is None else replace(task.sampling, grammar=grammar),
         stop=task.stop,
         logprobs=task.logprobs,
+        controls=True,
         slot=task.slot,
     )
-    return Layout(request, PlainParser())
+    return Layout(request, parser_for(template, tools, opening=prompt.opening))
+
+
+def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
+    """What the answer must be like, where the task asks for more than text."""
+    forced = bool(task.tools) and task.tool_choice not in ("auto", "none")
+    if task.schema is None and not forced:
+        return None
+    name = "tools" if forced else "response_format"
+    if task.sampling.grammar is not None:
+        raise bad_field("grammar", f"grammar and {name} exclude each other")
+    try:
+        if forced:
+            choice = task.tool_choice
+            return forced_grammar(task.tools, choice, task.parallel, schema_rules, template=template, opening=opening)
+        assert task.schema is not None
+        if task.tools and task.tool_choice != "none":
+            message = "response_format leaves no room for calls of tools; leave out one, or set tool_choice to 'none'"
+            raise bad_field("response_format", message)
+        rules = schema_rules({"answer": task.schema})
+    except (GrammarError, ValueError, RecursionError) as error:
+        raise bad_field(name, f"{name}: {error}") from error
+    return "\n".join([*thoughts_first("answer", template, opening), rules])
 
 
 async def run_chat(model: ServedModel, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
@@ -96,7 +116,12 @@ async def run_chat(model: ServedModel, task: ChatTask) -> AsyncGenerator[ChatDel
             if isinstance(event, Piece) and event.logprobs:
                 yield Likely(event.logprobs)
             if isinstance(event, End):
-                reason = "tool_calls" if called and event.reason == "stop" else event.reason
-                yield Finish(reason, event.stop_string, prompt_tokens, event.done)
+                reason: Literal["stop", "length", "tool_calls"] = event.reason
+                yield Finish(
+                    "tool_calls" if called and reason == "stop" else reason,
+                    event.stop_string,
+                    prompt_tokens,
+                    event.done,
+                )
     finally:
         await told.aclose()

@@ -18,7 +18,7 @@ from ngramspec.server.errors import bad_field, worded
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import JsonAnswer
 from ngramspec.server.merged import merged
-from ngramspec.server.messages import read_messages, read_tool_choice, read_tools
+from ngramspec.server.messages import read_conversation
 from ngramspec.server.report import FINGERPRINT, logprobs_content, timings, usage
 from ngramspec.server.sampling_fields import read_format, read_sampling
 from ngramspec.server.served import ServedModel, Server
@@ -49,25 +49,14 @@ async def chat_completions(server: Server, given: Fields) -> Response:
 
 def read_task(server: Server, model: ServedModel, given: Fields) -> ChatTask:
     """The fields of a chat, but for how it is to be told."""
-    tools = read_tools(given)
-    variables = given.object("chat_template_kwargs")
-    effort = given.text("reasoning_effort")
-    sampling = read_sampling(given, server.defaults, model.vocabulary)
-    choice = read_tool_choice(given, tools)
-    if tools and choice != "none" and sampling.grammar is not None:
-        raise bad_field("grammar", "grammar and tools exclude each other; leave out one, or set tool_choice to 'none'")
-    return ChatTask(
-        messages=read_messages(given),
-        tools=tools,
-        tool_choice=choice,
+    return replace(
+        read_conversation(given),
         parallel=given.flag("parallel_tool_calls", True),
         schema=read_format(given),
         max_tokens=read_max_tokens(given),
-        sampling=sampling,
+        sampling=read_sampling(given, server.defaults, model.vocabulary),
         stop=read_stop(given),
         logprobs=_read_logprobs(given, model),
-        variables=({} if effort is None else {"reasoning_effort": effort})
-        | (dict(variables.data) if variables is not None else {}),
         slot=read_slot(given, len(model.service.report().slots)),
     )
 

@@ -61,12 +61,14 @@ class Finish(NamedTuple):
         stop_string: the stop string that ended it, where one did.
         prompt_tokens: of the prompt, cached ones included.
         done: what the engine says.
+        thought: how many of the tokens it emitted told thoughts, the ones around these included.
     """
 
     reason: Literal["stop", "length", "tool_calls"]
     stop_string: str | None
     prompt_tokens: int
     done: Done
+    thought: int = 0
 
 
 ChatDelta = Delta | Likely | Finish

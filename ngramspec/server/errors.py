@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ngramspec.batching.request import ClosedError
 from ngramspec.errors import GrammarError, ModelError, NGramSpecError, PromptError
 
 _TYPES = {
@@ -21,6 +22,9 @@ _TYPES = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
+
+_FIELDS = {GrammarError: "grammar", PromptError: "prompt", ModelError: "messages"}
+"""What is wrong with a request, by the error that tells."""
 
 
 class ApiError(Exception):
@@ -106,12 +110,9 @@ def of_failure(error: Exception, *, started: bool = False) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
-    if isinstance(error, GrammarError):
-        return ApiError(400, str(error), param="grammar")
-    if isinstance(error, PromptError):
-        return ApiError(400, str(error), param="prompt")
-    if isinstance(error, ModelError):
-        return ApiError(400, str(error), param="messages")
-    if isinstance(error, NGramSpecError) or started:
-        return ApiError(500, str(error))
-    return ApiError(400, str(error))
+    if isinstance(error, ClosedError):
+        return leaving()
+    for kind, param in _FIELDS.items():
+        if isinstance(error, kind):
+            return ApiError(400, str(error), param=param)
+    return ApiError(500 if started or isinstance(error, NGramSpecError) else 400, str(error))

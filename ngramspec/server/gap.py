@@ -34,4 +34,4 @@ def gap_prompt(
             suffix_first=model.suffix_first,
         )
     except NoFillIn as error:
-        raise ApiError(501, str(error)) from error
+        raise ApiError(400, str(error), type="not_supported_error") from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ngramspec.server.dialogue import ChatTask
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields
 from ngramspec.tool_calls.deltas import Tool
@@ -13,6 +14,20 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 """As templates know them."""
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+def read_conversation(given: Fields) -> ChatTask:
+    """The fields that say what the prompt is: messages, tools, and variables of the template."""
+    tools = read_tools(given)
+    variables = given.object("chat_template_kwargs")
+    effort = given.text("reasoning_effort")
+    return ChatTask(
+        messages=read_messages(given),
+        tools=tools,
+        tool_choice=read_tool_choice(given, tools),
+        variables=({} if effort is None else {"reasoning_effort": effort})
+        | ({} if variables is None else dict(variables.data)),
+    )
 
 
 def read_messages(given: Fields) -> list[dict[str, Any]]:

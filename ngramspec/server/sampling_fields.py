@@ -171,16 +171,17 @@ def _biases(given: Fields, key: str, vocabulary: Tokenizer) -> tuple[tuple[int, 
         pairs = [[int(name) if name.isdecimal() and len(name) < 12 else name, bias] for name, bias in raw.items()]
     else:
         pairs = given.list(key)
-    found: list[tuple[int, float]] = []
-    for pair in pairs:
-        token, bias = pair if isinstance(pair, list) and len(pair) == 2 else (None, None)
-        fits = not isinstance(token, bool) and bias is not True and isinstance(bias, int | float)
-        if not isinstance(token, int | str) or not fits or abs(bias) > LARGEST_BIAS:
-            message = f"{key} holds {shown(pair)}, but must hold pairs of a token or text and a bias (false: never)"
-            raise bad_field(key, message)
-        tokens = vocabulary.tokenize(token, add_bos=False) if isinstance(token, str) else [token]
-        found += [(one, -math.inf if bias is False else float(bias)) for one in tokens]
-    return tuple(found)
+    return tuple(bias for pair in pairs for bias in _bias(key, pair, vocabulary))
+
+
+def _bias(key: str, pair: Any, vocabulary: Tokenizer) -> list[tuple[int, float]]:
+    match pair:
+        case [bool(), _] | [_, True]:
+            pass
+        case [int() | str() as token, int() | float() as bias] if abs(bias) <= LARGEST_BIAS:
+            tokens = [token] if isinstance(token, int) else vocabulary.tokenize(token, add_bos=False)
+            return [(one, -math.inf if bias is False else float(bias)) for one in tokens]
+    raise bad_field(key, f"{key} holds {shown(pair)}, but must hold pairs of a token or text and a bias (false: never)")
 
 
 _READERS: Mapping[str, _Reader] = {

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.server.errors import bad_field
+from ngramspec.server.chat import chat_prompt
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import JsonAnswer
-from ngramspec.server.messages import read_messages
+from ngramspec.server.messages import read_conversation
 from ngramspec.server.prompts_fields import check_token
 from ngramspec.server.served import ServedModel, Server
 
@@ -42,10 +41,8 @@ async def detokenize(server: Server, given: Fields) -> Response:
 
 
 async def apply_template(server: Server, given: Fields) -> Response:
-    """The prompt of a chat as text."""
+    """The prompt of a chat as text, with the control tokens that the template writes."""
     model = server.ready()
-    messages: list[dict[str, Any]] = read_messages(given)
-    tokens = await asyncio.to_thread(model.vocabulary.chat_prompt, messages)
-    if not tokens:
-        raise bad_field("messages", "the model's template makes an empty prompt of messages")
-    return JsonAnswer({"prompt": b"".join(map(model.vocabulary.piece, tokens)).decode("utf-8", "replace")})
+    task = read_conversation(given)
+    prompt = await asyncio.to_thread(chat_prompt, model, task)
+    return JsonAnswer({"prompt": prompt.text})

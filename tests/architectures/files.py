@@ -87,8 +87,10 @@ def write_models(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
     return files
 
 
-def write_model(path: Path, name: str, *, context: int = CONTEXT, chat_template: str | None = None) -> Path:
-    """Write a model, in this process."""
+def write_model(
+    path: Path, name: str, *, context: int = CONTEXT, chat_template: str | None = None, half: bool = True
+) -> Path:
+    """Write a model, in this process; not `half`: all weights in single precision, so that rounding is next to none."""
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.gguf"
         _finish(_writer(metadata, name, context, chat_template))
@@ -102,7 +104,7 @@ def write_model(path: Path, name: str, *, context: int = CONTEXT, chat_template:
         data = weights(tensor, shape, np.random.default_rng([0, zlib.crc32(tensor.encode())]), tied=tied)
         if tensor == "output.weight" or (tied and tensor == "token_embd.weight"):
             data[control] = 0  # never the likeliest: texts end by their length alone
-        writer.add_tensor(tensor, data.astype(np.float32 if is_plain(tensor, shape) else np.float16))
+        writer.add_tensor(tensor, data.astype(np.float16 if half and not is_plain(tensor, shape) else np.float32))
     _finish(writer)
     return path
 

@@ -39,9 +39,10 @@ class Reference:
         n_batch: tokens in a chunk of the prompt.
         flash: whether attention is llama.cpp's flash attention: -1 leaves that to llama.cpp, else 0 or 1.
         threads: CPU threads.
+        cache_type: ggml's number of the KV cache's element type; 1 is f16, 0 is f32.
     """
 
-    def __init__(self, path: Path, *, n_ctx: int, n_batch: int, flash: int, threads: int) -> None:
+    def __init__(self, path: Path, *, n_ctx: int, n_batch: int, flash: int, threads: int, cache_type: int = 1) -> None:
         llama.llama_backend_init()
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
@@ -56,6 +57,7 @@ class Reference:
         params.n_batch = params.n_ubatch = n_batch
         params.n_threads = params.n_threads_batch = threads
         params.flash_attn_type = flash
+        params.type_k = params.type_v = cache_type
         self._params = params
 
     def text(self, prompt: Sequence[int], count: int, choose: Chooser = likeliest) -> tuple[list[int], Rows]:
@@ -83,6 +85,11 @@ class Reference:
             rows = [self._read(decode, prompt, chunk, end)[np.newaxis]]
             rows += [decode(text[i : i + size]) for i in range(0, len(text) - 1, size)]
         return np.concatenate(rows)[: len(text)]
+
+    def rows(self, text: Sequence[int]) -> Rows:
+        """The logits after each token of a text that is read as a prompt."""
+        with self._context() as decode:
+            return np.concatenate([decode(text[i : i + self.n_batch]) for i in range(0, len(text), self.n_batch)])
 
     def rounding(self, prompt: Sequence[int], text: Sequence[int], rows: Rows) -> float:
         """How far sizes of batches move a logit: largest difference of `rows` to what other ways of sending give."""

@@ -183,6 +183,44 @@ def test_what_cannot_be_restored_is_forgotten() -> None:
     assert (cache.length, llama.state) == (0, ())
 
 
+def test_a_window_of_which_nothing_is_left_is_not_believed() -> None:
+    llama, cache = make(None, 6)
+    fill(llama, cache, list(range(40)))
+    llama.llama_memory_seq_pos_min = lambda _memory, _sequence: -1  # type: ignore[method-assign]
+    cache.cut(5)
+    assert (cache.length, llama.cells) == (0, ())
+
+
+@pytest.mark.parametrize("snapshots", [None, 4])
+def test_what_other_sequences_do_uses_snapshots_up(snapshots: int | None) -> None:
+    llama, cache = make(snapshots)
+    for alone, moved in ((False, False), (True, True)):
+        cache.clear()
+        fill(llama, cache, [1, 2, 3])
+        cache.save()
+        llama.decode([4, 5])
+        cache.decoded(2, alone=alone)
+        if moved:
+            cache.passed_by()
+        cache.cut(4)
+        assert cache.length == (4 if snapshots is None else 3)
+        assert llama.state == tuple(range(1, cache.length + 1))
+
+
+def test_after_a_failed_pass_of_others_a_recurrent_state_is_restored() -> None:
+    llama, cache = make(4)
+    fill(llama, cache, [1, 2, 3])
+    cache.save()
+    fill(llama, cache, [4])
+    llama.state = WRONG
+    cache.disturbed()
+    assert (cache.length, llama.state) == (3, (1, 2, 3))
+    llama, cache = make(None)
+    fill(llama, cache, [1, 2, 3])
+    cache.disturbed()
+    assert (cache.length, llama.cells) == (3, (1, 2, 3))
+
+
 def test_nothing_is_copied_where_everything_can_be_cut() -> None:
     llama, cache = make(None)
     fill(llama, cache, [1, 2])

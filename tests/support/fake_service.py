@@ -121,8 +121,13 @@ class FakeService:
             return
         room = self.n_ctx - len(request.prompt)
         limit = min(request.max_tokens, room)
+        vocabulary = self.vocabulary
         text = GenerationText(
-            self.vocabulary, request.stop, limit, "length" if request.max_tokens <= room else "context"
+            vocabulary.piece,
+            vocabulary.is_eog,
+            request.stop,
+            limit,
+            "length" if request.max_tokens <= room else "context",
         )
         for number, tokens in enumerate(self._steps(script)):
             while script.go is not None and not script.go.acquire(timeout=0.01) and not ticket.cancelled.is_set():

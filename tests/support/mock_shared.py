@@ -105,15 +105,22 @@ class MockShared:
         self.passes.append([(part.lane.number, len(part.tokens)) for part in parts])
         now = self.clock.now
         rows = [part.lane.evaluate(part.tokens)[len(part.tokens) - part.rows :] for part in parts]
-        self.clock.now = now + sum(map(self._seconds, self.batches([len(part.tokens) for part in parts])))
+        batches = self.batches([len(part.tokens) for part in parts], [part.lane for part in parts])
+        self.clock.now = now + sum(map(self._seconds, batches))
         return rows
 
-    def batches(self, lengths: Sequence[int]) -> Sequence[int]:
+    def batches(self, lengths: Sequence[int], lanes: Sequence[Lane] = ()) -> Sequence[int]:
         if not self._split:
             return [sum(lengths)]
-        sizes, left = [], sorted(lengths)
+        numbers = [lane.number for lane in lanes] or range(len(lengths))
+        left = dict(sorted(zip(numbers, lengths, strict=True)))
+        sizes = []
         while left:
-            least = left[0]
-            sizes.append(least * len(left))
-            left = [length - least for length in left if length > least]
+            chosen = [min(left)]
+            while chosen[-1] + 1 in left:
+                chosen.append(chosen[-1] + 1)
+            least = min(left[number] for number in chosen)
+            sizes.append(least * len(chosen))
+            left = {number: n - least * (number in chosen) for number, n in left.items()}
+            left = {number: n for number, n in left.items() if n}
         return sizes

@@ -1,0 +1,59 @@
+"""`ready`: what an engine must know of a model before it answers: what batches cost, and which sizes agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from ngramspec.backend import SharedModel, Switching
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.measure import SHARED_ORDER
+from ngramspec.exactness.auto import ExactAuto, Footing
+from ngramspec.exactness.choice import UNMEASURED
+
+DEPTH = 64
+"""Tokens of context on which batches are timed."""
+
+PROMPT, ANSWER = 1024, 256
+"""The lengths of a request by which `exact="auto"` decides for all requests."""
+
+TOKENS = 4000
+"""What measuring is worth: as much as for one text of so many tokens."""
+
+
+def ready(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tuple[Calibration, Footing]:
+    """Measure a model whose lanes are empty, or take up what was measured before.
+
+    Args:
+        model: to measure, in its first lane.
+        exact: whether texts must be the same bit for bit whatever is drafted, and whoever else is in a pass.
+        folder: where measurements are kept; None for the user's cache folder.
+    """
+    lane = model.lanes[0]
+    known = Calibration.load(lane, folder)
+    tokens = np.random.default_rng(0).integers(0, lane.n_vocab, min(DEPTH, lane.n_ctx // 2))
+    lane.prefill([int(token) for token in tokens])
+    known.ensure_curve(lane, TOKENS, SHARED_ORDER)
+    footing = Footing(bound=UNMEASURED)
+    if exact:
+        # A pass that evaluates tokens again is of another size, and so perhaps of another kernel class.
+        whole = known.ensure_exact(lane, together=True) if lane.can_rollback and not lane.replays else ()
+        footing = Footing(tuple(size for size in whole if size <= lane.max_batch) or (1,), aligned=True, same=True)
+    lane.clear()
+    known.save()
+    return known, footing
+
+
+def exactness_is_cheap(model: Switching, folder: Path | None = None) -> bool:
+    """Whether requests of a usual length would be decoded under exact settings, as `exact="auto"` decides elsewhere.
+
+    Measures what is not known of it, for a few seconds at most; unknown means no.
+
+    Args:
+        model: a shared model, whose lanes do not matter.
+        folder: where measurements are kept; None for the user's cache folder.
+    """
+    auto = ExactAuto(model, folder)
+    auto.measure(PROMPT, ANSWER)
+    return auto.known.choose(PROMPT, ANSWER, ("fast", "exact")) == "exact"

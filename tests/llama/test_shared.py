@@ -1,0 +1,340 @@
+"""`SharedTarget` on real files: every kind of memory, lanes in one pool and lanes with caches of their own.
+
+The tiny models have weights and caches in single precision here, so that what is wrong stands out from rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+import pytest
+from architectures.files import write_model
+from architectures.reference import Reference
+from support.cli_runner import DEMO
+from support.lane_walk import ROOM, LaneWalk
+
+from ngramspec.backend import Part
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.kernels import probe
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.errors import ModelError, TargetError
+from ngramspec.llama import devices
+from ngramspec.llama.kv_cache import GRAIN, CacheShape
+from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.shared import SharedTarget
+from ngramspec.llama.target import Target
+
+KINDS = ("llama", "deepseek2", "gemma3", "mamba", "jamba", "qwen35", "lfm2", "deepseek4", "qwen4exp")
+"""A KV cache, a compressed one, windows, a recurrent state, hybrids without snapshots and with; and what has states of
+its own, or a cache of its own in any case."""
+
+EXACT: tuple[Literal["on", "off"], ...] = ("on", "off")
+RIGHT = 1e-3
+"""The windowed model's logits are off by up to half of that in one pool, the others' by 1e-5; wrong ones by 0.1."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+def tiny(folder: Path, kind: str) -> Path:
+    path = folder / f"{kind}.gguf"
+    return path if path.exists() else write_model(path, kind, half=False)
+
+
+def opened(path: Path, lanes: int = 4, exact: Literal["on", "off"] = "off", **options: Any) -> SharedTarget:
+    settings: dict[str, Any] = {"n_ctx": ROOM + 50, "threads": 1, "flash_attn": "off", "draft_max": 6}
+    settings |= {"cache_type_k": "f32", "cache_type_v": "f32"}
+    return SharedTarget(path, lanes=lanes, exact=exact, **(settings | options))
+
+
+@pytest.fixture
+def shared(folder: Path) -> Iterator[SharedTarget]:
+    with opened(tiny(folder, "llama")) as target:
+        yield target
+
+
+@pytest.fixture
+def demo() -> Iterator[SharedTarget]:
+    with SharedTarget(DEMO, lanes=3, n_ctx=800, threads=1, exact="on") as target:
+        yield target
+
+
+def some(n: int, seed: int = 0) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(10, 4000, n)]
+
+
+# --------------------------------------------------------------------------- texts do not touch each other
+
+
+@pytest.mark.parametrize("exact", EXACT)
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_lane_says_what_its_text_says_alone(kind: str, exact: Literal["on", "off"], folder: Path) -> None:
+    path = tiny(folder, kind)
+    with opened(path, exact=exact) as shared:
+        reference = Reference(path, n_ctx=512, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
+        try:
+            walk = LaneWalk(shared, reference, seed=3)
+            walk.walk(120)
+        finally:
+            reference.close()
+    assert walk.worst < RIGHT
+    assert len(walk.seen) == 9
+    assert min(walk.seen.values()) > 0
+
+
+def test_lanes_with_caches_of_their_own_change_no_bit(demo: SharedTarget) -> None:
+    if len(probe(demo.lanes[0]).classes) > 1:
+        pytest.skip("sizes of batches do not agree on this machine")
+    texts = [some(n, seed=n) for n in (30, 300, 140)]
+    more = [some(6, seed=n) for n in (1, 2, 3)]
+    with Target(DEMO, n_ctx=800, threads=1, exact="on") as target:
+        alone = []
+        for text, tail in zip(texts, more, strict=True):
+            target.prefill(text, aligned=True)
+            alone.append(np.concatenate([target.evaluate([token]).copy() for token in tail]))
+    for lane, text in zip(demo.lanes, texts, strict=True):
+        lane.prefill(text, aligned=True)
+    # One token each, then drafts of unequal lengths.
+    for lane, tail, rows in zip(demo.lanes, more, alone, strict=True):
+        assert np.array_equal(lane.evaluate(tail), rows)
+        lane.rollback(len(lane.tokens) - len(tail))
+    first = demo.evaluate([Part(lane, tail[:1], 1) for lane, tail in zip(demo.lanes, more, strict=True)])
+    assert all(np.array_equal(rows, expected[:1]) for rows, expected in zip(first, alone, strict=True))
+    parts = [Part(demo.lanes[i], more[i][1:end], end - 1) for i, end in ((2, 2), (0, 6), (1, 4))]
+    for part, rows in zip(parts, demo.evaluate(parts), strict=True):
+        assert np.array_equal(rows, alone[part.lane.number][1 : 1 + part.rows])
+        part.lane.rollback(len(part.lane.tokens) - part.rows + 1)
+    # What another lane holds, and what was saved, has the same bits too.
+    demo.lanes[0].adopt(demo.lanes[1], len(demo.lanes[1].tokens))
+    assert np.array_equal(demo.lanes[0].evaluate(more[1][2:]), alone[1][2:])
+    state, held = demo.lanes[2].saved(), list(demo.lanes[2].tokens)
+    demo.lanes[1].restore(held, state)
+    assert np.array_equal(demo.lanes[1].evaluate(more[2][2:]), alone[2][2:])
+
+
+def test_an_aligned_prefill_takes_up_what_was_adopted_or_restored(demo: SharedTarget) -> None:
+    first, second, third = demo.lanes
+    text = some(400)
+    fresh = first.prefill(text, aligned=True).copy()
+    second.adopt(first, 300)
+    third.restore(text, first.saved())
+    for lane, chunks in ((second, 144), (third, 16)):
+        seen: list[tuple[int, int]] = []
+        assert np.array_equal(lane.prefill(text, aligned=True, progress=lambda *at, to=seen: to.append(at)), fresh)
+        assert seen[0][0] == min(400, 400 - chunks + demo.n_batch)
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "mamba"])
+def test_many_lanes_of_unequal_lengths(kind: str, folder: Path) -> None:
+    path = tiny(folder, kind)
+    with opened(path, lanes=9) as shared:
+        reference = Reference(path, n_ctx=512, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
+        texts = [some(1 + 25 * lane.number, seed=lane.number) for lane in shared.lanes]
+        for lane, text in zip(shared.lanes, texts, strict=True):
+            lane.prefill(text)
+        parts = [Part(lane, some(1 + lane.number % 4, seed=50), 1) for lane in shared.lanes[::-1]]
+        for part, rows in zip(parts, shared.evaluate(parts), strict=True):
+            expected = reference.rows([*texts[part.lane.number], *part.tokens])[-1]
+            assert np.abs(rows[0] - expected).max() < RIGHT
+        reference.close()
+
+
+# --------------------------------------------------------------------------- a lane is a model
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen35", "jamba"])
+def test_a_lane_decodes_while_others_hold_texts(kind: str, folder: Path, tmp_path: Path) -> None:
+    path = tiny(folder, kind)
+    prompt = some(20) * 3
+    with opened(path, lanes=3) as shared:
+        others = {0: some(70, seed=1), 2: some(130, seed=2)}
+        for number, text in others.items():
+            shared.lanes[number].prefill(text)
+        options: dict[str, Any] = {"exact": "off", "policy": "fixed", "calibration_folder": tmp_path}
+        decoder = SpeculativeDecoder(shared.lanes[1], vocabulary=shared, **options)
+        steps = list(decoder.generate(prompt, max_tokens=50))
+        text = [token for step in steps for token in step.tokens]
+        assert any(step.drafted for step in steps)
+        for number, held in others.items():
+            assert shared.lanes[number].tokens == held
+            after = shared.lanes[number].evaluate([5]).copy()
+            shared.lanes[number].clear()
+            assert np.abs(shared.lanes[number].prefill([*held, 5]) - after).max() < RIGHT
+    with opened(path, lanes=1) as shared:
+        row = shared.lanes[0].prefill(prompt)
+        for token in text:
+            assert row[token] >= row.max() - RIGHT
+            row = shared.lanes[0].evaluate([token])[0]
+
+
+def test_a_lane_is_measured_and_probed(demo: SharedTarget, tmp_path: Path) -> None:
+    lane, other = demo.lanes[1], demo.lanes[0]
+    other.prefill(some(40))
+    lane.prefill(some(20))
+    calibration = Calibration.load(lane, tmp_path)
+    assert calibration.path is not None
+    assert calibration.ensure_curve(lane).seconds(1) > 0
+    assert lane.tokens == some(20)
+    assert calibration.ensure_exact(lane)
+    assert other.tokens == some(40)
+    assert Calibration.load(other, tmp_path).exact_sizes == calibration.exact_sizes
+    with SharedTarget(DEMO, lanes=2, n_ctx=800, threads=1, exact="on") as fewer:
+        assert fewer.lanes[0].fingerprint != lane.fingerprint  # passes of more lanes cost more
+
+
+# --------------------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "qwen35"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_failed_pass_leaves_every_lane_as_it_was(
+    kind: str, when: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tiny(folder, kind)
+    decode = llama.llama_decode
+
+    def failing(context: Any, batch: Any) -> int:
+        if when == "after":
+            decode(context, batch)
+        return -3
+
+    with opened(path) as shared:
+        reference = Reference(path, n_ctx=512, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
+        texts = [some(80 + lane.number, seed=lane.number) for lane in shared.lanes]
+        for lane, text in zip(shared.lanes, texts, strict=True):
+            lane.prefill(text)
+        parts = [Part(lane, [7, 8, 9], 2) for lane in shared.lanes[1:]]
+        with monkeypatch.context() as patched:
+            patched.setattr(llama, "llama_decode", failing)
+            with pytest.raises(TargetError, match="returned -3"):
+                shared.evaluate(parts)
+        assert [lane.tokens for lane in shared.lanes] == texts
+        for lane, text in zip(shared.lanes, texts, strict=True):
+            assert lane.owed == 0 or shared.drafts_alone
+            (rows,) = shared.evaluate([Part(lane, [5, 6], 2)])
+            assert np.abs(rows - reference.rows([*text, 5, 6])[-2:]).max() < RIGHT
+        reference.close()
+
+
+def test_what_is_owed_is_evaluated_in_front_of_a_pass(folder: Path) -> None:
+    path = tiny(folder, "mamba")
+    with opened(path, n_ctx=600) as shared:
+        reference = Reference(path, n_ctx=1024, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
+        texts = [some(n, seed=n) for n in (400, 150, 30, 90)]
+        for lane, text in zip(shared.lanes, texts, strict=True):
+            lane.prefill(text)
+        for lane, length in zip(shared.lanes, (350, 149, 30, 40), strict=True):
+            lane.rollback(length)
+        assert [lane.owed > shared.max_tokens // 3 for lane in shared.lanes] == [True, False, False, False]
+        parts = [Part(lane, [5, 6, 7], 3) for lane in shared.lanes]
+        for part, rows in zip(parts, shared.evaluate(parts), strict=True):
+            assert part.lane.owed == 0
+            assert np.abs(rows - reference.rows(part.lane.tokens)[-3:]).max() < RIGHT
+        reference.close()
+
+
+def test_a_lane_is_full_alone(shared: SharedTarget) -> None:
+    full, other = shared.lanes[0], shared.lanes[1]
+    for lane in shared.lanes:
+        lane.prefill(some(shared.n_ctx, seed=lane.number))
+    # Room for the padding of a pass, in all lanes at once, and no more.
+    size = MAX_EVALUATE // len(shared.lanes)
+    for _ in range(len(shared.lanes)):
+        shared.evaluate([Part(lane, [5] * size, 0) for lane in shared.lanes])
+    with pytest.raises(ValueError, match="do not fit"):
+        shared.evaluate([Part(other, [5], 1), Part(full, [5], 1)])
+    assert [len(lane.tokens) for lane in shared.lanes] == [shared.n_ctx + MAX_EVALUATE] * 4
+    full.rollback(10)
+    assert np.isfinite(full.evaluate([5])).all()
+
+
+def test_wrong_calls_change_nothing(shared: SharedTarget, demo: SharedTarget) -> None:
+    one, two = shared.lanes[:2]
+    one.prefill([1, 5, 6])
+    wrong: list[tuple[list[Part], str]] = [
+        ([], "one part"),
+        ([Part(one, [5], 1), Part(one, [6], 1)], "one of each lane"),
+        ([Part(one, [], 0)], "0 tokens"),
+        ([Part(one, [5], 2)], "2 rows"),
+        ([Part(one, [5] * (shared.max_tokens + 1), 1)], f"than the {shared.max_tokens}"),
+        ([Part(one, [5] * 40, 40), Part(two, [5] * 40, 40)], f"and {shared.max_rows}"),
+        ([Part(demo.lanes[0], [5], 1)], "its own model"),
+    ]
+    for parts, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            shared.evaluate(parts)
+    with pytest.raises(ValueError, match="holds 3"):
+        two.adopt(one, 4)
+    for stranger in (demo.lanes[0], two):
+        with pytest.raises(ValueError, match="its own context"):
+            two.adopt(stranger, 0)
+    for lengths, lanes in (([1, 0], ()), ([1, 1], [one])):
+        with pytest.raises(ValueError, match=r"length|part"):
+            shared.batches(lengths, lanes)
+    assert (one.tokens, two.tokens) == ([1, 5, 6], [])
+
+
+def test_what_no_lane_saved_is_not_restored(shared: SharedTarget) -> None:
+    one, two = shared.lanes[:2]
+    one.prefill(some(50))
+    state = one.saved()
+    spoilt = [b"", state[:40], state[:-1], state + b"x", b"x" + state[1:], state[: len(state) // 2], bytes(len(state))]
+    for data, tokens in [*((data, some(50)) for data in spoilt), (state, some(49))]:
+        two.prefill([1, 2, 3])
+        with pytest.raises(TargetError):
+            two.restore(tokens, data)
+        assert two.tokens == []
+        assert np.isfinite(two.prefill([1, 2, 3])).all()
+    two.clear()
+    one.restore([], two.saved())
+    assert one.tokens == []
+
+
+def test_bad_arguments_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tiny(folder, "llama")
+    for lanes in (0, -1, MAX_EVALUATE + 1):
+        with pytest.raises(ValueError, match="lanes"):
+            opened(path, lanes=lanes)
+    with pytest.raises(ValueError, match="exact"):
+        opened(path, exact="auto")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="n_ctx"):
+        opened(path, n_ctx=2**30)
+    monkeypatch.setattr(devices, "total_bytes", lambda *_: 2**24)
+    with pytest.raises(ModelError, match="4 of them"):
+        opened(path, n_ctx=8000)
+
+
+def test_memory_is_divided_among_lanes(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    per_token = CacheShape(4, 2, 32, 32).bytes_per_token("f32", "f32")
+    monkeypatch.setattr(devices, "free_bytes", lambda *_: int(2 * per_token * 6000))
+    sizes = {}
+    for lanes in (1, 4):
+        with opened(tiny(folder, "llama"), lanes=lanes, n_ctx=None) as shared:
+            sizes[lanes] = shared.n_ctx
+            assert lanes == 1 or any("4 times" in note for note in shared.notes)
+    assert sizes[1] == pytest.approx(4 * sizes[4], abs=4 * GRAIN)
+
+
+def test_lanes_end_with_their_target(folder: Path) -> None:
+    with opened(tiny(folder, "llama")) as shared:
+        lane = shared.lanes[2]
+        lane.prefill([1, 2, 3])
+    for call in (lane.clear, lambda: lane.evaluate([5]), lambda: lane.rollback(1), lane.saved):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+    with pytest.raises(ValueError, match="closed"):
+        shared.evaluate([Part(lane, [5], 1)])
+
+
+def test_exact_texts_of_an_architecture_that_would_end_the_process_are_refused(folder: Path) -> None:
+    path = tiny(folder, "minimax-01")
+    with pytest.raises(ModelError, match="minimax-01"):
+        opened(path, exact="on")
+    with opened(path, lanes=3) as shared:
+        shared.evaluate([Part(lane, [5], 1) for lane in shared.lanes])

@@ -1,0 +1,97 @@
+"""How passes are split: by rules, and as llama.cpp logs it."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import llama_cpp.llama_cpp as llama
+import pytest
+from architectures.files import write_models
+
+from ngramspec.backend import Part
+from ngramspec.llama import log
+from ngramspec.llama.shared import SharedTarget
+from ngramspec.llama.split import equally, in_order
+
+KINDS = ("llama", "gemma3", "deepseek2", "mamba", "jamba", "qwen35", "deepseek4", "qwen4exp")
+
+
+def test_tokens_are_taken_as_they_come() -> None:
+    assert in_order(5, 8) == [5]
+    assert in_order(20, 8) == [8, 8, 4]
+
+
+@pytest.mark.parametrize(
+    ("lengths", "neighbours", "tail", "sizes"),
+    [
+        ({0: 1, 1: 1, 2: 1}, True, 0, [3]),
+        ({0: 1, 1: 5}, True, 0, [2, 4]),
+        ({0: 1, 2: 1, 3: 1}, True, 0, [1, 2]),
+        ({0: 1, 2: 1, 3: 1}, False, 0, [3]),
+        ({3: 1, 1: 1, 2: 1}, True, 0, [3]),
+        ({0: 3, 1: 1, 2: 3}, True, 0, [3, 2, 2]),
+        ({0: 20}, True, 0, [8, 8, 4]),
+        ({0: 7, 1: 7}, True, 0, [8, 6]),
+        ({0: 1, 1: 5}, True, 5, [1, 5]),
+        ({0: 1, 1: 6}, True, 5, [2, 5]),
+        ({0: 5, 1: 1}, True, 5, [5, 1]),
+        ({0: 10}, True, 5, [5, 5]),
+    ],
+)
+def test_lanes_go_in_step(lengths: dict[int, int], neighbours: bool, tail: int, sizes: list[int]) -> None:
+    assert equally(lengths, 8, neighbours=neighbours, tail=tail) == sizes
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_models(tmp_path_factory.mktemp("models"), KINDS)
+
+
+@pytest.fixture
+def logged(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """What llama.cpp logs of the batches in contexts that are opened now."""
+    monkeypatch.setenv("LLAMA_BATCH_DEBUG", "1")
+    lines: list[str] = []
+
+    @llama.llama_log_callback  # type: ignore[untyped-decorator]
+    def keep(_level: int, text: bytes, _data: object) -> None:
+        lines.append(text.decode("utf-8", "replace"))
+
+    log.init_backend()
+    collect = llama.llama_log_set
+    monkeypatch.setattr(log, "init_backend", lambda: collect(keep, ctypes.c_void_p(0)))
+    yield lines
+    monkeypatch.undo()
+    log.init_backend()
+
+
+def batches(lines: list[str]) -> list[int]:
+    """Sizes of the batches in a log: of the pass as it was asked for, which comes first, and of those it became."""
+    return [int(found[1]) for line in lines if (found := re.search(r"ubatch_print:\s+n_tokens\s*=\s*(\d+)", line))][1:]
+
+
+@pytest.mark.parametrize("exact", ["on", "off"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_llama_splits_as_we_say(
+    kind: str, exact: Literal["on", "off"], files: dict[str, Path], logged: list[str]
+) -> None:
+    rng = random.Random(1)
+    compared = set()
+    with SharedTarget(files[kind], lanes=5, n_ctx=250, threads=1, exact=exact, draft_max=6) as shared:
+        for _ in range(30):
+            lanes = rng.sample(list(shared.lanes), rng.randint(1, 5))
+            lengths = [rng.choice((1, 1, 2, 3, 5, 8, 20)) for _ in lanes]
+            for lane in shared.lanes:
+                if len(lane.tokens) > 200:
+                    lane.clear()
+            logged.clear()
+            shared.evaluate([Part(lane, [5] * length, 1) for lane, length in zip(lanes, lengths, strict=True)])
+            assert list(shared.batches(lengths, lanes)) == batches(logged)
+            compared.add(len(batches(logged)))
+            assert shared.batches(lengths) == shared.batches(lengths, shared.lanes[: len(lengths)])
+    assert compared == {1} if exact == "off" and kind in ("llama", "gemma3", "deepseek2") else len(compared) > 2
