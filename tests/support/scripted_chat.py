@@ -88,7 +88,12 @@ def said(text: str, drafted: list[list[int]] | None = None, *, name: str = "cont
 
 def ended(reason: str = "stop", **timings: Any) -> list[Any]:
     """How an answer ends: the reason, the usage with timings, and the mark of the end."""
-    usage = {"prompt_tokens": 20, "completion_tokens": 12, "total_tokens": 32, "prompt_tokens_details": {"cached_tokens": 15}}
+    usage = {
+        "prompt_tokens": 20,
+        "completion_tokens": 12,
+        "total_tokens": 32,
+        "prompt_tokens_details": {"cached_tokens": 15},
+    }
     measured = {"predicted_n": 12, "predicted_per_second": 34.56, "draft_n": 8, "draft_n_accepted": 5, "gain": 1.42}
     return [
         {"choices": [{"index": 0, "delta": {}, "finish_reason": reason}]},
