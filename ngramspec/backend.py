@@ -257,11 +257,13 @@ class SharedModel(Protocol):
         drafts_alone: whether a lane's draft can be taken back only if its pass held no other lane.
     """
 
-    lanes: Sequence[Lane]
     n_ctx: int
     max_tokens: int
     max_rows: int
     drafts_alone: bool
+
+    @property
+    def lanes(self) -> Sequence[Lane]: ...
 
     def evaluate(self, parts: Sequence[Part]) -> list[Logits]:
         """Append to several lanes in one pass; for each part its logits, shape (rows, n_vocab).

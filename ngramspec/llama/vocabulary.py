@@ -101,18 +101,24 @@ class Vocabulary:
         """The bytes a token stands for; control tokens stand for none."""
         piece = self._pieces.get(token)
         if piece is None:
-            self._check_open()
-            if not 0 <= token < self.n_vocab:
-                raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab}")
-            size = 64
-            while True:
-                buffer = ctypes.create_string_buffer(size)
-                n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-                if n >= 0:
-                    break
-                size = -n
-            piece = self._pieces[token] = buffer.raw[:n]
+            piece = self._pieces[token] = self._bytes(token, special=False)
         return piece
+
+    def shown(self, token: int) -> bytes:
+        """The bytes a token stands for, or the name of a control token, for whoever parses it."""
+        return self.piece(token) or self._bytes(token, special=True)
+
+    def _bytes(self, token: int, *, special: bool) -> bytes:
+        self._check_open()
+        if not 0 <= token < self.n_vocab:
+            raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab}")
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = llama.llama_token_to_piece(self._vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, of turn, of message)."""

@@ -1,0 +1,63 @@
+"""`open_engine`: from a model file to an engine that answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.ready import exactness_is_cheap, ready
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.drafting.recall import Recall
+from ngramspec.exactness.choice import Exact
+from ngramspec.llama.shared import SharedTarget
+
+Load = Callable[[Literal["on", "off"]], SharedTarget]
+"""Loads the model, under exact settings or not."""
+
+
+def open_shared(load: Load, exact: Exact) -> SharedTarget:
+    """Load a model under the settings that `exact` asks for; "auto" decides once, for all requests.
+
+    Raises:
+        ModelError: it cannot be loaded.
+    """
+    if exact != "auto":
+        return load(exact)
+    shared = load("on")
+    if not shared.on_gpu and exactness_is_cheap(shared):
+        return shared
+    shared.close()
+    return load("off")
+
+
+def open_engine(
+    shared: SharedTarget,
+    *,
+    drafts: bool,
+    draft_max: int,
+    memory: Recall | None,
+    cache_room: int,
+    crashed: Callable[[BaseException], None],
+) -> Engine:
+    """An engine on a loaded model; what is not known of its costs is measured first.
+
+    Args:
+        shared: the model; the engine has it to itself.
+        drafts: whether anything is drafted.
+        draft_max, cache_room, crashed: see `Engine`.
+        memory: what is drafted from beside the contexts; it hears every answer. None: neither.
+    """
+    calibration, footing = ready(shared, exact=shared.exact == "on")
+    return Engine(
+        shared,
+        shared,
+        shown=shared.shown,
+        calibration=calibration,
+        footing=footing,
+        drafter=MixtureDrafter(memory) if drafts and shared.can_rollback else None,
+        draft_max=draft_max,
+        memory=memory,
+        cache_room=cache_room,
+        crashed=crashed,
+    )
