@@ -152,7 +152,7 @@ class _Hiding:
         self._stays = re.compile(f"{spelled.pattern}|{left.pattern}") if spelled is not _NEVER else left
         self._names, self._keys = names, keys
         self._mark = f"x{secrets.token_hex(8)}x"
-        self._hidden: list[str] = []
+        self._numbers: dict[str, int] = {}
 
     def values(self, values: Values) -> dict[str, Any]:
         """The template's variables with names in place of the strings in them."""
@@ -161,11 +161,12 @@ class _Hiding:
 
     def rebuild(self, skeleton: str, controls: re.Pattern[str]) -> tuple[str, list[Span], str]:
         """A skeleton with its strings put back, where its control tokens are in that, and what follows the last one."""
+        hidden = list(self._numbers)
         own: list[Span] = []
         rebuilt, at = [], 0
         parts = re.split(rf"{self._mark}(\d+)x", skeleton)
         for i, part in enumerate(parts):
-            piece = self._hidden[int(part)] if i % 2 else part
+            piece = hidden[int(part)] if i % 2 else part
             if not i % 2:
                 own += [(at + match.start(), at + match.end()) for match in controls.finditer(part)]
             rebuilt.append(piece)
@@ -211,8 +212,9 @@ class _Hiding:
             core = text[at:start].strip()
             if core:
                 first = text.index(core, at)
-                parts += [text[at:first], f"{self._mark}{len(self._hidden)}x", text[first + len(core) : start]]
-                self._hidden.append(core)
+                # One name for one text: templates ask whether a parameter is among those required.
+                number = self._numbers.setdefault(core, len(self._numbers))
+                parts += [text[at:first], f"{self._mark}{number}x", text[first + len(core) : start]]
             else:
                 parts.append(text[at:start])
             parts.append(text[start:end])

@@ -39,7 +39,7 @@ async def events(deltas: Deltas, id: str, model: str, hide: bool = False) -> Asy
                 case Opened(block):
                     start = _EMPTY[block.kind] | ({"id": block.id, "name": block.name} if block.kind == "call" else {})
                     yield {"type": "content_block_start", "index": block.index, "content_block": start}
-                case Grown(block, piece) if piece and not (hide and block.kind == "thought"):
+                case Grown(block, piece) if not (hide and block.kind == "thought"):
                     kind, field = _DELTAS[block.kind]
                     yield _delta(block, {"type": kind, field: piece})
                 case Closed(block):

@@ -59,12 +59,12 @@ class Answer:
             self._add(Reasoning(body))
         self._drop = True
 
-    def begin(self, name: str, given: str | None = None) -> int:
-        """A call begins; its number. `given` is the id that the model gave it."""
+    def begin(self, name: str) -> int:
+        """A call begins; its number."""
         self._leave_thoughts()
         self._held, self._drop = "", True
         random = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
-        self._add(CallBegin(self._calls, given or (random if self._short_ids else f"call_{random}"), name))
+        self._add(CallBegin(self._calls, random if self._short_ids else f"call_{random}", name))
         self._calls += 1
         return self._calls - 1
 

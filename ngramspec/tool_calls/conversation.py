@@ -28,7 +28,7 @@ _KINDS: tuple[Kind, ...] = ("object", "text")
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 _ID = "call12345"  # of nine characters
 _WORDS = ("qlistq", "qkeyq", "qvalueq", "qresultq")
-_TOOL = Tool(_WORDS[0], "qaboutq", {"type": "object", "properties": {_WORDS[1]: {"type": "string"}}})
+_TOOL = Tool(_WORDS[0], "qaboutq", {"type": "object", "properties": {"qpartq": {"type": "string"}}})
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ def _openai(tool: Tool) -> dict[str, Any]:
 def _call(kind: Kind, short_id: bool) -> Message:
     arguments = {_WORDS[1]: _WORDS[2]}
     function = {"name": _WORDS[0], "arguments": arguments if kind == "object" else json.dumps(arguments)}
-    id_ = _ID if short_id else "call_qidq"
+    id_ = _ID if short_id else "call_qidqidq"
     return {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
 
 

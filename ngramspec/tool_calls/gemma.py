@@ -52,9 +52,12 @@ def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
             emit(", ")
             yield from reader.space()
         if brackets[-1] == "}":
+            reader.mark()
             key = yield from _read_key(reader)
             if key is None:
+                reader.back()
                 return False
+            reader.forget()
             emit(f"{quote(key)}: ")
             yield from reader.space()
         opening = yield from reader.take("{", "[")
@@ -86,9 +89,12 @@ def _read_value(reader: Reader, emit: Emit) -> Reads[bool]:
         emit('"' if found else "")
         return found is not None
     parts: list[str] = []
+    reader.hold()
     yield from reader.run(_bare, parts.append)
     word = "".join(parts).strip(SPACE)
-    if not word or not (yield from reader.peek()):
+    whole = bool(word and (yield from reader.peek()))
+    reader.release(back=not whole)
+    if not whole:
         return False
     emit(as_json(word.strip('"'), None) if not word.startswith('"') else quote(word.strip('"')))
     return True
@@ -111,12 +117,12 @@ def _read_fenced(reader: Reader, answer: Answer, tools: Tools, start: str) -> Re
     if start == TAG:
         return (yield from read_hermes(reader, answer, tools, start))
     yield from reader.space()
-    if (yield from reader.peek()) in {"{", "["}:
-        begun = yield from read_calls(reader, answer, tools)
-        yield from reader.space()
-        yield from reader.take("```")
-        return begun
-    return start == _FENCES[0] and (yield from read_python(reader, answer, tools, "```"))
+    if start == _FENCES[0] and (yield from reader.peek()) != "{":
+        return (yield from read_python(reader, answer, tools, "```"))
+    begun = yield from read_calls(reader, answer, tools)
+    yield from reader.space()
+    yield from reader.take("```")
+    return begun
 
 
 GEMMA = Form("gemma", (("<start_of_turn>",),), (*_FENCES, TAG), _read_fenced, write_hermes)

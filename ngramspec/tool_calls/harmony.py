@@ -41,7 +41,7 @@ def _read_message(reader: Reader, answer: Answer, tools: Tools, start: str) -> R
     take = answer.think if channel and channel[1] == "analysis" else answer.content
     if recipient:
         yield from reader.space()
-        if not tools or not (yield from read_arguments(reader, answer, recipient[1])):
+        if not tools or (yield from read_arguments(reader, answer, recipient[1])) is None:
             return False
         yield from reader.space()
         take = answer.content  # of what is no JSON

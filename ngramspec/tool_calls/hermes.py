@@ -35,7 +35,7 @@ def read_hermes(reader: Reader, answer: Answer, tools: Tools, start: str) -> Rea
     if begun:
         reader.mark()
         yield from reader.space()
-        yield from reader.take("</tool_call>", "</seed:tool_call>")
+        yield from reader.take("</tool_call>", "</tool_calls>", "</seed:tool_call>")
         reader.forget()
     return begun
 
@@ -54,10 +54,11 @@ def _read_function(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
     yield from reader.space()
     if (yield from reader.peek()) != "{":
         return bool(name) and (yield from read_tagged(reader, answer, name, tools.get(name), _QWEN))
-    begun = bool(name) and (yield from read_arguments(reader, answer, name))
+    if not name or not (yield from read_arguments(reader, answer, name)):
+        return bool(name)
     yield from reader.space()
     yield from reader.take("</function>")
-    return begun
+    return True
 
 
 def _read_keys(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
@@ -71,7 +72,7 @@ def _read_keys(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
     return (yield from read_tagged(reader, answer, name, tools[name], _GLM))
 
 
-HERMES = Form("hermes", ((TAG,),), (TAG,), read_hermes, write_hermes)
+HERMES = Form("hermes", ((TAG,),), (TAG, "<tool_calls>"), read_hermes, write_hermes)
 QWEN_CODER = Form("qwen-coder", ((_FUNCTION,),), (TAG, "<seed:tool_call>", _FUNCTION), read_hermes, write_hermes)
 GLM = Form("glm", (("<arg_key>",),), (TAG,), read_hermes, write_hermes)
 GRANITE = Form("granite", (("<|tool_call|>",),), ("<|tool_call|>", TAG), read_hermes, write_hermes)

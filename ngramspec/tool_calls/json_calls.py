@@ -40,23 +40,22 @@ def read_calls(reader: Reader, answer: Answer, known: Container[str] | None = No
             return True
 
 
-def read_arguments(reader: Reader, answer: Answer, name: str, given: str | None = None) -> Reads[bool]:
-    """Begin a call if its arguments come next, and pass them on; whether it was begun.
+def read_arguments(reader: Reader, answer: Answer, name: str) -> Reads[bool | None]:
+    """Begin a call if its arguments come next, and pass them on; None if it was not begun, else whether they are whole.
 
-    They are a JSON object, or one written as a JSON string, or null for none. `given` is the call's id, if it has one.
+    They are a JSON object, or one written as a JSON string, or null for none.
     """
     opening = yield from reader.peek()
     if opening == "{":
         reader.forget()
-        call = answer.begin(name, given)
-        yield from read_value(reader, lambda text: answer.arguments(call, text))
-        return True
+        call = answer.begin(name)
+        return (yield from read_value(reader, lambda text: answer.arguments(call, text)))
     text = yield from read_string(reader) if opening == '"' else reader.take("null")
     whole = text and _object(text)
     if not whole:
-        return False
+        return None
     reader.forget()
-    answer.arguments(answer.begin(name, given), whole)
+    answer.arguments(answer.begin(name), whole)
     return True
 
 
@@ -102,8 +101,9 @@ class _Call:
             self._name = yield from read_string(self._reader)
             return bool(self._name) and (self._known is None or self._name in self._known)
         if key in _ARGUMENTS and self._name is not None and not self._begun:
-            self._begun = yield from read_arguments(self._reader, self._answer, self._name)
-            return self._begun
+            said = yield from read_arguments(self._reader, self._answer, self._name)
+            self._begun = said is not None
+            return bool(said)
         if self._known is not None and key not in _ARGUMENTS | _OTHER:
             return False
         parts: list[str] = []

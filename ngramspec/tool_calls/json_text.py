@@ -85,15 +85,14 @@ def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
             return True
         if character == "\\":
             # Read only when it is whole and known, so that what is passed on is never half an escape.
+            reader.hold()
             escaped = yield from reader.take(*_ESCAPES)
-            if escaped is None:
+            code = (yield from reader.read(4)) if escaped == "\\u" else ""
+            whole = escaped is not None and bool(escaped != "\\u" or _HEX.fullmatch(code))
+            reader.release(back=not whole)
+            if not whole:
                 return False
-            if escaped == "\\u":
-                code = yield from reader.read(4)
-                if not _HEX.fullmatch(code):
-                    return False
-                escaped += code
-            emit(escaped)
+            emit(f"{escaped}{code}")
         elif character:
             emit(escape((yield from reader.read(1))))
         else:
@@ -105,12 +104,13 @@ _ESCAPES = [f"\\{character}" for character in '"\\/bfnrtu']
 
 def _read_scalar(reader: Reader, emit: Emit) -> Reads[bool]:
     parts: list[str] = []
+    reader.hold()
     yield from reader.run(_word, parts.append)
     word = "".join(parts)
-    if not _SCALAR.fullmatch(word):
-        return False
-    emit(word)
-    return True
+    whole = bool(_SCALAR.fullmatch(word))
+    reader.release(back=not whole)
+    emit(word if whole else "")
+    return whole
 
 
 def _space(text: str, at: int) -> int:

@@ -27,13 +27,15 @@ class Reader:
         self.ended = False
         self._text, self._at = "", 0
         self._mark: int | None = None
+        self._hold: int | None = None
 
     def feed(self, piece: str) -> None:
         """More text."""
-        keep = self._at if self._mark is None else self._mark
+        keep = min(place for place in (self._at, self._mark, self._hold) if place is not None)
         self._text = self._text[keep:] + piece
         self._at -= keep
-        self._mark = None if self._mark is None else 0
+        self._mark = None if self._mark is None else self._mark - keep
+        self._hold = None if self._hold is None else self._hold - keep
 
     def mark(self, before: int = 0) -> None:
         """Remember this place, or that so many characters before it, for `back`."""
@@ -44,8 +46,18 @@ class Reader:
         if self._mark is not None:
             self._at, self._mark = self._mark, None
 
+    def hold(self) -> None:
+        """Remember this place for `release`: a word that may turn out to be none, within what was marked or not."""
+        self._hold = self._at
+
+    def release(self, back: bool) -> None:
+        """Forget the place of `hold`, and go back to it if so wanted."""
+        if back and self._hold is not None:
+            self._at = self._hold
+        self._hold = None
+
     def unread(self, count: int) -> None:
-        """Go back so many characters, not further than to the place that was marked."""
+        """Go back so many characters, none of which came before the last wait for text."""
         self._at -= count
 
     def forget(self) -> None:

@@ -8,6 +8,7 @@ from ngramspec.tool_calls.answer import Answer
 from ngramspec.tool_calls.forms import Form, Tools, Written, read_each
 from ngramspec.tool_calls.hermes import TAG, read_hermes, write_hermes
 from ngramspec.tool_calls.json_calls import read_arguments, read_calls
+from ngramspec.tool_calls.json_text import quote
 from ngramspec.tool_calls.reader import Reader, Reads
 
 # ------------------------------------------------------------------------------------- DeepSeek
@@ -33,14 +34,14 @@ def _read_deepseek(reader: Reader, answer: Answer, tools: Tools, start: str) -> 
             yield from reader.until((_FENCE, _CALL_END), parts.append)
             yield from reader.space()
         name = "".join(parts).strip()
-        begun = bool(name) and (yield from read_arguments(reader, answer, name))
-        if begun:
+        whole = (yield from read_arguments(reader, answer, name)) if name else None
+        if whole:
             yield from reader.space()
             if fenced:
                 yield from reader.take("```")
                 yield from reader.space()
             yield from reader.take(_CALL_END)
-        return begun
+        return whole is not None
 
     return (yield from read_each(reader, start, _CALL, _ROW_END, one))
 
@@ -78,14 +79,13 @@ def _read_kimi(reader: Reader, answer: Answer, tools: Tools, start: str) -> Read
         parts: list[str] = []
         if not (yield from reader.until((_KIMI_ARGUMENTS,), parts.append)):
             return False
-        given = "".join(parts).strip()
+        match = _KIMI_ID.fullmatch("".join(parts).strip())
         yield from reader.space()
-        match = _KIMI_ID.fullmatch(given)
-        begun = match is not None and (yield from read_arguments(reader, answer, match[1], given))
-        if begun:
+        whole = (yield from read_arguments(reader, answer, match[1])) if match else None
+        if whole:
             yield from reader.space()
             yield from reader.take(_KIMI_CALL_END)
-        return begun
+        return whole is not None
 
     return (yield from read_each(reader, start, _KIMI_CALL, _KIMI_ROW_END, one))
 
@@ -102,17 +102,16 @@ def _read_mistral(reader: Reader, answer: Answer, tools: Tools, start: str) -> R
     if (yield from reader.peek()) in {"[", "{"}:
         return (yield from read_calls(reader, answer))
     parts: list[str] = []
-    given: list[str] = []
     found = yield from reader.until((_ARGUMENTS, _CALL_ID), parts.append)
     if found == _CALL_ID:
-        found = yield from reader.until((_ARGUMENTS,), given.append)
+        found = yield from reader.until((_ARGUMENTS,), lambda _: None)
     yield from reader.space()
     name = "".join(parts).strip()
-    return bool(found and name) and (yield from read_arguments(reader, answer, name, "".join(given).strip() or None))
+    return bool(found and name) and (yield from read_arguments(reader, answer, name)) is not None
 
 
 def _write_list(name: str) -> Written:
-    return Written(f'{{"name": "{name}", "arguments": ', "}")
+    return Written(f'{{"name": {quote(name)}, "arguments": ', "}")
 
 
 def _write_named(name: str) -> Written:

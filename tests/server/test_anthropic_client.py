@@ -104,7 +104,9 @@ def test_a_stop_sequence(client: anthropic.Anthropic, script: Script) -> None:
 
 
 def test_counting(client: anthropic.Anthropic) -> None:
-    assert client.messages.count_tokens(model="any", messages=ASK["messages"], system="be").input_tokens == 4
+    """Of the whole prompt, tools included, be it longer than the context."""
+    counted = client.messages.count_tokens(model="any", messages=ASK["messages"], system="b" * 9000, tools=TOOLS)
+    assert counted.input_tokens == 9000 + len("looklisthi")
 
 
 def test_a_request_that_is_wrong(client: anthropic.Anthropic) -> None:

@@ -96,6 +96,7 @@ def test_a_conversation_as_codex_sends_it() -> None:
             {"role": "user", "content": "fix it"},
             {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
             {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "gAAA"},
+            {"type": "reasoning", "id": "rs_3", "summary": [{"type": "summary_text", "text": "so"}]},
             {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "look", "arguments": '{"at": 1}'},
             {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
             {"type": "function_call_output", "call_id": "c1", "output": "seen"},
@@ -117,7 +118,7 @@ def test_a_conversation_as_codex_sends_it() -> None:
         {
             "role": "assistant",
             "content": "I look.",
-            "reasoning_content": "hm",
+            "reasoning_content": "hm\nso",
             "tool_calls": [call("c1", "look", '{"at": 1}')],
         },
         {"role": "tool", "tool_call_id": "c1", "content": "seen", "name": "look"},
@@ -151,6 +152,8 @@ def test_tools_of_all_types() -> None:
     assert "start: /.+/" in got.tools[1].description
     plain = {"type": "namespace", "name": "functions", "tools": [LOOK]}
     assert [tool.name for tool in task(tools=[plain]).tools] == ["look"]
+    older = {"type": "namespace", "name": "mcp__db__", "tools": [LOOK]}
+    assert [tool.name for tool in task(tools=[older]).tools] == ["mcp__db__look"]
     more = {"type": "additional_tools", "role": "developer", "tools": [LOOK]}
     assert [tool.name for tool in task(input=[more]).tools] == ["look"]
 

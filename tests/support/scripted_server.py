@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import uvicorn
 
+from ngramspec.chat_prompt import ChatPrompt
 from ngramspec.server import anthropic, responses
 from ngramspec.server.app import make_app
 from ngramspec.server.dialogue import ChatDelta, ChatTask
 from ngramspec.server.served import ServedModel, Server
+from ngramspec.tool_calls.deltas import Tool
 
 
 class Words:
@@ -22,8 +24,15 @@ class Words:
 
     n_vocab = 256
 
-    def chat_prompt(self, messages: Sequence[dict[str, Any]]) -> list[int]:
-        return [ord(c) % 256 for message in messages for c in message["content"]]
+    def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Tool] = (),
+        variables: Mapping[str, Any] | None = None,
+    ) -> ChatPrompt:
+        """The texts and the names of the tools, one after the other."""
+        text = "".join([*(tool.name for tool in tools), *(message["content"] for message in messages)])
+        return ChatPrompt([ord(c) % 256 for c in text], text, "")
 
     def piece(self, token: int) -> bytes:
         return bytes([token])
