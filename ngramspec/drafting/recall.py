@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 
-
 MOST = 1 << 22
 """Tokens of answers to remember, at some 12 bytes each: when there are more, remembering begins anew."""
 

@@ -14,13 +14,15 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from ngramspec.batching.request import Request
+from ngramspec.batching.request import Request, Started
 from ngramspec.chat_prompt import ChatPrompt
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
 from ngramspec.server.answer import End, Piece, answer, check_room
 from ngramspec.server.dialogue import ChatDelta, ChatTask, Finish, Likely
+from ngramspec.server.drafted import DraftedText
 from ngramspec.server.errors import ApiError, bad_field
+from ngramspec.server.paced import Paced
 from ngramspec.server.served import ServedModel
 from ngramspec.tool_calls import AnswerParser, forced_grammar, parser_for, thoughts_first
 from ngramspec.tool_calls.deltas import CallBegin, Delta, Reasoning
@@ -103,11 +105,18 @@ async def run_chat(model: ServedModel, task: ChatTask) -> AsyncGenerator[ChatDel
     request, parser = await asyncio.to_thread(lay_out, model, task)
     prompt_tokens, called = len(request.prompt), False
     untold = thought = 0  # tokens whose text is held back; tokens of thoughts
+    paced, drafted = Paced(prompt_tokens), DraftedText()
     told = answer(model, request)
     try:
         async for event in told:
             deltas: Sequence[Delta] = ()
-            if isinstance(event, Piece):
+            if isinstance(event, Started):
+                paced.start(event.cached)
+            elif isinstance(event, Piece):
+                if task.progress:
+                    yield paced.push(event.step)
+                if task.drafts:
+                    drafted.push(event.step)
                 deltas = parser.push(event.text)
                 untold += len(event.tokens)
             elif isinstance(event, End):
@@ -117,7 +126,7 @@ async def run_chat(model: ServedModel, task: ChatTask) -> AsyncGenerator[ChatDel
                 untold = 0
             for delta in deltas:
                 called = called or isinstance(delta, CallBegin)
-                yield delta
+                yield drafted.mark(delta) if task.drafts else delta
             if isinstance(event, Piece) and event.logprobs:
                 yield Likely(event.logprobs)
             if isinstance(event, End):

@@ -62,8 +62,16 @@ class Browser:
     def __init__(self, executable: str, profile: Path) -> None:
         (commands, self._commands), (self._answers, answers) = os.pipe(), os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(commands), str(answers), executable, *FLAGS]
-            + [f"--user-data-dir={profile}", "about:blank"],
+            [
+                sys.executable,
+                "-c",
+                LAUNCHER,
+                str(commands),
+                str(answers),
+                executable,
+                *FLAGS,
+                f"--user-data-dir={profile}",
+            ],
             pass_fds=(commands, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
