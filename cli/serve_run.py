@@ -168,8 +168,8 @@ def _answering(app: object, listener: socket.socket) -> Iterator[Callable[[], No
 
 
 def log(entry: Entry) -> None:
-    """A line for a request that asked for work or went wrong; those that only look are left out."""
-    if entry.method == "GET" and entry.status < 400:
+    """A line for a request that asked for work or was wrong; who only looks, as monitors do all the time, is left out."""
+    if entry.method == "GET" and (entry.status < 400 or entry.status == 503):
         return
     cost = entry.tally
     told = [f"{entry.method} {entry.path} {entry.status}", f"{entry.seconds:.2f} s"]
