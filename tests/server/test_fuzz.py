@@ -103,7 +103,7 @@ def mangled(value: Any, rng: random.Random) -> Any:
         if rng.random() < 0.15:
             del value[name]
         elif rng.random() < 0.1:
-            value[rng.choice([*options(Sampling), "x", ""])] = rng.choice(JUNK)
+            value[rng.choice([*options(Sampling), "x", ""])] = copy.deepcopy(rng.choice(JUNK))
         else:
             value[name] = mangled(value[name], rng)
         return value
