@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 import typer
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.llama.grammar import schema_grammar
+from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import Sampling

@@ -145,7 +145,7 @@ class _Hiding:
         spelled: what stays, as the template spells it out.
         names: keys that stay, as the template asks for them.
         left: characters that stay.
-        keys: whether keys that are plain words are hidden, too.
+        keys: whether the letters that a key begins with are hidden, too.
     """
 
     def __init__(self, spelled: re.Pattern[str], names: frozenset[str], left: re.Pattern[str], keys: bool) -> None:
@@ -200,8 +200,11 @@ class _Hiding:
         return value
 
     def _key(self, name: str) -> str:
-        stays = name in self._names or (not self._keys and _PLAIN.fullmatch(name))
-        return name if stays else self._text(name)
+        if name in self._names:
+            return name
+        # Some templates sort keys: how one begins is left then.
+        plain = None if self._keys else _PLAIN.match(name)
+        return name[: plain.end()] + self._text(name[plain.end() :]) if plain else self._text(name)
 
     def _text(self, text: str) -> str:
         """A string in names, except white space at its ends and what stays."""

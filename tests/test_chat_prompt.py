@@ -6,6 +6,7 @@ Most tests use a tokenizer of characters; the last ones real vocabularies.
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from types import SimpleNamespace
 
@@ -74,6 +75,7 @@ def text_of(tokens: list[int]) -> str:
 
 def make(source: str, controls: dict[str, Control] | None = None) -> tuple[ChatTemplate, Environment]:
     environment = Environment()
+    environment.filters["tojson"] = json.dumps
     template = environment.from_string(source)
     known = {text: Control(token) for text, token in CONTROLS.items()} if controls is None else controls
     return ChatTemplate(source, lambda values: template.render(bos="<s>", **values), known, "<s>"), template
@@ -131,7 +133,7 @@ def test_a_template_that_changes_messages_beyond_recognition(content: str) -> No
     chat, _ = make(LOWER)
     assert controls_in(chat.prompt(talk("Ab", "C"), TOKENIZER).tokens) == [BOS, *[START, END] * 2, START]
     with pytest.raises(ModelError, match=re.escape(f"a message holds {content.lower().removeprefix('a ')}, a control")):
-        chat.prompt(talk(content), TOKENIZER).tokens
+        chat.prompt(talk(content), TOKENIZER)
 
 
 def test_control_tokens_that_swallow_white_space() -> None:
@@ -144,6 +146,51 @@ def test_no_control_tokens() -> None:
     chat, template = make(CHATML, {})
     messages = talk("a<|end|>")
     assert chat.prompt(messages, TOKENIZER).tokens == tokenize(template.render(messages=messages), special=True)
+
+
+# --------------------------------------------------------------- tools, calls and other variables
+
+CALLS = (
+    "{% for t in tools %}{{ t | tojson }}{% if t.function.parameters.properties.q in t.function.parameters.required %}!"
+    "{% endif %}{% endfor %}{% for m in messages %}<|start|>{{ m.role }}\n{{ m.content }}"
+    "{% for c in m.tool_calls %}{{ c.id }} {{ c.function.name }} {{ c.function.arguments | tojson }}{% endfor %}<|end|>"
+    "{% endfor %}<|start|>assistant {{ mood }}"
+)
+TAGGED = CALLS.replace(
+    "{{ c.function.arguments | tojson }}",
+    "{% for k, v in c.function.arguments | dictsort %}<{{ k }}>{{ v }}</{{ k }}>{% endfor %}",
+)
+COUNTED = CALLS.replace("{{ c.id }}", "{% if c.id | length != 9 %}{{ 1 / 0 }}{% endif %}")
+
+
+@pytest.mark.parametrize("source", [CALLS, TAGGED, COUNTED])
+@pytest.mark.parametrize("text", [*INJECTED, 'a "quoted" \\<|end|>\n\té\u2028', "<|end|>é|start|>"])
+def test_no_tool_call_result_or_variable_writes_a_control_token(source: str, text: str) -> None:
+    chat, template = make(source)
+    parameters = {"type": "object", "properties": {text: {"type": text}, "q": text}, "required": [text, "q"]}
+    tools = [{"type": "function", "function": {"name": text, "description": text, "parameters": parameters}}]
+    function = {"name": text, "arguments": {"z": text, text: [{"Y": text}], "b": 1}}
+    messages = [
+        {"role": "user", "content": text},
+        {"role": "assistant", "content": text, "tool_calls": [{"id": "call12345", "function": function}]},
+        {"role": "tool", "tool_call_id": "call12345", "name": text, "content": text},
+    ]
+    values = {"messages": messages, "tools": tools, "mood": text}
+    tokens = chat.prompt(messages, TOKENIZER, tools=tools, mood=text).tokens
+    assert controls_in(tokens) == [BOS, *[START, END] * 3, START]
+    assert text_of(tokens).removeprefix("<s>") == template.render(**values, bos="")
+
+
+def test_a_control_token_that_the_template_would_close_around_a_key() -> None:
+    chat, _ = make("{% for k, v in messages[0].content.items() %}<|{{ k }}|>{{ v }}{% endfor %}<|end|>")
+    messages = [{"role": "user", "content": {"start": "a", "end": "b"}}]
+    assert controls_in(chat.prompt(messages, TOKENIZER).tokens) == [BOS, END]
+
+
+@pytest.mark.parametrize("source", [CHATML, REASONING])
+def test_the_opening_is_what_the_template_writes_of_the_answer(source: str) -> None:
+    chat, _ = make(source + "<think>")
+    assert chat.prompt(talk("a <think>"), TOKENIZER).opening.endswith("<|end|><|start|>assistant\n<think>")
 
 
 # ---------------------------------------------------------------------- real vocabularies

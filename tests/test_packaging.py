@@ -55,6 +55,7 @@ def test_what_is_imported_is_a_dependency(project: dict[str, Any]) -> None:
         names = imported(ast.parse(file.read_text("utf-8")))
         wanted |= {spelt.get(name, name) for name in names if name not in sys.stdlib_module_names | own}
     required = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["hub"]
+    required += project["project"]["optional-dependencies"]["server"]
     assert wanted <= {re.split(r"[^\w-]", line)[0] for line in required}
 
 
@@ -117,13 +118,18 @@ def test_the_wheel_holds_all_of_it_and_no_more(built: Path) -> None:
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
     names -= {source.removesuffix(".py") + suffix for source in compiled_modules() for suffix in suffixes}
     for installed, folder, endings in (
-        ("ngramspec", "ngramspec", {".py", ".pxd", ".typed", ".gguf", ".md"}),
+        ("ngramspec", "ngramspec", {".py", ".pxd", ".typed", ".gguf", ".html", ".md"}),
         ("ngramspec_cli", "cli", {".py", ".md"}),
         ("ngramspec_prompts", "prompts", {".py", ".toml", ".md"}),
     ):
         files = {f.relative_to(ROOT / folder).as_posix() for f in (ROOT / folder).rglob("*") if f.suffix in endings}
         assert {name.removeprefix(f"{installed}/") for name in names if name.startswith(f"{installed}/")} == files
-    assert {"ngramspec/demo/demo.gguf", "ngramspec/demo/MODEL_CARD.md", "ngramspec/py.typed"} <= names
+    assert {
+        "ngramspec/demo/demo.gguf",
+        "ngramspec/demo/MODEL_CARD.md",
+        "ngramspec/py.typed",
+        "ngramspec/server/page.html",
+    } <= names
 
 
 def test_a_wheel_without_compiled_modules_drafts(built: Path, tmp_path: Path) -> None:

@@ -6,6 +6,9 @@ from collections.abc import Sequence
 
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 
+MOST = 1 << 22
+"""Tokens of answers to remember, at some 12 bytes each: when there are more, remembering begins anew."""
+
 
 class Recall:
     """Texts to draft from. `ngramspec.memory.Memory` adds those that are kept on disk.
@@ -28,6 +31,8 @@ class Recall:
         Args:
             tokens: token ids, none of them negative.
         """
+        if self._live.size > MOST:
+            self.indexes[-1] = self._live = TokenIndex()
         if tokens:
             self._live.extend(tokens)
             self._live.append(SEAM)

@@ -9,11 +9,13 @@ import llama_cpp.llama_cpp as llama
 
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.choice import EXACT, Exact
+from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import devices, log
 from ngramspec.llama.kv_cache import CACHE_TYPES, CacheType
 from ngramspec.llama.lane import SequenceLane
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.state import Cache
+from ngramspec.llama.trial import Trial
 from ngramspec.llama.weights import Weights
 
 MAX_CELLS = 2**31 - 1
@@ -162,6 +164,29 @@ class Context(Weights):
     def fingerprint(self) -> str:
         """Key of everything a measured cost or a probe result depends on: file, build, machine, settings."""
         return self._key(f"fa={self.flash_attn} kv={self.cache_types} ub={self.n_batch}")
+
+    # ------------------------------------------------------------------ settings
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that `use` switches between: "fast", and "exact" if it differs from that."""
+        return ("fast", "exact") if self._flash["exact"] != self._flash["fast"] else ("fast",)
+
+    @property
+    def identity(self) -> str:
+        """The key of measurements, but for the setting that holds now."""
+        return self._key(f"fa={self._flash['fast']} kv={self.cache_types}")
+
+    def trial(self, setting: str) -> Trial:
+        """A separate small context to measure a setting in; what the target holds does not matter.
+
+        Raises:
+            TargetError: the machine lacks the memory for it.
+        """
+        self._check_open()
+        params = self._params(ROOM, 0, setting)
+        params.n_seq_max, params.kv_unified = 1, False
+        return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
 
     # ------------------------------------------------------------------ end
 

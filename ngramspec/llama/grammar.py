@@ -6,7 +6,6 @@ llama.cpp is handed in by `ngramspec.llama.vocabulary`.
 from __future__ import annotations
 
 import ctypes
-import json
 import os
 import re
 import sys
@@ -16,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any, Protocol, Self
 
 import numpy as np
-from llama_cpp.llama_grammar import json_schema_to_gbnf
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
@@ -159,23 +157,3 @@ def _parse_error(printed: str, text: str) -> str | None:
         near = rest.split("\n")[0].strip()
         what += f" in line {line}" + (f", at {near[:40]!r}" if near else "")
     return f"the grammar does not parse: {' '.join(what.split())}"
-
-
-def schema_grammar(schema: str) -> str:
-    """The GBNF grammar of a JSON schema, as llama.cpp converts it.
-
-    Raises:
-        GrammarError: the text is not JSON, or not a schema that the conversion knows.
-    """
-    try:
-        loaded = json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise GrammarError(f"the JSON schema is not JSON: {error}") from error
-    if not isinstance(loaded, dict):
-        raise GrammarError(f"the JSON schema is a {type(loaded).__name__}, but must be an object")
-    try:
-        grammar: str = json_schema_to_gbnf(schema)
-    except Exception as error:  # asserts and whatever a strange schema runs into
-        reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
-        raise GrammarError(f"the JSON schema cannot be turned into a grammar: {reason}") from error
-    return grammar

@@ -1,4 +1,14 @@
-"""JSON schemas as grammars."""
+"""JSON schemas as GBNF grammars, in which no constraint is lost: what cannot be said is refused.
+
+`llama_cpp`'s converter does the work on schemas that are first brought into a form that it gets right. By itself it
+drops what stands beside `$ref`, `anyOf` or a list of types, and bounds of numbers; it lets line breaks into strings,
+which then are no JSON; and it makes grammars that do not parse of quotes in names and constants.
+
+Where a schema leaves a choice, the grammar may be stricter: objects hold no properties but those named (if `properties`
+names any or says that there are none), in the schema's order, required ones first; tuples no items but those named.
+`oneOf` means `anyOf`. `format` is enforced for uuid, date, time and date-time, and else is a comment, as the standard
+has it; so are keywords that it does not know.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +16,297 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from llama_cpp.llama_grammar import SchemaConverter
+from llama_cpp.llama_grammar import PRIMITIVE_RULES, BuiltinRule, SchemaConverter
 
 from ngramspec.errors import GrammarError
+from ngramspec.llama.json_bounds import number_rule, repeated
+from ngramspec.llama.json_pattern import translated
+
+TYPES: Mapping[str, frozenset[str]] = {
+    "object": frozenset({"properties", "required", "additionalProperties", "allOf"}),
+    "array": frozenset({"items", "prefixItems", "minItems", "maxItems"}),
+    "string": frozenset({"minLength", "maxLength", "pattern", "format"}),
+    "integer": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
+    "number": frozenset({"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}),
+    "boolean": frozenset(),
+    "null": frozenset(),
+}
+"""The constraints that each type may have here."""
+
+_CHOICES = ("$ref", "anyOf", "oneOf", "const", "enum", "type")
+_KNOWN = frozenset().union(*TYPES.values()) - {"format"}
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    **dict.fromkeys(("not", "if", "then", "else", "propertyNames", "contains", "unevaluatedItems"), ()),
+    **dict.fromkeys(("dependentRequired", "dependentSchemas", "dependencies", "patternProperties"), ({},)),
+    **dict.fromkeys(("minProperties", "minContains"), (0,)),
+    **dict.fromkeys(("maxProperties", "maxContains", "multipleOf", "additionalItems", "$dynamicRef"), ()),
+    **{"uniqueItems": (False,), "unevaluatedProperties": (False, True), "$recursiveRef": ()},
+}
+"""Constraints that no grammar here says, and their values that say nothing."""
+
+_CHARACTER = BuiltinRule(r'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})')
 
 
 def schema_rules(schemas: Mapping[str, Mapping[str, Any]]) -> str:
-    """GBNF rules of JSON that fits schemas, by the names that the rules shall have."""
+    """GBNF rules of JSON that fits schemas, by the names that the rules shall have. {} is any object.
+
+    Raises:
+        GrammarError: a schema that is none, or says what a grammar cannot; the message names the place in it.
+    """
     lines: dict[str, None] = {}
     for name, schema in schemas.items():
-        converter = SchemaConverter(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
+        converter = _Converter(name, schema)
         try:
-            loaded = converter.resolve_refs(json.loads(json.dumps(schema)), name)
-            converter.visit(loaded, name)
-        except Exception as error:
-            raise GrammarError(f"the JSON schema cannot be turned into a grammar: {error}") from error
-        lines |= dict.fromkeys(converter.format_grammar().splitlines())
+            rule = converter.visit(schema or {"type": "object"}, f"{name}-value")
+        except GrammarError:
+            raise
+        except Exception as error:  # asserts and whatever a strange schema runs into
+            reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
+            reason = " ".join(reason.split())
+            raise GrammarError(f"the JSON schema cannot be turned into a grammar: {reason}") from error
+        lines |= dict.fromkeys([f"{name} ::= {rule}", *converter.format_grammar().splitlines()])
     return "\n".join(lines)
+
+
+def schema_grammar(schema: str) -> str:
+    """The GBNF grammar of a JSON schema, given as JSON.
+
+    Raises:
+        GrammarError: the text is not JSON, or not a schema that a grammar can say.
+    """
+    try:
+        loaded = json.loads(schema)
+    except (ValueError, RecursionError) as error:
+        raise GrammarError(f"the JSON schema is not JSON: {error}") from error
+    if not isinstance(loaded, dict):
+        raise GrammarError(f"the JSON schema is a {type(loaded).__name__}, but must be an object")
+    return "root ::= schema\n" + schema_rules({"schema": loaded})
+
+
+class _Converter(SchemaConverter):  # type: ignore[misc]
+    """The converter, kept to what it gets right.
+
+    Args:
+        name: what the names of its rules begin with.
+        root: the schema that references point into.
+    """
+
+    def __init__(self, name: str, root: Mapping[str, Any]) -> None:
+        super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
+        self._name, self._root = name, root
+        self._places: dict[str, str] = {}
+
+    def visit(self, schema: Any, name: str) -> str:
+        """The name of a rule for a schema; `name` is a proposal."""
+        if schema is True or schema == {}:
+            return str(self._add_primitive("value", PRIMITIVE_RULES["value"]))
+        if not isinstance(schema, Mapping):
+            raise self._error(name, f"{json.dumps(schema)} is no schema")
+        for keyword, harmless in _REFUSED.items():
+            if keyword in schema and schema[keyword] not in harmless:
+                raise self._error(name, f"{keyword} cannot be said in a grammar")
+        for keyword in _CHOICES:
+            if keyword in schema:
+                return getattr(self, f"_visit_{keyword.lstrip('$').lower()}")(schema, name)  # type: ignore[no-any-return]
+        for kind, keywords in TYPES.items():
+            if not keywords.isdisjoint(schema) and (keywords - {"format"}) & schema.keys():
+                return self._visit_kind({**schema, "type": kind}, name)
+        return self.visit({}, name)
+
+    # ------------------------------------------------------------------ what may stand alone
+
+    def _visit_ref(self, schema: Mapping[str, Any], name: str) -> str:
+        reference = str(schema["$ref"])
+        if reference not in self._places:
+            target = self._target(schema, name)
+            place = f"{self._name}-ref-{len(self._places)}"
+            self._places[reference] = place
+            self._rules[place] = self.visit(target, f"{place}-value")
+            if self._rules[place] == place or self._rules.get(self._rules[place]) == place:
+                raise self._error(name, f"{reference} refers to itself")
+        return self._places[reference]
+
+    def _target(self, schema: Mapping[str, Any], name: str) -> Any:
+        """What a reference, which stands alone, points to."""
+        self._alone(schema, "$ref", name)
+        reference, target = schema["$ref"], self._root
+        if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
+            raise self._error(name, f"the reference {reference!r} is not one within the schema")
+        for step in reference[2:].split("/") if reference != "#" else []:
+            key = step.replace("~1", "/").replace("~0", "~")
+            if not isinstance(target, Mapping) or key not in target:
+                raise self._error(name, f"there is no {reference}")
+            target = target[key]
+        return target
+
+    def _visit_anyof(self, schema: Mapping[str, Any], name: str) -> str:
+        keyword = "anyOf" if "anyOf" in schema else "oneOf"
+        branches = schema[keyword]
+        if not isinstance(branches, list) or not branches:
+            raise self._error(name, f"{keyword} is not a list of schemas")
+        beside = {key: value for key, value in schema.items() if key == "type" and value == "object"}
+        self._alone({key: value for key, value in schema.items() if key not in beside}, keyword, name)
+        if beside and not all(isinstance(one, Mapping) and one.get("type") == "object" for one in branches):
+            raise self._error(name, f"{keyword} beside a type cannot be said in a grammar")
+        return str(self._add_rule(name, self._generate_union_rule(name, branches)))
+
+    _visit_oneof = _visit_anyof
+
+    def _visit_const(self, schema: Mapping[str, Any], name: str) -> str:
+        return self._visit_enum({**schema, "enum": [schema["const"]]}, name)
+
+    def _visit_enum(self, schema: Mapping[str, Any], name: str) -> str:
+        self._alone({key: value for key, value in schema.items() if key not in {"type", "const"}}, "enum", name)
+        kinds = schema.get("type", list(TYPES))
+        kinds = kinds if isinstance(kinds, list) else [kinds]
+        values = schema["enum"] if isinstance(schema["enum"], list) else []
+        fitting = [value for value in values if any(_is(value, kind) for kind in kinds)]
+        if not fitting:
+            raise self._error(name, "no value of enum is of its type" if values else "enum is not a list of values")
+        choices = " | ".join(self._format_literal(json.dumps(value, ensure_ascii=False)) for value in fitting)
+        return str(self._add_rule(name, f"({choices}) space"))
+
+    def _visit_type(self, schema: Mapping[str, Any], name: str) -> str:
+        kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        for kind in kinds:
+            if not isinstance(kind, str) or kind not in TYPES:
+                raise self._error(name, f"{kind!r} is no type of JSON")
+        shared = {key: value for key, value in schema.items() if key not in _KNOWN}
+        allowed = frozenset().union(*(TYPES[kind] for kind in kinds))
+        if stray := sorted(_KNOWN & schema.keys() - allowed):
+            raise self._error(name, f"{stray[0]} does not go with the type {' or '.join(kinds)}")
+        each = [{**shared, **{key: schema[key] for key in TYPES[kind] & schema.keys()}, "type": kind} for kind in kinds]
+        if len(each) == 1:
+            return self._visit_kind(each[0], name)
+        rules = [self._visit_kind(one, f"{name}-{one['type']}") for one in each]
+        return str(self._add_rule(name, " | ".join(rules)))
+
+    # ------------------------------------------------------------------------------- one type
+
+    def _visit_kind(self, schema: Mapping[str, Any], name: str) -> str:
+        kind = schema["type"]
+        if kind in {"object", "array", "string"}:
+            return getattr(self, f"_visit_{kind}")(schema, name)  # type: ignore[no-any-return]
+        if TYPES[kind] & schema.keys():
+            try:
+                return str(self._add_rule(name, f"{number_rule(schema, whole=kind == 'integer')} space"))
+            except ValueError as error:
+                raise self._error(name, str(error)) from error
+        return str(self._add_primitive(kind, PRIMITIVE_RULES[kind]))
+
+    def _visit_object(self, schema: Mapping[str, Any], name: str) -> str:
+        properties, required, more = self._members(schema, name)
+        if not properties and not required:
+            if more is True and schema.keys().isdisjoint({"properties", "allOf"}):
+                return str(self._add_primitive("object", PRIMITIVE_RULES["object"]))
+            return str(self._add_rule(name, self._build_object_rule([], set(), name, more is not True and more)))
+        for key in required - properties.keys():
+            if more is False:
+                raise self._error(name, f"{key!r} is required, and no property")
+            properties[key] = more
+        return str(self._add_rule(name, self._build_object_rule(list(properties.items()), required, name, False)))
+
+    def _members(self, schema: Mapping[str, Any], name: str) -> tuple[dict[str, Any], set[str], Any]:
+        """Properties, those required, and the schema of further ones, of a schema and all of its `allOf`."""
+        properties, required = schema.get("properties", {}), schema.get("required", [])
+        if not isinstance(properties, Mapping):
+            raise self._error(name, "properties is not an object")
+        if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
+            raise self._error(name, "required is not a list of names")
+        found, wanted, more = dict(properties), set(required), schema.get("additionalProperties", True)
+        parts = schema.get("allOf", [])
+        if not isinstance(parts, list):
+            raise self._error(name, "allOf is not a list of schemas")
+        for part in parts:
+            target = self._target(part, name) if isinstance(part, Mapping) and "$ref" in part else part
+            if not isinstance(target, Mapping) or target.get("type", "object") != "object":
+                raise self._error(name, "allOf of anything but objects cannot be said in a grammar")
+            simple = TYPES["object"] - {"allOf"}
+            if stray := (_KNOWN | _REFUSED.keys() | set(_CHOICES) - {"type"}) - simple & target.keys():
+                raise self._error(name, f"{min(stray)} in allOf cannot be said in a grammar")
+            inner, needed, others = self._members(target, name)
+            if twice := {key for key in inner.keys() & found.keys() if inner[key] != found[key]}:
+                raise self._error(name, f"allOf constrains {min(twice)!r} twice, which cannot be said in a grammar")
+            if others is not True or more is not True:
+                raise self._error(name, "additionalProperties beside allOf cannot be said in a grammar")
+            found |= inner
+            wanted |= needed
+        return found, wanted, more
+
+    def _visit_array(self, schema: Mapping[str, Any], name: str) -> str:
+        items = schema.get("prefixItems", schema.get("items", True))
+        least, most = self._count(schema, "minItems", name) or 0, self._count(schema, "maxItems", name)
+        if isinstance(items, list):
+            if least > len(items) or (most is not None and most < len(items)):
+                raise self._error(name, "minItems or maxItems contradict the items named")
+            rules = [self.visit(item, f"{name}-tuple-{number}") for number, item in enumerate(items)]
+            return str(self._add_rule(name, '"[" space ' + ' "," space '.join(rules) + ' "]" space'))
+        item = self.visit(items, f"{name}-item")
+        if most == 0:
+            return str(self._add_rule(name, '"[" space "]" space'))
+        further = repeated(f'("," space {item})', max(least - 1, 0), None if most is None else most - 1)
+        rule = f"{item} {further}" if least else f"({item} {further})?"
+        return str(self._add_rule(name, f'"[" space {rule} "]" space'))
+
+    def _visit_string(self, schema: Mapping[str, Any], name: str) -> str:
+        least, most = self._count(schema, "minLength", name), self._count(schema, "maxLength", name)
+        if "pattern" in schema:
+            if least or most is not None:
+                raise self._error(name, "pattern beside minLength or maxLength cannot be said in a grammar")
+            try:
+                return str(self._visit_pattern(translated(schema["pattern"]), name))
+            except (ValueError, AssertionError) as error:
+                raise self._error(name, f"pattern {schema['pattern']!r}: {error}") from error
+        if least or most is not None:
+            character = self._add_primitive("char", _CHARACTER)
+            block = self._add_rule("char-block", f"{character}{{500}}")
+            try:
+                rule = repeated(character, least or 0, most, block=(block, 500))
+            except ValueError as error:
+                raise self._error(name, str(error)) from error
+            return str(self._add_rule(name, f'"\\"" {rule} "\\"" space'))
+        known = {"uuid", "date", "time", "date-time"} & {str(schema.get("format"))}
+        return str(super().visit({"type": "string", **({"format": min(known)} if known else {})}, name))
+
+    # ---------------------------------------------------------------------------------- tools
+
+    def _count(self, schema: Mapping[str, Any], keyword: str, name: str) -> int | None:
+        count = schema.get(keyword)
+        if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
+            raise self._error(name, f"{keyword} is not a count")
+        return count
+
+    def _alone(self, schema: Mapping[str, Any], keyword: str, name: str) -> None:
+        if beside := sorted((_KNOWN | set(_CHOICES)) & schema.keys() - {keyword}):
+            raise self._error(name, f"{beside[0]} beside {keyword} cannot be said in a grammar")
+
+    def _error(self, name: str, reason: str) -> GrammarError:
+        place = name.removeprefix(f"{self._name}-value").strip("-")
+        where = f" at {place!r}" if place else ""
+        return GrammarError(f"the JSON schema cannot be turned into a grammar: {' '.join(reason.split())}{where}")
+
+    def _add_primitive(self, name: str, rule: BuiltinRule) -> Any:
+        return super()._add_primitive(name, _CHARACTER if name == "char" else rule)
+
+    def _format_literal(self, literal: str) -> str:
+        if literal.startswith('"'):  # a name, whose letters need no escapes
+            literal = json.dumps(json.loads(literal), ensure_ascii=False)
+        escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in literal)
+        return f'"{escaped}"'
+
+
+def _is(value: Any, kind: object) -> bool:
+    """Whether a value is of a type of JSON."""
+    if isinstance(value, bool) or kind == "boolean":
+        return isinstance(value, bool) and kind == "boolean"
+    if isinstance(value, float) and kind == "integer":
+        return value.is_integer()
+    python: Mapping[object, type | tuple[type, ...]] = {
+        "object": dict,
+        "array": list,
+        "string": str,
+        "integer": int,
+        "number": (int, float),
+        "null": type(None),
+    }
+    return isinstance(value, python.get(kind, ()))

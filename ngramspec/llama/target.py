@@ -17,10 +17,8 @@ from collections.abc import Sequence
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits, Node, Progress
-from ngramspec.exactness.trial import ROOM
 from ngramspec.llama.context import Context
 from ngramspec.llama.sequences import Sequences
-from ngramspec.llama.trial import Trial
 from ngramspec.llama.weights import Weights
 
 
@@ -129,11 +127,6 @@ class Target(Context):
 
     # ------------------------------------------------------------------ settings
 
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """The settings that `use` switches between: "fast", and "exact" if it differs from that."""
-        return ("fast", "exact") if self._flash["exact"] != self._flash["fast"] else ("fast",)
-
     def use(self, setting: str) -> None:
         """Open the context anew under a setting; the cache is then empty, and logits returned before are gone.
 
@@ -144,22 +137,6 @@ class Target(Context):
         self.tokens.clear()
         self._close_context()
         self._open_context(self.n_ctx, setting)
-
-    def trial(self, setting: str) -> Trial:
-        """A separate small context to measure a setting in; what the target holds does not matter.
-
-        Raises:
-            TargetError: the machine lacks the memory for it.
-        """
-        self._check_open()
-        params = self._params(ROOM, 0, setting)
-        params.n_seq_max, params.kv_unified = 1, False
-        return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
-
-    @property
-    def identity(self) -> str:
-        """The key of measurements, but for the setting that holds now."""
-        return self._key(f"fa={self._flash['fast']} kv={self.cache_types}")
 
     # ------------------------------------------------------------------ several continuations
 

@@ -16,7 +16,7 @@ from ngramspec.server.chat import chat_prompt, run_chat
 from ngramspec.server.endpoint import Endpoint
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import JsonAnswer
-from ngramspec.server.sampling_fields import read_sampling
+from ngramspec.server.sampling_fields import grammar_of, read_sampling
 from ngramspec.server.served import Server
 from ngramspec.server.silence import with_silences
 from ngramspec.server.sse import event, event_stream
@@ -26,6 +26,8 @@ async def messages(server: Server, given: Fields) -> Response:
     """Answer a chat."""
     model = server.ready()
     task = read_request(given, read_sampling(given, server.defaults, model.vocabulary))
+    if task.schema is not None:
+        grammar_of(task.schema, "output_config.format.schema")  # an error names the field as this dialect does
     hide = hides_thoughts(given)
     named = f"msg_{secrets.token_hex(12)}", given.text("model") or model.name
     deltas = run_chat(model, task)

@@ -25,6 +25,7 @@ from ngramspec.server.infill import infill
 from ngramspec.server.json_text import JsonAnswer
 from ngramspec.server.metrics import metrics
 from ngramspec.server.native import completion
+from ngramspec.server.page import page
 from ngramspec.server.served import Server
 from ngramspec.server.tokens_api import apply_template, detokenize, tokenize
 
@@ -38,6 +39,8 @@ ENDPOINTS = (
     Endpoint(("/v1/completions",), completions),
     Endpoint(("/completion", "/completions"), completion),
     Endpoint(("/infill",), infill),
+    # Whoever needs an API key enters it there.
+    Endpoint(("/",), page, "GET", public=True),
     Endpoint(("/tokenize",), tokenize),
     Endpoint(("/detokenize",), detokenize),
     Endpoint(("/apply-template",), apply_template),

@@ -14,16 +14,18 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-from ngramspec.batching.request import Request
+from ngramspec.batching.request import Request, Started
 from ngramspec.chat_prompt import ChatPrompt
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
 from ngramspec.server.answer import End, Piece, answer, check_room
 from ngramspec.server.dialogue import ChatDelta, ChatTask, Finish, Likely
+from ngramspec.server.drafted import DraftedText
 from ngramspec.server.errors import ApiError, bad_field
+from ngramspec.server.paced import Paced
 from ngramspec.server.served import ServedModel
 from ngramspec.tool_calls import AnswerParser, forced_grammar, parser_for, thoughts_first
-from ngramspec.tool_calls.deltas import CallBegin, Delta
+from ngramspec.tool_calls.deltas import CallBegin, Delta, Reasoning
 
 
 class Layout(NamedTuple):
@@ -73,20 +75,20 @@ def lay_out(model: ServedModel, task: ChatTask) -> Layout:
 
 def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
     """What the answer must be like, where the task asks for more than text."""
-    forced = bool(task.tools) and task.tool_choice not in ("auto", "none")
+    tools = task.tools if task.tool_choice != "none" else ()
+    forced = bool(tools) and task.tool_choice != "auto"
     if task.schema is None and not forced:
         return None
-    name = "tools" if forced else "response_format"
+    name = "tools" if tools else "response_format"
     if task.sampling.grammar is not None:
         raise bad_field("grammar", f"grammar and {name} exclude each other")
     try:
-        if forced:
-            choice = task.tool_choice
-            return forced_grammar(task.tools, choice, task.parallel, schema_rules, template=template, opening=opening)
+        if tools:
+            choice, instead = (task.tool_choice, None) if forced else ("required", task.schema)
+            return forced_grammar(
+                tools, choice, task.parallel, schema_rules, template=template, opening=opening, instead=instead
+            )
         assert task.schema is not None
-        if task.tools and task.tool_choice != "none":
-            message = "response_format leaves no room for calls of tools; leave out one, or set tool_choice to 'none'"
-            raise bad_field("response_format", message)
         rules = schema_rules({"answer": task.schema})
     except (GrammarError, ValueError, RecursionError) as error:
         raise bad_field(name, f"{name}: {error}") from error
@@ -102,17 +104,29 @@ async def run_chat(model: ServedModel, task: ChatTask) -> AsyncGenerator[ChatDel
     """
     request, parser = await asyncio.to_thread(lay_out, model, task)
     prompt_tokens, called = len(request.prompt), False
+    untold = thought = 0  # tokens whose text is held back; tokens of thoughts
+    paced, drafted = Paced(prompt_tokens), DraftedText()
     told = answer(model, request)
     try:
         async for event in told:
             deltas: Sequence[Delta] = ()
-            if isinstance(event, Piece):
+            if isinstance(event, Started):
+                paced.start(event.cached)
+            elif isinstance(event, Piece):
+                if task.progress:
+                    yield paced.push(event.step)
+                if task.drafts:
+                    drafted.push(event.step)
                 deltas = parser.push(event.text)
+                untold += len(event.tokens)
             elif isinstance(event, End):
                 deltas = parser.finish()
+            if deltas:
+                thought += untold if isinstance(deltas[0], Reasoning) else 0
+                untold = 0
             for delta in deltas:
                 called = called or isinstance(delta, CallBegin)
-                yield delta
+                yield drafted.mark(delta) if task.drafts else delta
             if isinstance(event, Piece) and event.logprobs:
                 yield Likely(event.logprobs)
             if isinstance(event, End):
@@ -122,6 +136,7 @@ async def run_chat(model: ServedModel, task: ChatTask) -> AsyncGenerator[ChatDel
                     event.stop_string,
                     prompt_tokens,
                     event.done,
+                    thought,
                 )
     finally:
         await told.aclose()

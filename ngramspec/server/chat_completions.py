@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ngramspec.server.chat import run_chat
 from ngramspec.server.common_fields import read_answers, read_max_tokens, read_slot, read_stop
-from ngramspec.server.dialogue import ChatDelta, ChatTask, Finish, Likely
+from ngramspec.server.dialogue import ChatDelta, ChatTask, Finish, Likely, Progress
 from ngramspec.server.errors import bad_field, worded
 from ngramspec.server.fields import Fields
 from ngramspec.server.json_text import JsonAnswer
@@ -23,7 +23,7 @@ from ngramspec.server.report import FINGERPRINT, logprobs_content, timings, usag
 from ngramspec.server.sampling_fields import read_format, read_sampling
 from ngramspec.server.served import ServedModel, Server
 from ngramspec.server.sse import DONE, event, event_stream
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
+from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Span
 
 
 async def chat_completions(server: Server, given: Fields) -> Response:
@@ -34,7 +34,7 @@ async def chat_completions(server: Server, given: Fields) -> Response:
         replace(task, sampling=replace(task.sampling, seed=(task.sampling.seed + i) % 2**64))
         for i in range(read_answers(given))
     ]
-    reply = _Reply(model, given.text("model") or model.name, logprobs=task.logprobs is not None)
+    reply = _Reply(model, given.text("model") or model.name, task)
     runs = merged([run_chat(model, one) for one in tasks])
     if given.flag("stream"):
         options = given.object("stream_options")
@@ -58,6 +58,8 @@ def read_task(server: Server, model: ServedModel, given: Fields) -> ChatTask:
         stop=read_stop(given),
         logprobs=_read_logprobs(given, model),
         slot=read_slot(given, len(model.service.report().slots)),
+        progress=given.flag("stream") and given.flag("timings_per_token"),
+        drafts=given.flag("return_drafts"),
     )
 
 
@@ -78,10 +80,13 @@ class _Choice:
     reasoning: str = ""
     calls: list[dict[str, Any]] = field(default_factory=list)
     likely: list[Any] = field(default_factory=list)
+    drafted: list[Span] = field(default_factory=list)
     finish: Finish | None = None
 
     def add(self, delta: ChatDelta) -> None:
         if isinstance(delta, Content):
+            at = len(self.content)
+            self.drafted += [(at + start, at + end) for start, end in delta.drafted]
             self.content += delta.text
         elif isinstance(delta, Reasoning):
             self.reasoning += delta.text
@@ -92,7 +97,7 @@ class _Choice:
             self.calls[delta.call]["function"]["arguments"] += delta.text
         elif isinstance(delta, Likely):
             self.likely += delta.logprobs
-        else:
+        elif isinstance(delta, Finish):
             self.finish = delta
 
     def message(self) -> dict[str, Any]:
@@ -107,8 +112,9 @@ class _Choice:
 class _Reply:
     """What all chunks of a reply have in common, and how its parts are told."""
 
-    def __init__(self, model: ServedModel, name: str, logprobs: bool) -> None:
-        self.model, self.logprobs = model, logprobs
+    def __init__(self, model: ServedModel, name: str, task: ChatTask) -> None:
+        self.model, self.logprobs, self.drafts = model, task.logprobs is not None, task.drafts
+        self.progress: dict[int, Progress] = {}  # of each choice, where it is told
         self._head = {
             "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
             "created": int(time.time()),
@@ -123,17 +129,26 @@ class _Reply:
             one: dict[str, Any] = {"index": i, "message": choice.message(), "finish_reason": finishes[i].reason}
             if self.logprobs:
                 one["logprobs"] = {"content": logprobs_content(self.model, choice.likely)}
+            if self.drafts:
+                one["drafted"] = choice.drafted
             told.append(one)
         return {**self._head, "object": "chat.completion", "choices": told, **_ending(finishes, usage_too=True)}
 
     def chunk(self, choices: list[dict[str, Any]], more: Mapping[str, Any] | None = None) -> str:
         return event({**self._head, "object": "chat.completion.chunk", "choices": choices, **(more or {})})
 
-    def part(self, number: int, delta: dict[str, Any], likely: Likely | None = None) -> str:
-        choice: dict[str, Any] = {"index": number, "delta": delta, "finish_reason": None}
+    def part(self, number: int, delta: Delta, likely: Likely | None = None) -> str:
+        choice: dict[str, Any] = {"index": number, "delta": _fields(delta), "finish_reason": None}
+        if self.drafts and isinstance(delta, Content | Reasoning):
+            choice["drafted"] = delta.drafted
         if likely is not None:
             choice["logprobs"] = {"content": logprobs_content(self.model, likely.logprobs)}
-        return self.chunk([choice])
+        return self.chunk([choice], self.pace(number))
+
+    def pace(self, number: int) -> dict[str, Any]:
+        """How far a choice is."""
+        progress = self.progress.get(number)
+        return {} if progress is None else {"timings": timings(progress.prompt_tokens, progress)}
 
 
 def _ending(finishes: list[Finish], usage_too: bool) -> dict[str, Any]:
@@ -168,22 +183,26 @@ async def _chunks(
         async for number, delta in runs:
             if number not in begun:
                 begun.add(number)
-                yield reply.part(number, {"role": "assistant", "content": None})
+                start = {"index": number, "delta": {"role": "assistant", "content": None}, "finish_reason": None}
+                yield reply.chunk([start])
+            if isinstance(delta, Progress):
+                reply.progress[number] = delta
+                continue
             before = waiting.pop(number, None)
             if isinstance(delta, Likely):
-                yield reply.part(number, _fields(before or Content("")), delta)
+                yield reply.part(number, before or Content(""), delta)
                 continue
             if before is not None:
-                yield reply.part(number, _fields(before))
+                yield reply.part(number, before)
             if isinstance(delta, Finish):
                 finishes.append(delta)
                 choice = {"index": number, "delta": {}, "finish_reason": delta.reason}
-                more = {} if usage_too or len(finishes) < count else _ending(finishes, usage_too=False)
+                more = reply.pace(number) if usage_too or len(finishes) < count else _ending(finishes, usage_too=False)
                 yield reply.chunk([choice], more)
             elif reply.logprobs and isinstance(delta, Content):
                 waiting[number] = delta
             else:
-                yield reply.part(number, _fields(delta))
+                yield reply.part(number, delta)
     if usage_too:
         yield reply.chunk([], _ending(finishes, usage_too=True))
     yield DONE

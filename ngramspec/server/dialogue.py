@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from ngramspec.batching.request import Done
+from ngramspec.decoding.step import Stats
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tool_calls.deltas import Delta, Tool
@@ -32,6 +33,8 @@ class ChatTask:
         logprobs: see there too.
         variables: further variables of the chat template ("enable_thinking": False, ...).
         slot: see `Request`.
+        progress: whether `Progress` is told.
+        drafts: whether deltas tell what of their text was drafted.
     """
 
     messages: Sequence[Mapping[str, Any]]
@@ -45,6 +48,23 @@ class ChatTask:
     logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     slot: int | None = None
+    progress: bool = False
+    drafts: bool = False
+
+
+class Progress(NamedTuple):
+    """How far an answer is, with the deltas that come next counted.
+
+    Attributes:
+        prompt_tokens: of the prompt, cached ones included.
+        cached, stats, prompt_seconds, seconds: as in `ngramspec.batching.request.Done`, so far.
+    """
+
+    prompt_tokens: int
+    cached: int
+    stats: Stats
+    prompt_seconds: float
+    seconds: float
 
 
 class Likely(NamedTuple):
@@ -71,4 +91,4 @@ class Finish(NamedTuple):
     thought: int = 0
 
 
-ChatDelta = Delta | Likely | Finish
+ChatDelta = Delta | Progress | Likely | Finish

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Literal, cast
 
+from ngramspec.backend import Switching
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.ready import exactness_is_cheap, ready
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
@@ -25,7 +26,8 @@ def open_shared(load: Load, exact: Exact) -> SharedTarget:
     if exact != "auto":
         return load(exact)
     shared = load("on")
-    if not shared.on_gpu and exactness_is_cheap(shared):
+    # It has no text of its own, which only a request would ask for.
+    if not shared.on_gpu and exactness_is_cheap(cast(Switching, shared)):
         return shared
     shared.close()
     return load("off")

@@ -8,8 +8,10 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from starlette.requests import Request
-from starlette.responses import HTMLResponse
+from starlette.responses import HTMLResponse, Response
+
+from ngramspec.server.fields import Fields
+from ngramspec.server.served import Server
 
 
 def allowed(html: str, tag: str) -> str:
@@ -49,7 +51,7 @@ def contents() -> tuple[str, dict[str, str]]:
     }
 
 
-async def page(_: Request) -> HTMLResponse:
-    """Answers GET /, to anyone: whoever has an API key enters it in the page."""
+async def page(_server: Server, _given: Fields) -> Response:
+    """Answer with the page."""
     html, headers = contents()
     return HTMLResponse(html, headers=headers)

@@ -7,14 +7,18 @@ from typing import Any
 
 from ngramspec.batching.request import Done
 from ngramspec.sampling.logprobs import Logprobs
+from ngramspec.server.dialogue import Progress
 from ngramspec.server.served import ServedModel
 from ngramspec.version import __version__
 
 FINGERPRINT = f"ngramspec-{__version__}"
 
 
-def timings(prompt_tokens: int, done: Done) -> dict[str, Any]:
-    """llama-server's `timings`; what was drafted is told only where something was, and so are close calls."""
+def timings(prompt_tokens: int, done: Done | Progress) -> dict[str, Any]:
+    """llama-server's `timings`; what was drafted is told only where something was, and so are close calls.
+
+    `gain` is the time that the tokens would have taken one by one, by the cost curve, over the time they took.
+    """
     stats = done.stats
     told = {
         "cache_n": done.cached,
@@ -23,6 +27,8 @@ def timings(prompt_tokens: int, done: Done) -> dict[str, Any]:
     }
     if stats.drafted:
         told |= {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
+    if stats.drafted and stats.estimated_gain is not None:
+        told["gain"] = stats.estimated_gain
     if stats.close_calls:
         told["close_calls"] = stats.close_calls
     return told

@@ -17,7 +17,7 @@ from ngramspec.server.json_text import JsonAnswer
 from ngramspec.server.report import logprobs_content
 from ngramspec.server.responses_answer import Answer
 from ngramspec.server.responses_request import read_request
-from ngramspec.server.sampling_fields import read_sampling
+from ngramspec.server.sampling_fields import grammar_of, read_sampling
 from ngramspec.server.served import Server
 from ngramspec.server.silence import with_silences
 from ngramspec.server.sse import event, event_stream
@@ -27,6 +27,8 @@ async def responses(server: Server, given: Fields) -> Response:
     """Answer a chat."""
     model = server.ready()
     asked = read_request(given, read_sampling(given, server.defaults, model.vocabulary))
+    if asked.task.schema is not None:
+        grammar_of(asked.task.schema, "text.format.schema")  # an error names the field as this dialect does
     answer = Answer(
         asked,
         f"resp_{secrets.token_hex(12)}",

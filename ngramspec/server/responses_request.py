@@ -10,6 +10,7 @@ from ngramspec.server.dialogue import ChatTask
 from ngramspec.server.fields import Fields
 from ngramspec.server.needs import needed_choice, needed_name, needed_object, needed_there, wrong
 from ngramspec.server.responses_tools import Toolbox, function_name
+from ngramspec.server.sampling_fields import ANY_OBJECT
 from ngramspec.server.transcript import Transcript, as_json
 
 _LOGPROBS = "message.output_text.logprobs"
@@ -220,8 +221,8 @@ def _format(given: Fields) -> tuple[dict[str, Any], dict[str, Any] | None]:
     if form is None:
         return {"type": "text"}, None
     kind = needed_choice(form, "type", ("text", "json_object", "json_schema"))
-    schema = {"text": None, "json_object": {}}[kind] if kind != "json_schema" else needed_object(form, "schema")
-    return dict(form.data), schema
+    schema = needed_object(form, "schema") if kind == "json_schema" else dict(ANY_OBJECT)
+    return dict(form.data), None if kind == "text" else schema
 
 
 def _logprobs(given: Fields) -> int | None:

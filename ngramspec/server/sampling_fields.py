@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from typing import Any, get_type_hints
 
 from ngramspec.errors import GrammarError
-from ngramspec.llama.grammar import schema_grammar
+from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import LARGEST_BIAS, Sampling, parse_samplers
 from ngramspec.server.errors import ApiError, bad_field

@@ -16,16 +16,22 @@ class Tool:
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
 
 
+Span = tuple[int, int]
+"""Where a part of a text begins and ends, in characters."""
+
+
 class Content(NamedTuple):
-    """Text of the answer."""
+    """Text of the answer; `drafted`: what of it is known to be accepted drafts, where somebody asked for that."""
 
     text: str
+    drafted: tuple[Span, ...] = ()
 
 
 class Reasoning(NamedTuple):
-    """Text that the model thought before its answer."""
+    """Text that the model thought before its answer; `drafted` as in `Content`."""
 
     text: str
+    drafted: tuple[Span, ...] = ()
 
 
 class CallBegin(NamedTuple):
@@ -37,10 +43,11 @@ class CallBegin(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """A further piece of a call's arguments, which joined are a JSON object."""
+    """A further piece of a call's arguments, which joined are a JSON object; `drafted` as in `Content`."""
 
     call: int
     text: str
+    drafted: tuple[Span, ...] = ()
 
 
 Delta = Content | Reasoning | CallBegin | CallArguments

@@ -24,6 +24,7 @@ def forced_grammar(
     *,
     template: str | None = None,
     opening: str = "",
+    instead: Mapping[str, Any] | None = None,
 ) -> str:
     """A GBNF grammar of answers that call a tool, which `parser_for` reads.
 
@@ -35,6 +36,7 @@ def forced_grammar(
         parallel: whether there may be several calls.
         schema_rules: makes rules of parameters.
         template, opening: as for `parser_for`.
+        instead: a JSON schema, of which an answer may be that calls no tool.
 
     Raises:
         ValueError: no tool of that name.
@@ -59,11 +61,12 @@ def forced_grammar(
         rules.append(f"call-{number} ::= {quote(before)} arguments-{number} {quote(after)}")
     begin, between, end = form.around
     more = f" ({quote(between)} call)*" if parallel and between is not None else ""
+    other = [] if instead is None else ["turn ::= answer | instead", schema_rules({"instead": instead})]
     return "\n".join(
         [
-            *thoughts_first("answer", template, opening),
+            *thoughts_first("turn" if other else "answer", template, opening),
             f"answer ::= {quote(begin)} call{more} {quote(end)}",
             f"call ::= {' | '.join(names)}",
-            *dict.fromkeys("\n".join(rules).splitlines()),
+            *dict.fromkeys("\n".join([*other, *rules]).splitlines()),
         ]
     )

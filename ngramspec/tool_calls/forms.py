@@ -65,6 +65,8 @@ def read_each(reader: Reader, start: str, item: str, end: str, read: Callable[[]
         if found == item and (yield from read()):
             begun = True
             continue
-        if begun and found != end:
+        if begun and found is None:
+            yield from reader.skip(item, end)
+        elif begun and found == item:
             reader.back()
         return begun

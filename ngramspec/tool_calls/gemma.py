@@ -29,10 +29,7 @@ def _read_gemma4(reader: Reader, answer: Answer, tools: Tools, start: str) -> Re
     call = answer.begin(name)
     answer.arguments(call, "{")
     if (yield from _read_rest(reader, lambda text: answer.arguments(call, text))):
-        reader.mark()
-        yield from reader.space()
-        yield from reader.take(_CALL_END)
-        reader.forget()
+        yield from reader.skip(_CALL_END)
     return True
 
 
@@ -120,8 +117,7 @@ def _read_fenced(reader: Reader, answer: Answer, tools: Tools, start: str) -> Re
     if start == _FENCES[0] and (yield from reader.peek()) != "{":
         return (yield from read_python(reader, answer, tools, "```"))
     begun = yield from read_calls(reader, answer, tools)
-    yield from reader.space()
-    yield from reader.take("```")
+    yield from reader.skip("```")
     return begun
 
 

@@ -33,10 +33,7 @@ def read_hermes(reader: Reader, answer: Answer, tools: Tools, start: str) -> Rea
     else:
         begun = yield from _read_function(reader, answer, tools)
     if begun:
-        reader.mark()
-        yield from reader.space()
-        yield from reader.take("</tool_call>", "</tool_calls>", "</seed:tool_call>")
-        reader.forget()
+        yield from reader.skip("</tool_call>", "</tool_calls>", "</seed:tool_call>")
     return begun
 
 
@@ -56,8 +53,7 @@ def _read_function(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
         return bool(name) and (yield from read_tagged(reader, answer, name, tools.get(name), _QWEN))
     if not name or not (yield from read_arguments(reader, answer, name)):
         return bool(name)
-    yield from reader.space()
-    yield from reader.take("</function>")
+    yield from reader.skip("</function>")
     return True
 
 

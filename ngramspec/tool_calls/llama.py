@@ -18,8 +18,7 @@ def _read(reader: Reader, answer: Answer, tools: Tools, start: str) -> Reads[boo
         reader.unread(len(start))
     # An answer may be JSON without being a call, so the name must be a tool's, and the keys those of calls.
     begun = yield from read_calls(reader, answer, tools)
-    yield from reader.space()
-    yield from reader.take(";")
+    yield from reader.skip(";")
     return begun
 
 

@@ -56,8 +56,7 @@ def _read(reader: Reader, answer: Answer, tools: Tools, start: str) -> Reads[boo
     yield from reader.space()
     if (yield from reader.peek()) == "{":
         begun = yield from read_calls(reader, answer)
-        yield from reader.space()
-        yield from reader.take(_END)
+        yield from reader.skip(_END)
         return begun
     return (yield from read_python(reader, answer, tools, _END))
 

@@ -105,6 +105,14 @@ class Reader:
                 return longest
             yield
 
+    def skip(self, *ends: str) -> Reads[None]:
+        """Skip white space and, if one of some strings follows, that; or its beginning, where the text breaks off."""
+        yield from self.space()
+        if (yield from self.take(*ends)) is None and self.ended:
+            rest = self._text[self._at :]
+            if any(end.startswith(rest) for end in ends):
+                self._at = len(self._text)
+
     def until(self, markers: Sequence[str], emit: Emit) -> Reads[str | None]:
         """Emit what comes before the first of some strings, and read that string; None: the text ended without one.
 

@@ -38,9 +38,8 @@ def _read_deepseek(reader: Reader, answer: Answer, tools: Tools, start: str) -> 
         if whole:
             yield from reader.space()
             if fenced:
-                yield from reader.take("```")
-                yield from reader.space()
-            yield from reader.take(_CALL_END)
+                yield from reader.skip("```")
+            yield from reader.skip(_CALL_END)
         return whole is not None
 
     return (yield from read_each(reader, start, _CALL, _ROW_END, one))
@@ -83,8 +82,7 @@ def _read_kimi(reader: Reader, answer: Answer, tools: Tools, start: str) -> Read
         yield from reader.space()
         whole = (yield from read_arguments(reader, answer, match[1])) if match else None
         if whole:
-            yield from reader.space()
-            yield from reader.take(_KIMI_CALL_END)
+            yield from reader.skip(_KIMI_CALL_END)
         return whole is not None
 
     return (yield from read_each(reader, start, _KIMI_CALL, _KIMI_ROW_END, one))

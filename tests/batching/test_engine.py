@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from support.ear import WAIT, Ear
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
@@ -25,31 +25,6 @@ from ngramspec.sampling.settings import Sampling
 
 CHEAP = CostCurve({1: 1e-3, 64: 2e-3})
 """Drafts pay."""
-
-WAIT = 60
-
-
-class Ear:
-    """Listens to one request."""
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.ended = threading.Event()
-        self.heard: queue.Queue[Event] = queue.Queue()
-
-    def __call__(self, event: Event) -> None:
-        self.events.append(event)
-        self.heard.put(event)
-        if isinstance(event, Done | Failed):
-            self.ended.set()
-
-    def wait(self) -> Event:
-        assert self.ended.wait(WAIT)
-        return self.events[-1]
-
-    @property
-    def tokens(self) -> list[int]:
-        return [token for event in self.events if isinstance(event, Step) for token in event.tokens]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from ngramspec.drafting.draft import Chooser
 from ngramspec.drafting.mixture import drafter as mixture
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
 from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.recall import Recall
 from ngramspec.memory import Memory
 from ngramspec.sampling.settings import Sampling
 
@@ -357,3 +358,14 @@ def test_drafters_beside_each_other_learn_together(module: Any) -> None:
 def test_one_that_remembers_by_itself_drafts_alone() -> None:
     with pytest.raises(ValueError, match="one text at a time"):
         MixtureDrafter(memory=True).beside()
+
+
+def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ngramspec.drafting.recall.MOST", 100)
+    memory = Recall()
+    drafter = MixtureDrafter(memory)
+    drafter.begin([1, 2, 3])
+    for number in range(50):
+        memory.hear([number, 1, 2, 3, 4, 5, 6, 7, 8])
+        assert memory.indexes[-1].size <= 110
+        assert drafter.propose(4).tokens == (4, 5, 6, 7)

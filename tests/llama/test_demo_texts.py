@@ -8,7 +8,7 @@ from typing import Any
 from support.decoder_loop import drive, unmeasured
 
 from ngramspec.drafting import make_drafter
-from ngramspec.llama.grammar import schema_grammar
+from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 

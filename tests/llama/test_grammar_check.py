@@ -11,8 +11,8 @@ import pytest
 from support.cli_runner import DEMO, run
 
 from ngramspec.errors import GrammarError
-from ngramspec.llama.grammar import schema_grammar
 from ngramspec.llama.grammar_check import check_grammar
+from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
 
 RECURSIVE = [

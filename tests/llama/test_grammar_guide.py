@@ -9,7 +9,7 @@ import pytest
 
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.llama.grammar import schema_grammar
+from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
 
 KEYS = schema_grammar('{"type":"object","properties":{"name":{"type":"boolean"}},"required":["name"]}')

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
-from hypothesis import given
+from hypothesis import given, settings
 from pydantic import TypeAdapter
 from support.chat_scripts import answers, broken, finish, played
 
@@ -276,6 +276,7 @@ def rich() -> dict[str, Any]:
     }
 
 
+@settings(deadline=None)
 @given(broken(rich()))
 def test_a_broken_request_is_read_or_refused(body: dict[str, Any]) -> None:
     refused = None
@@ -290,6 +291,7 @@ def test_a_broken_request_is_read_or_refused(body: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------- answers
 
 
+@settings(deadline=None)
 @given(answers())
 def test_any_answer_streams_as_what_it_is_whole(deltas: list[ChatDelta]) -> None:
     sent = streamed(deltas)

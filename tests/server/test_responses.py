@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
@@ -194,7 +194,7 @@ def test_settings_of_the_request() -> None:
     assert got.variables == {"enable_thinking": True, "reasoning_effort": "low"}
     assert task(reasoning={"effort": "none"}).variables["enable_thinking"] is False
     assert (task().schema, task().logprobs, task().variables) == (None, None, {})
-    assert task(text={"format": {"type": "json_object"}}).schema == {}
+    assert task(text={"format": {"type": "json_object"}}).schema == {"type": "object"}
     assert task(top_logprobs=3).logprobs == 3
 
 
@@ -270,6 +270,7 @@ def rich() -> dict[str, Any]:
     }
 
 
+@settings(deadline=None)
 @given(broken(rich()))
 def test_a_broken_request_is_read_or_refused(body: dict[str, Any]) -> None:
     refused = None
@@ -283,6 +284,7 @@ def test_a_broken_request_is_read_or_refused(body: dict[str, Any]) -> None:
 # --------------------------------------------------------------------------- answers
 
 
+@settings(deadline=None)
 @given(answers(["look", "apply_patch", "mcp__db__look", "made_up"]), st.booleans())
 def test_any_answer_streams_as_what_it_is_whole(deltas: list[ChatDelta], tools: bool) -> None:
     request = asked(tools=[LOOK, PATCH, SERVER] if tools else [])

@@ -62,8 +62,16 @@ class Browser:
     def __init__(self, executable: str, profile: Path) -> None:
         (commands, self._commands), (self._answers, answers) = os.pipe(), os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-c", LAUNCHER, str(commands), str(answers), executable, *FLAGS]
-            + [f"--user-data-dir={profile}", "about:blank"],
+            [
+                sys.executable,
+                "-c",
+                LAUNCHER,
+                str(commands),
+                str(answers),
+                executable,
+                *FLAGS,
+                f"--user-data-dir={profile}",
+            ],
             pass_fds=(commands, answers),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -113,7 +121,9 @@ class Browser:
         number, reply = next(self._numbers), Queue[dict[str, Any]]()
         self._replies[number] = reply
         session = {"sessionId": self._session} if self._session else {}
-        os.write(self._commands, json.dumps({"id": number, "method": method, "params": params, **session}).encode() + b"\0")
+        os.write(
+            self._commands, json.dumps({"id": number, "method": method, "params": params, **session}).encode() + b"\0"
+        )
         message = reply.get(timeout=PATIENCE)
         assert "error" not in message, f"{method}: {message['error']}"
         result: dict[str, Any] = message["result"]
@@ -129,7 +139,9 @@ class Browser:
         """Wait for an expression to become true, and return it."""
         end = time.monotonic() + PATIENCE
         while not (value := self.ask(expression)):
-            assert time.monotonic() < end, f"never came true: {expression}; the page says: {self.ask('document.body.innerText')}"
+            assert time.monotonic() < end, (
+                f"never came true: {expression}; the page says: {self.ask('document.body.innerText')}"
+            )
             time.sleep(0.02)
         return value
 

@@ -26,7 +26,7 @@ class Script:
     Attributes:
         text: of the answer, before stop strings and limits.
         ends: whether the model ends it by itself; else it goes on until a limit, by repeating the text.
-        step: tokens of a step; all but the first of each are drafted.
+        step: tokens of a step; of all steps but the first, all tokens but the last are accepted drafts.
         wrong: told before the request is started.
         fails: told after `after` steps.
         cached: tokens of the prompt that are in the cache.
@@ -170,6 +170,7 @@ class FakeService:
             accepted=len(drafted),
             batch=0 if first else len(tokens),
             seconds=0.01,
+            plain_seconds=0.01,
             stop=text.stop,
             stop_string=text.stop_string,
             logprobs=told,

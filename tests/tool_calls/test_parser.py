@@ -59,7 +59,8 @@ TWO = [("weather", PARIS), ("clock", {})]
 ANSWERS = [
     (
         "hermes",
-        '<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
+        "<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n"
+        '{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
         "I look.",
         "Hm.",
@@ -122,9 +123,10 @@ ANSWERS = [
     ),
     (
         "harmony",
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>commentary<|message|>I look.<|end|><|start|>"
-        'assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}<|call|>'
-        "<|start|>assistant to=functions.clock<|channel|>commentary json<|message|>{}",
+        "<|channel|>analysis<|message|>Hm.<|end|>"
+        "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
+        '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}'
+        "<|call|><|start|>assistant to=functions.clock<|channel|>commentary json<|message|>{}",
         "I look.",
         "Hm.",
         TWO,
@@ -138,7 +140,8 @@ ANSWERS = [
     ),
     (
         "deepseek-v3",
-        'a\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>\n'
+        "a\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
+        '```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>\n'
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
         "a",
         "",
@@ -154,16 +157,17 @@ ANSWERS = [
     ),
     (
         "deepseek-v3.2",
-        'a\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" string="true">Paris'
-        '</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="clock">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>',
+        'a\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" '
+        'string="true">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="clock">\n</｜DSML｜invoke>\n'
+        "</｜DSML｜function_calls>",
         "a",
         "",
         TWO,
     ),
     (
         "kimi",
-        '<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>{"city": "Paris"}'
-        "<|tool_call_end|><|tool_call_begin|>functions.clock:1<|tool_call_argument_begin|>{}<|tool_call_end|>"
+        "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
+        '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.clock:1<|tool_call_argument_begin|>{}<|tool_call_end|>'
         "<|tool_calls_section_end|>",
         "",
         "",
@@ -179,8 +183,8 @@ ANSWERS = [
     ),
     (
         "gemma4",
-        '<|channel>thought\nHm.\n<channel|><|tool_call>call:weather{city:<|"|>Pa"ris<|"|>,days:3,at:[1,[],-2.5],free:{a:true,'
-        '<|"|>b c<|"|>:null}}<tool_call|><|tool_call>call:clock{}<tool_call|>',
+        '<|channel>thought\nHm.\n<channel|><|tool_call>call:weather{city:<|"|>Pa"ris<|"|>,days:3,at:[1,[],'
+        '-2.5],free:{a:true,<|"|>b c<|"|>:null}}<tool_call|><|tool_call>call:clock{}<tool_call|>',
         "",
         "Hm.",
         [
@@ -279,7 +283,7 @@ def test_where_an_answer_is_cut_changes_nothing(family: str, text: str) -> None:
 def test_an_answer_that_breaks_off(family: str, text: str) -> None:
     whole = joined(parse([text], family))
     for length in range(len(text)):
-        content, thoughts, calls = joined(parse(list(text[:length]), family))
+        content, _, calls = joined(parse(list(text[:length]), family))
         assert len(calls) <= len(whole[2])
         if calls:
             # What was said of calls stays said: arguments are only longer in the end.

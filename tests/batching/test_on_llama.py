@@ -1,0 +1,133 @@
+"""The engine on llama.cpp: several requests at once get the texts that they get alone."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+from architectures.files import write_models
+from support.ear import Ear
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.ready import ready
+from ngramspec.batching.request import Done, Request
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.drafting.recall import Recall
+from ngramspec.exactness.auto import Footing
+from ngramspec.llama.shared import SharedTarget
+from ngramspec.llama.target import Target
+from ngramspec.sampling.settings import Sampling
+
+DEMO = Path("ngramspec/demo/demo.gguf")
+N_CTX = 512
+TEXTS = (
+    "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(j)\nfor",
+    '{"name": "a", "size": 1}, {"name": "b", "size": 2}, {"name": "c",',
+    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return",
+    "The cat sat on the mat. The dog sat on the mat. The cat",
+    "import os\nimport sys\n",
+    "x = 1\ny = 2\nz = 3\nx = 1\ny = 2\n",
+)
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[tuple[str, float], list[int]]:
+    """Each text as plain decoding gives it in a context of its own."""
+    found = {}
+    with Target(DEMO, exact="on", n_ctx=N_CTX, threads=1) as target:
+        decoder = SpeculativeDecoder(target, drafter=None, exact="on")
+        for text in TEXTS:
+            for temperature in (0.0, 0.8):
+                steps = decoder.generate(
+                    target.tokenize(text), max_tokens=60, sampling=Sampling(temperature, seed=len(text))
+                )
+                found[text, temperature] = [token for step in steps for token in step.tokens]
+    return found
+
+
+@pytest.mark.parametrize("drafts", [True, False])
+def test_exact_texts_are_those_of_a_context_of_their_own(
+    alone: dict[tuple[str, float], list[int]], drafts: bool, tmp_path: Path
+) -> None:
+    with SharedTarget(DEMO, lanes=3, n_ctx=N_CTX, threads=1, exact="on") as shared:
+        known, footing = ready(shared, exact=True, folder=tmp_path)
+        assert footing.same
+        drafter = MixtureDrafter(Recall()) if drafts else None
+        engine = Engine(
+            shared, shared, shown=shared.shown, calibration=known, footing=footing, drafter=drafter, cache_room=1 << 24
+        )
+        ears = {}
+        # Twice, so that lanes are reused, and prompts are found in lanes and in RAM.
+        for _ in range(2):
+            for (text, temperature), _ in sorted(alone.items(), key=lambda item: hash(item[0][0][::-1])):
+                ear = Ear()
+                sampling = Sampling(temperature, seed=len(text))
+                engine.submit(Request(shared.tokenize(text), 60, sampling), ear)
+                ears[ear] = text, temperature
+        for ear, asked in ears.items():
+            end = ear.wait()
+            assert isinstance(end, Done)
+            assert ear.tokens == alone[asked]
+            assert end.stats.close_calls == 0
+        report = engine.report()
+        engine.stop()
+    assert report.busy > report.passes
+    assert (report.stats.accepted > 0) == drafts
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_models(tmp_path_factory.mktemp("models"), ["llama", "gemma3", "qwen35", "lfm2", "mamba2"])
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen35", "lfm2", "mamba2"])
+@pytest.mark.parametrize("exact", ["on", "off"])
+def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact: str) -> None:
+    """Every text is what the model says token by token in a context of its own, or leaves it by rounding alone."""
+    chance = random.Random(name)
+    with Target(models[name], exact="on", n_ctx=N_CTX, threads=1) as target:
+        base = [chance.randrange(3, target.n_vocab - 3) for _ in range(20)]
+        prompts = [[*base * 3, 5 + i, *base[: 5 + i]] for i in range(5)]
+        decoder = SpeculativeDecoder(target, drafter=None, exact="on", curve=CostCurve({1: 1.0}))
+        plain = []
+        for prompt in prompts:
+            target.clear()
+            plain.append([t for step in decoder.generate(prompt, max_tokens=40) for t in step.tokens])
+    with SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, exact="on" if exact == "on" else "off") as shared:
+        if exact == "on":
+            known, footing = ready(shared, exact=True)
+        else:
+            known, footing = Calibration.given(CostCurve({1: 1.0, 64: 2.0})), Footing(bound=1.0)
+            known.ensure_curve(shared.lanes[0])
+        engine = Engine(
+            shared,
+            shared,
+            shown=shared.shown,
+            calibration=known,
+            footing=footing,
+            drafter=MixtureDrafter(Recall()),
+            cache_room=1 << 26,
+        )
+        ears = [Ear() for _ in prompts]
+        for prompt, ear in zip(prompts, ears, strict=True):
+            engine.submit(Request(prompt, 40), ear)
+        ends = [ear.wait() for ear in ears]
+        again = [Ear() for _ in prompts]
+        for prompt, first, ear in zip(prompts, ears, again, strict=True):
+            engine.submit(Request([*prompt, *first.tokens[:20]], 20), ear)
+        ends += [ear.wait() for ear in again]
+        engine.stop()
+    for end in ends:
+        assert isinstance(end, Done)
+    for text, prompt_text, ear in zip(plain, ears, again, strict=True):
+        if exact == "on":
+            assert prompt_text.tokens == text
+            assert ear.tokens == text[20:]
+            continue
+        assert prompt_text.tokens == text or any(
+            event.close_calls for event in prompt_text.events if hasattr(event, "close_calls")
+        )

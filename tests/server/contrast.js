@@ -1,0 +1,34 @@
+// By how much each kind of text on the page differs in brightness from what is behind it, as WCAG counts it.
+(() => {
+  const kinds = {
+    question: ".question",
+    text: ".block",
+    drafted: ".block .drafted",
+    draftedCode: "pre .drafted",
+    code: "pre",
+    note: ".note",
+    bar: ".bar",
+    label: "#settings label",
+    send: "#send",
+    model: "#model",
+    legend: "#legend",
+  };
+  const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
+  const linear = (value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4);
+  const brightness = ([red, green, blue]) => {
+    const [r, g, b] = [red, green, blue].map((value) => linear(value / 255));
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+  };
+  const behind = (element) => {
+    const colour = numbers(getComputedStyle(element).backgroundColor);
+    return colour[3] === 0 ? behind(element.parentElement) : colour;
+  };
+  const found = {};
+  for (const [kind, selector] of Object.entries(kinds)) {
+    const element = document.querySelector(selector);
+    if (!element) continue;
+    const pair = [numbers(getComputedStyle(element).color), behind(element)].map(brightness);
+    found[kind] = (Math.max(...pair) + 0.05) / (Math.min(...pair) + 0.05);
+  }
+  return found;
+})()

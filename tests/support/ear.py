@@ -1,0 +1,35 @@
+"""Who listens to a request."""
+
+from __future__ import annotations
+
+import queue
+import threading
+
+from ngramspec.batching.request import Done, Event, Failed
+from ngramspec.decoding.step import Step
+
+WAIT = 60
+"""Seconds after which a test gives up."""
+
+
+class Ear:
+    """Listens to one request."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended = threading.Event()
+        self.heard: queue.Queue[Event] = queue.Queue()
+
+    def __call__(self, event: Event) -> None:
+        self.events.append(event)
+        self.heard.put(event)
+        if isinstance(event, Done | Failed):
+            self.ended.set()
+
+    def wait(self) -> Event:
+        assert self.ended.wait(WAIT)
+        return self.events[-1]
+
+    @property
+    def tokens(self) -> list[int]:
+        return [token for event in self.events if isinstance(event, Step) for token in event.tokens]
