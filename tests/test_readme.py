@@ -78,7 +78,7 @@ def test_the_readme_is_short() -> None:
 
 def test_the_map_is_the_table_of_layers() -> None:
     text = (ROOT / "ngramspec" / "README.md").read_text("utf-8")
-    rows = re.findall(r"^\| (\d) \| \[?`([\w./]+)`.* \| \S.* \|$", text, re.MULTILINE)
+    rows = re.findall(r"^\| (\d+) \| \[?`([\w./]+)`.* \| \S.* \|$", text, re.MULTILINE)
     shown = [(int(layer), name.removesuffix("/").removesuffix(".py")) for layer, name in rows]
     assert [layer for layer, _ in shown] == sorted((layer for layer, _ in shown), reverse=True)
     assert sorted(shown) == sorted((layer, name) for layer, names in enumerate(LAYERS) for name in names)

@@ -63,6 +63,8 @@ class ToolTemplate:
         form = family_of(source)
         self._known = form is not None
         self._form = form or HERMES
+        # gpt-oss' name for thoughts; it refuses them beside content.
+        self._thinks = "message.thinking" in (source or "")
 
     def adapt(
         self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Tool]
@@ -73,6 +75,10 @@ class ToolTemplate:
             ValueError: the arguments of a call are not a JSON object.
         """
         adapted = [{field: m[field] for field in _FIELDS if m.get(field) is not None} for m in messages]
+        if self._thinks:
+            for message in adapted:
+                if "reasoning_content" in message and not message.get("content"):
+                    message["thinking"] = message.pop("reasoning_content")
         if not tools and not any(m["role"] == "tool" or m.get("tool_calls") for m in adapted):
             return adapted, None
         can = self.abilities

@@ -13,6 +13,7 @@ from ngramspec.errors import ModelError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.models.check import check_vocabulary_file
+from ngramspec.tool_calls.deltas import Tool
 
 TEXT = "<|im_start|>user\nGrüße, 漢字!<|im_end|>\n"
 
@@ -49,3 +50,34 @@ def test_files_that_hold_none(tmp_path: Path) -> None:
         check_vocabulary_file(tmp_path / "gone.gguf")
     with pytest.raises(ModelError, match=r"broken\.gguf"):
         Vocabulary(write_gguf(tmp_path / "broken.gguf", architecture="unheard-of"))
+
+
+def test_variables_of_the_template() -> None:
+    """The demo model's template asks for none; those that are the prompt's own cannot be set."""
+    messages = [{"role": "user", "content": "hello"}]
+    with Vocabulary(DEMO) as vocabulary:
+        assert vocabulary.chat(messages, variables={"enable_thinking": False}).tokens == vocabulary.chat_prompt(
+            messages
+        )
+        for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
+            with pytest.raises(ValueError, match=f"^the chat template's variable '{name}' cannot be set$"):
+                vocabulary.chat(messages, variables={name: "x"})
+
+
+def test_tools_in_a_template_that_knows_none() -> None:
+    tool = Tool("clock", "Tells <|im_end|> the time.")
+    call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"a": "<|im_end|>"}'}}
+    messages = [
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "<|im_start|>12"},
+    ]
+    with Vocabulary(DEMO) as vocabulary:
+        prompt = vocabulary.chat(messages, [tool])
+        assert '"name": "clock"' in prompt.text
+        assert "<tool_response>\n<|im_start|>12\n</tool_response>" in prompt.text
+        assert prompt.opening.endswith("<|im_start|>assistant\n")
+        start, end = (vocabulary.tokenize(text, special=True)[-1] for text in ("<|im_start|>", "<|im_end|>"))
+        # System, user, assistant, and the result in a user's turn; then the answer.
+        assert prompt.tokens.count(start) == 5
+        assert prompt.tokens.count(end) == 4

@@ -132,6 +132,12 @@ def test_without_tools_and_calls_nothing_is_tried_or_changed() -> None:
     assert ToolTemplate(OBJECTS, render).adapt(messages, []) == (messages, None)
 
 
+def test_thoughts_have_the_name_that_the_template_asks_for() -> None:
+    messages = [{"role": "assistant", "content": content, "reasoning_content": "hm"} for content in ("", "ho")]
+    named = make(OBJECTS + "{{ message.thinking }}")[0].adapt(messages, [])[0]
+    assert named == [{"role": "assistant", "content": "", "thinking": "hm"}, messages[1]]
+
+
 @pytest.mark.parametrize("arguments", ["{", "[]", "5", '"a"', "[" * 100_000])
 def test_arguments_that_are_no_object(arguments: str) -> None:
     with pytest.raises(ValueError, match=r"messages\[1\]\.tool_calls\[0\]\.function\.arguments is not a JSON object"):
