@@ -129,7 +129,9 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         listener = socket.create_server(address[:2], family=family, backlog=2048)
     except OSError as error:
-        fail(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port or --host")
+        # Python adds the address to what the system says.
+        reason = error.strerror if isinstance(error, socket.gaierror) else os.strerror(error.errno or 0)
+        fail(f"cannot listen on {host}:{port}: {reason}; choose another --port or --host")
     with listener:
         yield listener
 
@@ -168,8 +170,8 @@ def _answering(app: object, listener: socket.socket) -> Iterator[Callable[[], No
 
 
 def log(entry: Entry) -> None:
-    """A line for a request that asked for work or went wrong; those that only look are left out."""
-    if entry.method == "GET" and entry.status < 400:
+    """A line for a request that asked for work or was wrong; who only looks, as monitors do all the time, is left out."""
+    if entry.method == "GET" and (entry.status < 400 or entry.status == 503):
         return
     cost = entry.tally
     told = [f"{entry.method} {entry.path} {entry.status}", f"{entry.seconds:.2f} s"]

@@ -1,0 +1,145 @@
+"""`ngramspec serve` as a program: it answers while it loads, logs no text, and lets requests end when it is stopped."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from support.cli_runner import COMMAND, DEMO, PATIENCE
+
+PROMPT = "Once upon a time"
+ENDLESS = {"prompt": PROMPT, "n_predict": -1, "ignore_eos": True, "stream": True}
+
+
+@dataclass
+class Served:
+    """A server at work."""
+
+    process: subprocess.Popen[bytes]
+    errors: Path
+    address: str
+
+    def wait_for(self, text: str) -> str:
+        return wait_for(self.process, self.errors, text)
+
+
+def wait_for(process: subprocess.Popen[bytes], errors: Path, text: str) -> str:
+    """The line of the log that has a text."""
+    end = time.monotonic() + PATIENCE
+    while time.monotonic() < end:
+        over = process.poll() is not None
+        found = [line for line in errors.read_text().splitlines() if text in line]
+        if found:
+            return found[0]
+        assert not over, errors.read_text()
+        time.sleep(0.02)
+    raise AssertionError(errors.read_text())
+
+
+@contextmanager
+def serving(env: dict[str, str], folder: Path, *options: str) -> Iterator[Served]:
+    """A server of the demo model on a free port, once it listens."""
+    errors = folder / "log"
+    command = [*COMMAND, "serve", str(DEMO), "--port", "0", "-t", "1", "--exact", "off", *options]
+    with errors.open("wb") as log, subprocess.Popen(command, env=env, stderr=log) as process:
+        try:
+            address = wait_for(process, errors, "listening on ").split()[-1]
+            yield Served(process, errors, address)
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def served(env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(env, tmp_path_factory.mktemp("serve"), "-c", "512", "--alias", "toy") as server:
+        server.wait_for("is ready")
+        yield server
+
+
+def test_it_answers_and_logs_what_that_cost_without_a_word_of_it(served: Served) -> None:
+    messages = [{"role": "user", "content": "Zanzibar?"}]
+    body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+    told = httpx.post(f"{served.address}/v1/chat/completions", json=body, timeout=PATIENCE).json()
+    assert told["model"] == "toy"
+    line = served.wait_for("POST /v1/chat/completions 200")
+    assert f"prompt {told['usage']['prompt_tokens']} (" in line
+    assert f"{told['usage']['completion_tokens']} tokens" in line
+    assert "Zanzibar" not in served.errors.read_text()
+    again = httpx.post(f"{served.address}/v1/chat/completions", json=body, timeout=PATIENCE).json()
+    assert again["choices"] == told["choices"]
+    assert again["timings"]["cache_n"] > 0
+
+
+def test_text_is_what_the_command_line_gives(served: Served, env: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_text(PROMPT)
+    command = [*COMMAND, "complete", str(DEMO), str(file), "-n", "40", "-c", "512", "-t", "1", "--exact", "off"]
+    done = subprocess.run([*command, "--no-draft"], env=env, capture_output=True, timeout=PATIENCE, check=True)
+    body = {"prompt": PROMPT, "n_predict": 40, "temperature": 0}
+    told = httpx.post(f"{served.address}/completion", json=body, timeout=PATIENCE).json()
+    assert told["content"] == done.stdout.decode().removesuffix("\n")
+
+
+def test_a_taken_port_is_one_line(served: Served, env: dict[str, str]) -> None:
+    port = served.address.rpartition(":")[2]
+    command = [*COMMAND, "serve", str(DEMO), "--port", port]
+    done = subprocess.run(command, env=env, capture_output=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
+
+
+def test_a_missing_extra_is_one_line(env: dict[str, str]) -> None:
+    script = "import sys; sys.modules['uvicorn'] = None; from ngramspec_cli.app import main; main()"
+    command = [sys.executable, "-c", script, "serve", str(DEMO)]
+    done = subprocess.run(command, env=env, capture_output=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    assert "pip install 'ngramspec[server]'" in line
+
+
+def test_sigterm_lets_a_request_end_and_takes_no_other(env: dict[str, str], tmp_path: Path) -> None:
+    with serving(env | {"NGRAMSPEC_API_KEY": "secret"}, tmp_path, "-c", "512") as server:
+        server.wait_for("is ready")
+        client = httpx.Client(base_url=server.address, timeout=PATIENCE, headers={"Authorization": "Bearer secret"})
+        assert httpx.get(f"{server.address}/props").status_code == 401
+        with client, client.stream("POST", "/completion", json=ENDLESS) as response:
+            lines = response.iter_lines()
+            assert next(lines).startswith("data")
+            server.process.send_signal(signal.SIGTERM)
+            server.wait_for("stopping")
+            told = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+        assert told[-1]["stop_type"] == "limit"
+        assert told[-1]["truncated"] is True
+        assert server.process.wait(PATIENCE) == 0
+
+
+def test_a_second_interrupt_ends_at_once(env: dict[str, str], tmp_path: Path) -> None:
+    with serving(env, tmp_path, "-c", "8192") as server:
+        server.wait_for("is ready")
+        with (
+            httpx.Client(base_url=server.address, timeout=PATIENCE) as client,
+            client.stream("POST", "/completion", json=ENDLESS) as response,
+        ):
+            assert next(response.iter_lines()).startswith("data")
+            server.process.send_signal(signal.SIGINT)
+            server.wait_for("stopping")
+            server.process.send_signal(signal.SIGINT)
+            assert server.process.wait(PATIENCE) == 130
+
+
+def test_a_model_that_cannot_be_loaded_ends_it(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
+    command = [*COMMAND, "serve", str(tmp_path / "bad.gguf"), "--port", "0"]
+    done = subprocess.run(command, env=env, capture_output=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines()[-1].startswith("ngramspec: ")
