@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
@@ -50,6 +51,15 @@ def with_settings(group: type[T]) -> type[T]:
     return dataclass(frozen=True, slots=True)(group)
 
 
+def settings_of(group: Any, given: Mapping[str, Any]) -> Sampling:
+    """The settings that a group of `with_settings` holds, but for those in `given`. Raises ValueError."""
+    found = dict(given)
+    for name, known in _OPTIONS.items():
+        if name not in found and (value := getattr(group, name)) is not None:
+            found[name] = value if known.parse is None else known.parse(value)
+    return Sampling(**found)
+
+
 @with_settings
 class SamplingOptions:
     """How a token is chosen, by llama.cpp's own samplers in its order, and how a draft is accepted.
@@ -89,10 +99,7 @@ class SamplingOptions:
         """The sampling asked for; ends the program if a value is out of its range, or two contradict each other."""
         given: dict[str, Any] = {"seed": self._seed(), "grammar": self._grammar()}
         try:
-            for name, known in _OPTIONS.items():
-                if name not in given and (value := getattr(self, name)) is not None:
-                    given[name] = value if known.parse is None else known.parse(value)
-            return Sampling(**given)
+            return settings_of(self, given)
         except ValueError as error:
             usage_error(str(error))
 

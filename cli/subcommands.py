@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 COMMANDS = {
     "chat": "Chat with a model.",
     "complete": "Continue a text from a file or a pipe.",
+    "serve": "Answer OpenAI's, Anthropic's and llama-server's clients over HTTP.",
     "bench": "Compare drafted with plain decoding, by kind of text.",
     "replay": "Replay recorded conversations: what would drafting have gained?",
     "trace": "Show a trace, one line a pass.",
