@@ -105,7 +105,7 @@ def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias:
         crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),
     )
     meta = {"n_ctx_train": shared.n_ctx_train, "size": source.path.stat().st_size}
-    return ServedModel(engine, shared, alias or source.path.stem, str(source.path), meta, drafts)
+    return ServedModel(engine, shared, alias or source.path.stem, str(source.path), meta, drafts, options.spm_infill)
 
 
 def _drain(server: Server) -> None:
