@@ -99,6 +99,10 @@ class EngineOptions:
         bool, typer.Option("--no-memory", help="Draft from a request's own context alone, not from other answers.")
     ] = False
 
+    spm_infill: Annotated[
+        bool, typer.Option("--spm-infill", help="Gaps are shown with what is behind them first, as Codestral wants it.")
+    ] = False
+
     def __post_init__(self) -> None:
         if self.memory is not None and (self.no_memory or self.no_draft):
             usage_error(f"--memory and {'--no-memory' if self.no_memory else '--no-draft'} exclude each other")

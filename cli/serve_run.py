@@ -105,7 +105,7 @@ def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias:
         crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),
     )
     meta = {"n_ctx_train": shared.n_ctx_train, "size": source.path.stat().st_size}
-    return ServedModel(engine, shared, alias or source.path.stem, str(source.path), meta, drafts)
+    return ServedModel(engine, shared, alias or source.path.stem, str(source.path), meta, drafts, options.spm_infill)
 
 
 def _drain(server: Server) -> None:
@@ -170,7 +170,7 @@ def _answering(app: object, listener: socket.socket) -> Iterator[Callable[[], No
 
 
 def log(entry: Entry) -> None:
-    """A line for a request that asked for work or was wrong; who only looks, as monitors do all the time, is left out."""
+    """A line for a request that asked for work or was wrong; who only looks, as monitors do, is left out."""
     if entry.method == "GET" and (entry.status < 400 or entry.status == 503):
         return
     cost = entry.tally
