@@ -27,7 +27,7 @@ from ngramspec.server.served import ServedModel, Server
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .memory_option import open_memory
 from .options import LoadOptions
-from .serve import AccessOptions, EngineOptions
+from .serve_options import AccessOptions, EngineOptions
 
 DRAIN_SECONDS = 8.0
 """How long running requests may go on after a signal: less than the 10 s after which docker kills."""

@@ -65,7 +65,7 @@ def logprobs_content(model: ServedModel, found: Sequence[Logprobs]) -> list[dict
 
 
 def _token(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
-    raw = model.vocabulary.piece(token)
+    raw = model.vocabulary.shown(token)
     return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": finite(logprob)}
 
 
@@ -76,7 +76,7 @@ def finite(logprob: float) -> float:
 
 def token_text(model: ServedModel, token: int) -> str:
     """A token as a key of a table: half a character is spelled in bytes, as OpenAI does it."""
-    raw: bytes = model.vocabulary.piece(token)
+    raw: bytes = model.vocabulary.shown(token)
     try:
         return raw.decode()
     except UnicodeDecodeError:

@@ -26,7 +26,7 @@ async def tokenize(server: Server, given: Fields) -> Response:
 
 
 def _piece(model: ServedModel, token: int) -> str | list[int]:
-    raw: bytes = model.vocabulary.piece(token)
+    raw: bytes = model.vocabulary.shown(token)
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -34,10 +34,10 @@ def _piece(model: ServedModel, token: int) -> str | list[int]:
 
 
 async def detokenize(server: Server, given: Fields) -> Response:
-    """The text of token ids."""
+    """The text of token ids, control tokens by their names, so that tokenizing it gives the tokens again."""
     model = server.ready()
     tokens = [check_token(model, token, "tokens") for token in given.list("tokens")]
-    return JsonAnswer({"content": b"".join(map(model.vocabulary.piece, tokens)).decode("utf-8", "replace")})
+    return JsonAnswer({"content": b"".join(map(model.vocabulary.shown, tokens)).decode("utf-8", "replace")})
 
 
 async def apply_template(server: Server, given: Fields) -> Response:

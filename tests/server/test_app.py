@@ -545,6 +545,7 @@ def test_texts_become_tokens_and_back() -> None:
     plain = post("/tokenize", {"content": "hi <|im_end|>", "parse_special": False})["tokens"]
     assert plain == vocabulary.tokenize("hi <|im_end|>", add_bos=False)
     assert post("/detokenize", {"tokens": plain})["content"] == "hi <|im_end|>"
+    assert post("/detokenize", {"tokens": tokens})["content"].endswith("hi <|im_end|>")
     pieces = post("/tokenize", {"content": "é", "with_pieces": True})["tokens"]
     raw = b"".join(bytes(p["piece"]) if isinstance(p["piece"], list) else p["piece"].encode() for p in pieces)
     assert raw.decode() == "é"

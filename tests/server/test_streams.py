@@ -63,9 +63,11 @@ def test_a_client_that_leaves_before_the_answer_stops_its_request(path: str) -> 
         script = endless()
         script.begin = threading.Event()
         async with connected(script) as (client, service):
-            body = {"prompt": "x", "input": "x", "max_tokens": 9, "messages": CHAT["messages"]}
+            said = {"input": "x"} if "responses" in path else {"prompt": "x"}
+            body = said | {"max_tokens": 9, "messages": CHAT["messages"]}
             asked = asyncio.create_task(client.post(path, json=body))
             while not service.tickets:
+                assert not asked.done(), asked.result().text
                 await asyncio.sleep(0.01)
             asked.cancel()
             await until(service.tickets[0].cancelled)

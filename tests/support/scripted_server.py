@@ -37,6 +37,8 @@ class Words:
     def piece(self, token: int) -> bytes:
         return bytes([token])
 
+    shown = piece
+
     def is_eog(self, token: int) -> bool:
         return token == 0
 
