@@ -15,7 +15,6 @@ from ngramspec.server.bridge import Running
 from ngramspec.server.deadline import LineLimits
 from ngramspec.server.errors import leaving, of_failure, overflow
 from ngramspec.server.served import ServedModel
-from ngramspec.tokens import Tokenizer
 
 
 class Piece(NamedTuple):
@@ -78,7 +77,7 @@ async def answer(
         ApiError: the request is wrong, the engine failed, or the server is being stopped.
     """
     check_room(request.prompt, model.n_ctx, request.max_tokens)
-    held = _Held(model.vocabulary)
+    held = _Held()
     slot, started, ended = 0, False, False
     stop_string: str | None = None
     with Running(model.service, request) as running:
@@ -110,10 +109,9 @@ async def answer(
 
 
 class _Held:
-    """Holds logprobs back while the text of their tokens is."""
+    """Holds logprobs back while the text of their tokens is; those of tokens that end a text never have any."""
 
-    def __init__(self, vocabulary: Tokenizer) -> None:
-        self._vocabulary = vocabulary
+    def __init__(self) -> None:
         self._held: list[Logprobs] = []
 
     def push(self, step: Step) -> tuple[Logprobs, ...]:
@@ -122,8 +120,7 @@ class _Held:
         if not step.logprobs:
             return ()
         for one, piece in zip(step.logprobs, step.pieces, strict=True):
-            if not self._vocabulary.is_eog(one.token):
-                self._held.append(one)
+            self._held.append(one)
             if piece:
                 due += self._held
                 self._held.clear()

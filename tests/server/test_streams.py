@@ -33,7 +33,11 @@ async def connected(
     server.ping_seconds = ping
     with listening(make_app(server)) as address:
         async with httpx.AsyncClient(base_url=address, timeout=20) as client:
-            yield client, service
+            try:
+                yield client, service
+            finally:
+                for ticket in service.tickets:  # or a server that does not stop them would never end
+                    ticket.cancel()
 
 
 async def until(event: threading.Event) -> None:
