@@ -274,7 +274,7 @@ def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
 def test_both_sides_share_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     probes = []
     find = kernels.probe
-    monkeypatch.setattr(kernels, "probe", lambda *arguments: probes.append(1) or find(*arguments))
+    monkeypatch.setattr(kernels, "probe", lambda *args, **named: probes.append(1) or find(*args, **named))
     target = MockTarget()
     unwritable = tmp_path / "file"
     unwritable.touch()
