@@ -211,8 +211,8 @@ class DraftOptions:
         """A decoder on `target`; what the user should know about it goes to stderr."""
         if not self.no_draft and not target.can_rollback:
             note("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
-        if not self.no_draft and target.replays and target.exact == "on":
-            note("drafting is off with --exact on: this model's memory is taken back by evaluating tokens again")
+        if not self.no_draft and not target.exact_rollback and target.exact == "on":
+            note("drafting is off with --exact on: taking tokens back may move last bits on this model")
         decoder = self.quiet_decoder(target, memory)
         if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
             note("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")

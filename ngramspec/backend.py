@@ -14,8 +14,9 @@ protocols: `Model`, which evaluates tokens, and `Vocabulary`, which knows what t
    call `tokens` is what the cache stands for: prompt and appended tokens, in order.
    With `can_rollback = False` the decoder decodes plainly: one token per pass, and everything else works already.
 3. `rollback`, and `can_rollback = True`: drafting now works. A refused draft is cut off the end of the cache. If the
-   memory cannot be cut (a recurrent state), set `replays = True`, copy the state in `checkpoint`, go back to the copy
-   in `rollback`, and report in `owed` the tokens that the next pass must evaluate again before its own.
+   memory cannot be cut (a recurrent state), set `replays = True` and `exact_rollback = False`, copy the state in
+   `checkpoint`, go back to the copy in `rollback`, and report in `owed` the tokens that the next pass must evaluate
+   again before its own.
 4. `fingerprint`: a string that changes with the model file, the library's version, the machine and the settings.
    Measured costs of passes are kept under it; while it is "" they are measured in every process.
 5. `fill_in_tokens` beside `Vocabulary` (`ngramspec.fill_in.FillInTokenizer`), where models can fill gaps: for editors.
@@ -108,6 +109,10 @@ class Model(Protocol):
         """Whether taking back needs a `checkpoint` before the pass, and evaluates tokens again after it."""
 
     @property
+    def exact_rollback(self) -> bool:
+        """Whether logits are bit for bit the same after tokens were taken back as if they had never been there."""
+
+    @property
     def owed(self) -> int:
         """How many tokens of the cache the next call evaluates again, before its own."""
 
@@ -124,6 +129,7 @@ class ModelBase:
 
     can_rollback: bool = True
     replays: bool = False
+    exact_rollback: bool = True
     owed: int = 0
     fingerprint: str = ""
 

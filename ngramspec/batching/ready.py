@@ -36,10 +36,12 @@ def ready(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tup
     lane.prefill([int(token) for token in tokens])
     known.ensure_curve(lane, TOKENS, SHARED_ORDER)
     footing = Footing(bound=UNMEASURED)
-    if exact:
-        # A pass that evaluates tokens again is of another size, and so perhaps of another kernel class.
-        whole = known.ensure_exact(lane, together=True) if lane.can_rollback and not lane.replays else ()
-        footing = Footing(tuple(size for size in whole if size <= lane.max_batch) or (1,), aligned=True, same=True)
+    if exact and lane.can_rollback and lane.exact_rollback:
+        whole = known.ensure_exact(lane, together=True)
+        sizes = tuple(size for size in whole if size <= lane.max_batch) or (1,)
+        footing = Footing(sizes, aligned=not known.ensure_reading(lane), same=True)
+    elif exact:
+        footing = Footing((1,), aligned=True, same=True)
     lane.clear()
     known.save()
     return known, footing

@@ -32,6 +32,7 @@ class Calibration:
         curve: seconds per pass by batch size.
         probe: kernel classes of batch sizes.
         exact_sizes: the kernel class that exact mode uses.
+        reads_alike: whether a text leaves the same bits behind however it came into the cache; see `kernels`.
         uses: how often the curve was taken up again by a new process.
         replay: what taking back costs, where that means evaluating tokens again; never kept on disk.
     """
@@ -40,6 +41,7 @@ class Calibration:
     curve: CostCurve | None = None
     probe: ProbeReport | None = None
     exact_sizes: tuple[int, ...] | None = None
+    reads_alike: bool | None = None
     uses: int = 0
     replay: Replay | None = None
     _fresh: bool = False
@@ -71,12 +73,15 @@ class Calibration:
             probe = ProbeReport.from_json(data["probe"]) if data["probe"] else None
             exact_sizes = tuple(data["exact_sizes"]) if data["exact_sizes"] else None
             uses = int(data["uses"])
+            reads_alike = data.get("reads_alike")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return
         self.curve = self.curve or curve
         self.uses = max(self.uses, uses)
         if probe is not None and exact_sizes and exact_sizes in (*probe.classes, choose_from_one(probe)):
             self.probe, self.exact_sizes = probe, exact_sizes
+        if isinstance(reads_alike, bool):
+            self.reads_alike = reads_alike
 
     def save(self) -> None:
         """Keep what is known; see `storage.keep`."""
@@ -88,13 +93,14 @@ class Calibration:
             "curve": self.curve.to_json() if self.curve else None,
             "probe": self.probe.to_json() if self.probe else None,
             "exact_sizes": self.exact_sizes,
+            "reads_alike": self.reads_alike,
             "uses": self.uses,
         }
         keep_json(self.path, data)
 
     def forget(self) -> None:
         """Drop what is known, in the file too; what exact mode then settles on may be another class of sizes."""
-        self.curve = self.probe = self.exact_sizes = None
+        self.curve = self.probe = self.exact_sizes = self.reads_alike = None
         self.uses = 0
         if self.path is not None:
             with suppress(OSError):
@@ -150,6 +156,15 @@ class Calibration:
             target.clear()
             self.save()
         return self.exact_sizes
+
+    def ensure_reading(self, target: Model) -> bool:
+        """Whether a text leaves the same bits behind however it came into the cache. Clears it if that must be probed."""
+        if self.reads_alike is None:
+            self._read()
+        if self.reads_alike is None:
+            self.reads_alike = kernels.reads_alike(target, self.ensure_exact(target))
+            self.save()
+        return self.reads_alike
 
 
 def choose_from_one(report: ProbeReport) -> tuple[int, ...]:

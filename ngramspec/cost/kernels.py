@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,41 @@ class ProbeReport:
         if report.sizes not in (list(SIZES), list(SHARED_SIZES)):
             raise ValueError(f"a probe of the sizes {report.sizes}, not {list(SIZES)}")
         return report
+
+
+READ = 300
+"""Tokens that are read to see whether prompts may be read in any pieces: more than two chunks of a CPU's prefill."""
+
+PIECES = 50
+"""A size of such pieces, between those of passes and those of chunks."""
+
+
+def reads_alike(target: Model, sizes: Sequence[int]) -> bool:
+    """Whether a text leaves the same bits behind however it came into the cache: in chunks, in pieces, or in passes.
+
+    Then what the cache holds of a prompt may be reused to the last token in exact mode. Reads READ tokens three times;
+    the cache is empty afterwards.
+
+    Args:
+        target: to probe.
+        sizes: of passes; they take turns.
+    """
+    rng = np.random.default_rng(1)
+    tail = max(sizes)
+    text = [int(t) for t in rng.integers(0, target.n_vocab, min(READ, target.n_ctx - tail) + tail)]
+    found = set()
+    for pieces in (None, (PIECES,), tuple(sizes)):
+        target.clear()
+        done = len(text) - tail if pieces is None else 1
+        target.prefill(text[:done])
+        for size in cycle(pieces or (1,)):
+            if done == len(text) - tail:
+                break
+            done = min(done + size, len(text) - tail)
+            target.evaluate(text[len(target.tokens) : done])
+        found.add(target.evaluate(text[-tail:]).tobytes())
+    target.clear()
+    return len(found) == 1
 
 
 def probe(target: Model, depths: Sequence[int] | None = None, sizes: Sequence[int] = SIZES) -> ProbeReport:

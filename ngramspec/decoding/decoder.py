@@ -96,8 +96,7 @@ class SpeculativeDecoder:
             make_drafter(drafter) if isinstance(drafter, str) else drafter,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
-        # A pass that evaluates tokens again is of another size, and so perhaps of another kernel class.
-        if not target.can_rollback or (exact == "on" and target.replays):
+        if not target.can_rollback or (exact == "on" and not target.exact_rollback):
             self.speculation.drafter = None
         self.exact = exact
         self.footing = Footing()
@@ -194,7 +193,7 @@ class SpeculativeDecoder:
         """Settle how a request is decoded, and open the target's context for it."""
         if self.exact == "on":
             sizes = None
-            if self.target.can_rollback and not self.target.replays:
+            if self.target.can_rollback and self.target.exact_rollback:
                 known = self.calibration.ensure_exact(self.target)
                 # Larger ones of the class would be right as well, but slow to take back.
                 sizes = tuple(n for n in known if n <= self.target.max_batch) or known[:1]

@@ -107,8 +107,7 @@ class ExactAuto:
             text: what rounding is measured on, should the request be decoded the fastest way; empty: it is not.
             budget: seconds; None: 8, or a quarter of what the request is expected to take.
         """
-        # A target that evaluates tokens again after a refusal makes passes of sizes that nobody chose.
-        if not self.target.can_rollback or self.target.replays:
+        if not (self.target.can_rollback and self.target.exact_rollback):
             return
         if self._missing(prompt, tokens, text) is not None:
             self._read()

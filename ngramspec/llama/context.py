@@ -149,6 +149,7 @@ class Context(Weights):
         self._lanes = [SequenceLane(self._passes, cache, n_ctx=n_ctx) for cache in caches]
         first = self._lanes[0]
         self.replays, self.max_batch = first.replays, first.max_batch
+        self.exact_rollback = first.exact_rollback
         self.can_rollback = first.goes_back()
         for lane in self._lanes:
             lane.can_rollback = self.can_rollback

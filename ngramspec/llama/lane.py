@@ -44,7 +44,7 @@ class SequenceLane:
         tokens: what the cache stands for.
         cache: as above.
         number: of the sequence.
-        n_vocab, n_ctx, max_batch, can_rollback, replays, fingerprint: see `ngramspec.backend.Model`.
+        n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see `ngramspec.backend.Model`.
     """
 
     def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int) -> None:
@@ -57,6 +57,9 @@ class SequenceLane:
         self._aligned = 0
         kept = cache.snapshots.count
         self.replays = cache.recurrent and kept == 0
+        # A checkpoint holds the cells of a sliding window too, and restored they may lie in another order. Where tokens
+        # are evaluated again, it is in passes of other sizes.
+        self.exact_rollback = not cache.recurrent or (kept > 0 and not cache.window)
         self.max_batch = min(MAX_EVALUATE, kept + 1) if kept else MAX_EVALUATE
         self.can_rollback = True
         self.fingerprint = ""

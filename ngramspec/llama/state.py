@@ -51,7 +51,7 @@ class Cache:
     Attributes:
         length: tokens that it holds.
         snapshots: what of them the last pass lets it take back.
-        sequence, recurrent: as above.
+        sequence, recurrent, window: as above.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Cache:
         self._context = context
         self._memory = api.llama_get_memory(context)
         self.recurrent = recurrent
-        self._window = window
+        self.window = window
         self.sequence = sequence
         self._sole = sole
         # A recurrent state that several sequences share forgets which snapshot it is to go back to.
@@ -156,7 +156,7 @@ class Cache:
         self.snapshots.used_up()
         if not self._api.llama_memory_seq_rm(self._memory, self.sequence, length, -1):
             return False
-        if self.recurrent or not self._window or not length:
+        if self.recurrent or not self.window or not length:
             return True
         return self._shows(length)
 
@@ -164,7 +164,7 @@ class Cache:
         """Whether all that a sliding window shows after `length` tokens is there."""
         # Cells outside the window are reused for newer tokens: what it would show may be gone, or all that is left cut.
         first = int(self._api.llama_memory_seq_pos_min(self._memory, self.sequence))
-        return 0 <= first <= max(0, length - self._window)
+        return 0 <= first <= max(0, length - self.window)
 
     def _go_back(self, length: int) -> None:
         """Restore the last checkpoint that is not behind `length`, or forget everything."""
@@ -207,7 +207,7 @@ class Cache:
         """Hold what `whole` of a cache of `length` tokens gave; False, and nothing is held, if that cannot be."""
         self.clear()
         done = self._api.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _WHOLE)
-        if not done or not self._ends_at(length) or not (self.recurrent or not self._window or self._shows(length)):
+        if not done or not self._ends_at(length) or not (self.recurrent or not self.window or self._shows(length)):
             self.clear()
             return False
         self.length = length
@@ -220,7 +220,7 @@ class Cache:
         if self._shares:
             self._api.llama_memory_seq_cp(self._memory, other.sequence, self.sequence, 0, length)
             self.length = length
-            if self._window and not self._shows(length):
+            if self.window and not self._shows(length):
                 self.clear()
             return
         state, checkpoints = other.whole()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.mock_target import MockTarget
 
-from ngramspec.cost.kernels import SIZES, ProbeReport, probe
+from ngramspec.cost.kernels import SIZES, ProbeReport, probe, reads_alike
 
 Kernels = Callable[[int, int], int]
 
@@ -113,3 +113,12 @@ def test_max_difference_is_a_number_of_logits() -> None:
     assert report.max_difference == 0.0
     assert isinstance(report.max_difference, float)
     assert not isinstance(report.max_difference, np.floating)
+
+
+def test_whether_a_text_may_be_read_in_any_pieces() -> None:
+    assert reads_alike(MockTarget(), (1, 2, 3))
+    # The mock's prefill has kernels of its own.
+    assert not reads_alike(MockTarget(kernels=lambda n, depth: 0), (1, 2, 3))
+    target = MockTarget(n_ctx=64)
+    assert reads_alike(target, (4,))
+    assert not target.tokens

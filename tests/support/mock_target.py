@@ -96,6 +96,7 @@ class MockTarget:
         self.max_batch = min(max_batch, n_batch)
         self.can_rollback = not fail_rollback
         self.replays = replays
+        self.exact_rollback = not replays
         self.owed = 0
         self._mark = 0
         self.tokens: list[int] = []
