@@ -158,7 +158,7 @@ class Calibration:
         return self.exact_sizes
 
     def ensure_reading(self, target: Model) -> bool:
-        """Whether a text leaves the same bits behind however it came into the cache. Clears it if that must be probed."""
+        """Whether a text leaves the same bits behind however it came into the cache, which a probe clears."""
         if self.reads_alike is None:
             self._read()
         if self.reads_alike is None:
