@@ -1,7 +1,7 @@
 """A server's life: it listens, loads its model, answers until a signal comes, and lets running requests end.
 
-The HTTP server has a thread of its own, and the engine another; the main thread loads the model, as llama.cpp's
-loading wants its signals there, and then waits for signals.
+The HTTP server has a thread of its own, and the engine another, which also loads the model; the main thread waits for
+signals.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import threading
 import time
 import webbrowser
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import uvicorn
@@ -72,9 +73,11 @@ def run(
 
 
 def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias: str | None) -> ServedModel:
-    """The model, ready to answer."""
+    """The model, ready to answer. The thread that opens it is the engine's, for the reason that `Engine` gives."""
+    executor = ThreadPoolExecutor(1, "engine")
     with signals_deferred():
-        shared = open_shared(
+        opening = executor.submit(
+            open_shared,
             lambda exact: SharedTarget(
                 source.path,
                 lanes=options.parallel,
@@ -90,20 +93,24 @@ def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias:
             ),
             load.exact,
         )
+        shared = opening.result()
     for line in shared.notes:
         note(line)
     drafts = not options.no_draft and shared.can_rollback
     if not options.no_draft and not drafts:
         note("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
     memory = open_memory(options.memory, shared, keep=False) if drafts and not options.no_memory else None
-    engine = open_engine(
+    starting = executor.submit(
+        open_engine,
         shared,
         drafts=drafts,
         draft_max=options.draft_max,
         memory=memory,
         cache_room=options.cache_room,
         crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),
+        executor=executor,
     )
+    engine = starting.result()
     meta = {"n_ctx_train": shared.n_ctx_train, "size": source.path.stat().st_size}
     return ServedModel(engine, shared, alias or source.path.stem, str(source.path), meta, drafts, options.spm_infill)
 

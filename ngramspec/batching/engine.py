@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import Executor, Future
 
 from ngramspec.backend import Lane, SharedModel, Vocabulary
 from ngramspec.batching.job import Job
@@ -47,6 +48,9 @@ class Engine:
         cache_room: bytes for texts that left their lane.
         crashed: told of an error that nobody expected, with which all requests at work ended.
         clock: tells the seconds that passes and drafting take.
+        executor: of one thread, on which the engine then runs until `stop`; None: a thread of its own. It should be the
+            thread that measured the model: OpenMP keeps a pool of threads for each thread that ever made a pass, and
+            once there are more of them than cores, passes take a third longer.
 
     Attributes:
         n_ctx: most tokens of a request, prompt and answer together.
@@ -66,6 +70,7 @@ class Engine:
         cache_room: int = 0,
         crashed: Callable[[BaseException], None] | None = None,
         clock: Callable[[], float] = time.perf_counter,
+        executor: Executor | None = None,
     ) -> None:
         self.n_ctx = model.n_ctx
         self._model, self._vocabulary, self._shown = model, vocabulary, shown
@@ -91,8 +96,11 @@ class Engine:
         self._closing: float | None = None
         self._stats = Stats()
         self._prompt_tokens = self._cached_tokens = 0
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self._thread.start()
+        self._ended: Future[None] = Future()
+        if executor is not None:
+            executor.submit(self._run)
+        else:
+            threading.Thread(target=self._run, name="engine", daemon=True).start()
 
     # ------------------------------------------------------------------ from any thread
 
@@ -130,8 +138,7 @@ class Engine:
         with self._wake:
             self._closing = min(time.monotonic() + drain, self._closing or float("inf"))
             self._wake.notify()
-        if threading.current_thread() is not self._thread:
-            self._thread.join()
+        self._ended.result()
 
     def _slot(self, lane: Lane, job: Job | None) -> Slot:
         if job is None:
@@ -158,6 +165,7 @@ class Engine:
             except Exception as error:
                 self._recover(error)
         self._calibration.save()
+        self._ended.set_result(None)
 
     def _drop_cancelled(self) -> None:
         with self._wake:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Executor
 from typing import Literal, cast
 
 from ngramspec.backend import Switching
@@ -41,13 +42,14 @@ def open_engine(
     memory: Recall | None,
     cache_room: int,
     crashed: Callable[[BaseException], None],
+    executor: Executor,
 ) -> Engine:
     """An engine on a loaded model; what is not known of its costs is measured first.
 
     Args:
         shared: the model; the engine has it to itself.
         drafts: whether anything is drafted.
-        draft_max, cache_room, crashed: see `Engine`.
+        draft_max, cache_room, crashed, executor: see `Engine`.
         memory: what is drafted from beside the contexts; it hears every answer. None: neither.
     """
     calibration, footing = ready(shared, exact=shared.exact == "on")
@@ -62,4 +64,5 @@ def open_engine(
         memory=memory,
         cache_room=cache_room,
         crashed=crashed,
+        executor=executor,
     )
