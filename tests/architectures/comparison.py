@@ -24,6 +24,7 @@ from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Stats
 from ngramspec.errors import TargetError
 from ngramspec.llama.target import Target
 from ngramspec.sampling.distribution import BadLogits
@@ -38,8 +39,9 @@ SEED = 11
 MARGIN = 4.0
 """A difference is rounding up to so many times the largest one that was measured."""
 
-LEAST = 1e-3
-"""A difference of logits that is rounding anyway; those of corrupt states are above 0.1."""
+LEAST, MOST_AGAIN = 1e-3, 0.1
+"""A difference of logits that is rounding anyway, and the largest that counts as rounding because it was measured again
+where more was off than the first time: those of corrupt states are above that, up to 20."""
 
 OTHER_WAYS = tuple((size, chunk, end) for size in (1, 7) for chunk in range(40, 513, 37) for end in range(0, 48, 6))
 """Of sending a text, as in `Reference.follow`, that are tried before logits count as corrupt."""
@@ -57,7 +59,8 @@ class Result:
         first: where its text leaves the reference's; None: nowhere.
         gap: largest difference of a logit to the reference along the request's own text.
         tolerance: up to which that is rounding.
-        drafted, accepted, passes: of the whole request.
+        drafted, accepted, passes, tokens, seconds: of the whole request but its prefill, as in `Stats`; the seconds are
+            those of passes and of drafting.
     """
 
     ask: Ask
@@ -68,6 +71,8 @@ class Result:
     drafted: int
     accepted: int
     passes: int
+    tokens: int = 0
+    seconds: float = 0.0
 
 
 class Bench:
@@ -127,19 +132,21 @@ class Bench:
         prompt, sampling = prompts.get(ask.prompt, answer), Sampling(setting.temperature, seed=SEED)
         text: list[int] = []
         rows: list[Logits] = []
-        drafted = accepted = passes = 0
+        stats = Stats()
         generation = decoder.generate(prompt, max_tokens=ask.tokens, sampling=sampling)
         try:
             for step in generation:
                 text += step.tokens
                 rows += [row.copy() for row in recorder.rows[: len(step.tokens)]]
-                drafted, accepted, passes = drafted + len(step.drafted), accepted + step.accepted, passes + 1
+                stats.add(step)
                 if ask.leaves and len(text) >= ask.leaves:
                     generation.close()
         except (BadLogits, TargetError):
-            return Result(ask, "CORRUPT", len(text), math.inf, LEAST, drafted, accepted, passes)
-        judged = self._judge(prompt, text, np.array(rows), setting)
-        return Result(ask, *judged, drafted, accepted, passes)
+            judged: tuple[Status, int | None, float, float] = "CORRUPT", len(text), math.inf, LEAST
+        else:
+            judged = self._judge(prompt, text, np.array(rows), setting)
+        seconds = stats.seconds + stats.draft_seconds
+        return Result(ask, *judged, stats.drafted, stats.accepted, stats.passes, stats.tokens, seconds)
 
     def _judge(
         self, prompt: list[int], text: list[int], rows: Rows, setting: Setting
@@ -148,7 +155,7 @@ class Bench:
         first = next((i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b), None)
         theirs = theirs[: len(text)] if first is None else self.reference.follow(prompt, text)
         gap = float(np.abs(rows - theirs).max())
-        tolerance = LEAST if gap <= LEAST else self.tolerance(prompt, text, theirs)
+        tolerance = LEAST if gap <= LEAST else self.tolerance(prompt, text, theirs, gap)
         choose = self._choose(prompt, setting.temperature)
         chosen = [choose(row, text[:i]) for i, row in enumerate(rows)]
         if chosen != text or not (gap <= tolerance or self._explained(prompt, text, rows, theirs, tolerance)):
@@ -187,11 +194,13 @@ class Bench:
 
         return sample
 
-    def tolerance(self, prompt: Sequence[int], text: Sequence[int], rows: Rows) -> float:
-        """How far logits may be off after this prompt, measured on the first text that asks."""
+    def tolerance(self, prompt: Sequence[int], text: Sequence[int], rows: Rows, gap: float = 0.0) -> float:
+        """How far logits may be off after this prompt: the most measured so far, on this text too if `gap` is more."""
         key = tuple(prompt)
-        if key not in self._tolerances:
-            self._tolerances[key] = max(LEAST, MARGIN * self.reference.rounding(prompt, text, rows))
+        known = self._tolerances.get(key)
+        if known is None or gap > known:
+            measured = MARGIN * self.reference.rounding(prompt, text, rows)
+            self._tolerances[key] = max(LEAST, measured) if known is None else max(known, min(measured, MOST_AGAIN))
         return self._tolerances[key]
 
     def close(self) -> None:
