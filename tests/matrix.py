@@ -3,12 +3,18 @@
 Prints a table, one line a model and one column a kind of session: `=` all texts are those of a decoder that never rolls
 back, `~` some leave it by rounding, `CORRUPT` something else decided. Exits with 1 if anything is corrupt, or if
 anything at all differs in exact mode.
+
+By default, a model is "drafted" if the cost policy sends anything of what a drafter proposes that is right for a random
+while (the kind `cost`, without exact mode, on one thread), else "plain". "speed" is what a token takes in the sessions
+of the kind `plain` over what it takes in those, drafting included and prefills not: above 1, drafts pay. These are tiny
+models and passes of about a millisecond, so it says that the policy does no harm, not what a real model gains.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import tempfile
 import time
@@ -35,12 +41,14 @@ class Row:
         kind: name of the column.
         label: what of it.
         exact: whether everything must be equal.
+        threads: of the target.
         results: its requests.
     """
 
     kind: str
     label: str
     exact: bool
+    threads: int
     results: Sequence[Result]
 
     @property
@@ -61,12 +69,12 @@ def check(path: Path, folder: Path, wanted: Sequence[Setting], *, quick: bool) -
         try:
             for setting in wanted:
                 if (setting.exact, setting.threads) == (exact, threads):
-                    yield Row(setting.name, setting.label, exact, bench.run(setting))
+                    yield Row(setting.name, setting.label, exact, threads, bench.run(setting))
             if threads == 1:
-                yield Row("probe", "exact" if exact else "default", exact, [check_probe(bench)])
+                yield Row("probe", "exact" if exact else "default", exact, threads, [check_probe(bench)])
             for length in () if exact or threads > 1 or quick else LENGTHS:
                 if results := check_beams(path, bench, length):
-                    yield Row("beams", f"{length} tokens", False, results)
+                    yield Row("beams", f"{length} tokens", False, threads, results)
         finally:
             bench.close()
 
@@ -81,11 +89,21 @@ def rolls_back(path: Path) -> str:
         return "cut" if target.can_branch else f"{target.max_batch - 1} snapshots"
 
 
+def by_default(rows: Sequence[Row]) -> tuple[str, float]:
+    """("drafted" or "plain", the speed): see above."""
+    plain, cost = (
+        [result for row in rows if (row.kind, row.exact, row.threads) == (kind, False, 1) for result in row.results]
+        for kind in ("plain", "cost")
+    )
+    slow, fast = (sum(r.seconds for r in of) / max(1, sum(r.tokens for r in of)) for of in (plain, cost))
+    return "drafted" if any(result.drafted for result in cost) else "plain", slow / fast if fast else math.nan
+
+
 def table(rows: dict[str, list[Row]], told: dict[str, str]) -> Table:
     """One line a model."""
     kinds = list(dict.fromkeys(row.kind for of in rows.values() for row in of))
     shown = Table(box=None, padding=(0, 1, 0, 0))
-    for title in ("model", "goes back by", *kinds, "requests", "passes", "per pass", "gap"):
+    for title in ("model", "goes back by", "default", "speed", *kinds, "requests", "passes", "per pass", "gap"):
         shown.add_column(title)
     for name, of in rows.items():
         cells = []
@@ -97,11 +115,11 @@ def table(rows: dict[str, list[Row]], told: dict[str, str]) -> Table:
         results = [result for row in of for result in row.results]
         drafting = [result for row in of if row.kind.startswith(("fixed", "sampled")) for result in row.results]
         passes = sum(result.passes for result in drafting)
-        tokens = passes + sum(result.accepted for result in drafting)
+        tokens = sum(result.tokens for result in drafting)
         gap = max(result.gap for result in results)
-        shown.add_row(
-            name, told[name], *cells, str(len(results)), str(passes), f"{tokens / max(1, passes):.2f}", f"{gap:.2g}"
-        )
+        default, speed = by_default(of)
+        counts = str(len(results)), str(passes), f"{tokens / max(1, passes):.2f}", f"{gap:.2g}"
+        shown.add_row(name, told[name], default, f"{speed:.2f}", *cells, *counts)
     return shown
 
 
@@ -110,6 +128,7 @@ def document(rows: dict[str, list[Row]], told: dict[str, str]) -> dict[str, Any]
     return {
         name: {
             "memory": told[name],
+            **dict(zip(("default", "speed"), by_default(of), strict=True)),
             "family": next(family for family, of in families().items() if name in of),
             "sessions": [
                 {"kind": row.kind, "label": row.label, "cell": row.cell, "requests": to_json(row.results)} for row in of

@@ -1,8 +1,7 @@
 """`Reference`: decodes token by token in fresh contexts of llama.cpp, and never takes anything back.
 
 It shares nothing with `ngramspec.llama.target`: what that one gets wrong about a memory cannot be wrong here too.
-Rounding does depend on the sizes of batches; how far is measured here as well, by sending the same tokens in other
-sizes.
+Rounding does depend on the sizes of batches; how far shows when `follow` sends the same tokens in other sizes.
 """
 
 from __future__ import annotations
@@ -19,10 +18,6 @@ from numpy.typing import NDArray
 Rows = NDArray[np.float32]
 Chooser = Callable[[NDArray[np.float32], list[int]], int]
 """(logits, the text so far) -> its next token."""
-
-WAYS = ((1, 32, 0), (1, 512, 5), (7, 128, 1), (16, 300, 17))
-"""(tokens in a batch of the text, in a batch of the prompt, of the prompt's end in a batch of their own): how tokens
-are sent again."""
 
 
 def likeliest(row: NDArray[np.float32], _text: list[int]) -> int:
@@ -90,10 +85,6 @@ class Reference:
         """The logits after each token of a text that is read as a prompt."""
         with self._context() as decode:
             return np.concatenate([decode(text[i : i + self.n_batch]) for i in range(0, len(text), self.n_batch)])
-
-    def rounding(self, prompt: Sequence[int], text: Sequence[int], rows: Rows) -> float:
-        """How far sizes of batches move a logit: largest difference of `rows` to what other ways of sending give."""
-        return max(float(np.abs(self.follow(prompt, text, *way) - rows).max()) for way in WAYS)
 
     def _read(
         self, decode: Callable[..., Rows], prompt: Sequence[int], chunk: int | None = None, end: int = 0

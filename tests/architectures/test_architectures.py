@@ -17,12 +17,14 @@ from architectures.comparison import Bench, Result
 from architectures.files import families, names, write_models
 from architectures.others import check_beams, check_probe
 from architectures.settings import CUT, QUICK, Ask, Setting, matrix
+from ngramspec.llama import target
 from ngramspec.llama.snapshots import Snapshots
 from ngramspec.llama.state import Cache
 from ngramspec.llama.target import Target
 from ngramspec.prompts import Case
 from ngramspec.selfcheck.check import SelfCheck
 from ngramspec.selfcheck.report import report
+from ngramspec.tokens import common_prefix
 
 AT_RISK = ("qwen35", "lfm2", "nemotron_h", "mamba", "jamba", "gemma3")
 """One of each family that goes back in a way of its own."""
@@ -163,6 +165,21 @@ def test_the_matrix_sees_a_guard_that_is_missing(
     bench = Bench(files[name], tmp_path)
     try:
         assert any(wrong(bench.run(replace(NASTY, length=length))) for length in (50, 300))
+    finally:
+        bench.close()
+
+
+@pytest.mark.parametrize("name", ["llama", "deepseek32"])
+def test_the_matrix_sees_a_token_of_another_prompt(
+    name: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first one in which a prompt differs stays in the cache."""
+    monkeypatch.setattr(target, "common_prefix", lambda a, b: min(common_prefix(a, b) + 1, len(a), len(b)))
+    bench = Bench(files[name], tmp_path)
+    try:
+        first, second = bench.run(Setting("plain", ((Ask("same", 1), Ask("tail", 4)),), drafter="plain"))
+        assert first.status == "equal"
+        assert second.status == "CORRUPT"
     finally:
         bench.close()
 
