@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
+from contextlib import suppress
 
 from ngramspec.backend import Lane, SharedModel, Vocabulary
 from ngramspec.batching.job import Job
@@ -196,9 +197,9 @@ class Engine:
             except (NGramSpecError, ValueError) as error:
                 job.finish(error)
                 continue
-            lane = self._lanes.take(request.prompt, request.slot)
             with self._wake:
                 self._working.append(job)
+            lane = self._lanes.take(request.prompt, request.slot)
             try:
                 job.start(lane, self._proposers[lane.number], aligned=self._footing.aligned, most=self._chunk)
             except TargetError as error:
@@ -267,4 +268,6 @@ class Engine:
         for job in self._working[:]:
             self._end(job, TargetError(f"the request failed inside ngramspec ({type(error).__name__})"))
         for lane in self._model.lanes:
-            lane.clear()
+            # The next request tells if they are of no more use.
+            with suppress(Exception):
+                lane.clear()

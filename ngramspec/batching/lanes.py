@@ -40,14 +40,19 @@ class Lanes:
             preferred: number of the lane to take if it is free.
         """
         lane = self._choose(prompt, preferred)
+        self._fill(lane, prompt)
         self._free.remove(lane)
+        return lane
+
+    def _fill(self, lane: Lane, prompt: Sequence[int]) -> None:
+        """Make a lane hold what is known of a prompt, wherever that is."""
         here = common_prefix(lane.tokens, prompt)
         self._leave(lane, here)
         others = ((common_prefix(other.tokens, prompt), other) for other in self._lanes if other is not lane)
         there, other = max(others, key=lambda x: x[0], default=(0, lane))
         kept, saved = self._cache.best(prompt)
         if max(there, saved) < here + WORTH:
-            return lane
+            return
         if kept is not None and saved > there:
             try:
                 lane.restore(kept.tokens, kept.state)
@@ -57,7 +62,6 @@ class Lanes:
                 self._cache.used(kept)
         else:
             lane.adopt(other, there)
-        return lane
 
     def give_back(self, lane: Lane) -> None:
         """A request left a lane, which goes on holding its text."""

@@ -293,3 +293,14 @@ def test_what_one_text_taught_another_drafts_from() -> None:
         first = ask(engine, [1, 2, 3], 200).wait()
         second = ask(engine, [9, 1, 2, 3], 200).wait()
     assert second.stats.accepted > first.stats.accepted
+
+
+def test_an_error_on_the_way_to_a_lane_loses_neither_request_nor_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = MockShared(1)
+    with running(model, cache_room=1 << 20) as engine:
+        ask(engine, [1] * 50, 5).wait()
+        monkeypatch.setattr(model.lanes[0], "saved", lambda: 1 / 0)
+        end = ask(engine, [2] * 50, 5).wait()
+        assert isinstance(end, Failed)
+        monkeypatch.undo()
+        assert ask(engine, [2] * 50, 5).wait().reason == "length"
