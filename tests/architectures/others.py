@@ -11,7 +11,8 @@ from architectures.settings import Ask, Prompts
 from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.cost.kernels import POSITIONS, SIZES, probe
-from ngramspec.llama.target import TAIL, Target
+from ngramspec.llama.lane import TAIL
+from ngramspec.llama.target import Target
 from ngramspec.selfcheck.texts import log_softmax
 
 DEPTH = 96

@@ -17,7 +17,7 @@ from architectures.comparison import Bench, Result
 from architectures.files import families, names, write_models
 from architectures.others import check_beams, check_probe
 from architectures.settings import CUT, QUICK, Ask, Setting, matrix
-from ngramspec.llama import target
+from ngramspec.llama import lane
 from ngramspec.llama.snapshots import Snapshots
 from ngramspec.llama.state import Cache
 from ngramspec.llama.target import Target
@@ -174,7 +174,7 @@ def test_the_matrix_sees_a_token_of_another_prompt(
     name: str, files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first one in which a prompt differs stays in the cache."""
-    monkeypatch.setattr(target, "common_prefix", lambda a, b: min(common_prefix(a, b) + 1, len(a), len(b)))
+    monkeypatch.setattr(lane, "common_prefix", lambda a, b: min(common_prefix(a, b) + 1, len(a), len(b)))
     bench = Bench(files[name], tmp_path)
     try:
         first, second = bench.run(Setting("plain", ((Ask("same", 1), Ask("tail", 4)),), drafter="plain"))
