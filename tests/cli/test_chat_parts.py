@@ -22,6 +22,7 @@ from ngramspec.conversation import Turn
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
 from ngramspec.errors import ModelError, TargetError
+from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
 
 DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
@@ -151,16 +152,16 @@ def test_a_target_that_fails_in_the_middle_takes_the_turn_back(
 
 
 def test_stopped_while_the_prompt_is_read(
-    session: Session, target: Target, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    decode = target._decode
+    decode = Passes.decode
 
-    def press(tokens: Sequence[int], *, all_logits: bool) -> None:
-        decode(tokens, all_logits=all_logits)
+    def press(passes: Passes, feeds: Sequence[Feed]) -> None:
+        decode(passes, feeds)
         session.stop_key._on_signal(signal.SIGINT, None)
 
     with monkeypatch.context() as patched:
-        patched.setattr(target, "_decode", press)
+        patched.setattr(Passes, "decode", press)
         assert session.ask("hello")
     assert session.conversation.turns == []
     captured = capsys.readouterr()
@@ -191,13 +192,13 @@ def test_the_next_turn_reuses_the_cache(session: Session, target: Target, monkey
     session.ask("a question of some length, so that reading it again would show")
     first = len(target.chat_prompt([{"role": "user", "content": session.conversation.turns[0].user}]))
     computed = []
-    decode = target._decode
+    decode = Passes.decode
 
-    def count(tokens: Sequence[int], *, all_logits: bool) -> None:
-        computed.append(0 if all_logits else len(tokens))
-        decode(tokens, all_logits=all_logits)
+    def count(passes: Passes, feeds: Sequence[Feed]) -> None:
+        computed.extend(len(tokens) for _, tokens, rows in feeds if rows < len(tokens))
+        decode(passes, feeds)
 
-    monkeypatch.setattr(target, "_decode", count)
+    monkeypatch.setattr(Passes, "decode", count)
     session.ask("more")
     whole = len(target.chat_prompt(session.conversation.messages()[:3]))
     assert sum(computed) <= whole - first

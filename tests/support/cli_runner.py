@@ -48,7 +48,7 @@ calls = 0
 _SIGNALLED = f"""{COUNTED}
 from ngramspec.llama import log
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.llama.target import Target
+from ngramspec.llama.passes import Passes
 from ngramspec_cli.app import main
 
 if where == "load":
@@ -56,7 +56,7 @@ if where == "load":
         append = counted(list.append, 20)
     log.tail = Tail()
 elif where == "prefill":
-    Target._decode = counted(Target._decode, 2)
+    Passes.decode = counted(Passes.decode, 2)
 else:
     SpeculativeDecoder.generate = (lambda plain: lambda *a, **o: (counted(lambda s: s, 6)(s) for s in plain(*a, **o)))(
         SpeculativeDecoder.generate
