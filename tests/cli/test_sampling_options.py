@@ -23,7 +23,7 @@ BAD = [
     ("--grammar-file missing.gbnf", 1, "missing.gbnf: No such file"),
     ("--json-schema {", 1, "the JSON schema is not JSON"),
     ("--json-schema []", 1, "the JSON schema is a list, but must be an object"),
-    ('--json-schema {"type":"colour"}', 1, "cannot be turned into a grammar: Unrecognized schema"),
+    ('--json-schema {"type":"colour"}', 1, "cannot be turned into a grammar: 'colour' is no type of JSON"),
     ('--json-schema {} --grammar root::="x"', 2, "--grammar and --json-schema exclude each other"),
     ("--logit-bias 999999+1", 2, "logit bias of token 999999, but the vocabulary has tokens 0 to 4095 only"),
     ("--logit-bias green", 2, "'green' is no token id with a bias"),
