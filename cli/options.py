@@ -131,18 +131,25 @@ class LoadOptions:
         """Find, fetch if need be, and check a model file; says so on stderr if none is named."""
         return find_model(model, "no model given: running")
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments that `Target` and `SharedTarget` have in common."""
+        return {
+            "n_ctx": self.ctx_size,
+            "n_gpu_layers": self.gpu_layers,
+            "threads": self.threads,
+            "flash_attn": self.flash_attn,
+            "cache_type_k": self.cache_type_k,
+            "cache_type_v": self.cache_type_v,
+            "mmap": not self.no_mmap,
+        }
+
     def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None) -> Target:
         """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each."""
         with signals_deferred():
             target = Target(
                 source.path,
-                n_ctx=self.ctx_size,
-                n_gpu_layers=self.gpu_layers,
-                threads=self.threads,
-                flash_attn=self.flash_attn,
-                cache_type_k=self.cache_type_k,
-                cache_type_v=self.cache_type_v,
-                mmap=not self.no_mmap,
+                **self.settings,
                 exact=self.exact,
                 n_seq=n_seq,
                 # In exact mode the sizes of passes must not depend on whether or how much is drafted.

@@ -199,7 +199,8 @@ class Engine:
                 continue
             with self._wake:
                 self._working.append(job)
-            lane = self._lanes.take(request.prompt, request.slot)
+            # Who wants nothing of the cache gets no copy of what is known, only to clear it.
+            lane = self._lanes.take(request.prompt if request.cache_prompt else (), request.slot)
             try:
                 job.start(lane, self._proposers[lane.number], aligned=self._footing.aligned, most=self._chunk)
             except TargetError as error:

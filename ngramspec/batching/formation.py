@@ -26,13 +26,14 @@ class Formation:
         self._model = model
         self._lanes = list(lanes)
         self._fillers: list[Lane] = []
-        bare = self.plain_cost(curve)
+        self._plain = self.batches([1] * len(lanes))
         numbers = [lane.number for lane in lanes]
         if not model.drafts_alone and len(lanes) < max(numbers) - min(numbers) + 1:
             between = range(min(numbers), max(numbers))
             self._fillers = [lane for lane in model.lanes if lane.number in between and lane.number not in numbers]
-            if self.plain_cost(curve) >= bare or len(lanes) + len(self._fillers) > most:
-                self._fillers = []
+            bare, self._plain = self._plain, self.batches([1] * len(lanes))
+            if self.plain_cost(curve) >= sum(map(curve.ratio, bare)) or len(lanes) + len(self._fillers) > most:
+                self._fillers, self._plain = [], bare
 
     def batches(self, shape: Sequence[int]) -> Sequence[int]:
         """The sizes of the batches of a pass in which each text has so many tokens."""
@@ -40,7 +41,7 @@ class Formation:
 
     def plain_cost(self, curve: CostCurve) -> float:
         """What a pass without drafts costs, in units of T(1)."""
-        return sum(map(curve.ratio, self.batches([1] * len(self._lanes))))
+        return sum(map(curve.ratio, self._plain))
 
     def evaluate(self, batches: Sequence[Sequence[int]]) -> list[Logits]:
         """Evaluate tokens of each text, and return the logits after each of them.

@@ -44,6 +44,10 @@ class Fields:
         """The error that a field is not what it must be."""
         return bad_field(self.path + name, f"{self.path}{name} is {shown(self.data.get(name))}, but must be {must}")
 
+    def missing(self, name: str) -> ApiError:
+        """The error that a field is not there."""
+        return bad_field(self.path + name, f"{self.path}{name} is missing")
+
     def flag(self, name: str, default: bool = False) -> bool:
         value = self.data.get(name)
         if value is None:
@@ -61,7 +65,7 @@ class Fields:
     def needed_text(self, name: str) -> str:
         value = self.text(name)
         if value is None:
-            raise bad_field(self.path + name, f"{self.path}{name} is missing")
+            raise self.missing(name)
         return value
 
     def choice(self, name: str, allowed: Sequence[str], default: str) -> str:

@@ -32,12 +32,12 @@ def needed_object(given: Fields, name: str) -> dict[str, Any]:
     """An object, as it stands."""
     value = given.object(name)
     if value is None:
-        raise bad_field(given.path + name, f"{given.path}{name} is missing")
+        raise given.missing(name)
     return dict(value.data)
 
 
 def needed_there(given: Fields, name: str) -> Any:
     """Any value but null."""
     if name not in given:
-        raise bad_field(given.path + name, f"{given.path}{name} is missing")
+        raise given.missing(name)
     return given.data[name]

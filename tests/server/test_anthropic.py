@@ -11,7 +11,7 @@ from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given, settings
 from pydantic import TypeAdapter
-from support.chat_scripts import answers, broken, finish, played
+from support.chat_scripts import answers, broken, finish, played, refused
 
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.anthropic_answer import events, message, worded
@@ -32,12 +32,7 @@ def task(**fields: Any) -> ChatTask:
 
 
 def refusal(**fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        task(**fields)
-    assert caught.value.status == 400
-    assert caught.value.param is not None
-    assert caught.value.message.startswith(caught.value.param)
-    return caught.value
+    return refused(task, **fields)
 
 
 def streamed(deltas: Sequence[ChatDelta | None], hide: bool = False) -> list[dict[str, Any]]:

@@ -8,28 +8,17 @@ from typing import Any
 
 import anthropic
 import pytest
-from support.chat_scripts import finish
+from support.chat_scripts import finish, turn
 from support.scripted_server import Script, scripted_server
 
 from ngramspec.server.errors import ApiError, overflow
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
+from ngramspec.tool_calls.deltas import Content
 
 pytestmark = pytest.mark.filterwarnings("error")
 
 ASK: dict[str, Any] = {"model": "any", "max_tokens": 20, "messages": [{"role": "user", "content": "hi"}]}
 TOOLS = [{"name": name, "input_schema": {"type": "object", "properties": {}}} for name in ("look", "list")]
-TURN = [
-    Reasoning("h"),
-    Reasoning("m"),
-    Content("I "),
-    Content("löok."),
-    CallBegin(0, "c0", "look"),
-    CallArguments(0, '{"at": "'),
-    CallArguments(0, 'x"}'),
-    CallBegin(1, "c1", "list"),
-    CallArguments(1, "{}"),
-    finish("tool_calls"),
-]
+TURN = turn("list")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from support.chat_scripts import answers, broken, finish, played
+from support.chat_scripts import answers, broken, finish, played, refused
 
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
@@ -45,12 +45,7 @@ def task(**fields: Any) -> ChatTask:
 
 
 def refusal(**fields: Any) -> ApiError:
-    with pytest.raises(ApiError) as caught:
-        task(**fields)
-    assert caught.value.status == 400
-    assert caught.value.param is not None
-    assert caught.value.message.startswith(caught.value.param)
-    return caught.value
+    return refused(task, **fields)
 
 
 def spell(one: Logprobs) -> dict[str, Any]:

@@ -9,13 +9,13 @@ from typing import Any
 import openai
 import pytest
 from pydantic import BaseModel
-from support.chat_scripts import finish
+from support.chat_scripts import finish, turn
 from support.scripted_server import Script, scripted_server
 
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.server.dialogue import Likely
 from ngramspec.server.errors import ApiError, overflow
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
+from ngramspec.tool_calls.deltas import Content
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -24,18 +24,7 @@ TOOLS: Any = [
     {"type": "function", "name": "look", "parameters": {"type": "object", "properties": {}}, "strict": False},
     {"type": "web_search"},
 ]
-TURN = [
-    Reasoning("h"),
-    Reasoning("m"),
-    Content("I "),
-    Content("löok."),
-    CallBegin(0, "c0", "look"),
-    CallArguments(0, '{"at": "'),
-    CallArguments(0, 'x"}'),
-    CallBegin(1, "c1", "look"),
-    CallArguments(1, "{}"),
-    finish("tool_calls"),
-]
+TURN = turn("look")
 
 
 @pytest.fixture(scope="module")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import Any, Literal
 
+import pytest
 from hypothesis import strategies as st
 
 from ngramspec.batching.request import Done
 from ngramspec.decoding.step import Stats
 from ngramspec.server.dialogue import ChatDelta, Finish
+from ngramspec.server.errors import ApiError
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
 
 
@@ -28,6 +30,32 @@ def finish(
     return Finish(
         reason, stop_string, prompt_tokens, Done(why, Stats(generated=generated), cached, 0.1, 0.2), thought=2
     )
+
+
+def turn(second: str) -> list[ChatDelta]:
+    """Thoughts, text and two calls, in pieces; `second`: the tool that is called after "look"."""
+    return [
+        Reasoning("h"),
+        Reasoning("m"),
+        Content("I "),
+        Content("löok."),
+        CallBegin(0, "c0", "look"),
+        CallArguments(0, '{"at": "'),
+        CallArguments(0, 'x"}'),
+        CallBegin(1, "c1", second),
+        CallArguments(1, "{}"),
+        finish("tool_calls"),
+    ]
+
+
+def refused(ask: Callable[..., object], **fields: Any) -> ApiError:
+    """The error of a request with these fields: a 400 whose message begins with the field that it names."""
+    with pytest.raises(ApiError) as caught:
+        ask(**fields)
+    assert caught.value.status == 400
+    assert caught.value.param is not None
+    assert caught.value.message.startswith(caught.value.param)
+    return caught.value
 
 
 async def played(deltas: Sequence[ChatDelta | None]) -> AsyncGenerator[ChatDelta | None, None]:
