@@ -131,9 +131,8 @@ class LoadOptions:
         """Find, fetch if need be, and check a model file; says so on stderr if none is named."""
         return find_model(model, "no model given: running")
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments that `Target` and `SharedTarget` have in common."""
+    def settings(self, draft_max: int | None) -> dict[str, Any]:
+        """The arguments that `Target` and `SharedTarget` have in common, for drafts of that length."""
         return {
             "n_ctx": self.ctx_size,
             "n_gpu_layers": self.gpu_layers,
@@ -142,19 +141,14 @@ class LoadOptions:
             "cache_type_k": self.cache_type_k,
             "cache_type_v": self.cache_type_v,
             "mmap": not self.no_mmap,
+            # In exact mode the sizes of passes must not depend on whether or how much is drafted.
+            "draft_max": None if self.exact == "on" else draft_max,
         }
 
     def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None) -> Target:
         """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each."""
         with signals_deferred():
-            target = Target(
-                source.path,
-                **self.settings,
-                exact=self.exact,
-                n_seq=n_seq,
-                # In exact mode the sizes of passes must not depend on whether or how much is drafted.
-                draft_max=None if self.exact == "on" else draft_max,
-            )
+            target = Target(source.path, **self.settings(draft_max), exact=self.exact, n_seq=n_seq)
         for line in target.notes:
             note(line)
         return target

@@ -84,7 +84,9 @@ class EngineOptions:
         ),
     ] = None
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
-    draft_max: Annotated[int, typer.Option(min=1, max=LONGEST_DRAFT, help="Most tokens in a draft.")] = LONGEST_DRAFT
+    draft_max: Annotated[
+        int | None, typer.Option(min=1, max=LONGEST_DRAFT, help=f"Most tokens in a draft; default: {LONGEST_DRAFT}.")
+    ] = None
     memory: Annotated[
         str | None,
         typer.Option(
@@ -105,6 +107,11 @@ class EngineOptions:
     def __post_init__(self) -> None:
         if self.memory is not None and (self.no_memory or self.no_draft):
             usage_error(f"--memory and {'--no-memory' if self.no_memory else '--no-draft'} exclude each other")
+
+    @property
+    def longest(self) -> int | None:
+        """The longest draft that there can be, as far as the options say so."""
+        return 1 if self.no_draft else self.draft_max
 
     @property
     def cache_room(self) -> int:

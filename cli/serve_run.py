@@ -28,7 +28,7 @@ from ngramspec.server.served import ServedModel, Server
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .memory_option import open_memory
 from .options import LoadOptions
-from .serve_options import AccessOptions, EngineOptions
+from .serve_options import LONGEST_DRAFT, AccessOptions, EngineOptions
 
 DRAIN_SECONDS = 8.0
 """How long running requests may go on after a signal: less than the 10 s after which docker kills."""
@@ -79,11 +79,7 @@ def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias:
         opening = executor.submit(
             open_shared,
             lambda exact: SharedTarget(
-                source.path,
-                lanes=options.parallel,
-                **load.settings,
-                exact=exact,
-                draft_max=options.draft_max,
+                source.path, lanes=options.parallel, **load.settings(options.longest), exact=exact
             ),
             load.exact,
         )
@@ -98,7 +94,7 @@ def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias:
         open_engine,
         shared,
         drafts=drafts,
-        draft_max=options.draft_max,
+        draft_max=options.draft_max or LONGEST_DRAFT,
         memory=memory,
         cache_room=options.cache_room,
         crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),

@@ -165,13 +165,22 @@ class Vocabulary:
         except Exception as error:  # jinja2's and whatever the template itself raises
             raise ModelError(f"the model's chat template refuses this conversation: {error}") from error
 
+    @property
+    def ends(self) -> tuple[str, str]:
+        """What the tokens that begin and end a text look like; "" for one that the vocabulary lacks."""
+        self._check_open()
+        return (
+            self._special_text(llama.llama_vocab_bos(self._vocab)),
+            self._special_text(llama.llama_vocab_eos(self._vocab)),
+        )
+
     @cached_property
     def _tool_template(self) -> ToolTemplate:
         return ToolTemplate(self.chat_template, self._render)
 
     @cached_property
     def _render(self) -> Render:
-        bos, eos = (self._special_text(f(self._vocab)) for f in (llama.llama_vocab_bos, llama.llama_vocab_eos))
+        bos, eos = self.ends
         formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
         return lambda values: str(formatter(**values).prompt)
 
@@ -184,8 +193,7 @@ class Vocabulary:
                 strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
                 controls[self._special_text(token)] = Control(token, *map(bool, strips))
         controls.pop("", None)
-        bos = self._special_text(llama.llama_vocab_bos(self._vocab))
-        return ChatTemplate(self.chat_template or _CHATML, self._render, controls, bos)
+        return ChatTemplate(self.chat_template or _CHATML, self._render, controls, self.ends[0])
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None

@@ -6,6 +6,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -30,9 +31,9 @@ async def messages(server: Server, given: Fields) -> Response:
         grammar_of(task.schema, "output_config.format.schema")  # an error names the field as this dialect does
     hide = hides_thoughts(given)
     named = f"msg_{secrets.token_hex(12)}", given.text("model") or model.name
-    deltas = run_chat(model, task)
     if not given.flag("stream"):
-        return JsonAnswer(await message(deltas, *named, hide))
+        return JsonAnswer(await message(run_chat(model, task), *named, hide))
+    deltas = run_chat(model, replace(task, progress=True))  # the first event tells the prompt's length
     chunks = _chunks(events(with_silences(deltas, server.ping_seconds), *named, hide))
     return await event_stream(chunks, server.ping_seconds, lambda error: event(worded(error), "error"))
 

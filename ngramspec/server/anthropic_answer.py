@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
-from ngramspec.server.blocks import Block, Closed, Deltas, Grown, Opened, changes
-from ngramspec.server.dialogue import Finish
+from ngramspec.server.blocks import Block, Change, Closed, Deltas, Grown, Opened, changes
+from ngramspec.server.dialogue import Finish, Progress
 from ngramspec.server.errors import ApiError
 
 _SIGNATURE = "unsigned"
@@ -28,12 +28,15 @@ async def message(deltas: Deltas, id: str, model: str, hide: bool = False) -> di
 
 
 async def events(deltas: Deltas, id: str, model: str, hide: bool = False) -> AsyncGenerator[dict[str, Any], None]:
-    """The events of a stream; each is sent under the name in its "type". The first is there with the first delta."""
+    """The events of a stream; each is sent under the name in its "type". The first is there with the first delta.
+
+    Where `Progress` is told, the first event tells how long the prompt is, unless silence came before.
+    """
     begun = False
     async with aclosing(changes(deltas)) as found:
         async for change in found:
             if not begun:
-                yield {"type": "message_start", "message": _message(id, model, []) | _BEGUN}
+                yield {"type": "message_start", "message": _message(id, model, []) | _begun(change)}
                 begun = True
             match change:
                 case Opened(block):
@@ -78,17 +81,6 @@ _EMPTY: dict[str, dict[str, Any]] = {
     "thought": {"type": "thinking", "thinking": "", "signature": ""},
     "text": {"type": "text", "text": ""},
     "call": {"type": "tool_use", "id": "", "name": "", "input": {}},
-}
-
-_BEGUN = {
-    "stop_reason": None,
-    "stop_sequence": None,
-    "usage": {
-        "input_tokens": 0,  # the final event tells the numbers
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": 0,
-        "output_tokens": 0,
-    },
 }
 
 _DELTAS = {
@@ -136,11 +128,22 @@ def _ending(finish: Finish) -> dict[str, Any]:
     return {"stop_reason": reason, "stop_sequence": finish.stop_string if reason == "stop_sequence" else None}
 
 
+def _begun(change: Change | None) -> dict[str, Any]:
+    told = (change.prompt_tokens, change.cached) if isinstance(change, Progress) else (0, 0)
+    usage = _input_usage(*told)
+    return {"stop_reason": None, "stop_sequence": None, "usage": usage | {"output_tokens": 0}}
+
+
 def _usage(finish: Finish) -> dict[str, Any]:
-    return {
-        "input_tokens": finish.prompt_tokens - finish.done.cached,
-        "cache_creation_input_tokens": 0,
-        "cache_read_input_tokens": finish.done.cached,
+    return _input_usage(finish.prompt_tokens, finish.done.cached) | {
         "output_tokens": finish.done.stats.generated,
         "output_tokens_details": {"thinking_tokens": finish.thought},
+    }
+
+
+def _input_usage(prompt_tokens: int, cached: int) -> dict[str, int]:
+    return {
+        "input_tokens": prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
     }

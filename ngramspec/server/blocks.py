@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from ngramspec.sampling.logprobs import Logprobs
-from ngramspec.server.dialogue import ChatDelta, Finish, Likely
+from ngramspec.server.dialogue import ChatDelta, Finish, Likely, Progress
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
 
 Kind = Literal["thought", "text", "call"]
@@ -55,7 +55,7 @@ class Closed(NamedTuple):
     block: Block
 
 
-Change = Opened | Grown | Closed | Finish
+Change = Opened | Grown | Closed | Finish | Progress
 
 Deltas = AsyncGenerator[ChatDelta, None] | AsyncGenerator[ChatDelta | None, None]
 """An answer as it comes; None after some seconds of silence."""
@@ -88,6 +88,8 @@ class _Row:
         match delta:
             case Finish():
                 yield from self._close()
+                yield delta
+            case Progress():
                 yield delta
             case Likely(logprobs):
                 if self._open is not None and self._open.kind == "text":

@@ -32,6 +32,7 @@ async def models(server: Server, _given: Fields) -> Response:
 async def props(server: Server, _given: Fields) -> Response:
     """Settings and properties of the model."""
     model = server.ready()
+    bos, eos = model.vocabulary.ends
     return JsonAnswer(
         {
             "default_generation_settings": {
@@ -45,6 +46,8 @@ async def props(server: Server, _given: Fields) -> Response:
             "model_path": model.path,
             "modalities": {"vision": False, "audio": False},
             "chat_template": model.vocabulary.chat_template or "",
+            "bos_token": bos,
+            "eos_token": eos,
             "build_info": FINGERPRINT,
         }
     )

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from ngramspec.backend import Vocabulary
 from ngramspec.batching.request import Service
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.errors import ApiError, leaving, loading
 from ngramspec.server.sampling_fields import SamplingDefaults
@@ -16,15 +16,6 @@ from ngramspec.server.sampling_fields import SamplingDefaults
 MOST_BYTES = 32 * 2**20
 PING_SECONDS = 15.0
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's, as in `ngramspec chat`
-
-
-class ChatVocabulary(Vocabulary, Protocol):
-    """A vocabulary with the model's layout of conversations."""
-
-    @property
-    def chat_template(self) -> str | None: ...
-
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +33,7 @@ class ServedModel:
     """
 
     service: Service
-    vocabulary: Any
+    vocabulary: Vocabulary
     name: str
     path: str = ""
     meta: Mapping[str, Any] = field(default_factory=dict)

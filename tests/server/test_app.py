@@ -518,6 +518,7 @@ def test_properties_and_slots() -> None:
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["default_generation_settings"]["params"]["temperature"] == 0.8
     assert props["total_slots"] == 4
+    assert (props["bos_token"], props["eos_token"]) == ("<|endoftext|>",) * 2
     assert [slot["is_processing"] for slot in ask("GET", "/slots")[0].json()] == [False] * 4
 
 

@@ -136,6 +136,13 @@ def test_counting_is_what_a_message_costs() -> None:
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
+def test_a_stream_begins_with_the_length_of_its_prompt() -> None:
+    with serving("x") as (one, _, engine), one.messages.stream(**ASK) as stream:
+        start = next(event for event in stream if event.type == "message_start")
+        usage = start.message.usage
+        assert (usage.input_tokens, usage.cache_read_input_tokens) == (len(engine.requests[0].prompt) - 2, 2)
+
+
 def test_a_prompt_beyond_the_context() -> None:
     long: Any = [{"role": "user", "content": "word " * 4000}]
     with serving("x") as (one, other, _):
