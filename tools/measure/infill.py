@@ -7,7 +7,7 @@
 Any server with `/infill` will do, llama-server too. A gap begins at a random line of a file of code (by default of
 Python's standard library); the server sees 256 lines before it, 64 after it, and 16 chunks of the same folder's other
 files. For every gap and deadline the servers are asked in turn, in an order that changes; before the first deadline
-each one is asked for no token, so that the prompt's time is nobody's. "right" counts the bytes that are those of the
+each one is asked for one line, so that the prompt's time is nobody's. "right" counts the bytes that are those of the
 file. Servers that are asked on the same machine must not work at the same time: they are not.
 """
 
@@ -37,7 +37,7 @@ class Gap(NamedTuple):
     Attributes:
         before, after: the lines round it.
         truth: what stands in it, and after it.
-        indent: of its first line, in spaces.
+        indent: of its first line, in spaces, below which a suggestion ends.
         others: chunks of other files.
     """
 
@@ -48,8 +48,8 @@ class Gap(NamedTuple):
     others: list[dict[str, str]]
 
 
-def gaps(files: list[Path], count: int, lines: int, seed: int) -> list[Gap]:
-    """So many gaps, each of so many lines, the same for the same seed."""
+def gaps(files: list[Path], count: int, lines: int, seed: int, free: bool) -> list[Gap]:
+    """So many gaps, each of so many lines, the same for the same seed. `free`: a suggestion may leave its block."""
     rng = random.Random(seed)
     texts = {path: path.read_text("utf-8", "replace").splitlines(keepends=True) for path in files}
     long = [path for path, text in texts.items() if len(text) > 8 * lines]
@@ -71,15 +71,15 @@ def gaps(files: list[Path], count: int, lines: int, seed: int) -> list[Gap]:
                 "".join(text[max(0, at - BEFORE) : at]),
                 "".join(text[at + lines : at + lines + AFTER]),
                 "".join(text[at:]),
-                len(text[at]) - len(text[at].lstrip()),
+                0 if free else len(text[at]) - len(text[at].lstrip()),
                 others,
             )
         )
     return found
 
 
-def ask(url: str, gap: Gap, *, milliseconds: int, most: int, seed: int) -> dict[str, Any]:
-    """What a server answers to llama.vim's request; `most` 0: only read the prompt."""
+def ask(url: str, gap: Gap, *, milliseconds: int, most: int, seed: int, greedy: bool) -> dict[str, Any]:
+    """What a server answers to llama.vim's request."""
     asked = {
         "id_slot": 0,
         "input_prefix": gap.before,
@@ -88,9 +88,7 @@ def ask(url: str, gap: Gap, *, milliseconds: int, most: int, seed: int) -> dict[
         "prompt": "",
         "n_predict": most,
         "n_indent": gap.indent,
-        "top_k": 40,
-        "top_p": 0.90,
-        "samplers": ["top_k", "top_p", "infill"] if most else [],
+        **({"temperature": 0} if greedy else {"top_k": 40, "top_p": 0.90, "samplers": ["top_k", "top_p", "infill"]}),
         "stream": False,
         "cache_prompt": True,
         "t_max_prompt_ms": 500,
@@ -113,20 +111,25 @@ def main() -> None:
     parser.add_argument("--lines", type=int, default=16, help="of a gap")
     parser.add_argument("--most", type=int, default=512, help="tokens of a suggestion")
     parser.add_argument("--deadlines", type=int, nargs="+", default=[250, 1000], help="milliseconds")
+    parser.add_argument("--free", action="store_true", help="no line ends a suggestion by being indented less")
+    parser.add_argument(
+        "--greedy", action="store_true", help="the likeliest token, and no infill sampler, which ends where it doubts"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    how = {"most": options.most, "seed": options.seed, "greedy": options.greedy}
     servers = dict(server.split("=", 1) for server in options.servers)
     files = sorted(
         path for path in options.code.rglob("*.py") if "test" not in str(path).lower() and "-packages" not in str(path)
     )
     found: dict[tuple[str, int], list[tuple[int, int, int, float, int]]] = defaultdict(list)
-    for number, gap in enumerate(gaps(files, options.gaps, options.lines, options.seed)):
+    for number, gap in enumerate(gaps(files, options.gaps, options.lines, options.seed, options.free)):
         order = list(servers)[number % len(servers) :] + list(servers)[: number % len(servers)]
         for name in order:
-            ask(servers[name], gap, milliseconds=1, most=0, seed=options.seed)
+            ask(servers[name], gap, milliseconds=1, **how)
         for deadline in options.deadlines:
             for name in order:
-                told = ask(servers[name], gap, milliseconds=deadline, most=options.most, seed=options.seed)
+                told = ask(servers[name], gap, milliseconds=deadline, **how)
                 text, times = told["content"], told["timings"]
                 right = common_prefix(list(text.encode()), list(gap.truth.encode()))
                 drafted = times.get("draft_n_accepted", 0)
