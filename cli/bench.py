@@ -52,7 +52,7 @@ class Compared(DraftOptions):
     def decoders(self, target: Target, memory: Memory | None) -> list[SpeculativeDecoder]:
         """A decoder for each policy, or one alone where nothing can be drafted."""
         first, *others = self.each()
-        decoder = first.decoder(target, memory)
+        decoder = first.decoder(target, memory, keep=False)
         if decoder.drafter is None:
             return [decoder]
         return [decoder, *(other.quiet_decoder(target, memory, decoder.calibration) for other in others)]

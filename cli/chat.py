@@ -75,7 +75,7 @@ def chat(
     memory = draft.open_memory(target, keep=True)
     session = Session(
         target,
-        draft.decoder(target, memory),
+        draft.decoder(target, memory, keep=True),
         sampling,
         chosen,
         acceptance,

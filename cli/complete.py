@@ -141,7 +141,7 @@ def complete(
         complete_with_beams(target, prompt, beams, most, draft, stops, shown, as_json=as_json)
         return
     memory = draft.open_memory(target, keep=True)
-    decoder = draft.decoder(target, memory)
+    decoder = draft.decoder(target, memory, keep=True)
     prompt = prompt_of(target, texts, limit, truncate)
 
     if writer is not None:

@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from ngramspec import machine
+from ngramspec.drafting.mixture import learnt
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
@@ -129,11 +130,19 @@ def remove(
 
 @app.command("clear")
 def clear(memory: Name = DEFAULT) -> None:
-    """Delete a memory with all that is in it, damaged or not."""
+    """Delete a memory with all that is in it, damaged or not; with the default one, what drafts have learnt too."""
     stores = Store.all_in(memory_folder(memory))
     for store in stores:
         store.clear()
     note(f"memory {memory!r} is {'deleted' if stores else 'empty already'}")
+    if memory == DEFAULT:
+        for file in (files := learnt.files()):
+            try:
+                file.unlink(missing_ok=True)
+            except OSError as error:
+                fail(f"cannot delete {file}: {error.strerror or error}")
+        if files:
+            note("what drafts have learnt is forgotten")
 
 
 @app.command("stats")
@@ -143,6 +152,10 @@ def stats(memory: Name = DEFAULT) -> None:
         with complaints():
             state = "on" if read_settings().remember else "off"
             write_stdout(f"remembering answers: {state} ({settings_path()})\n")
+        files = learnt.files()
+        size = sum(file.stat().st_size for file in files) / 2**10
+        held = f"{_count(len(files), 'vocabulary', 'vocabularies')}, {size:.0f} KiB" if files else "nothing"
+        write_stdout(f"learnt by drafts: {held} ({learnt.folder()})\n")
         names = memory_names()
         write_stdout(f"memories: {', '.join(names) or 'none'}\n")
         for store in _stores(memory) if memory in names or memory != DEFAULT else ():
@@ -208,8 +221,8 @@ def _model(contents: Contents) -> str:
     return printable(contents.table.model).replace("\n", " ")
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str, nouns: str = "") -> str:
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.exactness.choice import Exact
 from ngramspec.llama.kv_cache import CacheType
 from ngramspec.llama.target import Target
@@ -172,7 +173,10 @@ class DraftOptions:
         ),
     ] = None
     no_memory: Annotated[
-        bool, typer.Option("--no-memory", help="Draft from the context alone, and remember nothing.")
+        bool,
+        typer.Option(
+            "--no-memory", help="Draft from the context alone; remember nothing, nor what drafts have learnt."
+        ),
     ] = False
 
     def __post_init__(self) -> None:
@@ -208,22 +212,35 @@ class DraftOptions:
             return None
         return open_memory(self.memory, target, keep=keep)
 
-    def decoder(self, target: Target, memory: Memory | None) -> SpeculativeDecoder:
-        """A decoder on `target`; what the user should know about it goes to stderr."""
+    def decoder(self, target: Target, memory: Memory | None, *, keep: bool) -> SpeculativeDecoder:
+        """A decoder on `target`; what the user should know about it goes to stderr.
+
+        Args:
+            target, memory: what it works on, and drafts from.
+            keep: its judge goes on from what earlier sessions learnt, and leaves what it learns to later ones.
+        """
         if not self.no_draft and not target.can_rollback:
             note("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
         if not self.no_draft and not target.exact_rollback and target.exact == "on":
             note("drafting is off with --exact on: taking tokens back may move last bits on this model")
-        decoder = self.quiet_decoder(target, memory)
+        decoder = self.quiet_decoder(target, memory, keep=keep)
         if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
             note("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
         return decoder
 
     def quiet_decoder(
-        self, target: Target, memory: Memory | None, calibration: Calibration | None = None
+        self,
+        target: Target,
+        memory: Memory | None,
+        calibration: Calibration | None = None,
+        *,
+        keep: bool = False,
     ) -> SpeculativeDecoder:
         """The same, with nothing said; `calibration` as in `SpeculativeDecoder`."""
-        drafter = None if self.no_draft or not target.can_rollback else make_drafter(self.drafter, memory=memory)
+        drafter = None
+        if not self.no_draft and target.can_rollback:
+            kept = file_of(target.vocabulary_hash) if keep and not self.no_memory and self.drafter == DEFAULT else None
+            drafter = make_drafter(self.drafter, memory=memory, kept=kept)
         return SpeculativeDecoder(
             target,
             drafter=drafter,

@@ -97,7 +97,11 @@ class EngineOptions:
         ),
     ] = None
     no_memory: Annotated[
-        bool, typer.Option("--no-memory", help="Draft from a request's own context alone, not from other answers.")
+        bool,
+        typer.Option(
+            "--no-memory",
+            help="Draft from a request's own context alone, not from other answers, nor from what drafts have learnt.",
+        ),
     ] = False
 
     spm_infill: Annotated[

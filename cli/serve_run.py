@@ -17,6 +17,7 @@ from contextlib import contextmanager
 
 import uvicorn
 
+from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.llama.shared import SharedTarget
 from ngramspec.models.find import ModelSource
 from ngramspec.server.access_log import Entry
@@ -96,6 +97,7 @@ def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias:
         drafts=drafts,
         draft_max=options.draft_max or LONGEST_DRAFT,
         memory=memory,
+        kept=file_of(shared.vocabulary_hash) if drafts and not options.no_memory else None,
         cache_room=options.cache_room,
         crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),
         executor=executor,

@@ -118,7 +118,7 @@ def test_the_wheel_holds_all_of_it_and_no_more(built: Path) -> None:
     suffixes = importlib.machinery.EXTENSION_SUFFIXES
     names -= {source.removesuffix(".py") + suffix for source in compiled_modules() for suffix in suffixes}
     for installed, folder, endings in (
-        ("ngramspec", "ngramspec", {".py", ".pxd", ".typed", ".gguf", ".html", ".md"}),
+        ("ngramspec", "ngramspec", {".py", ".pxd", ".typed", ".gguf", ".html", ".md", ".npz"}),
         ("ngramspec_cli", "cli", {".py", ".md"}),
         ("ngramspec_prompts", "prompts", {".py", ".toml", ".md"}),
     ):
@@ -126,6 +126,7 @@ def test_the_wheel_holds_all_of_it_and_no_more(built: Path) -> None:
         assert {name.removeprefix(f"{installed}/") for name in names if name.startswith(f"{installed}/")} == files
     assert {
         "ngramspec/demo/demo.gguf",
+        "ngramspec/drafting/mixture/start.npz",
         "ngramspec/demo/MODEL_CARD.md",
         "ngramspec/py.typed",
         "ngramspec/server/page.html",

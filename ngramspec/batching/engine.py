@@ -33,6 +33,9 @@ from ngramspec.drafting.recall import Recall
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.auto import Footing
 
+KEPT_SECONDS = 60.0
+"""How often what the drafter learnt is written down, where requests end that often; it takes some milliseconds."""
+
 
 class Engine:
     """Answers requests, several at once. See `ngramspec.batching.request.Service`.
@@ -83,6 +86,7 @@ class Engine:
         self._writing = Writing(
             model, calibration, self._footing, drafts=drafter is not None, draft_max=draft_max, clock=clock
         )
+        self._drafter, self._kept = drafter, clock()
         self._proposers = {
             lane.number: Proposer(None if drafter is None else drafter.beside() if lane.number else drafter)
             for lane in model.lanes
@@ -166,6 +170,8 @@ class Engine:
             except Exception as error:
                 self._recover(error)
         self._calibration.save()
+        if self._drafter is not None:
+            self._drafter.keep()
         self._ended.set_result(None)
 
     def _drop_cancelled(self) -> None:
@@ -259,6 +265,9 @@ class Engine:
         job.finish(error)
         if lane is not None:
             self._lanes.give_back(lane)
+        if self._drafter is not None and self._clock() - self._kept > KEPT_SECONDS:
+            self._drafter.keep()
+            self._kept = self._clock()
         if self._memory is not None:
             self._memory.hear([token for token in job.answer if not self._vocabulary.is_eog(token)])
 

@@ -262,6 +262,8 @@ class SpeculativeDecoder:
             if number == self._generations and len(target.tokens) > generation.settled:
                 target.rollback(generation.settled)
             self.calibration.save()
+            if self.drafter is not None:
+                self.drafter.keep()
 
     def _prepare(self, footing: Footing, first: int, left: int) -> None:
         """Ready the drafting side for the passes after the prefill, whose token is `first`."""

@@ -26,6 +26,7 @@ drafter that has several candidates picks with `choose`, and gives their weights
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
@@ -48,18 +49,21 @@ REMEMBERING = frozenset({"mixture", "memory"})
 DEFAULT = "mixture"
 
 
-def make_drafter(name: str, *, memory: Recall | bool | None = None) -> Drafter:
+def make_drafter(name: str, *, memory: Recall | bool | None = None, kept: Path | None = None) -> Drafter:
     """A drafter by name.
 
     Args:
         name: one of DRAFTERS.
         memory: where it looks beside the context; True: what was answered since it was made, and no more.
+        kept: the file in which the default drafter keeps what its judge learns; the others keep nothing.
 
     Raises:
         ValueError: an unknown name, a drafter that cannot remember, or one that has nothing else to draft from.
     """
     if name not in DRAFTERS:
         raise ValueError(f"unknown drafter {name!r}; choose one of: {', '.join(DRAFTERS)}")
+    if name == DEFAULT:
+        return DRAFTERS[name](memory=memory, kept=kept)
     if not memory and name == "memory":
         raise ValueError("the drafter 'memory' drafts from a memory alone, and there is none")
     if not memory:

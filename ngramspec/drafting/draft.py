@@ -111,3 +111,7 @@ class Drafter(Protocol):
                 not to be written to, and unchecked: nan and inf may be among them.
         """
         return
+
+    def keep(self) -> None:
+        """A request has ended: what is to outlive the process can be written down now."""
+        return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import Literal, cast
 
 from ngramspec.backend import Switching
@@ -40,6 +41,7 @@ def open_engine(
     drafts: bool,
     draft_max: int,
     memory: Recall | None,
+    kept: Path | None,
     cache_room: int,
     crashed: Callable[[BaseException], None],
     executor: Executor,
@@ -51,6 +53,7 @@ def open_engine(
         drafts: whether anything is drafted.
         draft_max, cache_room, crashed, executor: see `Engine`.
         memory: what is drafted from beside the contexts; it hears every answer. None: neither.
+        kept: see `MixtureDrafter`.
     """
     calibration, footing = ready(shared, exact=shared.exact == "on")
     return Engine(
@@ -59,7 +62,7 @@ def open_engine(
         shown=shared.shown,
         calibration=calibration,
         footing=footing,
-        drafter=MixtureDrafter(memory) if drafts and shared.can_rollback else None,
+        drafter=MixtureDrafter(memory, kept) if drafts and shared.can_rollback else None,
         draft_max=draft_max,
         memory=memory,
         cache_room=cache_room,

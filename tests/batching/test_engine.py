@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -304,3 +305,18 @@ def test_an_error_on_the_way_to_a_lane_loses_neither_request_nor_lane(monkeypatc
         assert isinstance(end, Failed)
         monkeypatch.undo()
         assert ask(engine, [2] * 50, 5).wait().reason == "length"
+
+
+def test_what_drafts_learnt_is_written_at_the_end_and_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "judge.npz"
+    model = MockShared(2, peak=5.0)
+    with running(model, drafter=MixtureDrafter(Recall(), path)) as engine:
+        assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)
+        assert not path.exists()
+        monkeypatch.setattr("ngramspec.batching.engine.KEPT_SECONDS", 0.0)
+        assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)
+        assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)  # the one before has left its lane
+        early = path.read_bytes()
+    assert path.read_bytes() != early != b""

@@ -7,8 +7,10 @@ The work is done by `ngramspec.drafting.mixture.guesser`; this puts it behind th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.secondary import OutcomeMap
 from ngramspec.drafting.price import TokenPrice
@@ -31,11 +33,12 @@ class MixtureDrafter(Drafter):
     Args:
         memory: texts to look up beside the context, kept up by its owner; True remembers earlier requests and
             what was emitted, in this drafter alone.
+        kept: the file in which what its judge learns about tokens goes from one process to the next; None: nowhere.
     """
 
     name = "mixture"
 
-    def __init__(self, memory: Recall | bool | None = None) -> None:
+    def __init__(self, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
         self._guesser = Guesser()
         self._own: Recall | None = None
         if memory is True:
@@ -47,6 +50,14 @@ class MixtureDrafter(Drafter):
         # that a token yet to be drawn is accepted: each needs an estimate of its own.
         self._drawn, self._blind = OutcomeMap(), OutcomeMap()
         self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
+        self._kept = kept
+        if kept is not None:
+            learnt.take_up(self._guesser.odds.about_tokens(), learnt.read(kept))
+
+    def keep(self) -> None:
+        """Write down what its judge has learnt about tokens; of several processes that do, the last one counts."""
+        if self._kept is not None:
+            learnt.keep(self._kept, self._guesser.odds.about_tokens())
 
     def beside(self) -> MixtureDrafter:
         """A drafter for another text at the same time: it has a context of its own, and shares memory and judgement.

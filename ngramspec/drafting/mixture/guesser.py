@@ -29,6 +29,8 @@ else:
     from ngramspec.drafting.mixture.sightings import ContextCounts
     from ngramspec.drafting.price import TokenPrice
 
+from ngramspec.drafting.mixture.learnt import start, take_up
+
 if TYPE_CHECKING:
     from ngramspec.drafting.token_index import TokenIndex
 
@@ -41,7 +43,9 @@ MATCH = cython.declare(cython.int, 6)
 NEAR = cython.declare(cython.int, 7)
 SOURCES = cython.declare(cython.int, 8)
 BIASES = cython.declare(cython.int, 9)
-BIAS_MASK = cython.declare(cython.ulonglong, (1 << 17) - 1)
+FREE_ROOM = cython.declare(cython.int, 1 << 12)
+TOKEN_ROOM = cython.declare(cython.int, 1 << 16)
+PAIR_ROOM = cython.declare(cython.int, 1 << 16)
 NOWHERE = cython.declare(cython.int, -1)
 ABSENT = cython.declare(cython.int, -1)
 
@@ -89,6 +93,30 @@ def _doublings(n: cython.int) -> cython.int:
     return k
 
 
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _free(state: cython.ulonglong) -> cython.int:
+    """The number of a fact in which no token is hashed."""
+    return cython.cast(cython.int, (state >> 20) & (FREE_ROOM - 1))
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _token(state: cython.ulonglong) -> cython.int:
+    """The number of a fact in which one token is hashed."""
+    return FREE_ROOM + cython.cast(cython.int, (state >> 20) & (TOKEN_ROOM - 1))
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _pair(state: cython.ulonglong) -> cython.int:
+    """The number of a fact in which two tokens are hashed."""
+    return FREE_ROOM + TOKEN_ROOM + cython.cast(cython.int, (state >> 20) & (PAIR_ROOM - 1))
+
+
 @cython.cclass
 class Guesser:
     """Guesses a chain of tokens, and learns from what came instead.
@@ -118,32 +146,12 @@ class Guesser:
         assert len(self.odds.states) == cells * SOURCES
         assert len(self.odds.facts) == cells * BIASES
         self.pending = 0
-        self._expect()
         self.begin(())
 
-    def _expect(self) -> None:
-        shares = (0.0, 0.15, 0.4, 0.65, 0.9, 1.0)
-        for source in range(6):
-            order = source + 1 if source < 4 else 3 if source == 4 else 5
-            for seen in range(1, 9):
-                base = 0.12 + 0.08 * min(order, 6)
-                for q in range(6):
-                    for latest in range(2):
-                        p = (shares[q] * seen + 0.3 * base * (1 + latest)) / (seen + 1.0)
-                        self.odds.expect(source, (seen - 1) * 12 + q * 2 + latest, min(0.97, max(0.01, p)))
-        for length in range(12):
-            for agrees in range(2):
-                for run in range(5):
-                    p = min(0.95, 0.1 + 0.08 * length) if agrees else 0.05
-                    self.odds.expect(MATCH, length * 10 + agrees * 5 + run, p)
-        for how in range(5):
-            for run in range(10):
-                for agrees in range(2):
-                    p = min(0.9, 0.3 + 0.1 * run) if agrees else 0.05
-                    self.odds.expect(NEAR, (how * 10 + run) * 2 + agrees, p)
-
     def begin(self, prompt: Sequence[int]) -> None:
+        """Start a text. What was learnt about tokens stays; all else that is learnt suits the text it came from."""
         token: cython.int
+        take_up(self.odds.shared(), start())
         self.history.clear()
         for token in prompt:
             self.history.add(token)
@@ -227,15 +235,15 @@ class Guesser:
             odds.views[cell * 2] = (length * 6 + recent) * 2 + agrees
             odds.views[cell * 2 + 1] = (cython.cast(cython.int, at) if at < 7 else 7) * 8 + top
             x: cython.ulonglong = token
-            odds.facts[f] = (mix(11 + agrees, x) >> 20) & BIAS_MASK
-            odds.facts[f + 1] = (mix(21 + agrees, last) >> 20) & BIAS_MASK
-            odds.facts[f + 2] = (mix(31 + length * 16 + recent, agrees) >> 20) & BIAS_MASK
-            odds.facts[f + 3] = (mix(1041 + run * 2, agrees) >> 20) & BIAS_MASK
-            odds.facts[f + 4] = (mix(mix(51, last), x) >> 20) & BIAS_MASK
-            odds.facts[f + 5] = (mix(61 + top * 2 + agrees, last) >> 20) & BIAS_MASK
-            odds.facts[f + 6] = (mix(81 + how * 8 + goes_on, length * 2 + agrees) >> 20) & BIAS_MASK
-            odds.facts[f + 7] = (mix(191 + top * 2 + agrees, x) >> 20) & BIAS_MASK
-            odds.facts[f + 8] = (mix(mix(271 + agrees, last), before) >> 20) & BIAS_MASK
+            odds.facts[f] = _token(mix(11 + agrees, x))
+            odds.facts[f + 1] = _token(mix(21 + agrees, last))
+            odds.facts[f + 2] = _free(mix(31 + length * 16 + recent, agrees))
+            odds.facts[f + 3] = _free(mix(1041 + run * 2, agrees))
+            odds.facts[f + 4] = _pair(mix(mix(51, last), x))
+            odds.facts[f + 5] = _token(mix(61 + top * 2 + agrees, last))
+            odds.facts[f + 6] = _free(mix(81 + how * 8 + goes_on, length * 2 + agrees))
+            odds.facts[f + 7] = _token(mix(191 + top * 2 + agrees, x))
+            odds.facts[f + 8] = _pair(mix(mix(271 + agrees, last), before))
             p: cython.double = odds.judge(cell)
             if p > chance:
                 chance = p

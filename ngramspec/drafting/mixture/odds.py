@@ -28,7 +28,10 @@ else:
 SOURCES = cython.declare(cython.int, 8)
 STATES = cython.declare(cython.int, 128)
 BIASES = cython.declare(cython.int, 9)
-BIAS_ROOM = cython.declare(cython.int, 1 << 17)
+FREE_ROOM = cython.declare(cython.int, 1 << 12)
+TOKEN_ROOM = cython.declare(cython.int, 1 << 16)
+PAIR_ROOM = cython.declare(cython.int, 1 << 16)
+"""Biases of facts without a token in them, of facts about one token, and about two, in this order."""
 RATE = cython.declare(cython.double, 0.02)
 BIAS_RATE = cython.declare(cython.double, 0.15)
 MEMORY = cython.declare(cython.double, 250.0)
@@ -49,7 +52,8 @@ class ChanceMixer:
     Attributes:
         states: int32 of shape (cells, SOURCES): the state in which each source sees the guess, or ABSENT.
         views: int32 of shape (cells, 2): the number of the weight set that each view chooses.
-        facts: int32 of shape (cells, BIASES): hashes of the facts, each the number of a bias; below BIAS_ROOM.
+        facts: int32 of shape (cells, BIASES): hashes of the facts, each the number of a bias; below
+            FREE_ROOM + TOKEN_ROOM + PAIR_ROOM, and in the part of it that its kind has.
         p: float64 of shape (cells,): the probability that the guess is right, as `judge` found it.
     """
 
@@ -64,8 +68,9 @@ class ChanceMixer:
         self._odds = array("d", bytes(8 * SOURCES * STATES))
         self._first = array("d", [WEIGHT]) * (sets[0] * (SOURCES + 1))
         self._second = array("d", [WEIGHT]) * (sets[1] * (SOURCES + 1))
-        self._bias = array("d", bytes(8 * BIAS_ROOM))
-        self._slope = array("d", [1.0]) * BIAS_ROOM
+        room = FREE_ROOM + TOKEN_ROOM + PAIR_ROOM
+        self._bias = array("d", bytes(8 * room))
+        self._slope = array("d", [1.0]) * room
 
     def beside(self) -> ChanceMixer:
         """A mixer with cells of its own that learns together with this one: what either learns, both know."""
@@ -74,6 +79,23 @@ class ChanceMixer:
         other._first, other._second = self._first, self._second
         other._bias, other._slope = self._bias, self._slope
         return other
+
+    def shared(self) -> dict[str, memoryview]:
+        """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
+        return {
+            "rate": memoryview(self._rate),
+            "seen": memoryview(self._seen),
+            "odds": memoryview(self._odds),
+            "first": memoryview(self._first),
+            "second": memoryview(self._second),
+            "bias": memoryview(self._bias)[:FREE_ROOM],
+            "slope": memoryview(self._slope)[:FREE_ROOM],
+        }
+
+    def about_tokens(self) -> dict[str, memoryview]:
+        """The same of what was learnt about single tokens; of two it could be told what followed what."""
+        end = FREE_ROOM + TOKEN_ROOM
+        return {"bias": memoryview(self._bias)[FREE_ROOM:end], "slope": memoryview(self._slope)[FREE_ROOM:end]}
 
     def expect(self, source: int, state: int, p: float) -> None:
         """The probability that a state starts from."""

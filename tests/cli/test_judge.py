@@ -1,0 +1,86 @@
+"""What drafts learn, kept from one run to the next: who writes it, who reads it, and how it is switched off."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from support.cli_runner import DEMO, environment, run
+
+from ngramspec.drafting.mixture.learnt import read
+
+TEXT = b"def f(x):\n    return x + 1\n\n\ndef g(x):\n    return x + 1\n\n\ndef h(x):\n"
+COMPLETE = ("complete", DEMO, "-n", "60", "--temp", "0", "--policy", "fixed")
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> dict[str, str]:
+    return environment(tmp_path / "home")
+
+
+def judges(home: dict[str, str]) -> list[Path]:
+    return sorted(Path(home["XDG_CACHE_HOME"], "ngramspec", "judge").glob("*"))
+
+
+def test_complete_and_chat_write_one_file_and_go_on_from_it(home: dict[str, str]) -> None:
+    first = run(home, *COMPLETE, stdin=TEXT)
+    assert first.code == 0, first.err
+    (path,) = judges(home)
+    early = path.read_bytes()
+    touched = int((read(path)["slope"] != 1).sum())
+    assert touched > 10
+    again = run(home, *COMPLETE, stdin=TEXT)
+    assert again.out == first.out
+    assert run(home, "chat", DEMO, "-n", "30", "--temp", "0", "--policy", "fixed", stdin=b"hello\n").code == 0
+    assert judges(home) == [path]
+    assert path.read_bytes() != early
+    assert int((read(path)["slope"] != 1).sum()) > touched
+    stats = run(home, "memory", "stats").out
+    assert "learnt by drafts: 1 vocabulary, " in stats
+    assert str(path.parent) in stats
+    assert "what drafts have learnt is forgotten" in run(home, "memory", "clear").err
+    assert judges(home) == []
+    assert "learnt by drafts: nothing" in run(home, "memory", "stats").out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (*COMPLETE, "--no-memory"),
+        (*COMPLETE, "--no-draft"),
+        (*COMPLETE, "--drafter", "ngram"),
+        ("chat", DEMO, "-n", "10", "--temp", "0", "--no-memory"),
+        ("bench", DEMO, "-n", "8", "--limit", "1", "--repeat", "1", "--category", "code"),
+        ("verify", DEMO, "--seconds", "1", "-n", "8"),
+    ],
+    ids=lambda arguments: " ".join(str(a) for a in (arguments[0], arguments[-2], arguments[-1])),
+)
+def test_whoever_shall_not_neither_reads_nor_writes(home: dict[str, str], arguments: tuple[str | Path, ...]) -> None:
+    def opened() -> bool:
+        """Whether one of them was read, as far as the file system tells."""
+        return any(path.stat().st_atime != 1 for path in judges(home))
+
+    done = run(home, *arguments, stdin=TEXT)
+    assert "Traceback" not in done.err
+    assert judges(home) == []
+    assert run(home, *COMPLETE, stdin=TEXT).code == 0
+    (path,) = judges(home)
+    path.write_bytes(b"damaged")
+    os.utime(path, (1, 1))
+    run(home, *arguments, stdin=TEXT)
+    assert path.read_bytes() == b"damaged"
+    assert path.stat().st_mtime == 1
+    if not opened():  # else the file system does not tell
+        os.utime(path, (1, 1))
+
+
+def test_a_damaged_file_is_no_complaint_and_is_replaced(home: dict[str, str]) -> None:
+    first = run(home, *COMPLETE, stdin=TEXT)
+    (path,) = judges(home)
+    path.write_bytes(path.read_bytes()[:-100])
+    again = run(home, *COMPLETE, stdin=TEXT)
+    assert again.code == 0
+    assert again.out == first.out
+    assert len(again.err.splitlines()) == len(first.err.splitlines())
+    assert len(read(path)) == 2

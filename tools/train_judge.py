@@ -1,0 +1,86 @@
+"""Train on recorded conversations what the default drafter starts from: `ngramspec/drafting/mixture/start.npz`.
+
+    train_judge.py --vocab V.gguf FOLDER        every *.jsonl in it; see `ngramspec replay --help` for what they hold
+
+It starts from nothing and replays them in an order that mixes the kinds, each by the next of several cost curves. What
+was learnt about tokens is dropped after every conversation: the result, the mean of what was known after each of the
+second half, is what all vocabularies start from.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.drafting.mixture import learnt
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.replay.recording import Recording
+from ngramspec.replay.replay import Replay
+from ngramspec.replay.transcripts import TranscriptReader, Transcripts
+
+BY = ("flat", "apple-silicon-akunu", "cuda-34b-q8_0", "cpu-1.5b-q4_0", "moe-mlx")
+"""The curves by which drafts are made: their lengths differ, and so do the positions that are learnt from."""
+
+SEEN = 100.0
+"""Outcomes that a state is taken to have seen at most: fewer than in truth, so that it follows a user's own text."""
+
+
+def recordings(vocabulary: Vocabulary, folder: Path) -> list[Recording]:
+    """All conversations of a folder as tokens, in an order that depends on their ids alone."""
+    transcripts = Transcripts()
+    for file in sorted(folder.glob("*.jsonl")):
+        transcripts.read(str(file), file.read_bytes())
+    found = [r for r in map(TranscriptReader(vocabulary).record, transcripts.usable) if r is not None]
+    return sorted(found, key=lambda r: blake2b(f"{r.category}/{r.id}".encode()).digest())
+
+
+def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64]]:
+    """What a judge has learnt of them, in the form that `learnt.keep` writes."""
+    learnt.START = Path(os.devnull)
+    learnt.start.cache_clear()
+    curves = [GivenCurve(CURVES[name][0]) for name in BY]
+    known = _copied(MixtureDrafter()._guesser.odds.shared())
+    half = len(conversations) // 2
+    total = {name: np.zeros_like(array) for name, array in known.items()}
+    for number, conversation in enumerate(conversations):
+        # What is shared must suit a judge that knows nothing about tokens yet, as a user's first one.
+        drafter = MixtureDrafter()
+        learnt.take_up(drafter._guesser.odds.shared(), known)
+        Replay(drafter, curve=curves[number % len(curves)]).run(conversation)
+        known = _copied(drafter._guesser.odds.shared())
+        if number >= half:
+            for name, array in known.items():
+                total[name] += array
+    mean = {name: array / (len(conversations) - half) for name, array in total.items()}
+    mean["seen"] = np.minimum(mean["seen"], SEEN)
+    return mean
+
+
+def _copied(arrays: Mapping[str, memoryview]) -> dict[str, NDArray[np.float64]]:
+    return {name: np.array(array) for name, array in arrays.items()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--vocab", type=Path, required=True)
+    parser.add_argument("folder", type=Path)
+    options = parser.parse_args()
+    path = learnt.START
+    conversations = recordings(Vocabulary(options.vocab), options.folder)
+    if not conversations:
+        parser.error(f"no conversations in {options.folder}")
+    learnt.keep(path, train(conversations))
+    path.chmod(0o644)  # it is the package's, not a user's
+    print(f"{path}: {path.stat().st_size} bytes, from {len(conversations)} conversations")
+
+
+if __name__ == "__main__":
+    main()
