@@ -39,8 +39,8 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="GGUF file, hf:owner/repo:file-or-quant, or smollm2; default: $NGRAMSPEC_MODEL, smollm2 if it is"
-        " installed, the demo model.",
+        help="GGUF file, hf:owner/repo:file-or-quant, ollama:NAME:TAG, lmstudio:PUBLISHER/MODEL, or smollm2;"
+        " default: $NGRAMSPEC_MODEL, smollm2 if it is installed, the demo model.",
         show_default=False,
     ),
 ]

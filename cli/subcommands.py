@@ -20,6 +20,7 @@ COMMANDS = {
     "replay": "Replay recorded conversations: what would drafting have gained?",
     "trace": "Show a trace, one line a pass.",
     "verify": "Check on your model and machine that drafts change nothing.",
+    "models": "List the models on this disk.",
     "info": "Show build, model, cost of a batch, and sizes that agree bit for bit.",
     "memory": "Texts of yours to draft from.",
 }
