@@ -18,8 +18,11 @@ from ngramspec.tuning.measures import Bench, Measure, Times
 from ngramspec.tuning.rounds import Candidate, Comparison, Rounds, rounds_needed
 from ngramspec.tuning.settings import Settings
 
-TRYING, COMPARING = 0.4, 0.7
+TRYING, COMPARING = 0.5, 0.8
 """Parts of the time after which no further candidate is tried, and no round begun before the last comparison."""
+
+ENOUGH = 30
+"""More rounds would say nothing that these do not."""
 
 NO_TIME = "there was no time for it"
 """Why a candidate was left out that more time would let in."""
@@ -109,7 +112,9 @@ class Tuning:
         """Rounds until that part of the time is over, and as many as it takes to tell anything."""
         needed = rounds_needed(len(rounds.candidates))
         took = 0.0
-        while len(rounds.of_present) < needed or self._elapsed() + took < share * self.seconds:
+        while (done := len(rounds.of_present)) < needed or (
+            done < ENOUGH and self._elapsed() + took < share * self.seconds
+        ):
             began = self.clock()
             yield from rounds.run()
             took = self.clock() - began

@@ -7,12 +7,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from ngramspec_cli.options import LoadOptions
 from ngramspec_cli.tuned import told
-from support.cli_runner import COUNTED, DEMO, PATIENCE, run
+from support.cli_runner import COMMAND, COUNTED, DEMO, PATIENCE, run
 
 from ngramspec.models.find import ModelSource
 from ngramspec.tuning.kept import Kept, keep, recalled
@@ -86,6 +87,21 @@ def test_what_is_kept_is_used_until_it_is_forgotten(home: dict[str, str]) -> Non
     assert kept() is None
     assert "tuned" not in run(home, *COMPLETE, stdin=TEXT).err
     assert "nothing is kept" in run(home, "tune", "--forget").err
+
+
+def test_a_server_uses_it_too(home: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("uvicorn")
+    apply()
+    errors = tmp_path / "log"
+    command = [*COMMAND, "serve", str(DEMO), "--port", "0", "-c", "512", "--exact", "off"]
+    with errors.open("wb") as log, subprocess.Popen(command, env=home, stderr=log) as process:
+        end = time.monotonic() + PATIENCE
+        while "is ready" not in errors.read_text() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.1)
+        process.kill()
+    told_of = errors.read_text()
+    assert "is ready" in told_of
+    assert told_of.count("tuned: -t 1 -tb 2 --no-mmap (") == 1
 
 
 def test_looking_leaves_what_is_in_use_and_applying_replaces_it(home: dict[str, str]) -> None:
