@@ -38,6 +38,8 @@ BIAS_SLOPE = cython.declare(cython.double, 1.5)
 """Sum of squared errors that a bias starts with, so that its first step is not its largest by far."""
 MEMORY = cython.declare(cython.double, 250.0)
 """Outcomes after which a state's probability follows the newest at a constant rate."""
+UNLIKELY = cython.declare(cython.double, 0.01)
+"""A wrong guess below it teaches nothing that is worth the time."""
 CONSTANT = cython.declare(cython.double, 0.3)
 WEIGHT = cython.declare(cython.double, 0.25)
 ABSENT = cython.declare(cython.int, -1)
@@ -83,7 +85,7 @@ class ChanceMixer:
 
     def beside(self) -> ChanceMixer:
         """A mixer with cells of its own that learns together with this one: what either learns, both know."""
-        other: ChanceMixer = ChanceMixer(len(self.p), (1,) * (EXPERTS + 1))
+        other: ChanceMixer = ChanceMixer(len(self.p), (1, 1, 1, 1))
         other._from = self._from
         other._rate, other._seen, other._odds = self._rate, self._seen, self._odds
         other._weights, other._blend = self._weights, self._blend
@@ -128,7 +130,9 @@ class ChanceMixer:
     @cython.ccall
     @cython.exceptval(check=False)
     def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
-        """Learn whether the guess in `cell`, as last judged, was right."""
+        """Learn whether the guess in `cell`, as last judged, was right; nothing from a wrong one that was unlikely."""
+        if not right and self.p[cell] < UNLIKELY:
+            return
         i: cython.Py_ssize_t
         k: cython.Py_ssize_t
         w: cython.Py_ssize_t
