@@ -18,11 +18,11 @@ from ngramspec.drafting.mixture import odds
 PLAIN = plain_modules()["odds"]
 BOTH = pytest.mark.parametrize("module", [odds, PLAIN], ids=["installed", "plain"])
 
-SOURCES, EXPERTS, BIASES, STATES, ABSENT = 8, 3, 13, 128, -1
+SOURCES, EXPERTS, BIASES, STATES, ABSENT = 8, 4, 13, 128, -1
 ROOM = 1 << 19
 
 
-def made(module: ModuleType, cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2)) -> Any:
+def made(module: ModuleType, cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2, 2)) -> Any:
     """No source sees anything, and every fact of every cell has a place of its own."""
     made_ = module.ChanceMixer(cells, sets)
     for i in range(cells * SOURCES):
@@ -134,7 +134,7 @@ def mixed(module: ModuleType, count: int, seed: int) -> list[tuple[float, bool, 
     for _ in range(count):
         a, b = rng.randrange(4), rng.randrange(3)
         o.states[0], o.states[6] = 10 + a, 100 + b
-        o.views[0], o.views[1], o.views[3] = rng.randrange(3), rng.randrange(2), rng.randrange(2)
+        o.views[0], o.views[1], o.views[4] = rng.randrange(3), rng.randrange(2), rng.randrange(2)
         right = rng.random() < 1 / (1 + math.exp(-first[a] - second[b]))
         out.append((o.judge(0), right, 1 / (1 + math.exp(-first[a])), 1 / (1 + math.exp(-second[b]))))
         o.learn(0, right)

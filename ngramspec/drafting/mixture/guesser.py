@@ -42,7 +42,7 @@ SIGHTED = cython.declare(cython.int, 6)
 MATCH = cython.declare(cython.int, 6)
 NEAR = cython.declare(cython.int, 7)
 SOURCES = cython.declare(cython.int, 8)
-VIEWS = cython.declare(cython.int, 4)
+VIEWS = cython.declare(cython.int, 5)
 BIASES = cython.declare(cython.int, 13)
 BIAS_MASK = cython.declare(cython.ulonglong, (1 << 19) - 1)
 FACTS = cython.declare(cython.int, 6)
@@ -119,7 +119,7 @@ class Guesser:
 
     def __init__(self) -> None:
         self.history = History()
-        self.odds = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64, 1024, 8))
+        self.odds = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8))
         self.correction = Correction(POSITIONS)
         self.memory: list[TokenIndex] = []
         self.local = True
@@ -256,7 +256,8 @@ class Guesser:
             odds.views[v] = (length * 6 + recent) * 2 + agrees
             odds.views[v + 1] = step * 8 + top
             odds.views[v + 2] = (mix(331 + agrees, last) >> 20) & 1023
-            odds.views[v + 3] = step
+            odds.views[v + 3] = (whence * 14 + back) * 2 + agrees
+            odds.views[v + 4] = step
             x: cython.ulonglong = token
             odds.facts[f] = (mix(11 + agrees, x) >> 20) & BIAS_MASK
             odds.facts[f + 1] = (mix(21 + agrees, last) >> 20) & BIAS_MASK

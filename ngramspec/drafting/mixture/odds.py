@@ -28,7 +28,7 @@ else:
 
 SOURCES = cython.declare(cython.int, 8)
 STATES = cython.declare(cython.int, 128)
-EXPERTS = cython.declare(cython.int, 3)
+EXPERTS = cython.declare(cython.int, 4)
 BIASES = cython.declare(cython.int, 13)
 BIAS_ROOM = cython.declare(cython.int, 1 << 19)
 RATE = cython.declare(cython.double, 0.02)
@@ -85,7 +85,7 @@ class ChanceMixer:
 
     def beside(self) -> ChanceMixer:
         """A mixer with cells of its own that learns together with this one: what either learns, both know."""
-        other: ChanceMixer = ChanceMixer(len(self.p), (1, 1, 1, 1))
+        other: ChanceMixer = ChanceMixer(len(self.p), (1, 1, 1, 1, 1))
         other._from = self._from
         other._rate, other._seen, other._odds = self._rate, self._seen, self._odds
         other._weights, other._blend = self._weights, self._blend
