@@ -59,6 +59,7 @@ class MixtureDrafter(Drafter):
         other = MixtureDrafter()
         other._guesser.memory = self._guesser.memory
         other._guesser.odds = self._guesser.odds.beside()
+        other._guesser.correction = self._guesser.correction.beside()
         other._drawn, other._blind = self._drawn, self._blind
         return other
 
