@@ -8,6 +8,7 @@ MODULES = (
     "ngramspec.drafting.token_index",
     "ngramspec.drafting.mixture.history",
     "ngramspec.drafting.mixture.odds",
+    "ngramspec.drafting.mixture.correction",
     "ngramspec.drafting.mixture.sightings",
     "ngramspec.drafting.mixture.guesser",
     "ngramspec.drafting.suffix_automaton",

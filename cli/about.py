@@ -51,6 +51,8 @@ def load_settings(target: Target) -> dict[str, Any]:
     return {
         "context": target.n_ctx,
         "threads": target.threads,
+        "threads_batch": target.threads_batch,
+        "micro_batch": target.n_batch,
         "flash_attn": target.flash_attn,
         "cache_types": target.cache_types,
     }

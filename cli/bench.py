@@ -105,6 +105,7 @@ def bench(
     selected = _select(load_prompts(prompts), category or [], limit)
     with JsonOutput(as_json) as output:
         found = load.find(model)
+        load = load.tuned(found)
         target = load.load(found, draft_max=draft.longest)
         check_sampling(target, chosen)
         memory = draft.open_memory(target, keep=False)

@@ -48,7 +48,7 @@ def complete(
         str | None,
         typer.Argument(
             metavar="MODEL",
-            help="GGUF file, hf:owner/repo:file-or-quant, or smollm2; may be left out.",
+            help="GGUF file or the name of a model, as in ngramspec chat; may be left out.",
             show_default=False,
         ),
     ] = None,

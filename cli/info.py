@@ -16,9 +16,11 @@ from ngramspec.exactness.choice import TYPICAL
 from ngramspec.llama.devices import build
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
+from ngramspec.tuning.kept import recalled
 
 from .console import guarded_stdout, note
 from .options import LoadOptions, Model
+from .tuned import told
 from .view import facts_table, report_console
 
 PROMPTS = (128, 1000, 4000)
@@ -36,7 +38,9 @@ def info(
     back; the cost of a pass by batch size; which sizes agree bit for bit; and how --exact auto decodes prompts of
     three lengths.
     """
-    target = load.load(load.find(model))
+    source = load.find(model)
+    kept = recalled(load.tuned_file(source.path))
+    target = load.load(source)
     calibration = Calibration.load(target)
     auto = ExactAuto(target) if target.exact == "auto" else None
     if fresh:
@@ -45,7 +49,7 @@ def info(
             auto.forget()
     console = report_console()
     with guarded_stdout():
-        _show(console, _facts(target))
+        _show(console, _facts(target) | {"tuned": told(kept, left_out=load.no_tuned)})
         if not target.can_rollback:
             return
         if calibration.probe is None:
@@ -85,12 +89,16 @@ def _facts(target: Target) -> dict[str, str]:
         "vocabulary": f"{target.n_vocab} tokens",
         "chat template": "the model's own" if target.chat_template else "none in the file; ChatML is used",
         "KV cache": _rollback(target),
-        "settings": f"{target.threads} threads, flash attention {target.flash_attn},"
+        "settings": f"{target.threads} threads{_for_batches(target)}, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(target.cache_types)}",
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
         "devices": devices or "not reported by this build",
         "machine": machine.name(),
     }
+
+
+def _for_batches(target: Target) -> str:
+    return "" if target.threads_batch == target.threads else f" ({target.threads_batch} for batches)"
 
 
 def _rollback(target: Target) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -20,7 +20,9 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.exactness.choice import Exact
+from ngramspec.llama.context import MOST_MICRO
 from ngramspec.llama.kv_cache import CacheType
+from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
@@ -30,9 +32,12 @@ from ngramspec.models.check import check_vocabulary_file
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.simple import FixedPolicy
+from ngramspec.tuning.kept import recalled
+from ngramspec.tuning.settings import flags
 
 from .console import download_bar, note, signals_deferred, usage_error
 from .memory_option import open_memory
+from .tuned import as_options, file_for, wanted
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -40,8 +45,8 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
-        help="GGUF file, hf:owner/repo:file-or-quant, or smollm2; default: $NGRAMSPEC_MODEL, smollm2 if it is"
-        " installed, the demo model.",
+        help="GGUF file, hf:owner/repo:file-or-quant, ollama:NAME:TAG, lmstudio:PUBLISHER/MODEL, or smollm2;"
+        " default: $NGRAMSPEC_MODEL, smollm2 if it is installed, the demo model.",
         show_default=False,
     ),
 ]
@@ -108,17 +113,40 @@ class LoadOptions:
         int, typer.Option("-ngl", "--gpu-layers", min=-1, max=9999, help="Layers on the GPU; -1: all.")
     ] = -1
     threads: Threads = None
+    threads_batch: Annotated[
+        int | None,
+        typer.Option(
+            "-tb", "--threads-batch", min=1, max=512, help="CPU threads for prompts and drafts; default: as -t."
+        ),
+    ] = None
+    ubatch_size: Annotated[
+        int | None,
+        typer.Option(
+            "-ub",
+            "--ubatch-size",
+            min=MAX_EVALUATE,
+            max=MOST_MICRO,
+            help="Tokens of a prompt per pass; default: 512, without flash attention 128.",
+        ),
+    ] = None
     flash_attn: Annotated[
-        Literal["auto", "on", "off"],
+        Literal["auto", "on", "off"] | None,
         typer.Option(
             "-fa",
             "--flash-attn",
-            help="Flash attention; auto: llama.cpp decides, off on a CPU for --exact.",
+            help="Flash attention; auto, the default: llama.cpp decides, off on a CPU for --exact.",
+            show_default=False,
         ),
-    ] = "auto"
+    ] = None
     cache_type_k: Annotated[CacheType, typer.Option("-ctk", "--cache-type-k", help="Type of the K cache.")] = "f16"
     cache_type_v: Annotated[CacheType, typer.Option("-ctv", "--cache-type-v", help="Type of the V cache.")] = "f16"
     no_mmap: Annotated[bool, typer.Option("--no-mmap", help="Read the model instead of mapping it.")] = False
+    no_repack: Annotated[
+        bool, typer.Option("--no-repack", help="Leave the weights in the file's order, not that of CPU kernels.")
+    ] = False
+    no_tuned: Annotated[
+        bool, typer.Option("--no-tuned", help="Leave out the settings that ngramspec tune --apply keeps.")
+    ] = False
     exact: Annotated[
         Exact,
         typer.Option(help="The same text bit for bit, whatever is drafted: on, off; auto: where it costs at most 5 %."),
@@ -132,24 +160,59 @@ class LoadOptions:
         """Find, fetch if need be, and check a model file; says so on stderr if none is named."""
         return find_model(model, "no model given: running")
 
+    def tuned_file(self, model: Path) -> Path:
+        """Where `tune` keeps the settings that are the fastest for a model, loaded as these options say."""
+        return file_for(model, self.gpu_layers, (self.cache_type_k, self.cache_type_v))
+
+    @property
+    def _said(self) -> set[str]:
+        """The settings that the options name, by their names in a tuning."""
+        named = {
+            "threads": self.threads is not None,
+            "threads_batch": self.threads is not None or self.threads_batch is not None,
+            "flash_attn": self.flash_attn is not None,
+            # Wide pieces of a prompt are found to be faster with flash attention only.
+            "micro_batch": self.ubatch_size is not None or self.flash_attn == "off",
+            "mmap": self.no_mmap,
+            "repack": self.no_repack,
+        }
+        return {name for name, is_named in named.items() if is_named}
+
+    def tuned(self, source: ModelSource) -> LoadOptions:
+        """These options with the settings that `tune --apply` keeps for the model, as far as they say nothing else.
+
+        A note on stderr names them.
+        """
+        changes = {} if self.no_tuned else wanted(recalled(self.tuned_file(source.path)), self._said)
+        if changes:
+            note(f"tuned: {flags(changes)} (--no-tuned leaves it out, ngramspec tune --forget takes it away)")
+        return replace(self, no_tuned=True, **as_options(changes))
+
     def settings(self, draft_max: int | None) -> dict[str, Any]:
         """The arguments that `Target` and `SharedTarget` have in common, for drafts of that length."""
         return {
             "n_ctx": self.ctx_size,
             "n_gpu_layers": self.gpu_layers,
             "threads": self.threads,
-            "flash_attn": self.flash_attn,
+            "threads_batch": self.threads_batch,
+            "micro_batch": self.ubatch_size,
+            "flash_attn": self.flash_attn or "auto",
             "cache_type_k": self.cache_type_k,
             "cache_type_v": self.cache_type_v,
             "mmap": not self.no_mmap,
+            "extra_buffers": False if self.no_repack else None,
             # In exact mode the sizes of passes must not depend on whether or how much is drafted.
             "draft_max": None if self.exact == "on" else draft_max,
         }
 
     def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None) -> Target:
-        """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each."""
+        """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each.
+
+        Settings that are kept for it are used; see `tuned`.
+        """
+        options = self.tuned(source).settings(draft_max)
         with signals_deferred():
-            target = Target(source.path, **self.settings(draft_max), exact=self.exact, n_seq=n_seq)
+            target = Target(source.path, **options, exact=self.exact, n_seq=n_seq)
         for line in target.notes:
             note(line)
         return target

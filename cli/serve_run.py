@@ -48,6 +48,7 @@ def run(
 ) -> None:
     """Serve until a signal comes."""
     source = load.find(model)
+    load = load.tuned(source)
     server = Server(defaults=defaults)
     app = make_app(
         server,

@@ -20,7 +20,9 @@ COMMANDS = {
     "replay": "Replay recorded conversations: what would drafting have gained?",
     "trace": "Show a trace, one line a pass.",
     "verify": "Check on your model and machine that drafts change nothing.",
+    "models": "List the models on this disk.",
     "info": "Show build, model, cost of a batch, and sizes that agree bit for bit.",
+    "tune": "Find the settings that are fastest on this machine.",
     "memory": "Texts of yours to draft from.",
 }
 

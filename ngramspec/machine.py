@@ -17,6 +17,22 @@ def physical_cores() -> int:
     return max(1, min(physical, allowed))
 
 
+def logical_cores() -> int:
+    """Threads that this process may run at once, hyper-threads among them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else psutil.cpu_count() or 1
+
+
+def busy_seconds() -> tuple[float, float]:
+    """Seconds for which the cores have worked since the machine started, and for this process since that started.
+
+    Of two calls the differences tell what other programs took meanwhile.
+    """
+    whole = psutil.cpu_times()
+    own = psutil.Process().cpu_times()
+    others = (getattr(whole, name, 0.0) for name in ("nice", "irq", "softirq", "steal"))
+    return whole.user + whole.system + sum(others), own.user + own.system
+
+
 @cache
 def name() -> str:
     """The processor and system, to tell one machine's measurements from another's."""

@@ -22,7 +22,7 @@ LAYERS = (
     ("backend",),
     ("drafting",),
     ("acceptance", "memory"),
-    ("cost", "exactness"),
+    ("cost", "exactness", "tuning"),
     ("policies", "llama"),
     ("decoding",),
     ("batching", "beams", "benchmark", "replay", "selfcheck", "trace", "__init__"),

@@ -47,15 +47,15 @@ def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64
     learnt.START = Path(os.devnull)
     learnt.start.cache_clear()
     curves = [GivenCurve(CURVES[name][0]) for name in BY]
-    known = _copied(MixtureDrafter()._guesser.odds.shared())
+    known = _copied(MixtureDrafter()._guesser.shared())
     half = len(conversations) // 2
     total = {name: np.zeros_like(array) for name, array in known.items()}
     for number, conversation in enumerate(conversations):
         # What is shared must suit a judge that knows nothing about tokens yet, as a user's first one.
         drafter = MixtureDrafter()
-        learnt.take_up(drafter._guesser.odds.shared(), known)
+        learnt.take_up(drafter._guesser.shared(), known)
         Replay(drafter, curve=curves[number % len(curves)]).run(conversation)
-        known = _copied(drafter._guesser.odds.shared())
+        known = _copied(drafter._guesser.shared())
         if number >= half:
             for name, array in known.items():
                 total[name] += array

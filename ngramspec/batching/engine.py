@@ -34,7 +34,7 @@ from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.auto import Footing
 
 KEPT_SECONDS = 60.0
-"""How often what the drafter learnt is written down, where requests end that often; it takes 20 to 70 milliseconds."""
+"""How often what the drafter learnt is written down, where requests end that often; it takes 10 to 80 milliseconds."""
 
 
 class Engine:

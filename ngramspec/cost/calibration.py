@@ -127,6 +127,7 @@ class Calibration:
         return self.curve
 
     def _retime(self, target: Model, curve: CostCurve, tokens: int, sizes: Sequence[int]) -> None:
+        sizes = measure.telling(curve, sizes, target.max_batch)
         size = sizes[self.uses % len(sizes)]
         repeats = 3 if curve.level < 0.05 else 1
         expected = (repeats + 1) * curve.level + repeats * curve.seconds(size)

@@ -1,4 +1,4 @@
-"""Cost curves that are given, not measured: nine of other machines, by name, and those in JSON files.
+"""Cost curves that are given, not measured: those of other machines, by name, and those in JSON files.
 
 A curve says what one target pass over n tokens costs, in passes over one token. Between its points it is linear;
 past the last one it goes on as it went between the last two.
@@ -91,9 +91,34 @@ CURVES: dict[str, tuple[dict[int, float], str]] = {
         {1: 1.0, 4: 1.285, 8: 1.72, 9: 3.90, 16: 4.2, 64: 6.0},
         "llama.cpp #5625: 34.7, 108, 161, 80 tokens/s at 1, 4, 8, 9 (another kernel after 8); 64 is extrapolated",
     ),
+    "cuda-3090-8b-q4_0": (
+        {1: 1.0, 2: 1.12, 3: 1.20, 4: 1.33, 5: 1.54, 6: 1.73, 7: 1.96, 8: 2.15, 16: 2.16, 32: 3.16, 64: 5.04},
+        "RTX 3090, llama.cpp #15802: 157, 280, 391, 470, 510, 542, 559, 584 tokens/s at 1 to 8; beyond by the"
+        " ratios to 8 of #17505, after 32,768 tokens of context: 440, 874, 1195, 1495 tokens/s at 8, 16, 32, 64",
+    ),
+    "cuda-4090-8b-q4_0": (
+        {1: 1.0, 10: 1.30, 12: 1.30, 16: 1.31, 32: 1.48, 64: 1.87},
+        "RTX 4090, llama.cpp #15131: 1217, 1460, 1931 tokens/s at 10, 12, 16; #7676: 3428, 5420 at 32, 64; 1 taken"
+        " to be 6.3 ms, none known from 2 to 9",
+    ),
+    "cuda-7b-depth-32k": (
+        {1: 1.0, 2: 1.07, 4: 1.10, 8: 1.29, 16: 1.27, 32: 1.41, 64: 1.74},
+        "llama.cpp #17891: a 7B model on an NVIDIA GPU, after 32,768 tokens of context",
+    ),
     "metal-3b-q4_0": (
         {1: 1.0, 5: 2.32, 8: 3.2, 64: 14.0},
         "llama.cpp #10581: 72 tokens/s at 1, 155 at 5; 64 is extrapolated",
+    ),
+    "metal-7b-q8_0": (
+        {1: 1.0, 2: 1.28, 3: 1.22, 4: 1.42, 5: 1.63, 6: 2.23, 7: 2.57, 8: 2.67, 9: 2.91, 32: 2.91, 33: 5.82, 64: 5.82},
+        "M1 Pro, llama.cpp #10581: 23.8, 37.0, 58.2, 66.9, 72.9, 64.0, 64.8, 71.2 tokens/s at 1 to 8; from 9"
+        " on the matrix kernel's 122 ms, measured at 5 to 8 before that change: it computes 32 tokens at a time"
+        " (#27441: 16 and 32 take the same), 64 in two turns",
+    ),
+    "moe-cuda-26b-a4b": (
+        {1: 1.0, 2: 1.14, 4: 1.63, 16: 3.34, 64: 10.2},
+        "RTX 3090, all of it in its memory, llama.cpp #29152: 190, 335, 465, 911 tokens/s at 1, 2, 4, 16; 64"
+        " extends the slope",
     ),
     "moe-glm-4.5-air": (
         {1: 1.0, 2: 3.05, 4: 3.89, 8: 5.11, 64: 16.0},

@@ -18,8 +18,14 @@ MEASURE_ORDER = (1, 2, 4, 3, 8, 5, 6, 16, 12, 9)
 
 assert sorted(MEASURE_ORDER) == list(SIZES)
 
-SHARED_ORDER = (*MEASURE_ORDER, 32, 64, 24, 48)
-"""The same where texts share passes, which are larger then: a slope drawn out from 16 would promise too much there."""
+LONG_ORDER = (32, 64, 24, 48)
+"""Sizes of long drafts. A slope drawn out from 16 hides where a GPU's kernels step, and what they have room for."""
+
+CHEAP = 0.25
+"""A pass over 16 tokens is cheap if it costs at most this part of 16 passes: then longer drafts may pay."""
+
+SHARED_ORDER = (*MEASURE_ORDER, *LONG_ORDER)
+"""The sizes where texts share passes, which are larger then."""
 
 
 def measure(
@@ -36,7 +42,7 @@ def measure(
         budget: seconds it may take, or 5 % of the generation where that is more; a slow model then has fewer
             points.
         rounds: most runs per size.
-        sizes: which to time, the most telling ones first.
+        sizes: which to time, the most telling ones first; those of `telling` are added.
 
     Raises:
         ValueError: the context has no room left for one token.
@@ -50,7 +56,7 @@ def measure(
     deadline = began + max(budget, 0.05 * tokens * best[1])
     # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
     for number in range(rounds):
-        for size in sizes:
+        for size in telling(CostCurve(best), sizes, target.max_batch) if number else sizes:
             expected = best.get(size, CostCurve(best).seconds(size)) * (3 if fast else 1)
             if time.perf_counter() + expected > deadline or len(target.tokens) + size > target.n_ctx:
                 continue
@@ -59,6 +65,13 @@ def measure(
             if size == 1 and number > 0:
                 switched = min(switched, times[0])
     return CostCurve(best, max(0.0, switched - best[1]) if switched < math.inf else 0.0)
+
+
+def telling(curve: CostCurve, sizes: Sequence[int], most: int) -> Sequence[int]:
+    """These sizes, and those of long drafts up to `most` tokens where 16 are cheap."""
+    if 16 not in sizes or curve.ratio(16) > CHEAP * 16:
+        return sizes
+    return (*sizes, *(n for n in LONG_ORDER if n not in sizes and n <= most))
 
 
 class Replay(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import llama_cpp.llama_cpp as llama
 
@@ -17,8 +17,15 @@ from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.state import Cache
 from ngramspec.llama.trial import Trial
 from ngramspec.llama.weights import Weights
+from ngramspec.tuning.settings import Settings
 
 MAX_CELLS = 2**31 - 1
+
+MOST_MICRO = 4096
+"""Most tokens that can be asked for in a micro-batch of a prompt."""
+
+MICRO_BATCH, WITHOUT_FLASH = 512, 128
+"""Tokens of a prompt per micro-batch. Without flash attention one holds heads x n_ctx x n_ubatch scores."""
 
 SNAPSHOTS = 16
 """How many tokens back a recurrent state can be restored, unless longer or shorter drafts are asked for. Each snapshot
@@ -43,6 +50,8 @@ class Context(Weights):
         n_ctx: int | None = None,
         n_gpu_layers: int = -1,
         threads: int | None = None,
+        threads_batch: int | None = None,
+        micro_batch: int | None = None,
         flash_attn: Literal["auto", "on", "off"] = "auto",
         cache_type_k: CacheType = "f16",
         cache_type_v: CacheType = "f16",
@@ -55,8 +64,11 @@ class Context(Weights):
         most = MAX_CELLS // self._texts - MAX_EVALUATE
         if n_ctx is not None and not 1 <= n_ctx <= most:
             raise ValueError(f"n_ctx is {n_ctx}, but must be 1 to {most}")
-        if threads is not None and threads < 1:
-            raise ValueError(f"threads is {threads}, but must be at least 1")
+        for name, count in (("threads", threads), ("threads_batch", threads_batch)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} is {count}, but must be at least 1")
+        if micro_batch is not None and not MAX_EVALUATE <= micro_batch <= MOST_MICRO:
+            raise ValueError(f"micro_batch is {micro_batch}, but must be {MAX_EVALUATE} to {MOST_MICRO}")
         for name, value, allowed in (
             ("flash_attn", flash_attn, _FLASH),
             ("cache_type_k", cache_type_k, CACHE_TYPES),
@@ -69,7 +81,15 @@ class Context(Weights):
             raise ValueError(f"n_seq is {n_seq}, but must be 1 to {MAX_EVALUATE}")
         if draft_max is not None and not 1 <= draft_max < MAX_EVALUATE:
             raise ValueError(f"draft_max is {draft_max}, but must be 1 to {MAX_EVALUATE - 1}")
-        super().__init__(path, n_gpu_layers=n_gpu_layers, threads=threads, mmap=mmap, extra_buffers=extra_buffers)
+        super().__init__(
+            path,
+            n_gpu_layers=n_gpu_layers,
+            threads=threads,
+            threads_batch=threads_batch,
+            mmap=mmap,
+            extra_buffers=extra_buffers,
+        )
+        self._micro_batch = micro_batch
         self.cache_types = (cache_type_k, cache_type_v)
         self.exact = exact
         self.n_seq = n_seq
@@ -107,16 +127,22 @@ class Context(Weights):
         """Whether all sequences share one pool of cells, so that what they have in common is stored once."""
         return self.n_seq > 1
 
+    def _micro(self, setting: str) -> int:
+        usual = WITHOUT_FLASH if self._flash[setting] == "off" else MICRO_BATCH
+        if self._micro_batch is None:
+            return usual
+        # What was asked for is for the settings that were asked for.
+        return self._micro_batch if setting == "fast" else min(usual, self._micro_batch)
+
     def _params(self, cells: int, snapshots: int, setting: str) -> Any:
         """llama.cpp's parameters of a context."""
         params = llama.llama_context_default_params()
         params.n_ctx = cells
-        # Without flash attention a micro-batch holds heads x n_ctx x n_ubatch scores.
-        params.n_batch = params.n_ubatch = 128 if self._flash[setting] == "off" else 512
+        params.n_batch = params.n_ubatch = self._micro(setting)
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
         params.n_seq_max = max(self.n_seq, self._texts)
         params.kv_unified = self._pooled
-        params.n_threads = params.n_threads_batch = self.threads
+        params.n_threads, params.n_threads_batch = self.threads, self.threads_batch
         params.flash_attn_type = _FLASH[self._flash[setting]]
         params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
         params.n_rs_seq = snapshots
@@ -176,7 +202,36 @@ class Context(Weights):
     @property
     def identity(self) -> str:
         """The key of measurements, but for the setting that holds now."""
-        return self._key(f"fa={self._flash['fast']} kv={self.cache_types}")
+        micro = "" if self._micro_batch is None else f" ub={self._micro_batch}"
+        return self._key(f"fa={self._flash['fast']} kv={self.cache_types}{micro}")
+
+    @property
+    def present(self) -> Settings:
+        """The settings that it was loaded with, those that "exact" changes aside."""
+        return Settings(
+            self.threads,
+            self.threads_batch,
+            flash_attn=self._flash["fast"],
+            micro_batch=self._micro_batch,
+            mmap=self._mapped,
+            repack=self._repacks,
+            cache_types=self.cache_types,
+        )
+
+    def trial_of(self, settings: Settings, cells: int) -> tuple[Trial, int]:
+        """A separate context under other settings, but for `mmap` and `repack`, and the tokens of its micro-batches.
+
+        Raises:
+            TargetError: the machine lacks the memory for it.
+        """
+        self._check_open()
+        params = self._params(cells, 0, "fast")
+        params.flash_attn_type = _FLASH[settings.flash_attn]
+        params.type_k, params.type_v = (CACHE_TYPES[cast(CacheType, t)][0] for t in settings.cache_types)
+        micro = settings.micro_batch or (WITHOUT_FLASH if settings.flash_attn == "off" else MICRO_BATCH)
+        params.n_batch = params.n_ubatch = micro
+        params.n_seq_max, params.kv_unified = 1, False
+        return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent), micro
 
     def trial(self, setting: str) -> Trial:
         """A separate small context to measure a setting in; what the target holds does not matter.

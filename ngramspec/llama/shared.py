@@ -44,8 +44,8 @@ class SharedTarget(Context):
         exact: "on" gives each lane a cache of its own, under the settings that `Target` chooses for it: a text in a
             pass then has the logits that it has alone, bit for bit, as far as the sizes of the batches agree (see
             `batches`). "off" lets all share one pool of cells.
-        path, n_gpu_layers, threads, flash_attn, cache_type_k, cache_type_v, mmap, extra_buffers, draft_max: as of
-            `ngramspec.llama.target.Target`.
+        path, n_gpu_layers, threads, threads_batch, micro_batch, flash_attn, cache_type_k, cache_type_v, mmap,
+            extra_buffers, draft_max: as of `ngramspec.llama.target.Target`.
 
     Attributes:
         lanes, n_ctx, max_tokens, max_rows, drafts_alone: see `ngramspec.backend.SharedModel`.
@@ -64,6 +64,8 @@ class SharedTarget(Context):
         n_ctx: int | None = None,
         n_gpu_layers: int = -1,
         threads: int | None = None,
+        threads_batch: int | None = None,
+        micro_batch: int | None = None,
         flash_attn: Literal["auto", "on", "off"] = "auto",
         cache_type_k: CacheType = "f16",
         cache_type_v: CacheType = "f16",
@@ -82,6 +84,8 @@ class SharedTarget(Context):
             n_ctx=n_ctx,
             n_gpu_layers=n_gpu_layers,
             threads=threads,
+            threads_batch=threads_batch,
+            micro_batch=micro_batch,
             flash_attn=flash_attn,
             cache_type_k=cache_type_k,
             cache_type_v=cache_type_v,

@@ -31,7 +31,7 @@ class Trial:
     Args:
         api: llama.cpp's functions.
         model: its handle.
-        params: of the context, in micro-batches of at least 16 tokens.
+        params: of the context, in micro-batches of at least 16 tokens; a batch holds STRETCH tokens in any case.
         n_vocab: size of the vocabulary.
         recurrent: whether there is a recurrent state, which cannot simply drop its last tokens.
 
@@ -41,6 +41,7 @@ class Trial:
 
     def __init__(self, api: Any, model: Any, params: Any, n_vocab: int, *, recurrent: bool = False) -> None:
         self._api, self._model, self._params = api, model, params
+        params.n_batch = max(params.n_batch, STRETCH)
         self.n_vocab = n_vocab
         self._recurrent = recurrent
         self._length = 0
@@ -52,6 +53,10 @@ class Trial:
         if not ctx:
             raise TargetError("there is no memory for a second context to measure in")
         return ctx
+
+    def use_threads(self, single: int, batch: int) -> None:
+        """Take so many CPU threads from now on: for passes over one token, and for larger ones."""
+        self._api.llama_set_n_threads(self._ctx, single, batch)
 
     # ------------------------------------------------------------------ what it holds
 

@@ -82,6 +82,7 @@ class Vocabulary:
         if self.n_vocab == 0:
             raise ModelError(f"{self.path}: the file holds no vocabulary; ask for one with a tokenizer in it")
         self._pieces: dict[int, bytes] = {}
+        self._ends: dict[int, bool] = {}
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
         """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
@@ -122,8 +123,11 @@ class Vocabulary:
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, of turn, of message)."""
-        self._check_open()
-        return bool(llama.llama_vocab_is_eog(self._vocab, token))
+        ends = self._ends.get(token)
+        if ends is None:
+            self._check_open()
+            ends = self._ends[token] = bool(llama.llama_vocab_is_eog(self._vocab, token))
+        return ends
 
     @property
     def chat_template(self) -> str | None:

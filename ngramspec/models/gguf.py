@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +82,14 @@ class GGUFHeader:
         tensors: how many tensors the file holds.
         metadata: the values that are strings, numbers or booleans; no arrays (vocabulary, merges).
         needed: bytes the file must have for its header and every tensor whose type is in `BLOCKS`.
+        types: bytes of the file's tensors by ggml type, as far as `BLOCKS` has it.
     """
 
     version: int
     tensors: int
     metadata: Mapping[str, Scalar]
     needed: int
+    types: Mapping[int, int]
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -176,9 +179,13 @@ def _parse(reader: _Reader) -> GGUFHeader:
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise _FormatError(f"has a corrupt header: alignment {alignment!r}; get the file again")
-    end = max((_tensor_end(reader) for _ in range(tensors)), default=0)
+    end, types = 0, Counter[int]()
+    for _ in range(tensors):
+        kind, offset, size = _tensor(reader)
+        types[kind] += size
+        end = max(end, offset + size)
     data_start = -(-reader.position // alignment) * alignment
-    return GGUFHeader(version, tensors, metadata, data_start + end if end else reader.position)
+    return GGUFHeader(version, tensors, metadata, data_start + end if end else reader.position, dict(types))
 
 
 def _about_version(version: int) -> str:
@@ -209,8 +216,8 @@ def _value(reader: _Reader, key: str) -> Scalar | None:
     return None
 
 
-def _tensor_end(reader: _Reader) -> int:
-    """Where the next tensor ends, in bytes of tensor data; 0 when its type is unknown."""
+def _tensor(reader: _Reader) -> tuple[int, int, int]:
+    """The next tensor's type, where it begins in the tensor data, and its bytes; of an unknown type both are 0."""
     name = reader.string()
     count = reader.u32()
     if count > _MAX_DIMENSIONS:
@@ -218,6 +225,6 @@ def _tensor_end(reader: _Reader) -> int:
     shape = [reader.u64() for _ in range(count)]
     kind, offset = reader.u32(), reader.u64()
     if kind not in BLOCKS:
-        return 0
+        return kind, 0, 0
     weights, size = BLOCKS[kind]
-    return offset + math.prod(shape) // weights * size
+    return kind, offset, math.prod(shape) // weights * size

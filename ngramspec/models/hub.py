@@ -1,12 +1,11 @@
 """Models from the Hugging Face hub, through huggingface_hub.
 
 huggingface_hub is an optional dependency (extra `hub`), imported only when a name asks for it. It
-keeps the files in its own cache, shared with every other program that uses it.
+keeps the files in its own cache, shared with every other program that uses it; what is there needs no package.
 """
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ngramspec.errors import ModelError
+from ngramspec.models import hub_cache
 from ngramspec.models.hub_files import PREFERRED_QUANT, choose
 
 PREFIX = "hf:"
@@ -30,7 +30,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
     """Get the GGUF file (all parts of it) that an `hf:` name asks for.
 
     From the hub, where files already in the local cache are not fetched again; from the cache alone
-    when the hub cannot be reached or HF_HUB_OFFLINE is set.
+    when the hub cannot be reached, HF_HUB_OFFLINE is set, or the extra `hub` is not installed.
 
     Args:
         name: `hf:owner/repo`, `hf:owner/repo:QUANT` or `hf:owner/repo:FILE.gguf`; see `choose`.
@@ -41,9 +41,8 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
         the path of the file (of the first part), and a short name for people.
 
     Raises:
-        ModelError: the extra `hub` is not installed; the name is malformed; there is no such
-            repository or file; access is not granted; the hub cannot be reached and the file is
-            not in the cache; or the download failed.
+        ModelError: the name is malformed; there is no such repository or file; access is not granted;
+            the hub cannot be asked and the file is not in the cache; or the download failed.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -53,12 +52,15 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
         )
     hub = _connect(name, match["repo"], env)
     listed: list[str] = []
-    offline = "HF_HUB_OFFLINE is set" if env.get("HF_HUB_OFFLINE", "").upper() in _TRUE else None
-    if offline is None:
-        listed, offline = hub.list_files()
     cached: dict[str, Path] = {}
+    if hub is None:
+        offline: str | None = 'it needs the package huggingface_hub; pip install "ngramspec[hub]"'
+    elif env.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+        offline = "HF_HUB_OFFLINE is set"
+    else:
+        listed, offline = hub.list_files()
     if offline is not None:
-        cached = hub.cached_files()
+        cached = hub_cache.files(match["repo"], env)
         if not cached:
             raise ModelError(f"{name} is not in the local cache and cannot be fetched: {offline}")
         listed = list(cached)
@@ -67,31 +69,23 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
     except ModelError as error:
         hint = f" (only the local cache was searched: {offline})" if offline else ""
         raise ModelError(f"{name}: {error}{hint}") from None
-    paths = [cached[file] if cached else hub.download(file, progress) for file in files]
-    return paths[0], f"{hub.repo}:{PurePosixPath(files[0]).name}"
+    paths = [hub.download(file, progress) if hub and not cached else cached[file] for file in files]
+    return paths[0], f"{match['repo']}:{PurePosixPath(files[0]).name}"
 
 
-def _connect(name: str, repo: str, env: Mapping[str, str]) -> _Repository:
-    """The repository, with the settings of `env`, or else those huggingface_hub started with."""
+def _connect(name: str, repo: str, env: Mapping[str, str]) -> _Repository | None:
+    """The repository, with the settings of `env`; None if the extra `hub` is not installed."""
     try:
         from huggingface_hub import constants
-    except ImportError as error:
-        raise ModelError(
-            f'{name} needs the package huggingface_hub; install it with: pip install "ngramspec[hub]"'
-        ) from error
-    if folder := env.get("HF_HUB_CACHE"):
-        cache = Path(os.path.expanduser(folder))
-    elif folder := env.get("HF_HOME"):
-        cache = Path(os.path.expanduser(folder)) / "hub"
-    else:
-        cache = Path(constants.HF_HUB_CACHE)
+    except ImportError:
+        return None
     endpoint = env.get("HF_ENDPOINT") or constants.ENDPOINT
-    return _Repository(name, repo, endpoint.rstrip("/"), cache)
+    return _Repository(name, repo, endpoint.rstrip("/"), hub_cache.folder(env))
 
 
 @dataclass(frozen=True, slots=True)
 class _Repository:
-    """One repository: on the hub, and what the cache holds of it.
+    """One repository on the hub.
 
     Attributes:
         name: what the user wrote, for messages.
@@ -143,21 +137,6 @@ class _Repository:
         except Exception as error:  # see list_files
             raise ModelError(f"{self.name}: cannot download {file}: {_line(error)}") from error
         return Path(path)
-
-    def cached_files(self) -> dict[str, Path]:
-        """The .gguf files of the main branch that the cache holds: path in the repository -> file.
-
-        Reads the cache layout that huggingface_hub documents ("Understand caching"): its own
-        look-ups take a file name that is known already.
-        """
-        folder = self.cache / f"models--{self.repo.replace('/', '--')}"
-        try:
-            commit = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
-        except OSError:
-            return {}
-        snapshot = folder / "snapshots" / commit
-        files = sorted(file for file in snapshot.rglob("*.gguf") if file.is_file())
-        return {file.relative_to(snapshot).as_posix(): file for file in files}
 
     def _gated(self) -> ModelError:
         return ModelError(

@@ -70,7 +70,7 @@ def top_token(logits: NDArray[np.float32]) -> int:
     Raises:
         BadLogits: a logit is nan or +inf, or all are -inf.
     """
-    best = int(np.argmax(logits))  # a nan wins, so a look at the winner is the whole check
+    best = int(logits.argmax())  # a nan wins, so a look at the winner is the whole check
     if math.isfinite(logits[best]):
         return best
     if logits[best] == -math.inf:

@@ -143,3 +143,29 @@ def test_a_model_that_cannot_be_loaded_ends_it(env: dict[str, str], tmp_path: Pa
     done = subprocess.run(command, env=env, capture_output=True, timeout=PATIENCE, check=False)
     assert done.returncode == 1
     assert done.stderr.decode().splitlines()[-1].startswith("ngramspec: ")
+
+
+def test_the_page_is_opened_once_it_can_be(env: dict[str, str], tmp_path: Path) -> None:
+    opened = tmp_path / "opened"
+    browser = tmp_path / "browser"
+    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > "{opened}"\n')
+    browser.chmod(0o755)
+    with serving(env | {"BROWSER": f"{browser} %s"}, tmp_path, "-c", "512", "--open") as server:
+        server.wait_for("is ready")
+        assert opened.read_text() == server.address
+        assert "<html" in httpx.get(opened.read_text(), timeout=PATIENCE).text
+
+
+@pytest.mark.parametrize("suffix_first", [False, True])
+def test_gaps_are_shown_as_the_model_wants_them(env: dict[str, str], tmp_path: Path, suffix_first: bool) -> None:
+    """What stands first in the prompt is what a second gap with the same suffix finds in the cache."""
+    options = ("--spm-infill",) if suffix_first else ()
+    with serving(env, tmp_path, "-c", "512", "-np", "1", *options) as server:
+        server.wait_for("is ready")
+        cached = []
+        for prefix in ("def f(x):\n", "class Other:\n"):
+            gap = {"input_prefix": prefix, "input_suffix": "    return x\n\n\nprint(f(1))\n" * 3, "n_predict": 1}
+            told = httpx.post(f"{server.address}/infill", json=gap, timeout=PATIENCE).json()
+            cached.append(told["timings"]["cache_n"])
+        assert cached[0] == 0
+        assert (cached[1] > 20) == suffix_first

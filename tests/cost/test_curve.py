@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import MEASURE_ORDER, measure, time_pass
+from ngramspec.cost.measure import LONG_ORDER, MEASURE_ORDER, measure, time_pass
 
 ALL = range(1, 65)
 Cost = Callable[[int], float]
@@ -225,6 +225,24 @@ def test_measuring_finds_the_costs(clock: Clock) -> None:
     assert clock.now < 2.5
 
 
+@pytest.mark.parametrize(("slope", "measured"), [(0.05, True), (0.18, True), (0.3, False)])
+def test_long_drafts_are_measured_where_16_tokens_are_cheap(clock: Clock, slope: float, measured: bool) -> None:
+    # A kernel that computes 32 tokens in the time of 16.
+    steps = {32: 16, 48: 64, 24: 16}
+    target = timed(clock, lambda n: 1e-3 * (1 + slope * (steps.get(n, n) - 1)))
+    target.prefill([1, 2, 3])
+    curve = measure(target, 100)
+    assert set(target.batches) == {*MEASURE_ORDER, *(LONG_ORDER if measured else ())}
+    assert (curve.ratio(32) == pytest.approx(curve.ratio(16), rel=0.02)) == measured
+
+
+def test_no_more_is_measured_than_can_be_taken_back(clock: Clock) -> None:
+    target = timed(clock, lambda n: 1e-3, max_batch=24)
+    target.prefill([1, 2, 3])
+    measure(target, 100)
+    assert set(target.batches) == {*MEASURE_ORDER, 24}
+
+
 def test_measuring_survives_disturbances(clock: Clock) -> None:
     rng = random.Random(2)
     target = timed(clock, lambda n: ragged(n) * (rng.choice([5.0, 30.0]) if rng.random() < 0.25 else 1.0))
@@ -314,7 +332,7 @@ def test_a_change_of_size_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
     class Target:
         tokens: ClassVar[list[int]] = []
-        n_ctx, n_vocab = 100, 50
+        n_ctx, n_vocab, max_batch = 100, 50, 16
 
         def evaluate(self, tokens: list[int]) -> None:
             clock[0] += 1e-3 * (1 + 0.5 * (len(tokens) - 1)) + (3e-4 if len(tokens) != last[0] else 0.0)

@@ -109,7 +109,7 @@ def test_a_copy_goes_on_after_an_edit(module: ModuleType, edit: str) -> None:
                 right += tokens == (token,)
             g.accept([token])
     assert tried == 38
-    assert right > 15  # 1.4 by chance
+    assert right > 8  # 1.4 by chance
 
 
 @BOTH

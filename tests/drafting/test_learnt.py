@@ -18,7 +18,7 @@ from ngramspec.drafting.mixture.guesser import Guesser
 
 BOTH = pytest.mark.parametrize("module", [mixture, plain_modules()["drafter"]], ids=["installed", "plain"])
 TEXT = random.Random(7).sample(range(30), 20) * 20
-FREE, TOKENS = 1 << 12, 1 << 16
+FREE, TOKENS = 1 << 12, 1 << 17
 
 
 def practised(drafter: Any, text: list[int] = TEXT) -> Any:
@@ -31,7 +31,7 @@ def practised(drafter: Any, text: list[int] = TEXT) -> Any:
 
 
 def arrays(drafter: Any) -> dict[str, Any]:
-    return {name: np.array(array, np.float32) for name, array in drafter._guesser.odds.about_tokens().items()}
+    return {name: np.array(array, np.float32) for name, array in drafter._guesser.about_tokens().items()}
 
 
 def same(one: Any, other: Any) -> bool:
@@ -41,12 +41,13 @@ def same(one: Any, other: Any) -> bool:
 @BOTH
 def test_every_text_starts_from_what_the_package_ships(module: Any) -> None:
     drafter = module.MixtureDrafter()
-    odds = drafter._guesser.odds
+    guesser = drafter._guesser
     shipped = learnt.read(learnt.START)
     for _ in range(2):
-        assert same({name: np.array(array, np.float32) for name, array in odds.shared().items()}, shipped)
+        assert same({name: np.array(array, np.float32) for name, array in guesser.shared().items()}, shipped)
         practised(drafter)
-        assert not np.array_equal(odds.shared()["rate"], shipped["rate"])
+        for name in ("rate", "first_weights", "last_weights", "blend", "bias", "correction_height"):
+            assert not np.array_equal(guesser.shared()[name], shipped[name]), name
         drafter.begin([])
     # A first request knows what to make of a copy: 20 tokens that stood there before are likely to go on.
     first = module.MixtureDrafter()
@@ -158,5 +159,39 @@ def test_nothing_that_hashes_two_tokens_is_kept() -> None:
             beyond |= {fact for fact in facts if fact >= FREE + TOKENS}
     assert n < len(kept) < 8 * n
     assert len(beyond) > n * n / 2
-    about = Guesser().odds.about_tokens()
-    assert {name: len(array) for name, array in about.items()} == {"bias": TOKENS, "slope": TOKENS}
+    about = Guesser().about_tokens()
+    assert {name: len(array) for name, array in about.items()} == {
+        "weights": 1024 * 9,
+        "bias": TOKENS,
+        "slope": TOKENS,
+        "correction_height": ((1 << 13) - 512) * 9,
+        "correction_slope": ((1 << 13) - 512) * 9,
+    }
+
+
+@BOTH
+def test_what_is_shared_by_all_is_told_from_what_is_about_a_token(module: Any) -> None:
+    drafter = module.MixtureDrafter()
+    guesser = drafter._guesser
+    drafter.begin([])
+    known = {name: np.array(array) for name, array in guesser.about_tokens().items()}
+    practised(drafter)
+    for name, array in guesser.about_tokens().items():
+        assert not np.array_equal(array, known[name]), name
+    parts = {id(guesser.odds): guesser.odds, id(guesser.correction): guesser.correction}
+    for part in parts.values():
+        for name in part.shared().keys() & part.about_tokens().keys():
+            shared, about = (np.asarray(held[name]) for held in (part.shared(), part.about_tokens()))
+            assert not np.shares_memory(shared, about), name
+
+
+@BOTH
+def test_a_text_that_begins_takes_nothing_from_those_at_work_beside_it(module: Any) -> None:
+    one = module.MixtureDrafter()
+    other = one.beside()
+    practised(one)
+    learnt_by_then = {name: np.array(array) for name, array in one._guesser.shared().items()}
+    other.begin(TEXT[:50])
+    assert all(np.array_equal(array, learnt_by_then[name]) for name, array in one._guesser.shared().items())
+    one.begin(TEXT[:50])
+    assert all(np.array_equal(array, learnt_by_then[name]) for name, array in other._guesser.shared().items())

@@ -18,11 +18,11 @@ from ngramspec.drafting.mixture import odds
 PLAIN = plain_modules()["odds"]
 BOTH = pytest.mark.parametrize("module", [odds, PLAIN], ids=["installed", "plain"])
 
-SOURCES, BIASES, STATES, ABSENT = 8, 9, 128, -1
-ROOM = 1 << 17
+SOURCES, EXPERTS, BIASES, STATES, ABSENT = 8, 4, 13, 128, -1
+ROOM = (1 << 12) + (1 << 17) + (1 << 18)
 
 
-def made(module: ModuleType, cells: int = 4, sets: tuple[int, int] = (3, 2)) -> Any:
+def made(module: ModuleType, cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2, 2)) -> Any:
     """No source sees anything, and every fact of every cell has a place of its own."""
     made_ = module.ChanceMixer(cells, sets)
     for i in range(cells * SOURCES):
@@ -78,7 +78,8 @@ def test_cells_and_states_keep_to_themselves(module: ModuleType) -> None:
     o = made(module)
     o.states[0] = 1
     o.states[SOURCES] = 2
-    o.views[2], o.views[3] = 1, 1
+    for i in range(EXPERTS + 1):
+        o.views[EXPERTS + 1 + i] = 1
     before = o.judge(1)
     for _ in range(500):
         o.judge(0)
@@ -133,7 +134,7 @@ def mixed(module: ModuleType, count: int, seed: int) -> list[tuple[float, bool, 
     for _ in range(count):
         a, b = rng.randrange(4), rng.randrange(3)
         o.states[0], o.states[6] = 10 + a, 100 + b
-        o.views[0], o.views[1] = rng.randrange(3), rng.randrange(2)
+        o.views[0], o.views[1], o.views[4] = rng.randrange(3), rng.randrange(2), rng.randrange(2)
         right = rng.random() < 1 / (1 + math.exp(-first[a] - second[b]))
         out.append((o.judge(0), right, 1 / (1 + math.exp(-first[a])), 1 / (1 + math.exp(-second[b]))))
         o.learn(0, right)
@@ -177,9 +178,68 @@ def test_probabilities_stay_probabilities(module: ModuleType) -> None:
                 o.states[cell * SOURCES + i] = rng.choice((ABSENT, 0, STATES - 1))
             for i in range(BIASES):
                 o.facts[cell * BIASES + i] = rng.choice((0, ROOM - 1))  # all the facts may be one
-            o.views[cell * 2], o.views[cell * 2 + 1] = rng.randrange(3), rng.randrange(2)
+            for i in range(EXPERTS + 1):
+                o.views[cell * (EXPERTS + 1) + i] = rng.randrange(2)
             assert 0 < o.judge(cell) < 1
             o.learn(cell, step < 3000)
+
+
+@BOTH
+def test_each_expert_learns_from_its_own_error(module: ModuleType) -> None:
+    """Weights go on learning where facts already explain what comes: guesses with other facts gain by it."""
+    o = made(module)
+    o.states[0] = o.states[SOURCES] = 1
+    for i in range(BIASES):
+        o.facts[BIASES + i] = 100 + i
+    for _ in range(2000):
+        o.judge(0)
+        o.learn(0, True)
+    # The state's rate is at its highest by then, and its weight of a quarter alone would make that 0.83.
+    assert o.judge(1) > 0.95
+
+
+@BOTH
+def test_mixers_beside_each_other_learn_together(module: ModuleType) -> None:
+    first, stranger = made(module), made(module)
+    second = first.beside()
+    for o in (first, second, stranger):
+        for i in range(SOURCES):
+            o.states[i] = i
+        for i in range(BIASES):
+            o.facts[i] = i
+        for i in range(EXPERTS + 1):
+            o.views[i] = 1
+        o.judge(0)
+    for _ in range(50):
+        first.judge(0)
+        first.learn(0, True)
+    assert second.judge(0) == first.judge(0) > stranger.judge(0)
+    second.learn(0, False)
+    assert first.judge(0) == second.judge(0)
+
+
+@BOTH
+def test_weights_chosen_by_a_token_are_told_from_the_others(module: ModuleType) -> None:
+    o = made(module, cells=1, sets=(3, 2, 4, 2, 2))
+    o.states[0] = 1
+    for i in range(EXPERTS):
+        o.views[i] = 1
+    o.expect(0, 1, 0.9)
+    o.judge(0)
+    o.learn(0, True)
+    row = SOURCES + 1
+    shared, about = o.shared(), o.about_tokens()
+    moved = [
+        [at // row for at, weight in enumerate(weights) if weight != 0.25]
+        for weights in (shared["first_weights"], about["weights"], shared["last_weights"])
+    ]
+    assert [len(shared["first_weights"]), len(about["weights"]), len(shared["last_weights"])] == [
+        5 * row,
+        4 * row,
+        2 * row,
+    ]
+    # The state and the constant, of the set that each expert's view chose.
+    assert moved == [[1, 1, 4, 4], [1, 1], [1, 1]]
 
 
 def test_compiled_and_plain_agree() -> None:

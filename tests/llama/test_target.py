@@ -594,8 +594,12 @@ def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], 
         fingerprint(tmp_path / "changed.gguf"),
         fingerprint(files["gemma2"]),
         fingerprint(copy, threads=2),
+        fingerprint(copy, threads_batch=2),
+        fingerprint(copy, micro_batch=64),
+        fingerprint(copy, mmap=False),
+        fingerprint(copy, extra_buffers=False),
         fingerprint(copy, flash_attn="off"),
         fingerprint(copy, cache_type_k="f32"),
     ]
-    assert len({same, *others}) == 6
+    assert len({same, *others}) == 10
     assert all(name.isalnum() for name in others)

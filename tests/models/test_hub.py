@@ -178,4 +178,13 @@ def test_a_name_that_huggingface_hub_refuses(env: dict[str, str]) -> None:
 
 def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert 'pip install "ngramspec[hub]"' in complaint(f"hf:{REPO}", {})
+    assert 'pip install "ngramspec[hub]"' in complaint(f"hf:{REPO}", {"HF_HOME": "/nowhere"})
+
+
+def test_what_is_in_the_cache_needs_no_huggingface_hub(
+    hub: FakeHub, env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, label = fetch(f"hf:{REPO}:Q8_0", env)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    assert fetch(f"hf:{REPO}:Q8_0", env) == (path, label)
+    assert "only the local cache was searched" in complaint(f"hf:{REPO}:BF16", env)

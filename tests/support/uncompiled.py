@@ -16,6 +16,7 @@ NAMES = (
     "token_index",
     "mixture.history",
     "mixture.odds",
+    "mixture.correction",
     "mixture.sightings",
     "mixture.guesser",
     "mixture.secondary",

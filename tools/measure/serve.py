@@ -65,14 +65,14 @@ async def stream(
     return first, time.perf_counter() - began, text, timings
 
 
-async def second_turn(url: str, words: int, number: int) -> float:
-    """Seconds to the first token of a second turn, after a first one of so many words that nobody saw before."""
+async def two_turns(url: str, words: int, number: int) -> tuple[float, float]:
+    """Seconds to the first token of a turn of so many words that nobody saw before, and of the turn after it."""
     long = " ".join(f"item{number}x{i}" if i % 7 == 0 else "and then the" for i in range(words))
     async with httpx.AsyncClient(base_url=url, timeout=3600) as http:
         messages = [{"role": "user", "content": f"Remember this: {long}. What is the first item?"}]
-        _, _, text, _ = await stream(http, messages, 24)
+        first, _, text, _ = await stream(http, messages, 24)
         messages += [{"role": "assistant", "content": text}, {"role": "user", "content": "And the last one?"}]
-        return (await stream(http, messages, 8))[0]
+        return first, (await stream(http, messages, 8))[0]
 
 
 async def overhead(url: str, messages: Sequence[Any], tokens: int) -> float:
@@ -97,7 +97,7 @@ async def main() -> None:
     parser.add_argument("--clients", type=int, nargs="*", default=[1, 2, 4, 8])
     parser.add_argument("--count", type=int, default=8, help="prompts of a round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--turn", type=int, default=0, metavar="WORDS", help="measure second turns after so many words")
+    parser.add_argument("--turn", type=int, default=0, metavar="WORDS", help="measure a turn of so many, and the next")
     parser.add_argument("--overhead", action="store_true", help="measure what streaming costs a token")
     options = parser.parse_args()
     servers = dict(server.split("=", 1) for server in options.servers)
@@ -114,10 +114,12 @@ async def main() -> None:
         print(" " * 24, ", ".join(f"{name} accepted {rate:.0%}" for name, rate in rates.items() if rate is not None))
     if options.turn:
         turns = {
-            name: [await second_turn(url, options.turn, i) for i in range(options.rounds)]
+            name: [await two_turns(url, options.turn, i) for i in range(options.rounds)]
             for name, url in servers.items()
         }
-        show("second turn", turns, "s to its first token")
+        for number, what in enumerate(("first turn", "second turn")):
+            waits = {name: [pair[number] for pair in pairs] for name, pairs in turns.items()}
+            show(what, waits, "s to its first token")
     if options.overhead:
         messages = prompts[0]["messages"]
         costs = {

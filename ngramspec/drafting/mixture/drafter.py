@@ -52,12 +52,12 @@ class MixtureDrafter(Drafter):
         self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
         self._kept = kept
         if kept is not None:
-            learnt.take_up(self._guesser.odds.about_tokens(), learnt.read(kept))
+            learnt.take_up(self._guesser.about_tokens(), learnt.read(kept))
 
     def keep(self) -> None:
         """Write down what its judge has learnt about tokens; of several processes that do, the last one counts."""
         if self._kept is not None:
-            learnt.keep(self._kept, self._guesser.odds.about_tokens())
+            learnt.keep(self._kept, self._guesser.about_tokens())
 
     def beside(self) -> MixtureDrafter:
         """A drafter for another text at the same time: it has a context of its own, and shares memory and judgement.
@@ -69,7 +69,10 @@ class MixtureDrafter(Drafter):
             raise ValueError("a drafter that remembers requests by itself drafts for one text at a time")
         other = MixtureDrafter()
         other._guesser.memory = self._guesser.memory
+        # A text that begins must not take from those at work what they have learnt.
+        self._guesser.alone = other._guesser.alone = False
         other._guesser.odds = self._guesser.odds.beside()
+        other._guesser.correction = self._guesser.correction.beside()
         other._drawn, other._blind = self._drawn, self._blind
         return other
 

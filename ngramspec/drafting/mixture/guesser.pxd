@@ -1,3 +1,4 @@
+from ngramspec.drafting.mixture.correction cimport Correction
 from ngramspec.drafting.mixture.history cimport History
 from ngramspec.drafting.mixture.odds cimport ChanceMixer
 from ngramspec.drafting.mixture.sightings cimport ContextCounts
@@ -5,13 +6,17 @@ from ngramspec.drafting.mixture.sightings cimport ContextCounts
 cdef class Guesser:
     cdef public History history
     cdef public ChanceMixer odds
+    cdef public Correction correction
     cdef public ContextCounts sightings
     cdef public list memory
     cdef public bint local
+    cdef public bint alone
     cdef public int[::1] guesses
     cdef public double[::1] chances
     cdef public int[::1] lengths
+    cdef int[::1] _best
     cdef public int pending
+    cdef Py_ssize_t _prompt
     cdef double _recent
     cdef int _streak
     cdef Py_ssize_t _place
@@ -21,5 +26,6 @@ cdef class Guesser:
     cdef int _near_token
     cdef Py_ssize_t _near_place
     cpdef int look(self, Py_ssize_t at)
+    cdef _correct(self, Py_ssize_t at, int whence, int n)
     cpdef take(self, Py_ssize_t at, int c)
     cdef _add(self, int token)

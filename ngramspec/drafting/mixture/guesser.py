@@ -3,9 +3,9 @@
 
 At each position `ContextCounts` gathers the tokens that followed the same context before, in this request and in
 memory; one more is the token with which a copy in progress goes on, also across an edit (`History.near`).
-`ChanceMixer` judges every one of them by what the sources say. The likeliest is the guess, becomes context, and the
-next position follows: a chain. Memory is one more source to the same judge, so that it counts as far as it was lately
-right.
+`ChanceMixer` judges every one of them by what the sources say. The likeliest is the guess, its chance is corrected by
+what such guesses turned out to be (`Correction`), it becomes context, and the next position follows: a chain. Memory is
+one more source to the same judge, so that it counts as far as it was lately right.
 
 Constant time per position and per token; nothing depends on the length of the context.
 """
@@ -19,11 +19,13 @@ from typing import TYPE_CHECKING
 import cython
 
 if cython.compiled:
+    from cython.cimports.ngramspec.drafting.mixture.correction import Correction
     from cython.cimports.ngramspec.drafting.mixture.history import History, mix
     from cython.cimports.ngramspec.drafting.mixture.odds import ChanceMixer
     from cython.cimports.ngramspec.drafting.mixture.sightings import ContextCounts
     from cython.cimports.ngramspec.drafting.price import TokenPrice
 else:
+    from ngramspec.drafting.mixture.correction import Correction
     from ngramspec.drafting.mixture.history import History, mix
     from ngramspec.drafting.mixture.odds import ChanceMixer
     from ngramspec.drafting.mixture.sightings import ContextCounts
@@ -42,10 +44,14 @@ SIGHTED = cython.declare(cython.int, 6)
 MATCH = cython.declare(cython.int, 6)
 NEAR = cython.declare(cython.int, 7)
 SOURCES = cython.declare(cython.int, 8)
-BIASES = cython.declare(cython.int, 9)
+VIEWS = cython.declare(cython.int, 5)
+BIASES = cython.declare(cython.int, 13)
 FREE_ROOM = cython.declare(cython.int, 1 << 12)
-TOKEN_ROOM = cython.declare(cython.int, 1 << 16)
-PAIR_ROOM = cython.declare(cython.int, 1 << 16)
+TOKEN_ROOM = cython.declare(cython.int, 1 << 17)
+PAIR_ROOM = cython.declare(cython.int, 1 << 18)
+FACTS = cython.declare(cython.int, 6)
+CURVES = cython.declare(cython.ulonglong, 1 << 13)
+FREE_CURVES = cython.declare(cython.ulonglong, 512)
 NOWHERE = cython.declare(cython.int, -1)
 ABSENT = cython.declare(cython.int, -1)
 
@@ -84,10 +90,10 @@ def _length(match: cython.int) -> cython.int:
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
-def _doublings(n: cython.int) -> cython.int:
-    """0, 1, 2 to 3, 4 to 7, ... and 256 or more: 10 classes."""
+def _doublings(n: cython.Py_ssize_t, most: cython.int) -> cython.int:
+    """The class of a count: 0, 1, 2 to 3, 4 to 7, ... and what is left in class `most`."""
     k: cython.int = 0
-    while n > 0 and k < 9:
+    while n > 0 and k < most:
         n >>= 1
         k += 1
     return k
@@ -117,6 +123,20 @@ def _pair(state: cython.ulonglong) -> cython.int:
     return FREE_ROOM + TOKEN_ROOM + cython.cast(cython.int, (state >> 20) & (PAIR_ROOM - 1))
 
 
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _rarity(p: cython.double) -> cython.int:
+    """Probabilities in 8 classes."""
+    if p < 0.15:
+        return 0 if p < 0.01 else 1 if p < 0.03 else 2 if p < 0.07 else 3
+    return 4 if p < 0.3 else 5 if p < 0.5 else 6 if p < 0.8 else 7
+
+
+def _named(odds: dict[str, memoryview], correction: dict[str, memoryview]) -> dict[str, memoryview]:
+    return odds | {f"correction_{name}": array for name, array in correction.items()}
+
+
 @cython.cclass
 class Guesser:
     """Guesses a chain of tokens, and learns from what came instead.
@@ -124,6 +144,7 @@ class Guesser:
     Attributes:
         memory: `TokenIndex`es to look up beside the request's own tokens.
         local: whether the request's own tokens are looked up.
+        alone: whether no other guesser has part in what this one learns.
         pending: length of the chain that waits for its outcome, at most 64.
         guesses: token ids of the chain.
         chances: for each guess, the probability that it is right if all before it are.
@@ -132,29 +153,44 @@ class Guesser:
 
     def __init__(self) -> None:
         self.history = History()
-        self.odds = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64))
+        self.odds = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8))
+        self.correction = Correction(POSITIONS)
         self.memory: list[TokenIndex] = []
         self.local = True
+        self.alone = True
         self.sightings = ContextCounts(POSITIONS)
         self.guesses = array("i", bytes(4 * POSITIONS))
         self.chances = array("d", bytes(8 * POSITIONS))
         self.lengths = array("i", bytes(4 * POSITIONS))
+        self._best = array("i", bytes(4 * POSITIONS))
         # Each module has these numbers as constants of its own, which the compiler wants; they must agree.
         cells = POSITIONS * CANDIDATES
         assert len(self.sightings.tokens) == cells
         assert len(self.sightings.seen) == SIGHTED
         assert len(self.odds.states) == cells * SOURCES
+        assert len(self.odds.views) == cells * VIEWS
         assert len(self.odds.facts) == cells * BIASES
+        assert len(self.correction.facts) == POSITIONS * FACTS
         self.pending = 0
         self.begin(())
 
+    def shared(self) -> dict[str, memoryview]:
+        """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
+        return _named(self.odds.shared(), self.correction.shared())
+
+    def about_tokens(self) -> dict[str, memoryview]:
+        """The same of what was learnt about single tokens."""
+        return _named(self.odds.about_tokens(), self.correction.about_tokens())
+
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a text. What was learnt about tokens stays; all else that is learnt suits the text it came from."""
+        """Start a text. What was learnt about tokens stays; all else is taken up anew, unless others use it too."""
         token: cython.int
-        take_up(self.odds.shared(), start())
+        if self.alone:
+            take_up(self.shared(), start())
         self.history.clear()
         for token in prompt:
             self.history.add(token)
+        self._prompt = self.history.size
         self.pending = 0
         self._recent = 0.5
         self._streak = 0
@@ -197,12 +233,20 @@ class Guesser:
         n: cython.int = found.found[at]
         if n == 0:
             return -1
-        copied: cython.int = _doublings(self._at_copied)
+        copied: cython.int = _doublings(self._at_copied, 9)
         streak: cython.int = self._streak + cython.cast(cython.int, at)
         run: cython.int = streak if streak < 3 else 3 if streak < 8 else 4
         recent: cython.int = cython.cast(cython.int, self._recent * 6)
         recent = min(recent, 5)
         length: cython.int = _length(longest if longest > recalled else recalled)
+        # Whence the longest match: the prompt, the answer so far, neither, memory; and from how far back.
+        whence: cython.int = 2
+        if recalled > longest:
+            whence = 3
+        elif longest > 0:
+            whence = 1 if found.best >= self._prompt else 0
+        back: cython.int = _doublings(end - found.best, 13) if whence < 2 else 0
+        step: cython.int = cython.cast(cython.int, at) if at < 7 else 7
         last: cython.ulonglong = t[end - 1] if end > 0 else 0
         before: cython.ulonglong = t[end - 2] if end > 1 else 0
         odds: ChanceMixer = self.odds
@@ -232,8 +276,12 @@ class Guesser:
             else:
                 goes_on = 1 if token == near else 0
                 odds.states[s + NEAR] = (how * 10 + copied) * 2 + goes_on
-            odds.views[cell * 2] = (length * 6 + recent) * 2 + agrees
-            odds.views[cell * 2 + 1] = (cython.cast(cython.int, at) if at < 7 else 7) * 8 + top
+            v: cython.Py_ssize_t = cell * VIEWS
+            odds.views[v] = (length * 6 + recent) * 2 + agrees
+            odds.views[v + 1] = step * 8 + top
+            odds.views[v + 2] = (mix(331 + agrees, last) >> 20) & 1023
+            odds.views[v + 3] = (whence * 14 + back) * 2 + agrees
+            odds.views[v + 4] = step
             x: cython.ulonglong = token
             odds.facts[f] = _token(mix(11 + agrees, x))
             odds.facts[f + 1] = _token(mix(21 + agrees, last))
@@ -243,22 +291,57 @@ class Guesser:
             odds.facts[f + 5] = _token(mix(61 + top * 2 + agrees, last))
             odds.facts[f + 6] = _free(mix(81 + how * 8 + goes_on, length * 2 + agrees))
             odds.facts[f + 7] = _token(mix(191 + top * 2 + agrees, x))
-            odds.facts[f + 8] = _pair(mix(mix(271 + agrees, last), before))
+            both: cython.ulonglong = mix(mix(271 + agrees, last), before)
+            odds.facts[f + 8] = _pair(both)
+            one: cython.int = odds.states[s] + 1
+            two: cython.int = odds.states[s + 1] + 1
+            odds.facts[f + 9] = _token(mix(mix(341 + agrees, whence * 16 + back), x))
+            odds.facts[f + 10] = _token(mix(mix(351, one * 128 + two), x))
+            odds.facts[f + 11] = _pair(mix(mix(both, 361), two))
+            odds.facts[f + 12] = _pair(mix(mix(both, 371), x))
             p: cython.double = odds.judge(cell)
             if p > chance:
                 chance = p
                 best = c
+        self._best[at] = best
+        self._correct(at, whence, n)
         self._near_token = near
         self._near_place = place
         self.lengths[at] = longest if longest > recalled else recalled
         return best
+
+    @cython.cfunc
+    def _correct(self, at: cython.Py_ssize_t, whence: cython.int, n: cython.int) -> None:
+        """Correct the chance of the likeliest of the `n` candidates of a position."""
+        p = self.odds.p
+        states = self.odds.states
+        facts = self.correction.facts
+        c: cython.int
+        i: cython.int
+        best: cython.int = self._best[at]
+        second: cython.double = 0.0
+        others: cython.double = 0.0
+        for c in range(n):
+            if c != best:
+                others += p[at * CANDIDATES + c]
+                second = max(second, p[at * CANDIDATES + c])
+        s: cython.Py_ssize_t = (at * CANDIDATES + best) * SOURCES
+        f: cython.Py_ssize_t = at * FACTS
+        token: cython.ulonglong = self.sightings.tokens[at * CANDIDATES + best]
+        facts[f] = 8 * _rarity(second) + _rarity(others)
+        facts[f + 1] = 64 + 4 * _doublings(self.history.size - self._prompt, 11) + whence
+        facts[f + 2] = 128 + states[s]
+        facts[f + 3] = 256 + states[s + 2]
+        facts[f + 4] = 384 + states[s + NEAR]
+        facts[f + 5] = FREE_CURVES + (mix(381, token) >> 20) % (CURVES - FREE_CURVES)
+        self.correction.judge(at, p[at * CANDIDATES + best])
 
     @cython.ccall
     def take(self, at: cython.Py_ssize_t, c: cython.int) -> None:
         """Guess candidate `c` at position `at`; it is context from here on."""
         token: cython.int = self.sightings.tokens[at * CANDIDATES + c]
         self.guesses[at] = token
-        self.chances[at] = self.odds.p[at * CANDIDATES + c]
+        self.chances[at] = self.correction.p[at] if c == self._best[at] else self.odds.p[at * CANDIDATES + c]
         self.history.tokens[self.history.size + at] = token
         self.pending = at + 1
         if self._near_place != NOWHERE and token == self._near_token:
@@ -320,6 +403,7 @@ class Guesser:
             token = tokens[at]
             for c in range(self.sightings.found[at]):
                 self.odds.learn(at * CANDIDATES + c, self.sightings.tokens[at * CANDIDATES + c] == token)
+            self.correction.learn(at, self.sightings.tokens[at * CANDIDATES + self._best[at]] == token)
             if self.guesses[at] != token:
                 self._recent *= 0.85
                 self._streak = 0

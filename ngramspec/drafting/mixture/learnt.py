@@ -1,8 +1,8 @@
 """What a judge has learnt, from one process to the next: what all start from, and a file per vocabulary of the user's.
 
-    take_up(odds.shared(), start())             what recorded conversations taught: it comes with the package
-    take_up(odds.about_tokens(), read(path))    what the user's own texts taught about tokens
-    keep(path, odds.about_tokens())
+    take_up(guesser.shared(), start())             what recorded conversations taught: it comes with the package
+    take_up(guesser.about_tokens(), read(path))    what the user's own texts taught about tokens
+    keep(path, guesser.about_tokens())
 
 Weights and rates are taken up anew for every text: the mean of what many conversations taught is better than what the
 last one left behind (held out, 1.201 against 1.192 on the curve cpu-1.5b-q4_0, where both know the same about tokens).

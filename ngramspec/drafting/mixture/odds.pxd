@@ -4,11 +4,13 @@ cdef class ChanceMixer:
     cdef public int[::1] facts
     cdef public double[::1] p
     cdef double[::1] _inputs
+    cdef double[::1] _said
+    cdef long long[::1] _from
     cdef double[::1] _rate
     cdef double[::1] _seen
     cdef double[::1] _odds
-    cdef double[::1] _first
-    cdef double[::1] _second
+    cdef double[::1] _weights
+    cdef double[::1] _blend
     cdef double[::1] _bias
     cdef double[::1] _slope
     cpdef double judge(self, Py_ssize_t cell) noexcept

@@ -6,8 +6,9 @@ compression"; Knoll and de Freitas 2012, "A machine learning perspective on pred
 
 1. Each *source* sees the guess in some state (how often it saw this context, how often this guess followed...).
    A table keeps, for every state, how often guesses in that state were right: an adaptive probability.
-2. Those probabilities, as log-odds, are weighed and added. The weights come from two sets, each chosen by a
-   different view of the situation, and are learnt by gradient descent on the coding cost.
+2. Those probabilities, as log-odds, are weighed and added by several *experts* at a time. Each expert chooses one of
+   its weight sets by a view of the situation of its own, and learns by gradient descent on the coding cost of what it
+   alone would have said. A second mixing blends the experts; it learns from what all of it said.
 3. Facts with no order among them (which token is guessed, which token came before) each add a *bias* of their
    own, learnt with a step that shrinks as a bias settles (AdaGrad; Duchi, Hazan, Singer 2011).
 
@@ -27,18 +28,33 @@ else:
 
 SOURCES = cython.declare(cython.int, 8)
 STATES = cython.declare(cython.int, 128)
-BIASES = cython.declare(cython.int, 9)
+EXPERTS = cython.declare(cython.int, 4)
+TOKENS = cython.declare(cython.int, 2)
+"""The expert whose view is a hash of a token."""
+BIASES = cython.declare(cython.int, 13)
 FREE_ROOM = cython.declare(cython.int, 1 << 12)
-TOKEN_ROOM = cython.declare(cython.int, 1 << 16)
-PAIR_ROOM = cython.declare(cython.int, 1 << 16)
+TOKEN_ROOM = cython.declare(cython.int, 1 << 17)
+PAIR_ROOM = cython.declare(cython.int, 1 << 18)
 """Biases of facts without a token in them, of facts about one token, and about two, in this order."""
 RATE = cython.declare(cython.double, 0.02)
-BIAS_RATE = cython.declare(cython.double, 0.15)
+BLEND_RATE = cython.declare(cython.double, 0.001)
+BIAS_RATE = cython.declare(cython.double, 0.3)
+BIAS_SLOPE = cython.declare(cython.double, 1.5)
+"""Sum of squared errors that a bias starts with, so that its first step is not its largest by far."""
 MEMORY = cython.declare(cython.double, 250.0)
 """Outcomes after which a state's probability follows the newest at a constant rate."""
+UNLIKELY = cython.declare(cython.double, 0.01)
+"""A wrong guess below it teaches nothing that is worth the time."""
 CONSTANT = cython.declare(cython.double, 0.3)
 WEIGHT = cython.declare(cython.double, 0.25)
 ABSENT = cython.declare(cython.int, -1)
+
+
+@cython.cfunc
+@cython.inline
+@cython.exceptval(check=False)
+def _within(z: cython.double, most: cython.double) -> cython.double:
+    return most if z > most else -most if z < -most else z
 
 
 @cython.cclass
@@ -47,36 +63,39 @@ class ChanceMixer:
 
     Args:
         cells: how many guesses can be under judgement at a time.
-        sets: how many weight sets each of the two views chooses from.
+        sets: how many weight sets each expert chooses from, and how many there are to blend the experts.
 
     Attributes:
         states: int32 of shape (cells, SOURCES): the state in which each source sees the guess, or ABSENT.
-        views: int32 of shape (cells, 2): the number of the weight set that each view chooses.
+        views: int32 of shape (cells, EXPERTS + 1): the numbers of the weight sets, of the experts and of the blend.
         facts: int32 of shape (cells, BIASES): hashes of the facts, each the number of a bias; below
             FREE_ROOM + TOKEN_ROOM + PAIR_ROOM, and in the part of it that its kind has.
         p: float64 of shape (cells,): the probability that the guess is right, as `judge` found it.
     """
 
-    def __init__(self, cells: int, sets: tuple[int, int]) -> None:
+    def __init__(self, cells: int, sets: tuple[int, ...]) -> None:
         self.states = array("i", bytes(4 * cells * SOURCES))
-        self.views = array("i", bytes(4 * cells * 2))
+        self.views = array("i", bytes(4 * cells * (EXPERTS + 1)))
         self.facts = array("i", bytes(4 * cells * BIASES))
         self.p = array("d", bytes(8 * cells))
         self._inputs = array("d", bytes(8 * cells * (SOURCES + 1)))
+        self._said = array("d", bytes(8 * cells * EXPERTS))
+        self._from = array("q", [sum(sets[:i]) for i in range(EXPERTS)])
         self._rate = array("d", [0.5]) * (SOURCES * STATES)
         self._seen = array("d", bytes(8 * SOURCES * STATES))
         self._odds = array("d", bytes(8 * SOURCES * STATES))
-        self._first = array("d", [WEIGHT]) * (sets[0] * (SOURCES + 1))
-        self._second = array("d", [WEIGHT]) * (sets[1] * (SOURCES + 1))
+        self._weights = array("d", [WEIGHT]) * (sum(sets[:EXPERTS]) * (SOURCES + 1))
+        self._blend = array("d", [1.0 / EXPERTS]) * (sets[EXPERTS] * EXPERTS)
         room = FREE_ROOM + TOKEN_ROOM + PAIR_ROOM
         self._bias = array("d", bytes(8 * room))
-        self._slope = array("d", [1.0]) * room
+        self._slope = array("d", [BIAS_SLOPE]) * room
 
     def beside(self) -> ChanceMixer:
         """A mixer with cells of its own that learns together with this one: what either learns, both know."""
-        other: ChanceMixer = ChanceMixer(len(self.p), (1, 1))
+        other: ChanceMixer = ChanceMixer(len(self.p), (1, 1, 1, 1, 1))
+        other._from = self._from
         other._rate, other._seen, other._odds = self._rate, self._seen, self._odds
-        other._first, other._second = self._first, self._second
+        other._weights, other._blend = self._weights, self._blend
         other._bias, other._slope = self._bias, self._slope
         return other
 
@@ -86,8 +105,9 @@ class ChanceMixer:
             "rate": memoryview(self._rate),
             "seen": memoryview(self._seen),
             "odds": memoryview(self._odds),
-            "first": memoryview(self._first),
-            "second": memoryview(self._second),
+            "first_weights": memoryview(self._weights)[: self._from[TOKENS] * (SOURCES + 1)],
+            "last_weights": memoryview(self._weights)[self._from[TOKENS + 1] * (SOURCES + 1) :],
+            "blend": memoryview(self._blend),
             "bias": memoryview(self._bias)[:FREE_ROOM],
             "slope": memoryview(self._slope)[:FREE_ROOM],
         }
@@ -95,7 +115,12 @@ class ChanceMixer:
     def about_tokens(self) -> dict[str, memoryview]:
         """The same of what was learnt about single tokens; of two it could be told what followed what."""
         end = FREE_ROOM + TOKEN_ROOM
-        return {"bias": memoryview(self._bias)[FREE_ROOM:end], "slope": memoryview(self._slope)[FREE_ROOM:end]}
+        first, last = self._from[TOKENS] * (SOURCES + 1), self._from[TOKENS + 1] * (SOURCES + 1)
+        return {
+            "weights": memoryview(self._weights)[first:last],
+            "bias": memoryview(self._bias)[FREE_ROOM:end],
+            "slope": memoryview(self._slope)[FREE_ROOM:end],
+        }
 
     def expect(self, source: int, state: int, p: float) -> None:
         """The probability that a state starts from."""
@@ -107,47 +132,54 @@ class ChanceMixer:
     def judge(self, cell: cython.Py_ssize_t) -> cython.double:
         """The probability that the guess in `cell` is right."""
         i: cython.Py_ssize_t
+        k: cython.Py_ssize_t
+        w: cython.Py_ssize_t
         state: cython.int
         x: cython.double
-        a: cython.Py_ssize_t = self.views[cell * 2] * (SOURCES + 1)
-        b: cython.Py_ssize_t = self.views[cell * 2 + 1] * (SOURCES + 1)
         at: cython.Py_ssize_t = cell * (SOURCES + 1)
-        z: cython.double = CONSTANT * (self._first[a + SOURCES] + self._second[b + SOURCES])
-        self._inputs[at + SOURCES] = CONSTANT
+        blend: cython.Py_ssize_t = self.views[cell * (EXPERTS + 1) + EXPERTS] * EXPERTS
+        z: cython.double = 0.0
         for i in range(SOURCES):
             state = self.states[cell * SOURCES + i]
+            self._inputs[at + i] = self._odds[i * STATES + state] if state != ABSENT else 0.0
+        self._inputs[at + SOURCES] = CONSTANT
+        for k in range(EXPERTS):
+            w = (self._from[k] + self.views[cell * (EXPERTS + 1) + k]) * (SOURCES + 1)
             x = 0.0
-            if state != ABSENT:
-                x = self._odds[i * STATES + state]
-                z += x * (self._first[a + i] + self._second[b + i])
-            self._inputs[at + i] = x
-        z *= 0.5
+            for i in range(SOURCES + 1):
+                x += self._weights[w + i] * self._inputs[at + i]
+            x = _within(x, 8.0)
+            self._said[cell * EXPERTS + k] = x
+            z += self._blend[blend + k] * x
         for i in range(BIASES):
             z += self._bias[self.facts[cell * BIASES + i]]
-        if z > 12.0:
-            z = 12.0
-        elif z < -12.0:
-            z = -12.0
-        x = 1.0 / (1.0 + exp(-z))
+        x = 1.0 / (1.0 + exp(-_within(z, 12.0)))
         self.p[cell] = x
         return x
 
     @cython.ccall
     @cython.exceptval(check=False)
     def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
-        """Learn whether the guess in `cell`, as last judged, was right."""
+        """Learn whether the guess in `cell`, as last judged, was right; nothing from a wrong one that was unlikely."""
+        if not right and self.p[cell] < UNLIKELY:
+            return
         i: cython.Py_ssize_t
+        k: cython.Py_ssize_t
+        w: cython.Py_ssize_t
         at: cython.Py_ssize_t
         seen: cython.double
         rate: cython.double
+        step: cython.double
         y: cython.double = 1.0 if right else 0.0
         error: cython.double = y - self.p[cell]
-        step: cython.double = RATE * error
-        a: cython.Py_ssize_t = self.views[cell * 2] * (SOURCES + 1)
-        b: cython.Py_ssize_t = self.views[cell * 2 + 1] * (SOURCES + 1)
-        for i in range(SOURCES + 1):
-            self._first[a + i] += step * self._inputs[cell * (SOURCES + 1) + i]
-            self._second[b + i] += step * self._inputs[cell * (SOURCES + 1) + i]
+        blend: cython.Py_ssize_t = self.views[cell * (EXPERTS + 1) + EXPERTS] * EXPERTS
+        for k in range(EXPERTS):
+            w = (self._from[k] + self.views[cell * (EXPERTS + 1) + k]) * (SOURCES + 1)
+            at = cell * EXPERTS + k
+            step = RATE * (y - 1.0 / (1.0 + exp(-self._said[at])))
+            for i in range(SOURCES + 1):
+                self._weights[w + i] += step * self._inputs[cell * (SOURCES + 1) + i]
+            self._blend[blend + k] += BLEND_RATE * error * self._said[at]
         for i in range(SOURCES):
             if self.states[cell * SOURCES + i] == ABSENT:
                 continue

@@ -1,0 +1,32 @@
+"""`ngramspec models`: the models on this disk, by the names that every command takes."""
+
+from __future__ import annotations
+
+from rich.table import Table
+
+from ngramspec.llama.file_types import quantisation
+from ngramspec.models.on_disk import installed
+
+from .console import guarded_stdout, note
+from .view import report_console
+
+
+def models() -> None:
+    """List the models on this disk, by the names that every command takes.
+
+    Those of the Hugging Face cache, which llama.cpp shares, of ollama and of LM Studio, and SmolLM2 where it is
+    installed. Any other GGUF file goes by its path.
+    """
+    found = list(installed())
+    if not found:
+        note("no models of Hugging Face, ollama or LM Studio are on this disk; a .gguf file goes by its path")
+    table = Table("name", "size", "quantisation", "architecture", box=None, pad_edge=False, header_style="bold")
+    for one in found:
+        if one.flaw is not None:
+            note(f"{one.name} cannot be used: {one.flaw}")
+            continue
+        kind = None if one.file_type is None else quantisation(one.file_type)
+        table.add_row(one.name, f"{one.size / 2**20:,.0f} MiB", kind or "?", one.architecture)
+    with guarded_stdout():
+        if table.rows:
+            report_console().print(table)

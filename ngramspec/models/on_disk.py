@@ -1,0 +1,65 @@
+"""`installed`: the models that are on this disk already, by the names under which `resolve` finds them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import NamedTuple
+
+from ngramspec.errors import ModelError
+from ngramspec.models import hub, hub_cache, lm_studio, ollama
+from ngramspec.models.check import SPLIT_NAME, check_model_file
+from ngramspec.models.find import SMOLLM, smollm
+
+
+class Installed(NamedTuple):
+    """A model on this disk.
+
+    Attributes:
+        name: as `resolve` takes it.
+        path: its file; the first part of a split model.
+        size: bytes of all its parts.
+        architecture: of llama.cpp.
+        file_type: number of its quantisation, as llama.cpp counts them; None if the file does not say it.
+        flaw: why it cannot be used; None if nothing is known against it.
+    """
+
+    name: str
+    path: Path
+    size: int
+    architecture: str
+    file_type: int | None
+    flaw: str | None
+
+
+def installed(env: Mapping[str, str] = os.environ) -> Iterator[Installed]:
+    """SmolLM2, and what the hub's cache, ollama and LM Studio hold; files beside models, as of vision, are left out."""
+    own = smollm()
+    named = [(SMOLLM, own.path)] if own else []
+    cached = ((f"{hub.PREFIX}{name}", path) for name, path in hub_cache.listed(env))
+    for name, path in chain(named, cached, ollama.listed(env), lm_studio.listed()):
+        split = SPLIT_NAME.match(path.name)
+        if (split and int(split["part"]) > 1) or "mmproj" in path.name.lower() or "imatrix" in path.name.lower():
+            continue
+        yield _looked_at(name, path, f"{split['stem']}-*-of-{split['parts']}.gguf" if split else None)
+
+
+def _looked_at(name: str, path: Path, parts: str | None) -> Installed:
+    try:
+        size = sum(part.stat().st_size for part in (path.parent.glob(parts) if parts else (path,)))
+        header = check_model_file(path)
+        if name.startswith(ollama.PREFIX):
+            ollama.check_layout(name, header)
+    except (ModelError, OSError) as error:
+        return Installed(name, path, 0, "", None, str(error))
+    kind = header.metadata.get("general.file_type")
+    return Installed(
+        name,
+        path,
+        size,
+        str(header.metadata.get("general.architecture", "")),
+        kind if isinstance(kind, int) else None,
+        None,
+    )

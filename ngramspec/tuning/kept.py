@@ -1,0 +1,91 @@
+"""What a tuning found, kept in the user's cache folder: one small file per model, build and machine."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.storage import cache_folder, recall, write_whole
+from ngramspec.tuning.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """The outcome of a tuning.
+
+    Attributes:
+        changes: the settings that were found faster (see `Settings.changes`); empty: none is.
+        ratio: their time / that of the settings without them, where something was found.
+        date: the day, as in 2026-11-22.
+        applied: whether they are to be used.
+    """
+
+    changes: dict[str, Any]
+    ratio: float | None
+    date: str
+    applied: bool
+
+
+def path_of(key: str) -> Path:
+    """The file of a model, build and machine, of which `key` is the name."""
+    return cache_folder("tuned") / f"{key}.json"
+
+
+def recalled(path: Path) -> Kept | None:
+    """What was kept; None where nothing was, or nothing that makes sense."""
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        data = json.loads(recall(path) or "")
+        ratio = None if data["ratio"] is None else float(data["ratio"])
+        if type(data["applied"]) is bool and isinstance(data["date"], str):
+            return Kept(_checked(data["changes"]), ratio, data["date"][:10], data["applied"])
+    return None
+
+
+def _checked(changes: Any) -> dict[str, Any]:
+    """The changes as they were found; ValueError for what no tuning finds."""
+    for name, value in changes.items():
+        if name in ("threads", "threads_batch"):
+            right = type(value) is int and 1 <= value <= 512
+        elif name == "micro_batch":
+            right = type(value) is int and 64 <= value <= 4096
+        elif name in ("mmap", "repack"):
+            right = value is False
+        else:
+            right = name == "flash_attn" and value in ("on", "off")
+        if not right:
+            raise ValueError(name)
+    return dict(changes)
+
+
+def keep(path: Path, kept: Kept) -> None:
+    """Write it.
+
+    Raises:
+        NGramSpecError: it is to be used, and cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(kept)))
+    except OSError as error:
+        if kept.applied:
+            raise NGramSpecError(f"cannot keep the settings in {path}: {error.strerror or error}") from error
+
+
+def forget(path: Path) -> bool:
+    """Take it away; whether there was anything.
+
+    Raises:
+        OSError: it is there and cannot be taken away.
+    """
+    there = path.exists()
+    path.unlink(missing_ok=True)
+    return there
+
+
+def outcome(found: Settings | None, present: Settings, ratio: float | None, date: str, *, applied: bool) -> Kept:
+    """What is kept of settings that were found, or of none."""
+    return Kept(found.changes(present) if found else {}, ratio if found else None, date, applied and found is not None)

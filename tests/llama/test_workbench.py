@@ -1,0 +1,118 @@
+"""Settings on a small model: each can be timed, in a context that has them, and the model stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llama_cpp")
+
+from support.tiny_models import write_model
+
+from ngramspec.errors import TargetError
+from ngramspec.exactness.trial import identity
+from ngramspec.llama import workbench
+from ngramspec.llama.target import Target
+from ngramspec.llama.workbench import Workbench
+from ngramspec.tuning.candidates import Scope, candidates
+from ngramspec.tuning.measures import DEEP, DRAFTS, LONG_READING, READING, SINGLE
+from ngramspec.tuning.settings import Settings
+
+SCOPE = Scope(physical=1, logical=2, on_cpu=True, flash_free=True, quantised_cache=True)
+
+
+class Loaded:
+    """A target, a bench on it, and what the bench loaded beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.target = Target(path, n_ctx=64, threads=1, exact="off")
+        self.target.prefill([1, 2, 3])
+        self.again: list[Target] = []
+        self.bench = Workbench(self.target, self.load, 256)
+
+    def load(self, settings: Settings) -> Target:
+        extra = None if settings.repack else False
+        target = Target(self.target.path, n_ctx=64, threads=1, mmap=settings.mmap, extra_buffers=extra, exact="off")
+        self.again.append(target)
+        return target
+
+
+@pytest.fixture(scope="module", params=["llama", "mamba"])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    found = Loaded(write_model(tmp_path_factory.mktemp("models") / "m.gguf", request.param))
+    yield found
+    found.bench.close()
+    found.target.close()
+
+
+def test_every_candidate_can_be_timed_or_says_why_not(loaded: Loaded) -> None:
+    present = loaded.target.present
+    assert present == Settings(1, 1)
+    for candidate in candidates(present, SCOPE).values():
+        # Blocks of 32 need heads as wide.
+        with suppress(TargetError) if candidate.knob == "cache_types" else nullcontext():
+            times = [loaded.bench.seconds(candidate.settings, measure) for measure in candidate.measures]
+            assert all(0 < seconds < 60 for seconds in times)
+    assert all(loaded.bench.seconds(present, m) > 0 for m in (SINGLE, *DRAFTS, READING, LONG_READING, *DEEP))
+    assert loaded.target.tokens == [1, 2, 3]
+    # The weights were loaded once for each way to load them.
+    assert [t.present.mmap for t in loaded.again] == [False, True]
+    assert [t.present.repack for t in loaded.again] == [True, False]
+
+
+def test_it_tells_whether_bits_stay(loaded: Loaded) -> None:
+    present = loaded.target.present
+    assert loaded.bench.alike(present, present)
+    assert loaded.bench.alike(present, replace(present, mmap=False))
+    rounded = replace(present, cache_types=("q8_0", "q8_0"))
+    try:
+        assert loaded.bench.alike(present, rounded) == (loaded.target.architecture == "mamba")
+    except TargetError:  # heads too narrow for blocks of 32
+        assert not loaded.bench.alike(present, replace(present, cache_types=("bf16", "bf16")))
+
+
+def test_weights_that_do_not_fit_are_not_loaded_again(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workbench, "SPARE", 2**60)
+    other = replace(loaded.target.present, mmap=False, repack=False)
+    with pytest.raises(TargetError, match="no memory for the weights"):
+        loaded.bench.seconds(other, SINGLE)
+
+
+def test_what_a_bench_opened_is_closed_with_it(tmp_path: Path) -> None:
+    one = Loaded(write_model(tmp_path / "m.gguf", "llama"))
+    one.bench.seconds(replace(one.target.present, mmap=False), SINGLE)
+    one.bench.close()
+    with pytest.raises(ValueError, match="closed"):
+        one.again[0].evaluate([1])
+    assert len(one.target.evaluate([4])) == 1
+    one.target.close()
+
+
+def test_a_trial_of_a_small_micro_batch_takes_what_trials_send(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama")
+    with Target(path, n_ctx=64, threads=1, threads_batch=2, micro_batch=64) as target:
+        assert (target.n_batch, target.threads_batch) == (64, 2)
+        with target.trial("fast") as trial:
+            assert identity(trial, 1024).agreeing[0] == 1
+
+
+@pytest.mark.parametrize("options", [{"micro_batch": 63}, {"micro_batch": 5000}, {"threads_batch": 0}])
+def test_values_out_of_range_are_refused(tmp_path: Path, options: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match=f"{next(iter(options))} is"):
+        Target(write_model(tmp_path / "m.gguf", "llama"), n_ctx=64, **options)  # type: ignore[arg-type]
+
+
+def test_exact_settings_keep_their_micro_batch_small(tmp_path: Path) -> None:
+    path = write_model(tmp_path / "m.gguf", "llama")
+    with Target(path, n_ctx=64, threads=1, micro_batch=1024, exact="on") as target:
+        assert target.n_batch == 128
+    with Target(path, n_ctx=64, threads=1, micro_batch=1024) as target:
+        assert target.n_batch == 1024
+        target.use("exact")
+        assert target.n_batch == 128
+    with Target(path, n_ctx=64, threads=1, micro_batch=1024, flash_attn="off") as target:
+        assert target.n_batch == 1024

@@ -1,0 +1,58 @@
+"""installed, and `ngramspec models`: what is on the disk, by names that `resolve` takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from support.cli_runner import DEMO, NO_SMOLLM, environment, run
+from support.tiny_gguf import write_gguf
+
+from ngramspec.models.find import resolve
+from ngramspec.models.on_disk import installed
+
+HUB = "hub/models--owner--repo-GGUF"
+SPLIT = "hf:owner/repo-GGUF:m-00001-of-00002.gguf"
+
+
+@pytest.fixture
+def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """A home with a model of each program, and without SmolLM2."""
+    monkeypatch.syspath_prepend(NO_SMOLLM)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    snapshot = tmp_path / HUB / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (tmp_path / HUB / "refs").mkdir()
+    (tmp_path / HUB / "refs" / "main").write_text("abc")
+    for number in range(2):
+        write_gguf(snapshot / f"m-0000{number + 1}-of-00002.gguf", split=(number, 2), tensors={f"t{number}": 8})
+    (snapshot / "mmproj-F16.gguf").symlink_to(DEMO)
+    studio = tmp_path / ".lmstudio" / "models" / "me" / "toy"
+    studio.mkdir(parents=True)
+    (studio / "toy.gguf").symlink_to(DEMO)
+    (studio / "bad.gguf").write_bytes(b"GGUF")
+    return {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OLLAMA_MODELS": str(tmp_path / "none")}
+
+
+def test_all_of_them_by_name(env: dict[str, str]) -> None:
+    found = {one.name: one for one in installed(env)}
+    assert [*found] == [
+        SPLIT,
+        "lmstudio:me/toy:bad.gguf",
+        "lmstudio:me/toy:toy.gguf",
+    ]
+    split, bad, toy = found.values()
+    assert split.size == sum(path.stat().st_size for path in split.path.parent.glob("m-*"))
+    assert (toy.size, toy.architecture, toy.flaw) == (DEMO.stat().st_size, "llama", None)
+    assert bad.flaw is not None
+    for one in (split, toy):
+        assert resolve(one.name, env).path == one.path
+
+
+def test_the_command(env: dict[str, str], tmp_path: Path) -> None:
+    told = run(environment(tmp_path) | {"HOME": str(tmp_path)} | env, "models")
+    rows = [line.split() for line in told.out.splitlines()]
+    assert rows[0] == ["name", "size", "quantisation", "architecture"]
+    assert [row[0] for row in rows[1:]] == [SPLIT, "lmstudio:me/toy:toy.gguf"]
+    assert "lmstudio:me/toy:bad.gguf cannot be used" in told.err
+    assert told.code == 0
