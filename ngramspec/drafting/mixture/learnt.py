@@ -5,7 +5,7 @@
     keep(path, guesser.about_tokens())
 
 Weights and rates are taken up anew for every text: the mean of what many conversations taught is better than what the
-last one left behind (held out, 1.201 against 1.192 on the curve cpu-1.5b-q4_0, where both know the same about tokens).
+last one left behind (held out, 1.212 against 1.208 on the curve cpu-1.5b-q4_0, where both know the same about tokens).
 Files are npz with float32 in them and the number of their layout; one of another layout, or damaged, counts as none.
 """
 
