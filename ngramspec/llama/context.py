@@ -37,8 +37,8 @@ SNAPSHOT_SHARE = 1 / 16
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 
 MOVED_BY_ROLLBACK = ("deepseek4",)
-"""Architectures whose logits moved in the last digits (by up to 0.012) after passes of many tokens had been timed on top
-of a text and taken back (llama-cpp-python 0.3.36): in exact mode they are not drafted for, and nothing is timed."""
+"""Architectures whose logits moved in the last digits (by up to 0.012) after passes of many tokens had been timed on a
+text and taken back (llama-cpp-python 0.3.36): in exact mode they are not drafted for, and nothing is timed."""
 
 
 class Context(Weights):
