@@ -18,6 +18,7 @@ from .chat_input import StopKey, Terminal, piped_lines
 from .chat_session import Session
 from .chat_view import AnswerView
 from .console import FAILED, complain, fail, note, read_stdin, read_text, usage_error
+from .memory_option import suggest_remembering
 from .options import DraftOptions, LoadOptions, Model, Stop, TraceFile, check_predict, check_stop
 from .sampling_options import SamplingOptions, check_sampling, flag
 
@@ -116,6 +117,8 @@ def _read(source: str) -> str:
 def _talk(session: Session, first: str | None) -> None:
     """At a terminal, until the user leaves."""
     note(f"{session.target.name}, context of {session.target.n_ctx} tokens. /help lists commands, Ctrl-D leaves.")
+    if session.memory is not None:
+        suggest_remembering()
     if first is not None:
         session.ask(first)
     for line in Terminal(chat_commands.NAMES):

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -47,6 +49,14 @@ app = typer.Typer(
 )
 
 Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Which memory.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Whose tokenizer; the file needs no weights. Default: the default model.",
+        show_default=False,
+    ),
+]
 
 
 @app.callback()
@@ -60,32 +70,69 @@ def _options(context: typer.Context) -> None:
 def add(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, and folders with all below them.")],
     memory: Name = DEFAULT,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Whose tokenizer; the file needs no weights. Default: the default model.",
-            show_default=False,
-        ),
-    ] = None,
+    model: ModelName = None,
 ) -> None:
     """Add files and folders: ngramspec memory add --model model.gguf ~/src/project
 
     Of a folder everything below it that is text and that no .gitignore names. Adding again takes in what has
     changed and drops what is gone.
     """
-    folder, chosen = memory_folder(memory), _paths(paths)
+    _add(_paths(paths), memory, model)
+
+
+def _add(
+    chosen: Sequence[Path], memory: str, model: str | None, *, may_be_empty: bool = False
+) -> tuple[Vocabulary, Store]:
+    """Add paths and tell what came of it; also whose tokens they were cut into, and where they are."""
+    folder = memory_folder(memory)
     vocabulary = _vocabulary(model)
     store = Store(folder, vocabulary.vocabulary_hash, vocabulary.n_vocab, vocabulary.path.name)
     before = store.path()
     try:
         with index_bar() as progress:
-            added = add_files(store, vocabulary, chosen, threads=machine.physical_cores(), progress=progress)
+            added = add_files(
+                store,
+                vocabulary,
+                chosen,
+                threads=machine.physical_cores(),
+                progress=progress,
+                may_be_empty=may_be_empty,
+            )
     except (KeyboardInterrupt, Terminated):
         if store.path() == before:
             note("interrupted; the memory is as it was")
         raise
     note(f"memory {memory!r} for {vocabulary.path.name}: {_in_words(added)}")
+    return vocabulary, store
+
+
+@app.command("watch")
+def watch(
+    folders: Annotated[list[str], typer.Argument(metavar="FOLDER...", help="Folders, with all below them.")],
+    memory: Name = DEFAULT,
+    model: ModelName = None,
+) -> None:
+    """Add folders, and again whenever files in them change, until Ctrl-C: ngramspec memory watch ~/src/project
+
+    What is taken is what `memory add` takes; changed files are replaced, deleted ones dropped. Whatever drafts from the
+    memory meanwhile takes up the changes with its next request.
+    """
+    try:
+        from ngramspec.memory.watch import watch_folders
+    except ImportError:
+        fail("memory watch needs a package that is not installed: pip install 'ngramspec[watch]'")
+    chosen = _paths(folders)
+    for path in chosen:
+        if path.exists() and not path.is_dir():
+            usage_error(f"{path} is not a folder; watch the folder that it is in")
+    vocabulary, store = _add(chosen, memory, model, may_be_empty=True)
+    note(f"watching {', '.join(map(str, chosen))}; Ctrl-C ends it")
+    updates = 0
+    with suppress(KeyboardInterrupt, Terminated):
+        for added in watch_folders(store, vocabulary, chosen, threads=machine.physical_cores()):
+            updates += 1
+            note(f"{datetime.now():%H:%M:%S} {_in_words(replace(added, unchanged=0, skipped={}))}")
+    note(f"watching ended after {_count(updates, 'update')}; the memory keeps what it has")
 
 
 @app.command("list")
@@ -197,10 +244,8 @@ def _stores(memory: str) -> list[Store]:
 
 
 def _in_words(added: Added) -> str:
-    parts = [f"{_count(added.new, 'file')} added"]
-    parts += [f"{n} {what}" for n, what in ((added.changed, "replaced"), (added.gone, "gone")) if n]
-    if added.unchanged:
-        parts.append(f"{added.unchanged} unchanged")
+    counted = ((added.changed, "replaced"), (added.gone, "gone"), (added.unchanged, "unchanged"))
+    parts = [f"{_count(added.new, 'file')} added"] + [f"{n:,} {what}" for n, what in counted if n]
     return f"{', '.join(parts)}; {_count(added.tokens, 'token')} read{list_skipped(added.skipped)}"
 
 

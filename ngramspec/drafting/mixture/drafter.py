@@ -43,8 +43,9 @@ class MixtureDrafter(Drafter):
         self._own: Recall | None = None
         if memory is True:
             self._own = memory = Recall()
-        if memory:
-            self._guesser.memory = memory.indexes
+        self._memory: Recall | None = memory or None
+        if self._memory is not None:
+            self._guesser.memory = self._memory.indexes
         self._known = 0
         # The chance that a token comes next is not the chance that it is accepted once it was drawn, nor the chance
         # that a token yet to be drawn is accepted: each needs an estimate of its own.
@@ -68,7 +69,7 @@ class MixtureDrafter(Drafter):
         if self._own is not None:
             raise ValueError("a drafter that remembers requests by itself drafts for one text at a time")
         other = MixtureDrafter()
-        other._guesser.memory = self._guesser.memory
+        other._memory, other._guesser.memory = self._memory, self._guesser.memory
         # A text that begins must not take from those at work what they have learnt.
         self._guesser.alone = other._guesser.alone = False
         other._guesser.odds = self._guesser.odds.beside()
@@ -83,6 +84,8 @@ class MixtureDrafter(Drafter):
             self._own.hear(before[self._known :])
             self._known = common_prefix(before, prompt)
         self._asked = None
+        if self._memory is not None:
+            self._memory.refresh()
         self._guesser.begin(prompt)
 
     def propose(
