@@ -239,8 +239,7 @@ def test_a_signal_while_indexing(
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_watching_until_a_signal(home: dict[str, str], project: Path, number: int) -> None:
+def test_watching_until_ctrl_c(home: dict[str, str], project: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "memory", "watch", str(project)], stderr=subprocess.PIPE, env=home, text=True, encoding="utf-8"
     )
@@ -253,8 +252,9 @@ def test_watching_until_a_signal(home: dict[str, str], project: Path, number: in
         assert re.search(r"^\d\d:\d\d:\d\d 1 file added; \d+ tokens read$", next(told))
         (project / "a.py").unlink()
         assert "0 files added, 1 gone" in next(told)
-        process.send_signal(number)
-        assert list(told) == ["watching ended after 2 updates; the memory keeps what it has\n"]
+        process.send_signal(signal.SIGINT)
+        # The line before may come again, if the signal fell into its printing.
+        assert list(told)[-1] == "watching ended after 2 updates; the memory keeps what it has\n"
         assert process.wait(PATIENCE) == 0
     finally:
         process.kill()
