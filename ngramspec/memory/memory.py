@@ -35,9 +35,9 @@ class Memory(Recall):
 
     def refresh(self) -> None:
         """Take up what the store has become, if it was rewritten; a file that cannot be used changes nothing."""
-        if self._store is None or self._store.is_current(self._contents):
-            return
         with suppress(MemoryFileError):
+            if self._store is None or self._store.is_current(self._contents):
+                return
             self._contents = self._store.read()
             if self._keeps:
                 # What was heard here is in the file by now.

@@ -139,7 +139,11 @@ class Store:
         return Contents(path, snapshot, journal, os.fstat(file.fileno()).st_ino)
 
     def is_current(self, contents: Contents) -> bool:
-        """Whether the file that was read is still the one that counts; what was remembered since does not matter."""
+        """Whether the file that was read is still the one that counts; what was remembered since does not matter.
+
+        Raises:
+            MemoryFileError: the folder cannot be read.
+        """
         path = self.path()
         try:
             return path == contents.path and (path is None or path.stat().st_ino == contents.inode)
