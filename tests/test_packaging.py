@@ -56,6 +56,7 @@ def test_what_is_imported_is_a_dependency(project: dict[str, Any]) -> None:
         wanted |= {spelt.get(name, name) for name in names if name not in sys.stdlib_module_names | own}
     required = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["hub"]
     required += project["project"]["optional-dependencies"]["server"]
+    required += project["project"]["optional-dependencies"]["watch"]
     assert wanted <= {re.split(r"[^\w-]", line)[0] for line in required}
 
 
