@@ -26,7 +26,7 @@ LAYERS = (
     ("policies", "llama"),
     ("decoding",),
     ("batching", "beams", "benchmark", "replay", "selfcheck", "trace", "__init__"),
-    ("server",),
+    ("llm_plugin", "server"),
     ("cli",),
 )
 """From the ground up. `__init__` is what `import ngramspec` gives: the public names."""
