@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    ("errors", "storage", "tokens", "json_data", "machine", "theory", "child", "version", "demo"),
+    ("errors", "storage", "tokens", "json_data", "machine", "theory", "child", "version", "demo", "reports"),
     ("sampling", "models", "prompts", "conversation", "chat_prompt", "fill_in", "tool_calls"),
     ("backend",),
     ("drafting",),

@@ -9,7 +9,6 @@ from typing import Any
 
 import llm
 
-from ngramspec.backend import Sampler
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.mixture.learnt import file_of
@@ -19,6 +18,7 @@ from ngramspec.llama.weights import tuning_key
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.names import memory_folder
 from ngramspec.models.find import resolve
+from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tuning.kept import path_of, recalled
 

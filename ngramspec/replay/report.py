@@ -17,7 +17,7 @@ from ngramspec.cost.given import GivenCurve
 from ngramspec.replay.oracle import copy_lengths, least_cost
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay
-from ngramspec.replay.tally import BINS, Tally
+from ngramspec.replay.tally import Tally
 from ngramspec.replay.timed import TimedReplay
 
 Figures = dict[str, Any]
@@ -64,24 +64,10 @@ def figures(tally: Tally, curves: Mapping[str, GivenCurve]) -> Figures:
         "drafts_reaching_position": list(stats.drafted_at),
         "cpu_us_per_pass": 1e6 * tally.work_seconds / passes,
         "start_us_per_prompt_token": 1e6 * tally.begin_seconds / prompt,
-        "reliability": _reliability(tally),
+        "reliability": tally.reliability.to_json(),
         "calibration_error": tally.reliability.calibration_error,
         "speedup": {name: tally.speedup(curve) for name, curve in curves.items()},
     }
-
-
-def _reliability(tally: Tally) -> list[Figures]:
-    counts = tally.reliability
-    return [
-        {
-            "from": i / BINS,
-            "to": (i + 1) / BINS,
-            "count": seen,
-            "predicted": counts.predicted[i] / seen if seen else None,
-            "observed": counts.right[i] / seen if seen else None,
-        }
-        for i, seen in enumerate(counts.seen)
-    ]
 
 
 def by_category(tallies: Mapping[str, Tally], curves: Mapping[str, GivenCurve]) -> dict[str, Figures]:
