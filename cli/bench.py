@@ -159,10 +159,11 @@ def bench(
                     "calibration": None if samples is None else samples.reliability.to_json(),
                 }
                 output.write(more_data | _document(target, benchmark, summaries, skipped, chosen))
-            own = {"--prompts": prompts, "--category": category, "--limit": limit, "-n": predict, "--repeat": repeat}
-            typed = command_line(
-                "bench", [model], own, replace(sampling, seed=-1 if chosen.greedy else chosen.seed), draft, load
-            )
+            own = {
+                **{"--prompts": prompts, "--category": category, "--limit": limit, "-n": predict, "--repeat": repeat},
+                "-s": None if chosen.greedy else chosen.seed,
+            }
+            typed = command_line("bench", [model], own, sampling, draft, load)
             posts.write(lambda: posted(setup(target, found.label), typed, _measured(benchmark, summaries, samples)))
     leave(ended)
 

@@ -98,10 +98,11 @@ def command_line(command: str, arguments: Sequence[str | None], told: Mapping[st
         command: its name.
         arguments: as they were typed; None: left out.
         told: the values of its own options by their flags; None and False say that one was left out.
-        groups: of options; those that are not as by default are told.
+        groups: of options; those that are not as by default are told, but for flags that stand in `told`.
     """
     words = ["ngramspec", *command.split(), *(_file_name(one) for one in arguments if one is not None)]
-    for flag, value in [*told.items(), *(pair for group in groups for pair in _flags(group))]:
+    grouped = {flag: value for group in groups for flag, value in _flags(group)}
+    for flag, value in (dict(told) | {flag: value for flag, value in grouped.items() if flag not in told}).items():
         for one in value if isinstance(value, list | tuple) else [value]:
             if one is not None and one is not False:
                 words += [flag] if one is True else [flag, _file_name(str(one))]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 import llm
 
-from ngramspec.errors import NGramSpecError
+from ngramspec.errors import NGramSpecError, PromptError
 
 if TYPE_CHECKING:
     from llm.parts import StreamEvent
@@ -70,6 +70,8 @@ class NGramSpec(llm.Model):
                     self._opened = None
                 self._opened = Opened(self._name, asked)
             yield from answer(self._opened, prompt, response)
+        except PromptError as error:
+            raise PromptFailed(f"{error}; begin a new conversation, or raise -o ctx_size") from error
         except (NGramSpecError, ValueError) as error:
             raise PromptFailed(str(error)) from error
 
