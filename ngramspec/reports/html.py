@@ -20,7 +20,7 @@ _PAGE = """\
 @media (prefers-color-scheme: dark) { :root { --ground: #0d1117; --ink: #f0f6fc; --dim: #9198a1; --rule: #3d444d;
   --kept: #1d4429; --refused: #5a2622; --corrected: #1b3a63 } }
 body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
-main { max-width: 60rem; margin: 0 auto; padding: 2rem 1.25rem 4rem }
+main { max-width: 68rem; margin: 0 auto; padding: 2rem 1.25rem 4rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.5rem }
 p { max-width: 46rem } .dim { color: var(--dim) }
 .wide { overflow-x: auto }

@@ -72,7 +72,7 @@ def svg(report: Report) -> str:
     origin = [
         line
         for text in (f"{report.origin}; {report.command}", *report.notes)
-        for line in wrap(shown(text), 118, break_on_hyphens=False)
+        for line in wrap(shown(text), 104, break_on_hyphens=False)
     ]
     lines = [_text(24, height + 16 + 16 * number, line, "dim small") for number, line in enumerate(origin)]
     whole = height + 16 * len(origin) + 16
@@ -112,7 +112,7 @@ def _bars(figure: Bars, top: int) -> tuple[int, list[str]]:
     """(height, elements)"""
     names = [_short(bar.name) for bar in figure.bars]
     left = 36 + _CHARACTER * max(map(len, names), default=0)
-    right = WIDTH - 28 - _CHARACTER * max((len(bar.label) for bar in figure.bars), default=0)
+    right = WIDTH - 36 - _CHARACTER * max((len(bar.label) for bar in figure.bars), default=0)
     greatest = max([bar.value if bar.high is None else bar.high for bar in figure.bars], default=0.0)
     greatest = max(greatest, figure.even[0] if figure.even else 0.0) or 1.0
     scale = max(60.0, right - left) / greatest
@@ -129,7 +129,7 @@ def _bars(figure: Bars, top: int) -> tuple[int, list[str]]:
 
 def _bar(bar: Bar, name: str, left: float, top: float, scale: float, even: float | None) -> Iterator[str]:
     middle, base = top + _ROW / 2, top + _ROW / 2 + 4.5
-    kind = "loss" if even is not None and bar.value < even else "gain"
+    kind = "loss" if even is not None and round(bar.value, 2) < even else "gain"
     end = left + scale * bar.value
     yield _text(left - 8, base, name, "ink", "end")
     yield (
@@ -142,6 +142,9 @@ def _bar(bar: Bar, name: str, left: float, top: float, scale: float, even: float
         yield f'<line class="spread" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>'
         for x in (low, high):
             yield f'<line class="spread" x1="{x:.1f}" y1="{middle - 4}" x2="{x:.1f}" y2="{middle + 4}"/>'
+    # Where the line of no gain would cross the label, the label stands behind it.
+    if even is not None and end < left + scale * even < end + 12 + _CHARACTER * len(bar.label):
+        end = left + scale * even
     yield _text(end + 8, base, bar.label, "dim")
 
 
@@ -153,8 +156,9 @@ _TOP, _BOTTOM, _LEFT, _RIGHT = 16, 268, 64, WIDTH - 24
 def _lines(figure: Lines) -> tuple[int, list[str]]:
     """(height, elements)"""
     points = [point for series in figure.series for point in series.points] or [(0.0, 0.0)]
-    across = _ticks(min(x for x, _ in points), max(x for x, _ in points))
-    up = _ticks(0.0, max(y for _, y in points))
+    counts = all(float(x).is_integer() for x, _ in points) and max(x for x, _ in points) > 1
+    across = _ticks(min(x for x, _ in points), max(x for x, _ in points), counts)
+    up = _ticks(0.0, max(y for _, y in points), False)
 
     def place(x: float, y: float) -> tuple[float, float]:
         return (
@@ -202,12 +206,13 @@ def _series(series: Series, placed: Sequence[tuple[float, float]], kind: str) ->
             )
 
 
-def _ticks(least: float, greatest: float) -> list[float]:
-    """Five or so round numbers that take in both, two at least."""
+def _ticks(least: float, greatest: float, whole: bool) -> list[float]:
+    """Five or so round numbers that take in both, two at least; `whole`: whole ones."""
     greatest = max(greatest, least + 1e-9) if greatest > least else least + 1
     rough = (greatest - least) / 5
     power = 10 ** math.floor(math.log10(rough))
-    step = next(n * power for n in (1, 2, 2.5, 5, 10) if n * power >= rough)
+    step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough)
+    step = max(1, step) if whole else step
     first, last = math.floor(least / step + 1e-9), math.ceil(greatest / step - 1e-9)
     return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
 
