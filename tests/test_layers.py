@@ -17,8 +17,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    ("errors", "storage", "tokens", "json_data", "machine", "theory", "child", "version", "demo", "reports"),
-    ("sampling", "models", "prompts", "conversation", "chat_prompt", "fill_in", "tool_calls"),
+    ("errors", "storage", "tokens", "json_data", "machine", "theory", "child", "version", "demo"),
+    ("sampling", "models", "prompts", "conversation", "chat_prompt", "fill_in", "tool_calls", "reports"),
     ("backend",),
     ("drafting",),
     ("acceptance", "memory"),
