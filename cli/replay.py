@@ -21,6 +21,7 @@ from ngramspec.replay.posted import posted
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay, check_replayable
 from ngramspec.replay.report import TIMED, Comparison, Figures
+from ngramspec.replay.samples import Samples
 from ngramspec.replay.timed import DISTURBED, TimedReplay
 from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 
@@ -146,6 +147,9 @@ def replay(
     ] = None,
     no_oracle: Annotated[bool, typer.Option("--no-oracle", help="Leave the copy-oracle out.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse broken entries instead of skipping them.")] = False,
+    with_texts: Annotated[
+        bool, typer.Option("--with-texts", help="Show in --html what was drafted of the first answer of each category.")
+    ] = False,
     as_json: Annotated[str | None, json_option("all figures")] = None,
 ) -> None:
     """Replay recorded conversations: what would drafting have gained?
@@ -164,8 +168,10 @@ def replay(
     beside the modelled one, on a curve that is measured meanwhile. Ctrl-C shows what was replayed so far.
 
     To post: --markdown prints a table, --svg draws the gains, --html writes one page with all figures. Nothing that the
-    conversations say is in them.
+    conversations say is in them, unless --with-texts puts the first answer of each category on the page.
     """
+    if with_texts and (post.html is None or (cost.timed and not cost.curve)):
+        usage_error("--with-texts is for the page that --html writes, and for drafts by a curve")
     if cost.timed and vocab is not None:
         usage_error("--timed needs the model's own tokens: leave --vocab out")
     named_curves(cost.curve or [])
@@ -185,7 +191,10 @@ def replay(
             recordings = _fitting(timed, recordings, target.n_ctx)
         curves = cost.curves(target)
         replays = {name: drafting.replay(curve) for name, curve in curves.items()}
-        comparison = Comparison(recordings, drafting.drafter, replays, curves, oracle=not no_oracle, timed=timed)
+        samples = Samples(vocabulary.piece) if with_texts else None
+        comparison = Comparison(
+            recordings, drafting.drafter, replays, curves, oracle=not no_oracle, timed=timed, samples=samples
+        )
         ended = _run(comparison, len(recordings), quiet=timed is not None)
         document = {
             "ngramspec": ngramspec.__version__,
@@ -206,7 +215,7 @@ def replay(
                 output.write(document)
             own = {"--vocab": vocab, "--limit": limit, "--no-oracle": no_oracle, "--strict": strict}
             typed = command_line("replay", files, own, drafting, cost)
-            posts.write(lambda: posted(document, vocabulary.path.name, typed))
+            posts.write(lambda: posted(document, vocabulary.path.name, typed, samples))
     leave(ended)
 
 

@@ -9,17 +9,13 @@ To see how a token was decided on takes time, so no such run is compared with an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from itertools import groupby
 
 from ngramspec.benchmark.runs import Benchmark
-from ngramspec.decoding.step import Step
+from ngramspec.decoding.marked import MarkedText
 from ngramspec.drafting.reliability import Reliability
 from ngramspec.reports.report import Span
-
-Piece = Callable[[int], bytes]
-"""The bytes that a token stands for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +54,7 @@ class Samples:
         first = {case.category: case for case in reversed(benchmark.cases)}
         for category in dict.fromkeys(case.category for case in benchmark.cases):
             case = first[category]
-            spans: list[Span] = []
+            text = MarkedText(decoder.vocabulary.piece)
             for step in decoder.generate(
                 case.tokens,
                 max_tokens=benchmark.max_tokens,
@@ -67,22 +63,6 @@ class Samples:
                 detail=True,
             ):
                 self.reliability.add(step.judged, step.tokens)
-                spans += spans_of(step, decoder.vocabulary.piece)
-            self.found.append(Sample(category, case.id, tuple(joined(spans))))
+                text.add(step)
+            self.found.append(Sample(category, case.id, tuple(text.spans)))
             yield self.found[-1]
-
-
-def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
-    """A step's text, token by token. Refused tokens never were text; what is no whole character in them is U+FFFD."""
-    # A text that ended inside its draft has no token at index `accepted`: the rest was not refused, only unread.
-    for i, released in enumerate(step.pieces):
-        refused = i == step.accepted and step.refused
-        if refused:
-            yield Span(b"".join(map(piece, step.refused)).decode(errors="replace"), "refused")
-        yield Span(released, "kept" if i < step.accepted else "corrected" if refused else "")
-
-
-def joined(spans: list[Span]) -> Iterator[Span]:
-    """Neighbours with one mark as one span, those without text left out."""
-    for mark, alike in groupby((span for span in spans if span.text), key=lambda span: span.mark):
-        yield Span("".join(span.text for span in alike), mark)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ngramspec.replay.report import Figures
+from ngramspec.replay.samples import Samples
 from ngramspec.reports.report import Bar, Bars, Report, Section, Table
 from ngramspec.reports.shapes import acceptance, calibration, costs, figure
 from ngramspec.version import __version__
@@ -12,13 +13,14 @@ from ngramspec.version import __version__
 OVERALL, MACRO = "overall", "macro"
 
 
-def posted(document: Figures, vocabulary: str, command: str) -> Report:
+def posted(document: Figures, vocabulary: str, command: str, samples: Samples | None = None) -> Report:
     """The report on a replay.
 
     Args:
         document: of `Comparison.document`, and what the replay was asked for ("settings").
         vocabulary: whose tokens, for people.
         command: what was typed.
+        samples: texts that the page shows.
     """
     settings = document["settings"]
     rows = {name: document["results"][f"{settings['drafter']}@{name}"] for name in document["curves"]}
@@ -27,6 +29,10 @@ def posted(document: Figures, vocabulary: str, command: str) -> Report:
         f" tokens of {vocabulary}; drafter {settings['drafter']}, policy {settings['policy']}, memory"
         f" {settings['memory']}; ngramspec {__version__}"
     )
+    sections = [section for name in rows for section in _sections(name, rows[name], document)]
+    if samples is not None:
+        told = f"The first answer of each kind of text, on the curve {next(iter(rows))}."
+        sections.append(Section("How it was drafted", told, samples.passages))
     notes = ["gain: modelled by what a pass costs, over plain decoding"]
     if not document["complete"]:
         notes.append("INCOMPLETE: interrupted before the last conversation")
@@ -36,7 +42,7 @@ def posted(document: Figures, vocabulary: str, command: str) -> Report:
         bars=_bars(rows),
         origin=origin,
         command=command,
-        sections=[section for name in rows for section in _sections(name, rows[name], document)],
+        sections=sections,
         notes=notes,
     )
 

@@ -17,6 +17,7 @@ from ngramspec.cost.given import GivenCurve
 from ngramspec.replay.oracle import copy_lengths, least_cost
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay
+from ngramspec.replay.samples import Samples
 from ngramspec.replay.tally import Tally
 from ngramspec.replay.timed import TimedReplay
 
@@ -96,6 +97,7 @@ class Comparison:
         curves: of the replays, by name.
         oracle: also find what the copy-oracle reaches.
         timed: also run the passes on its model.
+        samples: is shown the first of the replays.
 
     Attributes:
         done: how many recordings went through all of it.
@@ -110,7 +112,9 @@ class Comparison:
         *,
         oracle: bool = True,
         timed: TimedReplay | None = None,
+        samples: Samples | None = None,
     ) -> None:
+        self._samples = samples
         self._recordings = recordings
         self._drafter = drafter
         self._replays = replays
@@ -123,7 +127,10 @@ class Comparison:
     def run(self) -> Iterator[Recording]:
         """Replay them, one per `next`; stopping early leaves those that are through."""
         for recording in self._recordings:
-            tallies = {name: replay.run(recording) for name, replay in self._replays.items()}
+            tallies: dict[str, Tally] = {}
+            for name, replay in self._replays.items():
+                watch = self._samples.watch(recording) if self._samples is not None and not tallies else None
+                tallies[name] = replay.run(recording, watch)
             lengths = None if self._lengths is None else copy_lengths(recording.prompt, recording.response)
             if self._timed is not None:
                 self._timed.run(recording)

@@ -25,7 +25,8 @@ h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.5rem }
 p { max-width: 46rem } .dim { color: var(--dim) }
 .wide { overflow-x: auto }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0 }
-th, td { padding: .25rem .55rem; font-size: .92rem; text-align: right; border-bottom: 1px solid var(--rule); white-space: nowrap }
+th, td { padding: .25rem .55rem; font-size: .92rem; text-align: right;
+  border-bottom: 1px solid var(--rule); white-space: nowrap }
 th.text, td.text { text-align: left } tr.total td { font-weight: 600 }
 svg { width: 100%; height: auto; max-width: 47.5rem }
 pre { padding: 1rem; border: 1px solid var(--rule); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere;

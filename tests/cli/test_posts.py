@@ -88,6 +88,12 @@ def test_a_replay_to_post_says_what_its_json_says_and_nothing_of_the_conversatio
     assert page.words.count("What is gained: ") == 2
     for kind in ("svg", "html"):
         assert "zebra" not in written[kind].read_text("utf-8")
+    texts = tmp_path / "texts.html"
+    assert run(env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--html", texts, "--with-texts").code == 0
+    shown = Page(texts.read_text("utf-8"))
+    assert "zebra giraffe" in "".join(text for kind, text in shown.marked[3:] if kind == "kept")
+    assert {"<copy>: line 1", "b|c: line 2"} <= set(shown.words.splitlines())
+    assert "--html" in run(env, "replay", talks, "--vocab", DEMO, "--with-texts").complaint
     macro = found["results"]["mixture@flat"]["macro"]["speedup"]["flat"]
     assert f"{macro:.3f}x" in drawn(written["svg"].read_text("utf-8"))
 
