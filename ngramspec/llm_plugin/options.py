@@ -21,6 +21,8 @@ TEMPERATURE = 0.8
 
 _SETTINGS = {name: known for name, known in options(Sampling).items() if not known.repeatable}
 
+_SEED = _SETTINGS["seed"]  # -1 asks for a random one
+
 _MORE: dict[str, Any] = {
     "max_tokens": (int, Field(None, ge=1, description="Most tokens of the answer.")),
     "stop": (str, Field(None, min_length=1, description="End before this text.")),
@@ -47,7 +49,7 @@ def _field(known: Option, kind: Any) -> tuple[Any, Any]:
         if value is not None:
             if known.parse is not None:
                 known.parse(value)
-            if known.allowed is not None and not known.allowed.holds(value):
+            if known.allowed is not None and not known.allowed.holds(value) and (known is not _SEED or value != -1):
                 raise ValueError(f"must be {known.allowed.words}")
         return value
 
@@ -59,7 +61,7 @@ def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
     """The sampling that options ask for, with a random seed where they name none.
 
     Args:
-        given: of `prompt_options`.
+        given: an instance of what `prompt_options` gives.
         grammar: that the answer must keep to, whatever the options say; None: as they say.
 
     Raises:
@@ -67,7 +69,8 @@ def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
     """
     asked: dict[str, Any] = {"temperature": TEMPERATURE, "seed": random.SystemRandom().randrange(2**32)}
     for name, known in _SETTINGS.items():
-        if (value := getattr(given, name)) is not None:
+        value = getattr(given, name)
+        if value is not None and (known is not _SEED or value != -1):
             asked[name] = value if known.parse is None else known.parse(value)
     if grammar is not None:
         if "grammar" in asked:

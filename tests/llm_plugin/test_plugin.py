@@ -19,6 +19,7 @@ from ngramspec.chat_prompt import ChatPrompt  # noqa: E402
 from ngramspec.decoding.step import Step  # noqa: E402
 from ngramspec.llm_plugin.model import NGramSpec, PromptFailed  # noqa: E402
 from ngramspec.llm_plugin.opened import loading  # noqa: E402
+from ngramspec.llm_plugin.options import sampling_of  # noqa: E402
 from ngramspec.sampling.settings import Sampling  # noqa: E402
 
 REPETITIVE = "Repeat: one two three four five six. one two three four five six. one two three"
@@ -144,6 +145,16 @@ def test_every_setting_of_one_value_is_an_option() -> None:
     schema = NGramSpec(None).Options.model_json_schema()["properties"]
     assert {"temperature", "top_k", "top_p", "min_p", "seed", "repeat_penalty", "mirostat", "samplers"} <= set(schema)
     assert all(one["description"] for one in schema.values())
+
+
+def test_a_seed_is_random_unless_it_is_named() -> None:
+    options = NGramSpec(None).Options
+    seeds = {sampling_of(options(**given), None).seed for given in ({}, {"seed": -1}, {"seed": -1})}
+    assert len(seeds) == 3
+    assert sampling_of(options(seed=5), None).seed == 5
+    assert sampling_of(options(samplers="top_k;temperature"), None).samplers == ("top_k", "temperature")
+    with pytest.raises(ValueError, match="2\\^64"):
+        options(seed=-2)
 
 
 @pytest.mark.parametrize(
