@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import replace
-from datetime import datetime
-from pathlib import Path
-from typing import Annotated, Literal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Annotated, Any, Literal
 
 import typer
 
-from ngramspec import machine
 from ngramspec.drafting.mixture import learnt
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
-from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files
+from ngramspec.memory.indexing import remove_files
 from ngramspec.memory.names import DEFAULT, memory_folder, memory_names
+from ngramspec.memory.posted import posted
 from ngramspec.memory.remember import read_settings, settings_path, write_remember
+from ngramspec.memory.statistics import Statistics
 from ngramspec.memory.store import Contents
-from ngramspec.models.check import has_gguf_magic
 
 from .console import (
     FAILED,
     USAGE,
-    Terminated,
     complain,
     fail,
     guarded_stdout,
-    index_bar,
     note,
     printable,
     usage_error,
     write_stdout,
 )
-from .options import open_vocabulary
+from .json_output import JsonOutput, json_option
+from .memory_add import Name, add, counted, paths_of, watch
+from .options import grouped
+from .posts import PostOptions, Posts, command_line
 
 app = typer.Typer(
     name="memory",
@@ -48,16 +45,6 @@ app = typer.Typer(
     invoke_without_command=True,
 )
 
-Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Which memory.")]
-ModelName = Annotated[
-    str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="Whose tokenizer; the file needs no weights. Default: the default model.",
-        show_default=False,
-    ),
-]
-
 
 @app.callback()
 def _options(context: typer.Context) -> None:
@@ -66,73 +53,8 @@ def _options(context: typer.Context) -> None:
         raise typer.Exit(USAGE)
 
 
-@app.command("add")
-def add(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, and folders with all below them.")],
-    memory: Name = DEFAULT,
-    model: ModelName = None,
-) -> None:
-    """Add files and folders: ngramspec memory add --model model.gguf ~/src/project
-
-    Of a folder everything below it that is text and that no .gitignore names. Adding again takes in what has
-    changed and drops what is gone.
-    """
-    _add(_paths(paths), memory, model)
-
-
-def _add(
-    chosen: Sequence[Path], memory: str, model: str | None, *, may_be_empty: bool = False
-) -> tuple[Vocabulary, Store]:
-    """Add paths and tell what came of it; also whose tokens they were cut into, and where they are."""
-    folder = memory_folder(memory)
-    vocabulary = _vocabulary(model)
-    store = Store(folder, vocabulary.vocabulary_hash, vocabulary.n_vocab, vocabulary.path.name)
-    before = store.path()
-    try:
-        with index_bar() as progress:
-            added = add_files(
-                store,
-                vocabulary,
-                chosen,
-                threads=machine.physical_cores(),
-                progress=progress,
-                may_be_empty=may_be_empty,
-            )
-    except (KeyboardInterrupt, Terminated):
-        if store.path() == before:
-            note("interrupted; the memory is as it was")
-        raise
-    note(f"memory {memory!r} for {vocabulary.path.name}: {_in_words(added)}")
-    return vocabulary, store
-
-
-@app.command("watch")
-def watch(
-    folders: Annotated[list[str], typer.Argument(metavar="FOLDER...", help="Folders, with all below them.")],
-    memory: Name = DEFAULT,
-    model: ModelName = None,
-) -> None:
-    """Add folders, and again whenever files in them change, until Ctrl-C: ngramspec memory watch ~/src/project
-
-    What is taken is what `memory add` takes; changed files are replaced, deleted ones dropped. Whatever drafts from the
-    memory meanwhile takes up the changes with its next request.
-    """
-    try:
-        from ngramspec.memory.watch import watch_folders
-    except ImportError:
-        fail("memory watch needs a package that is not installed: pip install 'ngramspec[watch]'")
-    chosen = _paths(folders)
-    for path in chosen:
-        if path.exists() and not path.is_dir():
-            usage_error(f"{path} is not a folder; watch the folder that it is in")
-    vocabulary, store = _add(chosen, memory, model, may_be_empty=True)
-    note(f"watching {', '.join(map(str, chosen))}; Ctrl-C ends it")
-    updates = 0
-    with suppress(KeyboardInterrupt, Terminated):
-        for added in watch_folders(store, vocabulary, chosen, threads=machine.physical_cores()):
-            updates += 1
-            note(f"{datetime.now():%H:%M:%S} {_in_words(replace(added, unchanged=0, skipped={}))}")
-    note(f"watching ended after {_count(updates, 'update')}; the memory keeps what it has")
+app.command("add")(add)
+app.command("watch")(watch)
 
 
 @app.command("list")
@@ -149,7 +71,7 @@ def list_(memory: Name = DEFAULT) -> None:
                         write_stdout(f"{document.tokens:>12,}  {printable(document.name)}\n")
                 answers = [d for d in documents if d.kind == "answer"]
                 if answers:
-                    write_stdout(f"{total(answers):>12,}  in {_count(len(answers), 'answer')} that were remembered\n")
+                    write_stdout(f"{total(answers):>12,}  in {counted(len(answers), 'answer')} that were remembered\n")
 
 
 @app.command("remove")
@@ -163,12 +85,12 @@ def remove(
     """Remove files, folders or answers from a memory, whether the files still exist or not."""
     if not paths and not answers:
         usage_error("name what to remove: files, folders, or --answers")
-    chosen, stores = _paths(paths or ()), _stores(memory)
+    chosen, stores = paths_of(paths or ()), _stores(memory)
     for path in chosen:
         count = sum(remove_files(store, path) for store in stores)
         if not count:
             fail(f"memory {memory!r} has no file {path}, nor any below it (ngramspec memory list shows what it has)")
-        note(f"{path}: {_count(count, 'file')} removed")
+        note(f"{path}: {counted(count, 'file')} removed")
     if answers:
         for store in stores:
             store.update(lambda texts: [t for t in texts if t.document.kind != "answer"])
@@ -192,22 +114,43 @@ def clear(memory: Name = DEFAULT) -> None:
             note("what drafts have learnt is forgotten")
 
 
-@app.command("stats")
-def stats(memory: Name = DEFAULT) -> None:
-    """Show what a memory holds and takes, and whether answers are remembered."""
-    with guarded_stdout(), _complaints() as complaints:
+def stats(
+    post: PostOptions,
+    memory: Name = DEFAULT,
+    as_json: Annotated[str | None, json_option("all figures")] = None,
+) -> None:
+    """Show what a memory holds and takes, and whether answers are remembered.
+
+    To post: --markdown prints a table, --svg draws how much there is of each kind of file, --html writes one page. No
+    names of files and no texts are in them.
+    """
+    with JsonOutput(as_json) as output, Posts(post, as_json) as posts, guarded_stdout(), _complaints() as complaints:
+        lines: list[str] = []
+        found: list[Statistics] = []
+        data: dict[str, Any] = {"memory": memory}
         with complaints():
-            state = "on" if read_settings().remember else "off"
-            write_stdout(f"remembering answers: {state} ({settings_path()})\n")
+            data["remember"] = read_settings().remember
+            lines.append(f"remembering answers: {'on' if data['remember'] else 'off'} ({settings_path()})")
         files = learnt.files()
-        size = sum(file.stat().st_size for file in files) / 2**10
-        held = f"{_count(len(files), 'vocabulary', 'vocabularies')}, {size:.0f} KiB" if files else "nothing"
-        write_stdout(f"learnt by drafts: {held} ({learnt.folder()})\n")
+        size = sum(file.stat().st_size for file in files)
+        held = f"{counted(len(files), 'vocabulary', 'vocabularies')}, {size / 2**10:.0f} KiB" if files else "nothing"
+        lines.append(f"learnt by drafts: {held} ({learnt.folder()})")
         names = memory_names()
-        write_stdout(f"memories: {', '.join(names) or 'none'}\n")
+        lines.append(f"memories: {', '.join(names) or 'none'}")
+        data |= {"learnt": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
         for store in _stores(memory) if memory in names or memory != DEFAULT else ():
             with complaints():
-                write_stdout(_statistics(store.read()))
+                contents = store.read()
+                found.append(Statistics.of(contents))
+                lines.append(_statistics(found[-1], contents))
+        if not posts.silent:
+            write_stdout("\n".join(lines) + "\n")
+        if output.wanted:
+            output.write(data | {"stores": [asdict(one) for one in found]})
+        posts.write(lambda: posted(memory, found, command_line("memory stats", [], {"--memory": memory})))
+
+
+app.command("stats")(grouped(stats))
 
 
 @app.command("remember")
@@ -222,20 +165,6 @@ def remember(
         note("answers are no longer kept; those there are stay (ngramspec memory remove --answers removes them)")
 
 
-def _paths(names: Sequence[str]) -> list[Path]:
-    # An empty name (an unset variable of a script) would be the current folder.
-    if not all(names):
-        usage_error("the name of a file or folder is empty")
-    return [Path(name) for name in names]
-
-
-def _vocabulary(model: str | None) -> Vocabulary:
-    """The vocabulary of a model as `resolve` finds it, or of a file without weights."""
-    path = Path(os.path.expanduser(model)) if model else None
-    file = path if path is not None and has_gguf_magic(path) else None
-    return open_vocabulary(file, model, "no --model given: the memory is for")
-
-
 def _stores(memory: str) -> list[Store]:
     stores = Store.all_in(memory_folder(memory))
     if not stores:
@@ -243,31 +172,16 @@ def _stores(memory: str) -> list[Store]:
     return stores
 
 
-def _in_words(added: Added) -> str:
-    counted = ((added.changed, "replaced"), (added.gone, "gone"), (added.unchanged, "unchanged"))
-    parts = [f"{_count(added.new, 'file')} added"] + [f"{n:,} {what}" for n, what in counted if n]
-    return f"{', '.join(parts)}; {_count(added.tokens, 'token')} read{list_skipped(added.skipped)}"
-
-
-def _statistics(contents: Contents) -> str:
-    assert contents.path
-    documents = contents.documents()
-    files = [d for d in documents if d.kind == "file"]
-    answers = [d for d in documents if d.kind == "answer"]
-    size = contents.path.stat().st_size
+def _statistics(one: Statistics, contents: Contents) -> str:
     return (
-        f"tokenizer of {_model(contents)}: {_count(len(files), 'file')} with {_count(total(files), 'token')},"
-        f" {_count(len(answers), 'answer')} with {_count(total(answers), 'token')}\n"
-        f"  {size / 2**20:.1f} MiB, {size / max(1, total(documents)):.1f} bytes a token: {contents.path}\n"
+        f"tokenizer of {_model(contents)}: {counted(one.files, 'file')} with {counted(one.file_tokens, 'token')},"
+        f" {counted(one.answers, 'answer')} with {counted(one.answer_tokens, 'token')}\n"
+        f"  {one.size_bytes / 2**20:.1f} MiB, {one.bytes_per_token:.1f} bytes a token: {contents.path}"
     )
 
 
 def _model(contents: Contents) -> str:
     return printable(contents.table.model).replace("\n", " ")
-
-
-def _count(number: int, noun: str, nouns: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 @contextmanager
