@@ -31,7 +31,7 @@ from .json_output import JsonOutput, json_option
 from .options import DraftOptions, LoadOptions, Model, PromptFiles
 from .posts import PostOptions, Posts, command_line
 from .sampling_options import SamplingOptions, check_sampling
-from .view import counting_bar
+from .view import counting_bar, slow_core
 
 ALL = "all"
 
@@ -233,6 +233,8 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
     ]
     if decoder.exact == "on":
         lines.append(exact_mode(decoder.calibration.exact_sizes))
+    if decoder.drafter and (slow := slow_core()) is not None:
+        lines.append(slow)
     return lines
 
 

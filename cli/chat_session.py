@@ -23,7 +23,7 @@ from .chat_view import AnswerView
 from .console import complain, guarded_stdout, note, prefill_bar
 from .memory_option import keep
 from .sampling_options import SamplingOptions
-from .view import rounding, summary
+from .view import rounding, slow_core, summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
 
@@ -165,5 +165,7 @@ class Session:
         if not self.sampling.greedy and self.options.seed == -1:
             line += f"; seed {self.sampling.seed}"
         if (said := rounding(stats)) is not None:
+            line += f"; {said}"
+        if self.decoder.drafter and (said := slow_core()) is not None:
             line += f"; {said}"
         return line

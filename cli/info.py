@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
+from ngramspec.drafting.core import uncompiled
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.exactness.choice import TYPICAL
 from ngramspec.llama.devices import build
@@ -92,9 +93,20 @@ def _facts(target: Target) -> dict[str, str]:
         "settings": f"{target.threads} threads{_for_batches(target)}, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(target.cache_types)}",
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
+        "drafting": _core(),
         "devices": devices or "not reported by this build",
         "machine": machine.name(),
     }
+
+
+def _core() -> str:
+    """How the core of drafting runs, and what makes it faster."""
+    if not uncompiled():
+        return "compiled core"
+    return (
+        "core in plain Python, some 40 times slower than compiled: install a C compiler, then ngramspec again"
+        " with pip install --force-reinstall --no-deps --no-cache-dir"
+    )
 
 
 def _for_batches(target: Target) -> str:

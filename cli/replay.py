@@ -31,7 +31,7 @@ from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, op
 from .posts import PostOptions, Posts, command_line
 from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
 from .replay_view import show
-from .view import counting_bar
+from .view import counting_bar, slow_core
 
 SHOWN = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Sizes of a batch whose cost is printed."""
@@ -248,6 +248,8 @@ def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> No
     ]
     if not document["complete"]:
         heading.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
+    if (slow := slow_core()) is not None:
+        heading.append(slow)
     sections = {}
     for name, curve in curves.items():
         rows = document["results"][f"{settings['drafter']}@{name}"]

@@ -142,11 +142,12 @@ def test_a_wheel_without_compiled_modules_drafts(built: Path, tmp_path: Path) ->
         assert sys.platform == "win32", "it was compiled without a compiler"
         compiled.unlink()
     code = """
+from ngramspec.drafting.core import uncompiled
 from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting import make_drafter
 drafter = make_drafter("mixture", memory=True)
 drafter.begin([1, 2, 3] * 4)
-print(guesser.__file__, *drafter.propose(4).tokens)
+print(guesser.__file__, len(uncompiled()), *drafter.propose(4).tokens)
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -157,7 +158,8 @@ print(guesser.__file__, *drafter.propose(4).tokens)
         check=True,
         timeout=60,
     )
-    file, *tokens = done.stdout.split()
+    file, plain, *tokens = done.stdout.split()
+    assert int(plain) == len(compiled_modules())
     assert Path(file) == tmp_path / "ngramspec" / "drafting" / "mixture" / "guesser.py"
     assert tokens == ["1", "2", "3", "1"]
 

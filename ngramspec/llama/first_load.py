@@ -23,6 +23,7 @@ from typing import Any
 
 from ngramspec import child
 from ngramspec.errors import ModelError
+from ngramspec.llama import bindings
 from ngramspec.models.check import check_values, has_gguf_magic
 from ngramspec.models.gguf import read_header
 from ngramspec.storage import cache_folder, keep, recall
@@ -107,7 +108,7 @@ def _silent(_level: int, _text: bytes, _data: Any) -> None:
 def attempt(api: Any, path: Path) -> None:
     """What the child does: every step that may crash, cheapest first. If llama.cpp refuses to load, all is well."""
     api.llama_log_set(_silent, ctypes.c_void_p(0))
-    api.llama_backend_init()
+    bindings.init_backend(api)
     params = api.llama_model_default_params()
     params.vocab_only = True
     model = api.llama_model_load_from_file(os.fsencode(path), params)
@@ -122,7 +123,7 @@ def attempt(api: Any, path: Path) -> None:
         params.n_gpu_layers = 0
         params.use_extra_bufts = False  # what they are made into is another copy of the weights
         params.no_alloc = not weights
-        params.load_mode = api.LLAMA_LOAD_MODE_AUTO if weights else api.LLAMA_LOAD_MODE_NONE
+        bindings.set_mapped(api, params, weights)
         model = api.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
             return

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
+from ngramspec.llama import bindings
 from ngramspec.llama.grammar import CANDIDATE, Grammar
 from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
 from ngramspec.sampling.sampler import Draw
@@ -88,8 +89,8 @@ class SamplerChain:
         return {
             "penalties": (
                 self._repeat_last_n > 0,
-                lambda: api.llama_sampler_init_penalties(
-                    self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+                lambda: bindings.penalties(
+                    api, self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
                 ),
             ),
             "dry": (self._dry_last_n > 0, lambda: self._dry(vocab)),
@@ -158,9 +159,8 @@ class SamplerChain:
         if vocab is None:
             raise ValueError("DRY needs a vocabulary, for the texts that break a sequence")
         breakers = (ctypes.c_char_p * len(s.dry_sequence_breakers))(*(b.encode() for b in s.dry_sequence_breakers))
-        return self._api.llama_sampler_init_dry(
-            vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, self._dry_last_n, breakers, len(breakers)
-        )
+        window = s.dry_allowed_length, self._dry_last_n
+        return bindings.dry(self._api, vocab, s.dry_multiplier, s.dry_base, *window, breakers)
 
     def _infill(self, vocab: Any) -> Any:
         if vocab is None:

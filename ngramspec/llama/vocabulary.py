@@ -17,7 +17,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from ngramspec.chat_prompt import ChatPrompt, ChatTemplate, Control, Render
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.fill_in import FillInTokens
-from ngramspec.llama import first_load, log
+from ngramspec.llama import bindings, first_load, log
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.samplers import SamplerChain
@@ -76,7 +76,9 @@ class Vocabulary:
             # Python prints and drops an exception in a callback; what llama.cpp reads as its answer may be "stop".
             if any("cancelled model load" in text for _, text in log.tail):
                 raise KeyboardInterrupt
-            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({log.last_complaint()})")
+            complaint = log.last_complaint()
+            hint = "; a newer llama-cpp-python may know it" if "unknown model architecture" in complaint else ""
+            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({complaint}){hint}")
         self._vocab = llama.llama_model_get_vocab(self._model)
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         if self.n_vocab == 0:
@@ -258,9 +260,7 @@ class Vocabulary:
     def suppressed(self) -> tuple[int, ...]:
         """Token ids that the model's file forbids."""
         self._check_open()
-        count = ctypes.c_int32()
-        tokens = llama.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
-        return tuple(tokens[i] for i in range(count.value))
+        return bindings.suppressed(llama, self._vocab)
 
     @cached_property
     def vocabulary_hash(self) -> bytes:

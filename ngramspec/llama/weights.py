@@ -14,7 +14,7 @@ from llama_cpp._ggml import libggml
 
 from ngramspec import machine
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, devices, huge_pages, log
+from ngramspec.llama import amx, bindings, devices, huge_pages, log
 from ngramspec.llama.devices import build
 from ngramspec.llama.kv_cache import CacheShape, CacheType, fitting_context
 from ngramspec.llama.vocabulary import Vocabulary
@@ -53,7 +53,7 @@ class Weights(Vocabulary):
     def _load(self, n_gpu_layers: int, extra_buffers: bool | None) -> None:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
-        params.load_mode = llama.LLAMA_LOAD_MODE_AUTO if self._mapped else llama.LLAMA_LOAD_MODE_NONE
+        bindings.set_mapped(llama, params, self._mapped)
         params.no_host = extra_buffers is True
         params.use_extra_bufts = extra_buffers is not False
         self.amx_broken = extra_buffers is None and _has_broken_amx(n_gpu_layers)
