@@ -32,6 +32,11 @@ class Memory(Recall):
             self.hear(tokens)
         self.stored = sum(index.size for index in self.indexes)
 
+    @property
+    def keeps(self) -> bool:
+        """Whether answers are kept for later sessions."""
+        return self._store is not None
+
     def remember(self, tokens: Sequence[int]) -> None:
         """Remember an answer: `hear` and `keep` it."""
         self.hear(tokens)
