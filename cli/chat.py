@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from ngramspec.trace.file import TraceWriter
 
 from . import chat_commands, chat_kept
 from .chat_completion import ChatCompleter
-from .chat_input import StopKey, Terminal, piped_lines
+from .chat_input import StopKey, Terminal, no_echo, piped_lines
 from .chat_kept import Keeper
 from .chat_model import Loader
 from .chat_session import Session
@@ -88,7 +89,8 @@ def chat(
     conversation, had_with = chat_kept.last() if resume else Saved(Conversation(), "")
     conversation.system = system or conversation.system
     loader = Loader(load, draft)
-    target, decoder, memory = loader.open(load.find(model))
+    with no_echo() if interactive else nullcontext():  # what is typed while the model loads is for the prompt
+        target, decoder, memory = loader.open(load.find(model))
     check_sampling(target, chosen)
     session = Session(
         target,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from ngramspec.conversation import Turn, load, save
@@ -26,6 +27,9 @@ from .markdown_rows import code_blocks
 
 SHOWN = 60
 """Characters of a message that was taken back."""
+
+_VALUE = 18
+"""Columns of a setting's value where all are listed."""
 
 COMMANDS = {
     "/help": "show this",
@@ -85,14 +89,25 @@ def run(session: Session, name: str, argument: str) -> bool:
 
 
 def _help(_session: Session, _argument: str) -> None:
-    wide = max(map(len, COMMANDS))
-    for name, what in COMMANDS.items():
-        stderr.print(Text(f"  {name:<{wide}} {what}"))
+    stderr.print(_listed(COMMANDS.items()))
     note(
         'Enter sends; Alt-Enter or Ctrl-J starts a new line, and so does Enter between """ and """.'
         " Ctrl-X Ctrl-E opens your editor, Tab completes. Ctrl-C stops an answer; at an empty prompt, twice, it leaves."
         " To send a text that looks like a command, put a space or a second / in front."
     )
+
+
+def _listed(rows: Iterable[Sequence[str]]) -> Table:
+    """Names and what belongs to them, the last column as wide as the terminal allows."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=True)
+    for row in rows:
+        if not table.columns:
+            table.add_column(no_wrap=True)
+            for _ in row[1:-1]:
+                table.add_column(max_width=_VALUE, overflow="fold")
+            table.add_column()
+        table.add_row(*map(Text, row))
+    return table
 
 
 # ---------------------------------------------------------------------- turns
@@ -158,8 +173,8 @@ def _copy(session: Session, number: str) -> None:
 def _set(session: Session, argument: str) -> None:
     name, _, value = argument.partition(" ")
     if not name:
-        for each, setting in chat_settings.SETTINGS.items():
-            stderr.print(Text(f"  {each:<22} {printable(setting.show(session)):<12} {setting.help}"))
+        settings = chat_settings.SETTINGS.items()
+        stderr.print(_listed((each, printable(setting.show(session)), setting.help) for each, setting in settings))
         return
     setting = chat_settings.find(name)
     value = value.strip()

@@ -65,7 +65,7 @@ class StopKey:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Keep what is typed during an answer (a Ctrl-C, say) off the screen; the next prompt gets it, key by key."""
+    """Keep what is typed meanwhile (a Ctrl-C, say) off the screen; the next prompt gets it, key by key."""
     try:
         import termios
     except ImportError:  # Windows

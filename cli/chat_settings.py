@@ -69,12 +69,12 @@ def _sampling(field: str, known: Option) -> Setting:
 
 
 def _default(session: Session, field: str) -> Any:
-    return getattr(settings_of(type(session.options)(), {}), field)
+    return getattr(settings_of(type(session.options)(), {"seed": 0}), field)
 
 
 def _parsed(known: Option, kind: Any, value: str) -> Any:
     if known.parse is not None:
-        return known.parse(shlex.split(value) if known.repeatable else value)
+        return known.parse(_texts(value) if known.repeatable else value)
     if kind not in (int, float):
         return value
     try:
@@ -83,7 +83,15 @@ def _parsed(known: Option, kind: Any, value: str) -> Any:
         raise SettingError(f"{value!r} is no {'whole ' if kind is int else ''}number") from None
 
 
+def _texts(value: str) -> list[str]:
+    """Texts with spaces between them, quoted where they hold some; \\n and the like are what they are in Python."""
+    words = shlex.shlex(value, posix=True, punctuation_chars=False)
+    words.whitespace_split, words.escape, words.commenters = True, "", ""
+    return [word.encode("latin-1", "backslashreplace").decode("unicode-escape") for word in words]
+
+
 def _words(value: Any) -> str:
+    """A value as it would be typed."""
     if value is None or value == ():
         return "none"
     if isinstance(value, tuple):
@@ -120,10 +128,10 @@ def _set_limit(session: Session, value: str) -> None:
 
 
 def _set_stop(session: Session, value: str) -> None:
-    stop = [] if value == DEFAULT else shlex.split(value)
+    stop = [] if value == DEFAULT else _texts(value)
     if not all(stop):
         raise SettingError("a text that ends answers must not be empty")
-    session.stop = tuple(text.encode().decode("unicode-escape") if "\\" in text else text for text in stop)
+    session.stop = tuple(stop)
 
 
 def _on(value: str) -> bool:
@@ -159,6 +167,7 @@ def _set_markdown(session: Session, value: str) -> None:
 def _made() -> dict[str, Setting]:
     found = {_flag_name(known): _sampling(field, known) for field, known in options(Sampling).items()}
     found["seed"] = found["seed"]._replace(change=_set_seed)
+    found["samplers"] = found["samplers"]._replace(show=lambda session: ";".join(session.sampling.samplers))
     return found | {
         "json-schema": Setting(
             "JSON schema of the answers, in the place of a grammar.", lambda _: "see grammar", _set_schema

@@ -106,11 +106,11 @@ def block_rows(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[R
         case "fence":
             rows = _fence(node)
         case "code_block":
-            rows = [Row(Text(line, _CODE), True) for line in node.content.removesuffix("\n").split("\n")]
+            rows = [Row(Text.assemble((line, _CODE)), True) for line in node.content.removesuffix("\n").split("\n")]
         case "table":
             rows = _table(node, width)
         case "hr":
-            rows = [Row(Text("─" * min(width, _RULE), _FAINT))]
+            rows = [Row(Text.assemble(("─" * min(width, _RULE), _FAINT)))]
         case kind:
             raise AssertionError(f"the parser knows no {kind}")
     return rows
@@ -118,7 +118,7 @@ def block_rows(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[R
 
 def fence_row(line: str) -> Row:
     """A line that opens or closes a block of code."""
-    return Row(Text(line.strip(), _FAINT), True)
+    return Row(Text.assemble((line.strip(), _FAINT)), True)
 
 
 def _stacked(nodes: Sequence[SyntaxTreeNode], lines: Sequence[str], width: int) -> list[Row]:

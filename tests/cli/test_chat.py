@@ -23,6 +23,8 @@ SMALL = ["-c", "512", "-n", "30", "-s", "1"]
 # Random tokens, so that hardly any ends the answer: it goes on for seconds.
 ENDLESS = ["-c", "16384", "-n", "-1", "--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
 PATIENCE = 30.0
+PROMPT = r"^> *\n+.* of \d+ tokens \(\d+%\).*\n*\Z"
+"""The end of a screen on which a message can be typed."""
 
 
 @pytest.fixture(scope="module")
@@ -223,7 +225,7 @@ class Terminal:
         """Type a line; wait until the pattern was shown `count` times in all, and for the next prompt."""
         self.type(line)
         self.wait(pattern, count)
-        return self.wait(r"^> *\n*\Z")
+        return self.wait(PROMPT)
 
 
 @pytest.fixture
@@ -284,7 +286,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(terminal: Terminal, tmp_p
             break
     assert "stopped; " in shown
     assert "^C" not in shown
-    terminal.wait(r"^> *\n*\Z")
+    terminal.wait(PROMPT)
     terminal.ask("/save chat.json", f"saved {turn} turns?")
     messages = json.loads((tmp_path / "chat.json").read_text())["messages"]
     assert messages[-1]["role"] == "assistant"
@@ -293,9 +295,9 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(terminal: Terminal, tmp_p
     terminal.keys("-l", "abc")
     terminal.wait("^> abc")
     terminal.keys("C-c")
-    assert "leaves" not in terminal.wait(r"^> *\n*\Z").split("lists commands")[1].split("\n", 1)[1]
+    assert "leaves" not in terminal.wait(PROMPT).split("lists commands")[1].split("\n", 1)[1]
     terminal.keys("C-c")
-    terminal.wait("^Ctrl-D or /quit leaves")
+    terminal.wait("^Ctrl-C again, Ctrl-D or /quit leaves")
     terminal.type("/quit")
     terminal.wait("exit code 0")
 

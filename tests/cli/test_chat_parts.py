@@ -124,11 +124,11 @@ def session(target: Target, tmp_path: Path) -> Session:
 def test_a_template_that_refuses_takes_the_turn_back(
     session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(_messages: object) -> list[int]:
+    def refuse(_messages: object, **_variables: object) -> list[int]:
         raise ModelError("no system\nrole\x1b")
 
     with monkeypatch.context() as patched:
-        patched.setattr(session.target, "chat_prompt", refuse)
+        patched.setattr(session.target, "chat", refuse)
         assert not session.ask("hello")
     assert session.conversation.turns == []
     assert capsys.readouterr() == ("", "ngramspec: no system role␛ (the turn was taken back)\n")
