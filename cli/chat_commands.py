@@ -22,7 +22,7 @@ from . import chat_kept, chat_settings
 from .chat_files import as_message
 from .chat_session import Session
 from .chat_view import said, totals
-from .console import complain, note, printable, stderr, write_stdout
+from .console import command_terminal, complain, note, printable, stderr
 from .markdown_rows import code_blocks
 
 SHOWN = 60
@@ -163,7 +163,7 @@ def _copy(session: Session, number: str) -> None:
             raise NGramSpecError(f"the last answer has {len(blocks)} blocks of code; /copy {number} is none of them")
         text, what = blocks[int(number) - 1], f"block {number}"
     raw = base64.b64encode(text.encode("utf-8", "replace")).decode()
-    write_stdout(f"\x1b]52;c;{raw}\x07")
+    command_terminal(f"\x1b]52;c;{raw}\x07")
     note(f"{what} went to the terminal for its clipboard: {len(text)} characters")
 
 
