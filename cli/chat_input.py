@@ -80,11 +80,23 @@ def no_echo() -> Iterator[None]:
     # Enter is to stay what it is, and not become Ctrl-J.
     quiet[0] &= ~termios.ICRNL
     quiet[3] &= ~(termios.ECHO | termios.ICANON)
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        """What ends a program without unwinding it must not leave the terminal so."""
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    deadly = [n for n in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in deadly:
+        signal.signal(number, end)
     termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
     try:
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        for number in deadly:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class _CleanHistory(FileHistory):
