@@ -17,7 +17,7 @@ from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.sampling.settings import Sampling
-from ngramspec.tool_calls.parser import AnswerParser, thoughts_parser
+from ngramspec.tool_calls import AnswerParser, thoughts_parser
 from ngramspec.trace.file import TraceWriter
 from ngramspec.trace.passes import TraceHeader
 

@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec.decoding.step import Stats, Step
+from ngramspec.tool_calls import AnswerParser
 from ngramspec.tool_calls.deltas import Content, Delta, Reasoning
-from ngramspec.tool_calls.parser import AnswerParser
 
 from .console import printable, write_stdout
 from .live_rows import LiveRows, Size
