@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import re
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -13,20 +11,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.conversation import Turn, load, save
+from ngramspec.conversation import load, save
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import encode
 from ngramspec.models.find import ModelSource
 
-from . import chat_kept, chat_settings
-from .chat_files import as_message
+from . import chat_kept, chat_settings, chat_turns
 from .chat_session import Session
-from .chat_view import said, totals
-from .console import command_terminal, complain, note, printable, stderr
-from .markdown_rows import code_blocks
-
-SHOWN = 60
-"""Characters of a message that was taken back."""
+from .chat_view import totals
+from .console import complain, fail, note, printable, stderr
 
 _VALUE = 18
 """Columns of a setting's value where all are listed."""
@@ -36,7 +29,7 @@ COMMANDS = {
     "/retry": "have the last message answered again, with another seed",
     "/edit [TEXT]": "change the last message and have it answered again",
     "/undo": "take the last message and its answer back",
-    "/file FILE": "put a text file in front of the next message",
+    "/file FILE": "put a text file in front of the next message; /file - takes files back",
     "/copy [N]": "put the last answer, or its Nth block of code, on the clipboard, if the terminal can (OSC 52)",
     "/set [NAME [VALUE]]": "show the settings, or change one: /set temp 0.7; /set NAME default takes it back",
     "/system [TEXT]": "show the system message, or set it from the next turn on; /system - removes it",
@@ -110,63 +103,6 @@ def _listed(rows: Iterable[Sequence[str]]) -> Table:
     return table
 
 
-# ---------------------------------------------------------------------- turns
-
-
-def _last(session: Session) -> Turn:
-    if not session.conversation.turns:
-        raise NGramSpecError("nothing was said yet")
-    return session.conversation.turns[-1]
-
-
-def _retry(session: Session, _argument: str) -> bool:
-    _last(session)
-    if session.sampling.greedy:
-        note("at temperature 0 the answer stays the same; /set temp 0.8 makes it vary")
-    return session.ask_again()
-
-
-def _edit(session: Session, text: str) -> bool | None:
-    _last(session)
-    if text:
-        return session.ask_again(text)
-    if not session.interactive:
-        raise NGramSpecError("/edit needs the new message behind it: there is no terminal to change the old one at")
-    session.editing = True
-    return None
-
-
-def _undo(session: Session, _argument: str) -> None:
-    _last(session)
-    said = " ".join(session.undo().user.split())
-    note(f"took back: {said if len(said) <= SHOWN else said[: SHOWN - 3] + '...'}")
-
-
-def _file(session: Session, name: str) -> None:
-    message = as_message(name)
-    tokens = len(session.target.tokenize(message, add_bos=False))
-    if tokens > session.room():
-        raise NGramSpecError(f"{name} has {tokens} tokens, but the context has room for {session.room()}")
-    session.attached.append(message)
-    lines = message.count("\n") - 3
-    note(f"{name} ({lines} lines, {tokens} tokens) goes in front of your next message")
-
-
-def _copy(session: Session, number: str) -> None:
-    if not sys.stdout.isatty():
-        raise NGramSpecError("/copy needs a terminal")
-    text = said(session.thoughts(), _last(session).assistant)
-    what = "the answer"
-    if number:
-        blocks = code_blocks(text)
-        if not number.isdecimal() or not 0 < int(number) <= len(blocks):
-            raise NGramSpecError(f"the last answer has {len(blocks)} blocks of code; /copy {number} is none of them")
-        text, what = blocks[int(number) - 1], f"block {number}"
-    raw = base64.b64encode(text.encode("utf-8", "replace")).decode()
-    command_terminal(f"\x1b]52;c;{raw}\x07")
-    note(f"{what} went to the terminal for its clipboard: {len(text)} characters")
-
-
 # ---------------------------------------------------------------------- settings, model, memory
 
 
@@ -201,7 +137,10 @@ def _model(session: Session, name: str) -> None:
         loaded = session.loader.open(source)
         loaded.target.sampler(session.sampling)
     except (NGramSpecError, ValueError, MemoryError, typer.Exit) as error:
-        session.use(session.loader.open(ModelSource(path, before)))
+        try:
+            session.use(session.loader.open(ModelSource(path, before)))
+        except NGramSpecError as gone:
+            fail(f"{name} cannot be used ({error}), nor {before} any more: {gone}")
         why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
         raise NGramSpecError(f"{name} cannot be used{why} (going on with {before})") from error
     session.use(loaded)
@@ -312,11 +251,11 @@ def _turns(session: Session) -> str:
 
 _ACTIONS: dict[str, Callable[[Session, str], bool | None]] = {
     "help": _help,
-    "retry": _retry,
-    "edit": _edit,
-    "undo": _undo,
-    "file": _file,
-    "copy": _copy,
+    "retry": chat_turns.retry,
+    "edit": chat_turns.edit,
+    "undo": chat_turns.undo,
+    "file": chat_turns.file,
+    "copy": chat_turns.copy,
     "set": _set,
     "model": _model,
     "memory": _memory,

@@ -41,4 +41,4 @@ class ChatCompleter(Completer):
 
 
 def _words(words: Iterable[str], begun: str) -> list[Completion]:
-    return [Completion(word, start_position=-len(begun)) for word in words if word.startswith(begun.lower())]
+    return [Completion(word, start_position=-len(begun)) for word in words if word.lower().startswith(begun.lower())]

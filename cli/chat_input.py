@@ -182,7 +182,7 @@ class Terminal:
 def _in_quotes() -> bool:
     """Whether three quotes were opened and not closed."""
     text = get_app().current_buffer.text
-    return _OPEN.match(text) is not None and _QUOTED.fullmatch(text) is None
+    return _OPEN.match(text) is not None and text.count('"""') % 2 == 1
 
 
 def clean(text: str) -> str:

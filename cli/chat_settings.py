@@ -19,6 +19,8 @@ from .sampling_options import settings_of
 
 DEFAULT = "default"
 
+_HINTS = get_type_hints(Sampling)
+
 
 class SettingError(NGramSpecError):
     """There is no such setting, or it cannot have that value."""
@@ -59,7 +61,7 @@ def find(name: str) -> Setting:
 
 
 def _sampling(field: str, known: Option) -> Setting:
-    kind = get_type_hints(Sampling)[field]
+    kind = _HINTS[field]
 
     def change(session: Session, value: str) -> None:
         given = _default(session, field) if value == DEFAULT else _parsed(known, kind, value)

@@ -122,6 +122,15 @@ def test_copy_hands_an_answer_or_its_code_to_the_terminal(
     assert not run(session, "copy", "x")
 
 
+def test_a_file_that_waits_can_be_taken_back(session: Session, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("words\n")
+    assert run(session, "file", str(tmp_path / "a.txt"))
+    assert session.attached == ["a.txt:\n\n```txt\nwords\n```"]
+    assert run(session, "file", "-")
+    session.ask("one")
+    assert users(session) == ["one"]
+
+
 def test_thoughts_are_not_said(session: Session) -> None:
     assert said(session.thoughts(), "<think>a</think>\n\nb") == "b"
     assert said(session.thoughts(), "a <think>b</think>") == "a <think>b</think>"

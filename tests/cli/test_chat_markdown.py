@@ -138,12 +138,17 @@ def test_markdown_at_a_terminal(chat, tmp_path: Path) -> None:  # type: ignore[n
 
 
 def test_an_answer_is_stopped_and_the_window_resized(chat) -> None:  # type: ignore[no-untyped-def]
-    words = "".join(f"**word{i}** " + ("\n\n" if i % 20 == 19 else "") for i in range(400))
+    # tmux tells programs a quarter of a second later how wide they are now; nothing may be shown meanwhile.
+    pauses = (30, 55, 75, 95)
+    words = "".join(
+        f"**word{i}**" + ("PAUSE " if i in pauses else " ") + ("\n\n" if i % 20 == 19 else "") for i in range(400)
+    )
     terminal: Terminal = chat(words, pace=0.01)
     terminal.type("hello")
-    for number, columns in enumerate((60, 41, 100, 72)):
-        terminal.wait(f"word{20 + 20 * number} ")
+    for pause, columns in zip(pauses, (60, 41, 100, 72), strict=True):
+        terminal.wait(f"word{pause}\\b")
         terminal.resize(columns, 30)
+    terminal.wait("word110 ")
     terminal.keys("C-c")
     shown = terminal.wait(STATUS)
     found = re.findall(r"word(\d+)", answer_in(shown))

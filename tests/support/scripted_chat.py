@@ -15,11 +15,13 @@ from ngramspec.decoding.step import Step
 
 
 def say(_decoder: SpeculativeDecoder, _prompt: Sequence[int], **_options: object) -> Iterator[Step]:
-    """The file, word by word."""
+    """The file, word by word; behind "PAUSE" there is half a second of silence."""
     text, pace = Path(sys.argv[1]).read_text("utf-8"), float(sys.argv[2])
     for number, piece in enumerate(re.findall(r"\s*\S+|\s+", text)):
-        yield Step((1,), (piece,), seconds=pace, batch=min(number, 1))
-        time.sleep(pace)
+        pauses = "PAUSE" in piece
+        time.sleep(0.1 if pauses else pace)  # so long after the last word that it is shown at once
+        yield Step((1,), (piece.replace("PAUSE", ""),), seconds=pace, batch=min(number, 1))
+        time.sleep(0.5 if pauses else 0)
     yield Step((2,), ("",), seconds=pace, batch=1, stop="eog")
 
 
