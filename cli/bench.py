@@ -25,7 +25,7 @@ from .about import exact_mode, load_settings, model_lines, provenance
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
 from .bench_view import show
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
-from .json_output import JsonOutput
+from .json_output import JsonOutput, json_option
 from .options import DraftOptions, LoadOptions, Model, PromptFiles
 from .sampling_options import SamplingOptions, check_sampling
 from .view import counting_bar
@@ -75,12 +75,7 @@ def bench(
     alpha: Annotated[
         bool, typer.Option("--alpha", help="Measure alpha of n-gram counts too, by order; two ways, untimed.")
     ] = False,
-    as_json: Annotated[
-        str | None,
-        typer.Option(
-            "--json", metavar="FILE|-", help="Write every run as JSON; -: to stdout, and no table.", show_default=False
-        ),
-    ] = None,
+    as_json: Annotated[str | None, json_option("every run")] = None,
 ) -> None:
     """Measure plain against drafted decoding, interleaved, on the same prompts.
 

@@ -10,7 +10,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn
 
+import typer
+
 from .console import fail, guarded_stdout, write_stdout
+
+
+def json_option(what: str) -> Any:
+    """The option that names the file, of a command that writes `what` to it."""
+    return typer.Option(
+        "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout, and no table.", show_default=False
+    )
 
 
 class JsonOutput:

@@ -24,7 +24,7 @@ from ngramspec.replay.timed import DISTURBED, TimedReplay
 from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
-from .json_output import JsonOutput
+from .json_output import JsonOutput, json_option
 from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, open_vocabulary
 from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
 from .replay_view import show
@@ -143,15 +143,7 @@ def replay(
     ] = None,
     no_oracle: Annotated[bool, typer.Option("--no-oracle", help="Leave the copy-oracle out.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse broken entries instead of skipping them.")] = False,
-    as_json: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            metavar="FILE|-",
-            help="Write all figures as JSON; -: to stdout, and no table.",
-            show_default=False,
-        ),
-    ] = None,
+    as_json: Annotated[str | None, json_option("all figures")] = None,
 ) -> None:
     """Replay recorded conversations: what would drafting have gained?
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from ngramspec.errors import ModelError
 from ngramspec.models import hub, lm_studio, ollama
 from ngramspec.models.check import check_model_file, has_gguf_magic
+from ngramspec.models.gguf import GGUFHeader
 from ngramspec.models.hub import Progress, fetch
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
@@ -94,10 +95,16 @@ def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> Mode
     else:
         path = Path(os.path.expanduser(name))
         label = path.name
+    check_named(name, path)
+    return ModelSource(path, label)
+
+
+def check_named(name: str, path: Path) -> GGUFHeader:
+    """Check the file that a name stands for, and return its header; raises ModelError for one that cannot be used."""
     header = check_model_file(path)
     if name.startswith(ollama.PREFIX):
         ollama.check_layout(name, header)
-    return ModelSource(path, label)
+    return header
 
 
 def smollm() -> ModelSource | None:

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from ngramspec.errors import ModelError
 from ngramspec.models import hub, hub_cache, lm_studio, ollama
-from ngramspec.models.check import SPLIT_NAME, check_model_file
-from ngramspec.models.find import SMOLLM, smollm
+from ngramspec.models.check import SPLIT_NAME
+from ngramspec.models.find import SMOLLM, check_named, smollm
 
 
 class Installed(NamedTuple):
@@ -41,7 +41,7 @@ def installed(env: Mapping[str, str] = os.environ) -> Iterator[Installed]:
     cached = ((f"{hub.PREFIX}{name}", path) for name, path in hub_cache.listed(env))
     for name, path in chain(named, cached, ollama.listed(env), lm_studio.listed()):
         split = SPLIT_NAME.match(path.name)
-        if (split and int(split["part"]) > 1) or "mmproj" in path.name.lower() or "imatrix" in path.name.lower():
+        if split and int(split["part"]) > 1:
             continue
         yield _looked_at(name, path, f"{split['stem']}-*-of-{split['parts']}.gguf" if split else None)
 
@@ -49,9 +49,7 @@ def installed(env: Mapping[str, str] = os.environ) -> Iterator[Installed]:
 def _looked_at(name: str, path: Path, parts: str | None) -> Installed:
     try:
         size = sum(part.stat().st_size for part in (path.parent.glob(parts) if parts else (path,)))
-        header = check_model_file(path)
-        if name.startswith(ollama.PREFIX):
-            ollama.check_layout(name, header)
+        header = check_named(name, path)
     except (ModelError, OSError) as error:
         return Installed(name, path, 0, "", None, str(error))
     kind = header.metadata.get("general.file_type")
