@@ -12,7 +12,6 @@ from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 
-from . import chat_kept
 from .chat_session import Session
 from .options import NO_LIMIT
 from .sampling_options import settings_of
@@ -20,6 +19,7 @@ from .sampling_options import settings_of
 DEFAULT = "default"
 
 _HINTS = get_type_hints(Sampling)
+_THINK = "enable_thinking"  # as templates call it
 
 
 class SettingError(NGramSpecError):
@@ -144,26 +144,32 @@ def _on(value: str) -> bool:
 
 def _set_think(session: Session, value: str) -> None:
     if value == DEFAULT:
-        session.variables.pop("enable_thinking", None)
-    else:
-        session.variables["enable_thinking"] = _on(value)
+        session.variables.pop(_THINK, None)
+        return
+    on = _on(value)
+    if _THINK not in (session.target.chat_template or ""):
+        raise SettingError(f"this model's chat template does not ask whether to think ({_THINK})")
+    session.variables[_THINK] = on
 
 
 def _show_think(session: Session) -> str:
-    chosen = session.variables.get("enable_thinking")
+    chosen = session.variables.get(_THINK)
     return "as the model does" if chosen is None else "on" if chosen else "off"
 
 
 def _set_keep(session: Session, value: str) -> None:
     on = value != DEFAULT and _on(value)
-    if session.keeper.on and not on:
+    if not on:
         session.keeper.forget()
     session.keeper.on = on
     session.changed()
 
 
 def _set_markdown(session: Session, value: str) -> None:
-    session.view.markdown = value == DEFAULT or _on(value)
+    on = value == DEFAULT or _on(value)
+    if value == "on" and not session.view.can_render:
+        raise SettingError("it can be shown on a terminal with styles and some room only")
+    session.view.markdown = on
 
 
 def _made() -> dict[str, Setting]:
@@ -181,13 +187,13 @@ def _made() -> dict[str, Setting]:
         ),
         "stop": Setting("Texts that end an answer, quoted as in a shell.", lambda s: _words(tuple(s.stop)), _set_stop),
         "think": Setting(
-            "Whether the model thinks first, if its chat template asks: on or off.", _show_think, _set_think
+            "Whether the model thinks first, where its chat template asks: on or off.", _show_think, _set_think
         ),
         "markdown": Setting(
             "Show Markdown as what it means, on or off.", lambda s: "on" if s.view.markdown else "off", _set_markdown
         ),
         "keep": Setting(
-            f"Keep this conversation for chat --resume, on or off, which deletes it ({chat_kept.FILE}).",
+            "Keep this conversation for chat --resume: on, or off, which deletes what is kept.",
             lambda session: "on" if session.keeper.on else "off",
             _set_keep,
         ),

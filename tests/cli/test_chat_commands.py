@@ -197,6 +197,8 @@ def test_an_option_is_set_shown_and_taken_back(
         ("predict 0", "at least 1"),
         ("predict many", "at least 1"),
         ("keep maybe", "must be on or off"),
+        ("think on", "does not ask whether to think"),
+        ("markdown on", "on a terminal"),
         ("json-schema {", "json-schema"),
     ],
 )
@@ -219,7 +221,10 @@ def test_a_random_seed_and_a_chosen_one(session: Session) -> None:
     assert session.sampling.seed == 9
 
 
-def test_what_else_can_be_set(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_else_can_be_set(
+    session: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(type(session.target), "chat_template", "{{ enable_thinking }}")
     for line in (r"stop 'a b' \n", "predict 3", "think off", "markdown off", 'json-schema {"type": "boolean"}'):
         assert run(session, "set", line)
     assert (session.stop, session.limit, session.variables) == (("a b", "\n"), 3, {"enable_thinking": False})
