@@ -155,7 +155,8 @@ def _talk(session: Session, first: str | None) -> None:
 
 def _toolbar(session: Session) -> str:
     """Below the prompt: the model, the part of its context that is used, and what goes with the next message."""
-    used, size = session.used, session.target.n_ctx
+    size = session.target.n_ctx
+    used = min(session.used, size)  # of a longer conversation the oldest turns are left out
     parts = [session.target.name, f"{used} of {size} tokens ({used / size:.0%})"]
     if session.attached:
         files = len(session.attached)
