@@ -139,7 +139,7 @@ class MarkdownStream:
                 nodes += items
             end = last.map[0] if last.map else 0
         rows += self._spaced(nodes, lines, width)
-        self._begun = self._begun or bool(nodes)
+        self._begun = self._begun or bool(rows)
         if fence is None:
             self._drop(lines[:end])
             return False
@@ -157,9 +157,10 @@ class MarkdownStream:
         """Rows of blocks, with a blank one where there are blank lines in the text."""
         rows: list[Row] = []
         for node in nodes:
-            if (self._begun or rows) and self._gap_before(node.map[0] if node.map else 0, lines):
+            shown = block_rows(node, lines, width)  # nothing for an empty quotation
+            if shown and (self._begun or rows) and self._gap_before(node.map[0] if node.map else 0, lines):
                 rows.append(Row(Text()))
-            rows += block_rows(node, lines, width)
+            rows += shown
         return rows
 
     def _gap_before(self, line: int, lines: Sequence[str]) -> bool:

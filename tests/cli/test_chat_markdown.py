@@ -61,7 +61,7 @@ def greet(name: str) -> str:
 ␛]0;title␇ ␛[2J The end.
 """
 
-STATUS = r"^(stopped; )?\d+ tokens, "
+STATUS = r"^(stopped; )?\d+ tokens at "
 
 
 @pytest.fixture(scope="module")

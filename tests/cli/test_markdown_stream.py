@@ -172,6 +172,11 @@ def test_an_open_fence_is_shown_to_its_end() -> None:
     assert shown("x\n~~~\n  a\n``\n  b") == "x\n~~~\n  a\n``\n  b\n"
 
 
+def test_an_empty_quotation_is_nothing() -> None:
+    for text in ("> \n# A title\n", "# A title\n> "):
+        assert shown([text]) == shown(text) == shown(["", text]) == "A title\n"
+
+
 def test_code_has_no_trailing_spaces_and_keeps_its_own() -> None:
     assert shown(["```\na  \n\n  b\n```"]).split("\n") == ["```", "a  ", "", "  b", "```", ""]
 
