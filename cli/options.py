@@ -334,11 +334,15 @@ class DraftOptions:
         )
 
 
+NO_LIMIT = 2**31
+"""More tokens than any context holds."""
+
+
 def check_predict(predict: int) -> int:
     """Most tokens to generate, -1 turned into more than any context holds."""
     if predict != -1 and predict < 1:
         usage_error(f"-n/--predict is {predict}, but must be at least 1 (or -1: until the context is full)")
-    return predict if predict > 0 else 2**31
+    return predict if predict > 0 else NO_LIMIT
 
 
 def check_stop(stop: list[str] | None) -> tuple[str, ...]:

@@ -49,6 +49,7 @@ def imported(node: ast.AST) -> set[str]:
 
 def test_what_is_imported_is_a_dependency(project: dict[str, Any]) -> None:
     spelt = {"llama_cpp": "llama-cpp-python", "prompt_toolkit": "prompt-toolkit", "huggingface_hub": "huggingface-hub"}
+    spelt["markdown_it"] = "markdown-it-py"
     own = {"ngramspec", "ngramspec_cli", "ngramspec_prompts"}
     wanted = set()
     for file in [*(ROOT / "ngramspec").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:

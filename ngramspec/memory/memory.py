@@ -44,6 +44,11 @@ class Memory(Recall):
                 self._heard = [TokenIndex()]
             self.indexes[:] = [*_indexes(self._contents), *self._heard]
 
+    @property
+    def keeps(self) -> bool:
+        """Whether answers are kept for later sessions."""
+        return self._store is not None
+
     def remember(self, tokens: Sequence[int]) -> None:
         """Remember an answer: `hear` and `keep` it."""
         self.hear(tokens)
