@@ -25,8 +25,8 @@ LAYERS = (
     ("cost", "exactness", "tuning"),
     ("policies", "llama"),
     ("decoding",),
-    ("batching", "beams", "benchmark", "replay", "selfcheck", "trace", "__init__"),
-    ("server",),
+    ("batching", "beams", "benchmark", "dropin", "replay", "selfcheck", "trace"),
+    ("server", "__init__"),
     ("cli",),
 )
 """From the ground up. `__init__` is what `import ngramspec` gives: the public names."""
