@@ -193,6 +193,27 @@ def test_chats_are_equal(settings: dict[str, Any], stream: bool, twins: Callable
     assert pair.ours.draft_stats.drafted
 
 
+def test_calls_of_functions_are_equal(twins: Callable[..., Twins]) -> None:
+    pair = twins(chat_format="chatml-function-calling")
+    parameters = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
+    function = {"name": "greet", "parameters": parameters}
+    theirs, ours = pair.both(
+        lambda llama: bare(
+            llama.create_chat_completion(
+                [{"role": "user", "content": "Greet Ann."}],
+                tools=[{"type": "function", "function": function}],
+                tool_choice={"type": "function", "function": {"name": "greet"}},
+                temperature=0.0,
+                max_tokens=60,
+            )
+        )
+    )
+    assert ours["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "greet"
+    ids = [answer["choices"][0]["message"].pop("tool_calls") for answer in (theirs, ours)]
+    assert bare(ids[0]) == bare(ids[1])
+    assert pair.ours.draft_stats.drafted
+
+
 # --------------------------------------------------------------------------- the state between tokens
 
 
