@@ -70,7 +70,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         if self._look is None:
             self._look = LookAhead(self, self.exact, keep=self.keep)
         look, grammar = self._look, settings.get("grammar")
-        mine = look.begin(grammar._grammar if grammar is not None else None)
+        mine = look.begin(grammar._grammar if grammar is not None and grammar._root == "root" else None)
         try:
             yield from super().generate(tokens, *args, **settings)
         finally:

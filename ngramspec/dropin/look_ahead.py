@@ -49,7 +49,7 @@ class LookAhead:
         self._speculation = Speculation(drafter, make_policy("cost", None))
         self._calibration = Calibration.load(lane)
         self._exact = exact
-        self._auto = None if exact == "off" else ExactAuto(lane, usable=("fast",))
+        self._auto = None if exact == "off" or not lane.identity else ExactAuto(lane, usable=("fast",))
         self._able = exact != "on" or lane.exact_rollback
         self._tried = False
         self.stats = Stats()
@@ -57,10 +57,10 @@ class LookAhead:
         self._guide: GrammarGuide | None = None
         self._sampled: int | None = None
         self.active = False
-        self._forget()
+        self.lost()
 
-    def _forget(self) -> None:
-        """Whatever was evaluated ahead is of no use any more."""
+    def lost(self) -> None:
+        """The owner has evaluated something by itself, or the cache holds another text: nothing is ahead."""
         self._plan, self._at = NO_PLAN, 0
         self._batch: list[int] = []
         self._rows: Sequence[Row] = ()
@@ -100,10 +100,6 @@ class LookAhead:
 
     # ------------------------------------------------------------------ a token
 
-    @property
-    def _ahead(self) -> bool:
-        return self._base >= 0
-
     def next(self, token: int, text: NDArray[np.intc]) -> Row | None:
         """The logits after one more token, shape (n_vocab,), valid until the next call; None: evaluate it yourself.
 
@@ -113,7 +109,7 @@ class LookAhead:
         """
         length = len(text)
         self._sampled = None
-        if not self._ahead or self._base + self._at + 1 != length:
+        if self._base < 0 or self._base + self._at + 1 != length:
             return self._first(token, text)
         at = self._at + 1
         if at < len(self._batch) and self._batch[at] == token:
@@ -132,18 +128,22 @@ class LookAhead:
         held = text.tolist()
         # Parts of a text that were no tokens, such as images, are not to be looked up.
         if not held or not 0 <= min(held) <= max(held) < lane.n_vocab or lane.n_ctx - len(held) < 2:
+            self.active = False
             return None
         lane.follow(held)
         try:
             self._able = self._tried or lane.goes_back()
             self._tried = True
-            able = self._able and self._prepare(held)
+            self.active = self._able and self._prepare(held)
+        except TargetError:
+            self.active = False
         except BaseException:
             lane.rollback(len(held))
             lane.settle()
             raise
-        if not able:
-            self._give_up()
+        lane.rollback(len(held))
+        if not self.active:
+            lane.settle()
             return None
         speculation.begin(held, guide=self._guide, is_eog=self._vocabulary.is_eog)
         speculation.first(token)
@@ -196,7 +196,7 @@ class LookAhead:
     def _give_up(self) -> None:
         """Leave the rest of this generation to the owner."""
         self.active = False
-        self._forget()
+        self.lost()
         self._lane.settle()
 
     def _learn(self, token: int, overhead: float = 0.0) -> None:
@@ -215,7 +215,7 @@ class LookAhead:
 
     def drop(self) -> None:
         """Take back what is ahead; the cache then holds what the owner asked for, and its logits are at hand."""
-        if not self._ahead:
+        if self._base < 0:
             return
         length = self._base + self._at + 1
         if self._sampled is not None:
@@ -226,15 +226,10 @@ class LookAhead:
             self._lane.settle()
             self.behind = 0
 
-    def lost(self) -> None:
-        """The owner has evaluated something by itself, or the cache holds another text: nothing is ahead."""
-        self._forget()
-
     def close(self) -> None:
         """Use nothing of the owner's from now on."""
-        self.active = False
-        self._able = False
+        self.active = self._able = False
         self._guide = None
-        self._forget()
+        self.lost()
         self._lane.release()
         self._vocabulary.close()
