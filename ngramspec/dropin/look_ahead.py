@@ -28,6 +28,9 @@ from ngramspec.llama.borrowed import BorrowedLane, BorrowedVocabulary, LlamaCpp
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Pass
 
+SAVING = 0.01
+"""Part of the time of passes that writing to disk what was learnt may take: short answers are not each worth it."""
+
 
 class LookAhead:
     """Drafts for the texts of a `Llama`, one after the other.
@@ -52,6 +55,7 @@ class LookAhead:
         self._auto = None if exact == "off" or not lane.identity else ExactAuto(lane, usable=("fast",))
         self._able = exact != "on" or lane.exact_rollback
         self._tried = False
+        self._unsaved = self._saving = 0.0
         self.stats = Stats()
         self._generation: object = None
         self._guide: GrammarGuide | None = None
@@ -88,9 +92,12 @@ class LookAhead:
             return
         self.active, self._guide = False, None
         self.drop()
-        self._calibration.save()
-        if self._speculation.drafter is not None:
-            self._speculation.drafter.keep()
+        if self._unsaved * SAVING > self._saving:
+            began = time.perf_counter()
+            self._calibration.save()
+            if self._speculation.drafter is not None:
+                self._speculation.drafter.keep()
+            self._unsaved, self._saving = 0.0, time.perf_counter() - began
 
     def sampled(self, token: int) -> None:
         """The owner has chosen the next token."""
@@ -211,6 +218,7 @@ class LookAhead:
             source=sent.source,
         )
         self._speculation.learn(done, self._overhead + overhead)
+        self._unsaved += done.seconds
         self.stats.add(done)
 
     def drop(self) -> None:
