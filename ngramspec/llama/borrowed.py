@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import llama_cpp.llama_cpp as llama
 from llama_cpp import Llama as LlamaCpp
@@ -20,7 +21,6 @@ from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
 from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import amx
-from ngramspec.llama.context import MOVED_BY_ROLLBACK
 from ngramspec.llama.lane import Piece, SequenceLane, append
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.state import Cache
@@ -40,12 +40,16 @@ def mend(n_gpu_layers: int) -> None:
 def obstacle(owner: LlamaCpp) -> str | None:
     """Why nothing can be drafted in the context of a `Llama`; None if something can."""
     model, params = owner.model, owner.context_params
+    slides = llama.llama_model_n_swa(model) > 0
+    # llama.cpp answers 0 for DeepSeek4; the file tells.
+    told = f"{owner.metadata.get('general.architecture')}.attention.sliding_window" in owner.metadata
     reasons = {
         "it was loaded for embeddings": params.embeddings,
         "the model has an encoder": llama.llama_model_has_encoder(model) or not llama.llama_model_has_decoder(model),
         "the model does not decode token by token": llama.llama_model_is_diffusion(model),
-        "swa_full=False: a sliding window cannot go back": llama.llama_model_n_swa(model) and not params.swa_full,
-        "its logits change when tokens are taken back": owner.metadata.get("general.architecture") in MOVED_BY_ROLLBACK,
+        "swa_full=False: a sliding window cannot go back": slides and not params.swa_full,
+        "a recurrent state with a sliding window comes back in another order": (slides or told)
+        and _is_recurrent(model),
         "n_batch is below 2": owner.n_batch < 2,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -64,7 +68,7 @@ class BorrowedLane(SequenceLane):
     def __init__(self, owner: LlamaCpp) -> None:
         model, context = owner.model, owner.ctx
         self._model, self._context_params = model, owner.context_params
-        self._recurrent = bool(llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
+        self._recurrent = _is_recurrent(model)
         cache = Cache(llama, context, recurrent=self._recurrent, window=llama.llama_model_n_swa(model))
         # Rows keep what they were given alive, and the owner holds rows.
         passes = Passes(llama, context, [cache], owner._ctx, n_batch=owner.n_batch, n_vocab=owner.n_vocab())
@@ -126,6 +130,10 @@ class BorrowedVocabulary(Vocabulary):
     def close(self) -> None:
         """End the loan."""
         self._model = None
+
+
+def _is_recurrent(model: Any) -> bool:
+    return bool(llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
 
 
 def _key(owner: LlamaCpp) -> str:

@@ -20,7 +20,7 @@ SETTINGS: tuple[dict[str, Any], ...] = ({"temp": 0.0}, {"temp": 1.0, "repeat_pen
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """In single precision: what is evaluated again in another batch then gives the same but for the last bits."""
     folder = tmp_path_factory.mktemp("models")
-    return {name: write_model(folder / f"{name}.gguf", name, half=False) for name in NAMES}
+    return {name: write_model(folder / f"{name}.gguf", name, half=False) for name in (*NAMES, "deepseek4")}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -51,9 +51,12 @@ def test_texts_are_the_parent_s(name: str, files: dict[str, Path], monkeypatch: 
     pair.close()
 
 
-def test_a_window_that_forgets_is_not_drafted_for(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = Twins(files["gemma3"], monkeypatch, swa_full=False)
-    assert "swa_full" in (pair.ours.no_drafts or "")
+@pytest.mark.parametrize(("name", "reason"), [("gemma3", "swa_full"), ("deepseek4", "a sliding window")])
+def test_a_window_that_forgets_is_not_drafted_for(
+    name: str, reason: str, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Twins(files[name], monkeypatch, swa_full=False)
+    assert reason in (pair.ours.no_drafts or "")
     theirs, ours = pair.both(lambda llama: watched(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
     assert ours == theirs
     assert not pair.ours.draft_stats.passes
