@@ -36,7 +36,7 @@ class Feed(NamedTuple):
 
 
 class Passes:
-    """The passes of an open context, which it frees.
+    """The passes of an open context, which it frees unless it is told to `release` it.
 
     Args:
         api: the llama_cpp module.
@@ -126,7 +126,13 @@ class Passes:
 
     def close(self) -> None:
         """Free the context; lanes in it raise ValueError from then on."""
+        context = self._context
+        self.release()
+        if context:
+            self._api.llama_free(context)
+
+    def release(self) -> None:
+        """The same, but leave the context to whoever made it."""
         if self._context:
             self._api.llama_batch_free(self._batch)
-            self._api.llama_free(self._context)
             self._context = None

@@ -56,7 +56,7 @@ class Weights(Vocabulary):
         bindings.set_mapped(llama, params, self._mapped)
         params.no_host = extra_buffers is True
         params.use_extra_bufts = extra_buffers is not False
-        self.amx_broken = extra_buffers is None and _has_broken_amx(n_gpu_layers)
+        self.amx_broken = extra_buffers is None and has_broken_amx(n_gpu_layers)
         if self.amx_broken:
             self.notes.append(amx.NOTE)
             params.use_extra_bufts = amx.hide(libggml)
@@ -169,7 +169,7 @@ def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str
     return machine_key(path, f"tuned ngl={n_gpu_layers} kv={tuple(cache_types)} cores={cores}")
 
 
-def _has_broken_amx(n_gpu_layers: int) -> bool:
+def has_broken_amx(n_gpu_layers: int) -> bool:
     """Whether weights would be placed for AMX kernels that do not work."""
     if "AMX_INT8 = 1" not in build():
         return False

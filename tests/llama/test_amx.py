@@ -279,11 +279,11 @@ def test_the_childs_own_loads_ask_nobody(broken: list[Path], parameters: list[An
 def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(is_gpu=True)
     monkeypatch.setattr(weights.devices, "devices", lambda library: [gpu])
-    assert not weights._has_broken_amx(-1)
+    assert not weights.has_broken_amx(-1)
     assert broken == []
-    assert weights._has_broken_amx(10)
+    assert weights.has_broken_amx(10)
     monkeypatch.setattr(weights, "build", lambda: "CPU : AVX512 = 1 | AMX_INT8 = 0 |")
-    assert not weights._has_broken_amx(0)
+    assert not weights.has_broken_amx(0)
     assert len(broken) == 1
 
 
