@@ -20,6 +20,7 @@ from ngramspec.memory.names import DEFAULT
 from ngramspec.policies import POLICIES
 from ngramspec.prompts import Prompt, Skipped, load_prompts, prepare
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tuning.kept import recalled
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
@@ -28,6 +29,7 @@ from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_
 from .json_output import JsonOutput, json_option
 from .options import DraftOptions, LoadOptions, Model, PromptFiles
 from .sampling_options import SamplingOptions, check_sampling
+from .tuned import told
 from .view import counting_bar
 
 ALL = "all"
@@ -100,6 +102,7 @@ def bench(
     selected = _select(load_prompts(prompts), category or [], limit)
     with JsonOutput(as_json) as output:
         found = load.find(model)
+        tuned = told(recalled(load.tuned_file(found.path)), left_out=load.no_tuned)
         load = load.tuned(found)
         target = load.load(found, draft_max=draft.longest)
         check_sampling(target, chosen)
@@ -136,7 +139,7 @@ def bench(
         try:
             if as_json != "-":
                 more = [] if orders is None else alpha_parts(orders, greedy=chosen.greedy)
-                _show(target, benchmark, summaries, skipped, chosen, more)
+                _show(target, benchmark, summaries, skipped, chosen, tuned, more)
         finally:
             # Even where the reader of the table has gone, as head does.
             if as_json is not None:
@@ -172,10 +175,11 @@ def _show(
     summaries: Mapping[str, Sequence[Summary]],
     skipped: Sequence[Skipped],
     sampling: Sampling,
+    tuned: str,
     more: Sequence[RenderableType],
 ) -> None:
     probe = benchmark.drafted.calibration.probe
-    heading = _heading(target, benchmark, sampling)
+    heading = [*_heading(target, benchmark, sampling), f"tuned: {tuned}"]
     with guarded_stdout():
         largest = probe.max_difference if probe else None
         show(benchmark, summaries, heading, skipped, largest_difference=largest, more=more)

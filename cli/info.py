@@ -49,7 +49,8 @@ def info(
             auto.forget()
     console = report_console()
     with guarded_stdout():
-        _show(console, _facts(target) | {"tuned": told(kept, left_out=load.no_tuned)})
+        pages = {"huge pages": target.huge_pages} if target.huge_pages else {}
+        _show(console, _facts(target) | pages | {"tuned": told(kept, left_out=load.no_tuned)})
         if not target.can_rollback:
             return
         if calibration.probe is None:
