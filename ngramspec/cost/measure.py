@@ -29,7 +29,8 @@ SHARED_ORDER = (*MEASURE_ORDER, *LONG_ORDER)
 """The sizes where texts share passes, which are larger then."""
 
 RUN = 3
-"""Passes of one size in a row: the first pays for the change of size, the others do not."""
+"""Passes of one size in a row: the first pays for the change of size, and the last, by which CUDA replays the graph that
+it captured in the one before, does not."""
 
 CHANGES = 12
 """With fewer changes of size than these, nothing is said of what one costs."""
@@ -71,7 +72,7 @@ def measure(
             times = [time_pass(target, size) for _ in range(RUN if fast else 1)]
             # The first run of a size pays for more than the change.
             if fast and size != last and number:
-                changes.append(times[0] - statistics.mean(times[1:]))
+                changes.append(times[0] - times[-1])
             last = size
             best[size] = min(best.get(size, math.inf), *times)
     return CostCurve(best, cost_of_change(changes))
@@ -81,11 +82,11 @@ def cost_of_change(found: Sequence[float]) -> float:
     """Seconds that a pass takes longer if the one before had another size; 0 where that is not certain.
 
     llama.cpp reuses its graph where two passes have one shape, and builds it anew where they have not; a GPU then
-    launches its kernels one by one too. What a run's first pass took beyond the others is the cost, the median over the
+    launches its kernels one by one too. What a run's first pass took beyond its last is the cost, the median over the
     runs, if it is positive in three runs of four: of 30 runs so many show that by chance once in 400 times.
 
     Args:
-        found: seconds of the first pass of each run less the mean of the others'.
+        found: seconds of the first pass of each run less those of the last.
     """
     if len(found) < CHANGES or statistics.quantiles(found, n=4)[0] <= 0:
         return 0.0

@@ -78,7 +78,7 @@ def told(mapped: bool) -> str | None:
         return None
     if given == "never":
         return f"the system gives none; as root: echo madvise > {_GIVEN_TO}"
-    line = f"{used} MiB of this process, given to {'all' if given == 'always' else 'who asks'}"
+    line = f"{used} MiB of this process, given to {'all' if given == 'always' else 'programs that ask'}"
     return f"{line}; weights in the mapped file lie in none, with --no-mmap they do" if mapped else line
 
 

@@ -121,7 +121,7 @@ SUMS = "55d0-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 9000 kB\nAnonHugePages:  
 @pytest.mark.parametrize(
     ("given", "mapped", "words"),
     [
-        ("always [madvise] never\n", False, "94 MiB of this process, given to who asks"),
+        ("always [madvise] never\n", False, "94 MiB of this process, given to programs that ask"),
         ("[always] madvise never\n", True, "94 MiB of this process, given to all; weights in the mapped file"),
         ("always madvise [never]\n", True, "the system gives none; as root: echo madvise > "),
     ],
