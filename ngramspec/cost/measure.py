@@ -29,8 +29,8 @@ SHARED_ORDER = (*MEASURE_ORDER, *LONG_ORDER)
 """The sizes where texts share passes, which are larger then."""
 
 RUN = 3
-"""Passes of one size in a row: the first pays for the change of size, and the last, by which CUDA replays the graph that
-it captured in the one before, does not."""
+"""Passes of one size in a row: the first pays for the change of size, and the last, in which CUDA replays the graph
+that it captured in the one before, does not."""
 
 CHANGES = 12
 """With fewer changes of size than these, nothing is said of what one costs."""
