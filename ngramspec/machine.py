@@ -14,9 +14,9 @@ _CORES = Path("/sys/devices/system/cpu")
 
 
 def physical_cores() -> int:
-    """Cores this process may run on, of which some have two hyper-threads."""
+    """Cores this process may run on; hyper-threads of one count once, as they add little to matrix products."""
     with suppress(OSError, AttributeError):
-        # The hyper-threads of a core name the same siblings.
+        # They name the same siblings.
         own = os.sched_getaffinity(0)
         return len({(_CORES / f"cpu{n}/topology/thread_siblings_list").read_text() for n in own})
     physical: int = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1

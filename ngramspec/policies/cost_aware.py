@@ -103,7 +103,7 @@ class CostPolicy(Policy):
         self._measured = curve.measured
         costs = curve.padded(sizes)
         plain, plain_cost = costs[1]
-        if not draft.tokens:
+        if not draft.tokens and (debt is not None or not curve.switch):
             return 0, plain
         funds = self._funds(curve, plain_cost)
         if funds < 0:
@@ -187,7 +187,7 @@ class CostPolicy(Policy):
         return best
 
     def record(self, done: Pass) -> None:
-        self._recurring.passed()
+        stayed = self._recurring.passed()
         passed = done.seconds - done.disturbed
         seconds = passed + done.draft_seconds
         self._tokens = self._tokens * self.DECAY + len(done.tokens)
@@ -196,7 +196,7 @@ class CostPolicy(Policy):
         self._saved *= self.FADE
         self._asked *= self.FADE
         self._plain_seconds = self._texts * done.plain_seconds
-        if done.drafted:
+        if done.drafted or stayed:
             self._saved += len(done.tokens) * done.plain_seconds - seconds
             self._in_a_row += 1
             if self._measured and self._in_a_row % self.PLAIN_EVERY == 0:

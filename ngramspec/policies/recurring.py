@@ -41,6 +41,10 @@ class RecurringSizes:
     This is relative value iteration for the average reward of a Markov decision process whose state is the size of the
     last pass (Puterman 1994, "Markov Decision Processes", section 8.5), learnt from the drafts as they come. At first
     nothing but the size of plain passes is taken to recur: a draft is charged for the change there and for that back.
+
+    A pass without a draft may keep the last size too, padded, until such passes in a row have cost as much more than
+    plain ones as a change costs. Going back then has cost twice the best that hindsight knows, at most (ski rental:
+    Karlin, Manasse, Rudolph, Sleator 1988, "Competitive snoopy caching").
     """
 
     RATE = 0.02
@@ -50,7 +54,8 @@ class RecurringSizes:
     def __init__(self) -> None:
         self._plain = 0  # the size of a pass without a draft
         self._shares: dict[int, float] = {}  # credit of a size, as a part of what a change costs
-        self._chosen = False
+        self._overpaid = 0.0  # for padded passes without drafts in a row, in units of T(1)
+        self._chosen = self._stayed = False
 
     def choose(
         self, offers: Sequence[Offer], curve: CostCurve, sizes: Sequence[int], worth: float, dearest: float
@@ -77,24 +82,35 @@ class RecurringSizes:
         top = max(best.values())[0]
         saved = {size: 1.0 - (top - value) / switch for size, (value, _) in best.items() if top - value < switch}
         self._learn(saved)
-        self._chosen = True
-        return max(best.values(), key=lambda found: found[0] - (0.0 if found[1].size == last else switch))[1]
+        _, chosen = max(best.values(), key=lambda found: found[0] - (0.0 if found[1].size == last else switch))
+        self._chosen, self._stayed = True, not chosen.length and chosen.size != plain
+        self._overpaid = self._overpaid + chosen.cost - offers[0].cost if self._stayed else 0.0
+        return chosen
 
     def _padded(
         self, offers: Sequence[Offer], curve: CostCurve, sizes: Sequence[int], dearest: float
     ) -> Iterator[Offer]:
         """The longest draft that fits into a batch of the last size, and of the few that recur most."""
+        rent = offers[0].cost + curve.switch / curve.level - self._overpaid
         for size in {curve.last, *nlargest(self.FEW, self._shares, key=self._shares.__getitem__)} - {self._plain}:
-            if size in sizes and (cost := curve.ratio(size)) <= dearest:
-                longest = offers[bisect_left(offers, size, key=lambda offer: offer.length) - 1]
-                if longest.length:
-                    yield longest._replace(size=size, cost=cost)
+            if size not in sizes:
+                continue
+            cost = curve.ratio(size)
+            longest = offers[bisect_left(offers, size, key=lambda offer: offer.length) - 1]
+            if cost <= (dearest if longest.length else rent) and (longest.length or size == curve.last):
+                yield longest._replace(size=size, cost=cost)
 
-    def passed(self) -> None:
-        """Take note of a pass: where nothing was to be chosen, that of a plain one was wanted."""
+    def passed(self) -> bool:
+        """Take note of a pass; where nothing was to be chosen, a plain one was wanted.
+
+        Returns:
+            Whether it was one without a draft that kept the last size.
+        """
         if self._shares and not self._chosen:
             self._learn({self._plain: 1.0})
-        self._chosen = False
+            self._overpaid = 0.0
+        stayed, self._chosen, self._stayed = self._stayed, False, False
+        return stayed
 
     def _learn(self, saved: Mapping[int, float]) -> None:
         """Take in which part of a change each size would have saved; those that are not named, none."""

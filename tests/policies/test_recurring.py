@@ -14,6 +14,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, GivenCurve, Points
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.policies.policy import Debt
 from ngramspec.policies.recurring import Offer, RecurringSizes
 
 ALL = range(1, 65)
@@ -169,7 +170,45 @@ def test_where_nothing_is_drafted_for_long_a_draft_pays_for_the_way_back_again()
     assert recurring.choose(poor, curve, ALL, 1.0, 9.0).size == 1
 
 
-def test_no_draft_is_a_plain_pass() -> None:
-    policy, curve = CostPolicy(), GivenCurve(FLAT, 0.3)
-    curve.last = 16
-    assert policy.plan(NO_DRAFT, curve, ALL) == (0, 1)
+def settled(policy: CostPolicy, curve: GivenCurve, passes: int = 300) -> None:
+    """Passes with good drafts, until their size is the one that recurs."""
+    for _ in range(passes):
+        k, size = policy.plan(draft([0.95] * 7), curve, ALL) if policy.limit() else (0, 1)
+        curve.observe(size, 1.0)
+        policy.record(passed(1 + k, k, k, curve.ratio(size), 0.0, 1.0))
+    while curve.last != 8:
+        curve.observe(policy.plan(draft([0.95] * 7), curve, ALL)[1], 1.0)
+        policy.record(passed(8, 7, 7, curve.ratio(8), 0.0, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("cost", "least", "most"), [(1.0, 100, 100), (1.05, 2, 6), (1.1, 1, 3), (1.25, 0, 1), (1.4, 0, 0)]
+)
+def test_a_pass_without_a_draft_keeps_the_size_for_as_long_as_a_change_would_cost(
+    cost: float, least: int, most: int
+) -> None:
+    policy, curve = CostPolicy(), GivenCurve({1: 1.0, 2: 1.0, 8: cost, 64: 8.0}, 0.3)
+    settled(policy, curve)
+    kept = 0
+    while policy.limit() and kept < 100:
+        k, size = policy.plan(NO_DRAFT, curve, ALL)
+        assert k == 0
+        if size == 1:
+            break
+        assert size == 8
+        curve.observe(size, cost)
+        policy.record(passed(1, 0, 0, cost, 0.0, 1.0))
+        kept += 1
+    assert least <= kept <= most
+
+
+def test_where_going_back_costs_again_no_draft_is_a_plain_pass() -> None:
+    policy, curve = CostPolicy(), GivenCurve({1: 1.0, 8: 1.0, 64: 8.0}, 0.3)
+    settled(policy, curve)
+    debt = Debt(0, 0.1, 0.1)
+    assert policy.plan(NO_DRAFT, curve, ALL, debt) == (0, 1)
+
+
+def test_no_draft_is_a_plain_pass_where_nothing_recurs() -> None:
+    curve = GivenCurve({1: 1.0, 64: 1.0}, 0.3)
+    assert CostPolicy().plan(NO_DRAFT, curve, ALL) == (0, 1)
