@@ -35,10 +35,6 @@ assert LEAST_MICRO >= MAX_EVALUATE  # a pass with the longest draft is one micro
 
 _FLASH = {"auto": -1, "off": 0, "on": 1}
 
-MOVED_BY_ROLLBACK = ("deepseek4",)
-"""Architectures whose logits moved in the last digits (by up to 0.012) after passes of many tokens had been timed on a
-text and taken back (llama-cpp-python 0.3.36): in exact mode they are not drafted for, and nothing is timed."""
-
 
 class Context(Weights):
     """A loaded model with an open context. Args, attributes and errors as of `ngramspec.llama.target.Target`."""
@@ -170,13 +166,16 @@ class Context(Weights):
         self.n_ctx = n_ctx
         self.setting = setting
         self.n_batch: int = params.n_batch
-        window, sole = llama.llama_model_n_swa(self._model), self._texts == 1
-        shape: dict[str, Any] = {"recurrent": self._recurrent, "window": window, "sole": sole, "pooled": self._pooled}
+        sole = self._texts == 1
+        shape: dict[str, Any] = {
+            "recurrent": self._recurrent,
+            "window": self.window,
+            "sole": sole,
+            "pooled": self._pooled,
+        }
         caches = [Cache(llama, self._ctx, sequence=number, **shape) for number in range(self._texts)]
         self._passes = Passes(llama, self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab)
         self._lanes = [SequenceLane(self._passes, cache, n_ctx=n_ctx) for cache in caches]
-        for lane in self._lanes:
-            lane.exact_rollback = lane.exact_rollback and self.architecture not in MOVED_BY_ROLLBACK
         first = self._lanes[0]
         self.replays, self.max_batch = first.replays, first.max_batch
         self.exact_rollback = first.exact_rollback

@@ -170,5 +170,5 @@ class Target(Context):
             root,
             count=self.n_seq,
             max_batch=self.max_batch,
-            windowed=llama.llama_model_n_swa(self._model) > 0,
+            windowed=self.window > 0,
         )
