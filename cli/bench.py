@@ -110,8 +110,7 @@ def bench(
     selected = _select(load_prompts(prompts), category or [], limit)
     with JsonOutput(as_json) as output, Posts(post, as_json) as posts:
         found = load.find(model)
-        tuned = told(recalled(load.tuned_file(found.path)), left_out=load.no_tuned)
-        load = load.tuned(found)
+        tuned, load = told(recalled(load.tuned_file(found.path)), left_out=load.no_tuned), load.tuned(found)
         target = load.load(found, draft_max=draft.longest)
         check_sampling(target, chosen)
         memory = draft.open_memory(target, keep=False)

@@ -102,8 +102,9 @@ def test_files_limits_and_drafting_options(env: dict[str, str], talks: Path, tmp
 def test_a_curve_in_a_file_may_charge_changes_of_size(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine.json"
     mine.write_text('{"free": {"1": 1.0, "64": 2.0}, "charged": {"1": 1.0, "64": 2.0, "switch": 0.3}}')
-    done = run(env, "replay", talks, "--curve", mine, "--json", tmp_path / "out.json")
+    done = run(env, "replay", talks, "--curve", mine, "--json", tmp_path / "out.json", "--html", tmp_path / "out.html")
     assert done.code == 0, done.err
+    assert "charged" in (tmp_path / "out.html").read_text("utf-8")
     assert done.out.count("; a change of size: 0.30\n") == 1
     found = json.loads((tmp_path / "out.json").read_text())
     assert found["curves"]["charged"]["switch"] == 0.3
