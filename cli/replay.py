@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 import ngramspec
-from ngramspec.cost.given import CURVES, GivenCurve, find_curves
+from ngramspec.cost.given import CURVES, SWITCH, GivenCurve, find_curves
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.llama.target import Target
@@ -79,7 +79,8 @@ class CostOptions:
         typer.Option(
             metavar="NAME|FILE",
             help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
-            f" or {{name: {{...}}, ...}}, or one of: {', '.join(CURVES)}.",
+            f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
+            f" of: {', '.join(CURVES)}.",
             show_default=False,
         ),
     ] = None
@@ -255,7 +256,8 @@ def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> No
         rows = document["results"][f"{settings['drafter']}@{name}"]
         costs = " ".join(f"{size}:{curve.ratio(size):.2f}" for size in SHOWN)
         about = CURVES[name][1] if name in CURVES else ABOUT.get(name, "from a file")
-        sections[name] = f"{about}\nT(n)/T(1): {costs}", rows
+        switch = f"; a change of size: {curve.switch:.2f}" if curve.switch else ""
+        sections[name] = f"{about}\nT(n)/T(1): {costs}{switch}", rows
     oracle = {
         category: {name: row[name]["oracle_copy1"] for name in row}
         for category, row in (document["oracle"] or {}).items()

@@ -11,6 +11,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
+from ngramspec.policies.recurring import Offer, RecurringSizes
 
 Batches = Callable[[Sequence[int]], Sequence[int]]
 """See `ngramspec.backend.SharedModel.batches`."""
@@ -25,8 +26,8 @@ class CostPolicy(Policy):
 
     tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), where lambda is the
     recent throughput in tokens per second: time is worth what it lately bought. T is the cost of the cheapest
-    allowed batch that holds the draft (a padded batch may cost less than an exact one), plus what a change of batch
-    size costs (see `CostCurve`).
+    allowed batch that holds the draft (a padded batch may cost less than an exact one). Where a change of batch size
+    costs something, it is charged, and a size that recurs is credited (see `RecurringSizes`).
 
     Never slower, by construction:
 
@@ -71,6 +72,7 @@ class CostPolicy(Policy):
         self._plain_seconds = 0.0
         self._in_a_row = self._plain_due = 0
         self._measured = False
+        self._recurring = RecurringSizes()
 
     def begin(self) -> None:
         self._saved = min(self._saved, self.START * self._plain_seconds - self.ALLOWANCE * self._spent)
@@ -101,7 +103,7 @@ class CostPolicy(Policy):
         self._measured = curve.measured
         costs = curve.padded(sizes)
         plain, plain_cost = costs[1]
-        if not draft.tokens:
+        if not draft.tokens and (debt is not None or not curve.switch):
             return 0, plain
         funds = self._funds(curve, plain_cost)
         if funds < 0:
@@ -110,6 +112,7 @@ class CostPolicy(Policy):
         worth = self._worth(curve, sizes)
         if debt is not None:
             return self._plan_in_debt(draft, curve, sizes, worth, debt, stake)
+        offers = [Offer(0, 1.0, plain, plain_cost)] if curve.switch else None
         last = curve.last
         best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
         reach = expected = 1.0
@@ -122,13 +125,18 @@ class CostPolicy(Policy):
                 least = min(least, cost)
             if cost > max(plain_cost + stake, least):
                 continue
-            cost += curve.switching(size, plain)
-            # Padding to the size of the last pass spares the change of size.
+            if offers is not None:
+                offers.append(Offer(k, expected, size, cost))
+                continue
+            # What was padded to before may have become a little cheaper.
             if last > k + 1 and last != plain and last in sizes and curve.ratio(last) < cost:
                 size, cost = last, curve.ratio(last)
             value = expected - worth * cost
             if value > best_value:
                 best, best_size, best_value = k, size, value
+        if offers is not None:
+            dearest = max(plain_cost + stake, 0.0 if least == math.inf else least)
+            best, _, best_size, _ = self._recurring.choose(offers, curve, sizes, worth, dearest)
         # `chances` may be longer than the draft: see `blind` in `Drafter.propose`.
         if best > len(draft):
             best, best_size = len(draft), costs[1 + len(draft)][0]
@@ -179,6 +187,7 @@ class CostPolicy(Policy):
         return best
 
     def record(self, done: Pass) -> None:
+        stayed = self._recurring.passed()
         passed = done.seconds - done.disturbed
         seconds = passed + done.draft_seconds
         self._tokens = self._tokens * self.DECAY + len(done.tokens)
@@ -187,7 +196,7 @@ class CostPolicy(Policy):
         self._saved *= self.FADE
         self._asked *= self.FADE
         self._plain_seconds = self._texts * done.plain_seconds
-        if done.drafted:
+        if done.drafted or stayed:
             self._saved += len(done.tokens) * done.plain_seconds - seconds
             self._in_a_row += 1
             if self._measured and self._in_a_row % self.PLAIN_EVERY == 0:

@@ -255,6 +255,7 @@ def test_a_load_without_them(
     monkeypatch.setattr(amx, "hide", lambda library: hidden)
     with load() as loaded:
         assert loaded.amx_broken
+        assert not loaded.uses_amx
         assert loaded.notes == [amx.NOTE]
         fingerprint = loaded.fingerprint
     (library,) = broken
@@ -264,6 +265,7 @@ def test_a_load_without_them(
     monkeypatch.setattr(amx, "works", lambda library: True)
     with load() as working:
         assert (working.amx_broken, working.notes) == (False, [])
+        assert working.uses_amx
         assert working.fingerprint != fingerprint
     assert parameters[1].use_extra_bufts
 

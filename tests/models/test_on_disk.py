@@ -85,7 +85,17 @@ def test_hf_as_for_llama_cpp(env: dict[str, str], tmp_path: Path) -> None:
 def test_the_command(env: dict[str, str], tmp_path: Path) -> None:
     told = run(environment(tmp_path) | {"HOME": str(tmp_path)} | env, "models")
     rows = [line.split() for line in told.out.splitlines()]
-    assert rows[0] == ["name", "size", "quantisation", "architecture"]
+    assert rows[0] == ["name", "size", "quantisation", "architecture", "T(4)/T(1)"]
     assert [row[0] for row in rows[1:]] == [SPLIT, "lmstudio:me/toy:toy.gguf"]
+    assert rows[2][-1] == "llama", "nothing was measured of it"
     assert "lmstudio:me/toy:bad.gguf cannot be used" in told.err
     assert told.code == 0
+
+
+def test_what_was_measured_of_a_model_is_told_without_loading_it(env: dict[str, str], tmp_path: Path) -> None:
+    home = environment(tmp_path) | {"HOME": str(tmp_path)} | env
+    done = run(home, "complete", "-t", "1", "-c", "512", "-n", "8", "lmstudio:me/toy:toy.gguf", stdin=b"one two three")
+    assert done.code == 0, done.err
+    steepness = {row.split()[0]: row.split()[-1] for row in run(home, "models").out.splitlines()}
+    assert float(steepness["lmstudio:me/toy:toy.gguf"]) > 0.5
+    assert steepness[SPLIT] == "llama", "of the other nothing is known"
