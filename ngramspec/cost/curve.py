@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -88,23 +89,27 @@ class CostCurve:
 
     def ratio(self, size: int) -> float:
         """T(size) / T(1)."""
-        table = self._table
-        while len(table) <= size:
-            table.append(self._interpolate(len(table)))
-        return table[size]
+        if size >= len(self._table):
+            self._extend(size)
+        return self._table[size]
 
-    def _interpolate(self, size: int) -> float:
-        known = self._ratios
-        if size in known:
-            return known[size]
-        below = max(n for n in known if n < size)
-        above = min((n for n in known if n > size), default=None)
-        if above is not None:
-            share = (size - below) / (above - below)
-            return known[below] + (known[above] - known[below]) * share
-        # One point says nothing about a slope: take a batch to cost what its tokens cost.
-        slope = max(0.0, (known[below] - 1.0) / (below - 1)) if below > 1 else 1.0
-        return known[below] + slope * (size - below)
+    def _extend(self, size: int) -> None:
+        """Fill the table of ratios up to `size`."""
+        known, table = self._ratios, self._table
+        sizes = sorted(known)
+        for n in range(len(table), size + 1):
+            i = bisect_right(sizes, n)
+            below = sizes[i - 1]
+            low = known[below]
+            if below == n:
+                table.append(low)
+            elif i < len(sizes):
+                above = sizes[i]
+                table.append(low + (known[above] - low) * ((n - below) / (above - below)))
+            else:
+                # One point says nothing about a slope: take a batch to cost what its tokens cost.
+                slope = max(0.0, (low - 1.0) / (below - 1)) if below > 1 else 1.0
+                table.append(low + slope * (n - below))
 
     def padded(self, sizes: Sequence[int]) -> list[tuple[int, float]]:
         """The cheapest way to evaluate n tokens in one pass, for every n up to the largest of `sizes`.
