@@ -85,11 +85,8 @@ class Passes:
             self._tokens[start:end] = tokens
             self._positions[start:end] = range(cache.length, cache.length + len(tokens))
             self._asked[start:end] = [0] * (len(tokens) - rows) + [1] * rows
-            sequences = [cache.sequence] * len(tokens)
-            if self._sequences[start:end] != sequences:
-                self._sequences[start:end] = sequences
-                for i in range(start, end):
-                    self._batch.seq_id[i][0] = cache.sequence
+            if len(self._caches) > 1:
+                self._assign(start, end, cache.sequence)
         self._batch.n_tokens = end
         before = {cache.sequence: cache.length for cache, _, _ in feeds}
         try:
@@ -109,6 +106,12 @@ class Passes:
                 else:
                     cache.disturbed()
             raise
+
+    def _assign(self, start: int, end: int, sequence: int) -> None:
+        """Give tokens of the batch to a sequence, as far as they are not its own from the pass before."""
+        for i in range(start, end):
+            if self._sequences[i] != sequence:
+                self._sequences[i] = self._batch.seq_id[i][0] = sequence
 
     def logits(self, rows: int, behind: int = 0) -> Logits:
         """Rows of the last pass, in the order of its feeds, without the last `behind` of them; shape (rows, n_vocab).

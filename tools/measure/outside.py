@@ -29,7 +29,6 @@ from ngramspec.policies.cost_aware import CostPolicy
 from ngramspec.sampling.settings import Sampling
 
 PARTS = (
-    (SpeculativeDecoder, "_secure"),
     (MixtureDrafter, "propose"),
     (CostPolicy, "plan"),
     (Generation, "batch"),

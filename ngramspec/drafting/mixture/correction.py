@@ -50,11 +50,11 @@ class Correction:
         self._place = array("d", bytes(8 * cells))
         self._height = array("d", bytes(8 * FREE_CURVES * POINTS))
         self._slope = array("d", [1.0]) * (FREE_CURVES * POINTS)
-        if beside is not None:
+        if beside is None:
+            self._token_height = array("d", bytes(8 * (CURVES - FREE_CURVES) * POINTS))
+            self._token_slope = array("d", [1.0]) * ((CURVES - FREE_CURVES) * POINTS)
+        else:
             self._token_height, self._token_slope = beside._token_height, beside._token_slope
-            return
-        self._token_height = array("d", bytes(8 * (CURVES - FREE_CURVES) * POINTS))
-        self._token_slope = array("d", [1.0]) * ((CURVES - FREE_CURVES) * POINTS)
 
     def beside(self) -> Correction:
         """One for another text at the same time: what either learns about tokens, both know; all else is apart."""

@@ -162,7 +162,7 @@ class Guesser:
         else:
             self.odds, self.correction = beside.odds.beside(), beside.correction.beside()
         self.memory: list[TokenIndex] = [] if beside is None else beside.memory
-        self.local = beside is None or beside.local
+        self.local: bool = beside is None or beside.local
         self.sightings = ContextCounts(POSITIONS)
         self.guesses = array("i", bytes(4 * POSITIONS))
         self.chances = array("d", bytes(8 * POSITIONS))

@@ -92,13 +92,13 @@ class ChanceMixer:
         self._blend = array("d", [1.0 / EXPERTS]) * (sets[EXPERTS] * EXPERTS)
         self._bias = array("d", bytes(8 * FREE_ROOM))
         self._slope = array("d", [BIAS_SLOPE]) * FREE_ROOM
-        if beside is not None:
+        if beside is None:
+            self._token_weights = array("d", [WEIGHT]) * (sets[TOKENS] * (SOURCES + 1))
+            self._token_bias = array("d", bytes(8 * (TOKEN_ROOM + PAIR_ROOM)))
+            self._token_slope = array("d", [BIAS_SLOPE]) * (TOKEN_ROOM + PAIR_ROOM)
+        else:
             self._token_weights = beside._token_weights
             self._token_bias, self._token_slope = beside._token_bias, beside._token_slope
-            return
-        self._token_weights = array("d", [WEIGHT]) * (sets[TOKENS] * (SOURCES + 1))
-        self._token_bias = array("d", bytes(8 * (TOKEN_ROOM + PAIR_ROOM)))
-        self._token_slope = array("d", [BIAS_SLOPE]) * (TOKEN_ROOM + PAIR_ROOM)
 
     def beside(self) -> ChanceMixer:
         """A mixer for another text at the same time: what either learns about tokens, both know; all else is apart."""
