@@ -20,9 +20,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.exactness.choice import Exact
-from ngramspec.llama.context import MOST_MICRO
-from ngramspec.llama.kv_cache import CacheType
-from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.kv_cache import UNQUANTISED, CacheType
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
@@ -33,7 +31,7 @@ from ngramspec.models.find import ModelSource, resolve
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.simple import FixedPolicy
 from ngramspec.tuning.kept import Kept, recalled
-from ngramspec.tuning.settings import flags
+from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, flags
 
 from .console import download_bar, note, signals_deferred, usage_error
 from .memory_option import open_memory
@@ -70,7 +68,8 @@ TraceFile = Annotated[
 ]
 
 Threads = Annotated[
-    int | None, typer.Option("-t", "--threads", min=1, max=512, help="CPU threads; default: the physical cores.")
+    int | None,
+    typer.Option("-t", "--threads", min=1, max=MOST_THREADS, help="CPU threads; default: the physical cores."),
 ]
 
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
@@ -116,7 +115,11 @@ class LoadOptions:
     threads_batch: Annotated[
         int | None,
         typer.Option(
-            "-tb", "--threads-batch", min=1, max=512, help="CPU threads for prompts and drafts; default: as -t."
+            "-tb",
+            "--threads-batch",
+            min=1,
+            max=MOST_THREADS,
+            help="CPU threads for prompts and drafts; default: as -t.",
         ),
     ] = None
     ubatch_size: Annotated[
@@ -124,7 +127,7 @@ class LoadOptions:
         typer.Option(
             "-ub",
             "--ubatch-size",
-            min=MAX_EVALUATE,
+            min=LEAST_MICRO,
             max=MOST_MICRO,
             help="Tokens of a prompt per pass; default: 512, without flash attention 128.",
         ),
@@ -153,7 +156,7 @@ class LoadOptions:
     ] = "auto"
 
     def __post_init__(self) -> None:
-        if self.flash_attn == "off" and self.cache_type_v not in ("f32", "f16", "bf16"):
+        if self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED:
             usage_error(f"-ctv {self.cache_type_v} needs flash attention; leave out -fa off")
 
     def find(self, model: str | None) -> ModelSource:

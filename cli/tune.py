@@ -14,6 +14,7 @@ import typer
 
 from ngramspec import machine
 from ngramspec.errors import NGramSpecError
+from ngramspec.llama.kv_cache import UNQUANTISED
 from ngramspec.llama.target import Target
 from ngramspec.llama.trial import STRETCH
 from ngramspec.llama.workbench import Workbench
@@ -31,7 +32,7 @@ from ngramspec.tuning.tuning import Tuning
 
 from .about import model_lines, provenance
 from .console import Outcome, guarded_stdout, leave, note, outcome, signals_deferred, usage_error
-from .json_output import JsonOutput
+from .json_output import JsonOutput, json_option
 from .options import LoadOptions, Model
 from .tune_view import Report, show
 from .view import timed_bar
@@ -56,15 +57,7 @@ def tune(
         bool, typer.Option("--apply", help="Keep what is found: the other commands use it for this model here.")
     ] = False,
     forget: Annotated[bool, typer.Option("--forget", help="Measure nothing; take away what is kept.")] = False,
-    as_json: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            metavar="FILE|-",
-            help="Write all that was found as JSON; -: to stdout, and no table.",
-            show_default=False,
-        ),
-    ] = None,
+    as_json: Annotated[str | None, json_option("all that was found")] = None,
 ) -> None:
     """Find the settings under which a model is fastest here: ngramspec tune model.gguf --apply
 
@@ -137,7 +130,7 @@ def _scope(target: Target, asked: LoadOptions) -> Scope:
         physical=machine.physical_cores(),
         logical=machine.logical_cores(),
         on_cpu=not (target.on_gpu and asked.gpu_layers < 0),
-        flash_free=asked.cache_type_v in ("f32", "f16", "bf16"),
+        flash_free=asked.cache_type_v in UNQUANTISED,
         quantised_cache=asked.cache_type_k == asked.cache_type_v == "f16" and asked.flash_attn != "off",
     )
 

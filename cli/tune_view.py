@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.table import Table
@@ -81,8 +81,8 @@ def _conclusions(tuning: Tuning, report: Report, *, applied: bool) -> list[str]:
         )
     elif tuning.winners:
         lines.append(
-            f"{_listed(tuning.winners.values())} looked faster, and was not when measured again; your settings are as"
-            " good as any that were tried."
+            f"{' and '.join(tuning.winners.values())} looked faster, and was not when measured again; your settings are"
+            " as good as any that were tried."
         )
     elif tuning.compared:
         lines.append(
@@ -103,10 +103,6 @@ def _conclusions(tuning: Tuning, report: Report, *, applied: bool) -> list[str]:
     if late:
         lines.append(f"Not compared, as there was no time (--seconds gives more): {', '.join(late)}.")
     return lines
-
-
-def _listed(names: Iterable[str]) -> str:
-    return " and ".join(names)
 
 
 def _ratios(comparison: Comparison, which: str, depth: int) -> str:

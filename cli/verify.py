@@ -19,7 +19,7 @@ from ngramspec.selfcheck.report import Check, report, verdict
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
-from .json_output import JsonOutput
+from .json_output import JsonOutput, json_option
 from .options import DrafterName, LoadOptions, Model, PromptFiles
 from .verify_view import show
 from .view import timed_bar
@@ -35,15 +35,7 @@ def verify(
         float, typer.Option("--seconds", min=1, max=86400, help="Time for the checks, once the model is loaded.")
     ] = 50.0,
     seed: Annotated[int, typer.Option("-s", "--seed", min=0, max=2**32 - 1, help="Seed of all sampling.")] = 0,
-    as_json: Annotated[
-        str | None,
-        typer.Option(
-            "--json",
-            metavar="FILE|-",
-            help="Write all that was found as JSON; -: to stdout, and no table.",
-            show_default=False,
-        ),
-    ] = None,
+    as_json: Annotated[str | None, json_option("all that was found")] = None,
 ) -> None:
     """Check on your model and machine that drafts change nothing.
 

@@ -13,8 +13,7 @@ import psutil
 def physical_cores() -> int:
     """Cores this process may run on; hyper-threads add nothing to matrix products."""
     physical: int = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else physical
-    return max(1, min(physical, allowed))
+    return max(1, min(physical, logical_cores()))
 
 
 def logical_cores() -> int:

@@ -11,18 +11,15 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.choice import EXACT, Exact
 from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import devices, log
-from ngramspec.llama.kv_cache import CACHE_TYPES, CacheType
+from ngramspec.llama.kv_cache import CACHE_TYPES, UNQUANTISED, CacheType
 from ngramspec.llama.lane import SequenceLane
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.state import Cache
 from ngramspec.llama.trial import Trial
 from ngramspec.llama.weights import Weights
-from ngramspec.tuning.settings import Settings
+from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, Settings
 
 MAX_CELLS = 2**31 - 1
-
-MOST_MICRO = 4096
-"""Most tokens that can be asked for in a micro-batch of a prompt."""
 
 MICRO_BATCH, WITHOUT_FLASH = 512, 128
 """Tokens of a prompt per micro-batch. Without flash attention one holds heads x n_ctx x n_ubatch scores."""
@@ -34,11 +31,9 @@ takes as much space as the state itself, and on some architectures each is copie
 SNAPSHOT_SHARE = 1 / 16
 """Snapshots may take at most this part of the free RAM or GPU memory; one is kept in any case."""
 
-_FLASH = {"auto": -1, "off": 0, "on": 1}
+assert LEAST_MICRO >= MAX_EVALUATE  # a pass with the longest draft is one micro-batch
 
-MOVED_BY_ROLLBACK = ("deepseek4",)
-"""Architectures whose logits moved in the last digits (by up to 0.012) after passes of many tokens had been timed on a
-text and taken back (llama-cpp-python 0.3.36): in exact mode they are not drafted for, and nothing is timed."""
+_FLASH = {"auto": -1, "off": 0, "on": 1}
 
 
 class Context(Weights):
@@ -71,8 +66,8 @@ class Context(Weights):
         for name, count in (("threads", threads), ("threads_batch", threads_batch)):
             if count is not None and count < 1:
                 raise ValueError(f"{name} is {count}, but must be at least 1")
-        if micro_batch is not None and not MAX_EVALUATE <= micro_batch <= MOST_MICRO:
-            raise ValueError(f"micro_batch is {micro_batch}, but must be {MAX_EVALUATE} to {MOST_MICRO}")
+        if micro_batch is not None and not LEAST_MICRO <= micro_batch <= MOST_MICRO:
+            raise ValueError(f"micro_batch is {micro_batch}, but must be {LEAST_MICRO} to {MOST_MICRO}")
         for name, value, allowed in (
             ("flash_attn", flash_attn, _FLASH),
             ("cache_type_k", cache_type_k, CACHE_TYPES),
@@ -97,8 +92,7 @@ class Context(Weights):
         self.cache_types = (cache_type_k, cache_type_v)
         self.exact = exact
         self.n_seq = n_seq
-        # llama.cpp has a quantised V cache with flash attention only.
-        attention_can_go = not self.on_gpu and cache_type_v in ("f32", "f16", "bf16")
+        attention_can_go = not self.on_gpu and cache_type_v in UNQUANTISED
         self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
         self._longest = draft_max or SNAPSHOTS
         size = self._context_size(n_ctx, self.cache_types, self._texts)
@@ -132,7 +126,7 @@ class Context(Weights):
         return self.n_seq > 1
 
     def _micro(self, setting: str) -> int:
-        usual = WITHOUT_FLASH if self._flash[setting] == "off" else MICRO_BATCH
+        usual = _usual_micro(self._flash[setting])
         if self._micro_batch is None:
             return usual
         # What was asked for is for the settings that were asked for.
@@ -172,13 +166,16 @@ class Context(Weights):
         self.n_ctx = n_ctx
         self.setting = setting
         self.n_batch: int = params.n_batch
-        window, sole = llama.llama_model_n_swa(self._model), self._texts == 1
-        shape: dict[str, Any] = {"recurrent": self._recurrent, "window": window, "sole": sole, "pooled": self._pooled}
+        sole = self._texts == 1
+        shape: dict[str, Any] = {
+            "recurrent": self._recurrent,
+            "window": self.window,
+            "sole": sole,
+            "pooled": self._pooled,
+        }
         caches = [Cache(llama, self._ctx, sequence=number, **shape) for number in range(self._texts)]
         self._passes = Passes(llama, self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab)
         self._lanes = [SequenceLane(self._passes, cache, n_ctx=n_ctx) for cache in caches]
-        for lane in self._lanes:
-            lane.exact_rollback = lane.exact_rollback and self.architecture not in MOVED_BY_ROLLBACK
         first = self._lanes[0]
         self.replays, self.max_batch = first.replays, first.max_batch
         self.exact_rollback = first.exact_rollback
@@ -234,10 +231,8 @@ class Context(Weights):
         params = self._params(cells, 0, "fast")
         params.flash_attn_type = _FLASH[settings.flash_attn]
         params.type_k, params.type_v = (CACHE_TYPES[cast(CacheType, t)][0] for t in settings.cache_types)
-        micro = settings.micro_batch or (WITHOUT_FLASH if settings.flash_attn == "off" else MICRO_BATCH)
-        params.n_batch = params.n_ubatch = micro
-        params.n_seq_max, params.kv_unified = 1, False
-        return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent), micro
+        params.n_batch = params.n_ubatch = settings.micro_batch or _usual_micro(settings.flash_attn)
+        return self._try(params), int(params.n_ubatch)
 
     def trial(self, setting: str) -> Trial:
         """A separate small context to measure a setting in; what the target holds does not matter.
@@ -246,7 +241,10 @@ class Context(Weights):
             TargetError: the machine lacks the memory for it.
         """
         self._check_open()
-        params = self._params(ROOM, 0, setting)
+        return self._try(self._params(ROOM, 0, setting))
+
+    def _try(self, params: Any) -> Trial:
+        """A separate context for one text."""
         params.n_seq_max, params.kv_unified = 1, False
         return Trial(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
 
@@ -266,3 +264,8 @@ class Context(Weights):
         if self._ctx:
             self._passes.close()
             self._ctx = None
+
+
+def _usual_micro(flash_attn: str) -> int:
+    """Tokens of a micro-batch where nothing else was asked for."""
+    return WITHOUT_FLASH if flash_attn == "off" else MICRO_BATCH

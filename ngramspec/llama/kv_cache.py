@@ -19,6 +19,9 @@ CACHE_TYPES: dict[CacheType, tuple[int, float]] = {
     "q4_0": (2, 18 / 32),
 }
 
+UNQUANTISED: tuple[CacheType, ...] = ("f32", "f16", "bf16")
+"""Element types that are not quantised: llama.cpp has a V cache of others with flash attention only."""
+
 LEAST, GRAIN = 512, 256
 """A context is never capped below the one, and to multiples of the other, in tokens."""
 

@@ -32,7 +32,7 @@ class Target(Context):
         n_gpu_layers: layers to offload; negative: all, to whatever GPU the build supports.
         threads: CPU threads; None takes the physical cores.
         threads_batch: the same for passes over more than one token, prompts and drafts; None: as many.
-        micro_batch: tokens of a prompt per pass, MAX_EVALUATE to MOST_MICRO; None: 512, without flash attention 128.
+        micro_batch: tokens of a prompt per pass, LEAST_MICRO to MOST_MICRO; None: 512, without flash attention 128.
         flash_attn: "auto" leaves the choice to llama.cpp.
         cache_type_k, cache_type_v: element type of the KV cache.
         mmap: map the file instead of reading it.
@@ -170,5 +170,5 @@ class Target(Context):
             root,
             count=self.n_seq,
             max_batch=self.max_batch,
-            windowed=llama.llama_model_n_swa(self._model) > 0,
+            windowed=self.window > 0,
         )

@@ -87,6 +87,15 @@ class Weights(Vocabulary):
         is_recurrent = llama.llama_model_is_recurrent, llama.llama_model_is_hybrid
         self._recurrent = any(ask(self._model) for ask in is_recurrent)
 
+    @property
+    def window(self) -> int:
+        """Tokens that a sliding window shows, the shortest if there are several; 0: none slides."""
+        told = int(llama.llama_model_n_swa(self._model))
+        if told or not self._recurrent:
+            return told
+        # llama.cpp answers 0 for DeepSeek4, whose window is no measure of how far its cache can be cut. The file tells.
+        return int(self._meta(f"{self.architecture}.attention.sliding_window") or 0)
+
     def _meta(self, key: str) -> str | None:
         buffer = ctypes.create_string_buffer(1024)
         length = llama.llama_model_meta_val_str(self._model, key.encode(), buffer, 1024)
@@ -112,7 +121,7 @@ class Weights(Vocabulary):
         total = devices.total_bytes(self.devices, self.on_gpu)
         # The estimate is exact for plain attention only. Without this check the system ends the process.
         needed = texts * asked * per_token
-        if needed > total and not self._recurrent and llama.llama_model_n_swa(self._model) == 0:
+        if needed > total and not self._recurrent and not self.window:
             each = f", {texts} of them" if texts > 1 else ""
             raise ModelError(
                 f"a context of {asked} tokens{each} takes {needed / 2**30:.1f} GiB of KV cache, but there are"

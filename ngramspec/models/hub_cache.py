@@ -10,6 +10,8 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from ngramspec.models.hub_files import is_model
+
 _MODELS = "models--"
 
 
@@ -32,11 +34,10 @@ def files(repo: str, env: Mapping[str, str]) -> dict[str, Path]:
 
 
 def listed(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
-    """All .gguf files that are there: owner/repo:path, and the file."""
+    """All models that are there: owner/repo:path, and the file."""
     for kept in sorted(folder(env).glob(f"{_MODELS}*--*")):
         repo = kept.name.removeprefix(_MODELS).replace("--", "/", 1)
-        for name, path in _files(kept).items():
-            yield f"{repo}:{name}", path
+        yield from ((f"{repo}:{name}", path) for name, path in _files(kept).items() if is_model(name))
 
 
 def _files(kept: Path) -> dict[str, Path]:

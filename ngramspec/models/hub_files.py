@@ -39,7 +39,7 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
     Example:
         choose(["m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf"], None) -> ["m-Q4_K_M.gguf"]
     """
-    models = _group_parts(file for file in listed if _is_model(file))
+    models = _group_parts(file for file in listed if is_model(file))
     if not models:
         raise ModelError("there is no GGUF model in this repository")
     if wanted is not None and wanted.lower().endswith(".gguf"):
@@ -68,7 +68,8 @@ def stem(file: str) -> str:
     return split["stem"] if split else name[: -len(".gguf")]
 
 
-def _is_model(file: str) -> bool:
+def is_model(file: str) -> bool:
+    """Whether a file is a model, and not one that lies beside it, as of vision."""
     name = PurePosixPath(file).name.lower()
     return name.endswith(".gguf") and "mmproj" not in name and "imatrix" not in name
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ngramspec.errors import ModelError
-from ngramspec.models.hub_files import choose
+from ngramspec.models.hub_files import choose, is_model
 
 PREFIX = "lmstudio:"
 
@@ -39,8 +39,7 @@ def find(name: str) -> Path:
 def listed() -> Iterator[tuple[str, Path]]:
     """All models that LM Studio has fetched: the name, as `find` takes it, and the file."""
     for model, files in sorted(_models().items()):
-        for path in files:
-            yield f"{PREFIX}{model}:{path.name}", path
+        yield from ((f"{PREFIX}{model}:{path.name}", path) for path in files if is_model(path.name))
 
 
 def _models() -> dict[str, list[Path]]:

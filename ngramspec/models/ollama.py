@@ -37,12 +37,10 @@ def find(name: str, env: Mapping[str, str]) -> Path:
     bare = wanted.rpartition("/")[2]
     full = wanted if ":" in bare else f"{wanted}:{_LATEST}"
     found = dict(listed(env))
-    for one in (name, f"{PREFIX}{full}"):
-        if one in found:
-            return found[one]
-    folders = " or ".join(map(str, _folders(env)))
+    if (path := found.get(f"{PREFIX}{full}")) is not None:
+        return path
     if not found:
-        raise ModelError(f"{name}: there are no models of ollama in {folders}")
+        raise ModelError(f"{name}: there are no models of ollama in {' or '.join(map(str, _folders(env)))}")
     names = [one.removeprefix(PREFIX) for one in found]
     close = difflib.get_close_matches(full, names, n=3) or names[:12]
     raise ModelError(f"{name}: ollama has not pulled it; it has {', '.join(close)}")

@@ -10,7 +10,7 @@ from typing import Any
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.storage import cache_folder, recall, write_whole
-from ngramspec.tuning.settings import Settings
+from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ def _checked(changes: Any) -> dict[str, Any]:
     """The changes as they were found; ValueError for what no tuning finds."""
     for name, value in changes.items():
         if name in ("threads", "threads_batch"):
-            right = type(value) is int and 1 <= value <= 512
+            right = type(value) is int and 1 <= value <= MOST_THREADS
         elif name == "micro_batch":
-            right = type(value) is int and 64 <= value <= 4096
+            right = type(value) is int and LEAST_MICRO <= value <= MOST_MICRO
         elif name in ("mmap", "repack"):
             right = value is False
         else:

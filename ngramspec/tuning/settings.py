@@ -8,6 +8,11 @@ from typing import Any, Literal
 
 Flash = Literal["auto", "on", "off"]
 
+MOST_THREADS = 512
+
+LEAST_MICRO, MOST_MICRO = 64, 4096
+"""Tokens that can be asked for in a micro-batch of a prompt."""
+
 
 @dataclass(frozen=True, slots=True)
 class Settings:
@@ -36,8 +41,7 @@ class Settings:
 
         Where one number of threads differs, both are told: the one is the other's default.
         """
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        found = {name: value for name, value in named.items() if value != getattr(base, name)}
+        found = self._differing(base)
         if found.keys() & {"threads", "threads_batch"}:
             found = {"threads": self.threads, "threads_batch": self.threads_batch} | found
         return found
@@ -50,9 +54,12 @@ class Settings:
         """These, with whatever each of `others` has otherwise; they should differ in different fields."""
         found = self
         for other in others:
-            differing = {f.name: getattr(other, f.name) for f in fields(other)}
-            found = replace(found, **{n: v for n, v in differing.items() if v != getattr(self, n)})
+            found = replace(found, **other._differing(self))
         return found
+
+    def _differing(self, base: Settings) -> dict[str, Any]:
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {name: value for name, value in named.items() if value != getattr(base, name)}
 
 
 def flags(changes: dict[str, Any]) -> str:

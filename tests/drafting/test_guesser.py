@@ -30,6 +30,15 @@ FREE = array("d", bytes(8 * (POSITIONS + 1)))
 """What a token costs where none costs anything."""
 
 
+@pytest.mark.parametrize("other", ["odds", "correction"])
+def test_constants_that_stand_in_two_modules_agree(other: str) -> None:
+    """The compiler wants each module to have its own; with other numbers one would write past the other's arrays."""
+    ours, theirs = vars(PLAIN["guesser"]), vars(PLAIN[other])
+    both = {name for name in ours.keys() & theirs.keys() if name.isupper()}
+    assert len(both) >= 3
+    assert {name: ours[name] for name in both} == {name: theirs[name] for name in both}
+
+
 def guess(g: Any, limit: int, worth: float = 0.0, slopes: array[float] = FREE) -> tuple[int, ...]:
     g.guess(limit, 0.0, TokenPrice(worth, slopes))
     tokens: tuple[int, ...] = g.chain()[0]

@@ -33,6 +33,13 @@ def made(module: ModuleType, cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2
     return made_
 
 
+def expect(o: Any, source: int, state: int, p: float) -> None:
+    """Have a state start from a probability."""
+    learnt = o.shared()
+    learnt["rate"][source * STATES + state] = p
+    learnt["odds"][source * STATES + state] = math.log(p / (1 - p))
+
+
 @BOTH
 @pytest.mark.parametrize("rate", [0.0, 0.03, 0.5, 0.9, 1.0])
 def test_it_finds_the_rate_of_a_state(module: ModuleType, rate: float) -> None:
@@ -52,7 +59,7 @@ def test_a_state_starts_where_it_was_told_to(module: ModuleType) -> None:
     o.states[3] = 5
     chances = []
     for p in (0.1, 0.5, 0.9):
-        o.expect(3, 5, p)
+        expect(o, 3, 5, p)
         chances.append(o.judge(0))
     # One source of weight a quarter says the same less firmly.
     assert chances[0] < chances[1] < chances[2]
@@ -95,11 +102,11 @@ def test_cells_and_states_keep_to_themselves(module: ModuleType) -> None:
 def test_an_absent_source_says_nothing(module: ModuleType) -> None:
     o = made(module)
     o.states[0] = 1
-    o.expect(0, 1, 0.8)
+    expect(o, 0, 1, 0.8)
     alone = o.judge(0)
     for i in range(1, SOURCES):
         for state in range(STATES):
-            o.expect(i, state, 0.01)
+            expect(o, i, state, 0.01)
     assert o.judge(0) == alone
     o.states[1] = 0
     assert o.judge(0) < alone
@@ -230,7 +237,7 @@ def test_weights_chosen_by_a_token_are_told_from_the_others(module: ModuleType) 
     o.states[0] = 1
     for i in range(EXPERTS):
         o.views[i] = 1
-    o.expect(0, 1, 0.9)
+    expect(o, 0, 1, 0.9)
     o.judge(0)
     o.learn(0, True)
     row = SOURCES + 1

@@ -126,11 +126,6 @@ class ChanceMixer:
             "slope": memoryview(self._token_slope)[:TOKEN_ROOM],
         }
 
-    def expect(self, source: int, state: int, p: float) -> None:
-        """The probability that a state starts from."""
-        self._rate[source * STATES + state] = p
-        self._odds[source * STATES + state] = log(p / (1.0 - p))
-
     @cython.ccall
     @cython.exceptval(check=False)
     def judge(self, cell: cython.Py_ssize_t) -> cython.double:
