@@ -41,7 +41,7 @@ def info(
     """
     source = load.find(model)
     kept = recalled(load.tuned_file(source.path))
-    target = load.load(source)
+    target = load.using(kept).load(source)
     calibration = Calibration.load(target)
     auto = ExactAuto(target) if target.exact == "auto" else None
     if fresh:

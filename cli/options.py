@@ -31,7 +31,7 @@ from ngramspec.models.find import ModelSource, resolve
 from ngramspec.models.hub import PREFIX
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.simple import FixedPolicy
-from ngramspec.tuning.kept import recalled
+from ngramspec.tuning.kept import Kept, recalled
 from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, flags
 
 from .completion import models
@@ -199,11 +199,15 @@ class LoadOptions:
         return {name for name, is_named in named.items() if is_named}
 
     def tuned(self, source: ModelSource) -> LoadOptions:
-        """These options with the settings that `tune --apply` keeps for the model, as far as they say nothing else.
+        """These options with the settings that `tune --apply` keeps for the model; see `using`."""
+        return self if self.no_tuned else self.using(recalled(self.tuned_file(source.path)))
+
+    def using(self, kept: Kept | None) -> LoadOptions:
+        """These options with the kept settings that are applied, as far as they say nothing else.
 
         A note on stderr names them.
         """
-        changes = {} if self.no_tuned else wanted(recalled(self.tuned_file(source.path)), self._said)
+        changes = {} if self.no_tuned else wanted(kept, self._said)
         if changes:
             note(f"tuned: {flags(changes)} (--no-tuned leaves it out, ngramspec tune --forget takes it away)")
         return replace(self, no_tuned=True, **as_options(changes))

@@ -148,9 +148,6 @@ class GivenCurve(CostCurve):
         ValueError: size 1 is missing, or a batch of 1 to LARGEST tokens would cost nothing, or infinitely much.
     """
 
-    worst = math.inf
-    measured = False
-
     def __init__(self, points: Points, switch: float = 0.0) -> None:
         if any(not 0 < cost < math.inf for cost in points.values()) or any(size < 1 for size in points):
             raise ValueError("sizes and costs must be positive numbers")
@@ -163,7 +160,7 @@ class GivenCurve(CostCurve):
             points = {**points, LARGEST: points[last] + slope * (LARGEST - last)}
             if points[LARGEST] <= 0:
                 raise ValueError(f"it falls so fast after {before} that a batch of {LARGEST} would cost nothing")
-        super().__init__({size: cost / points[1] for size, cost in points.items()}, switch / points[1])
+        super().__init__({size: cost / points[1] for size, cost in points.items()}, switch / points[1], measured=False)
 
     def observe(self, size: int, seconds: float) -> None:
         """Note the size of the batch; the curve itself stays."""

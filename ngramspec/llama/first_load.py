@@ -25,7 +25,7 @@ from ngramspec import child
 from ngramspec.errors import ModelError
 from ngramspec.llama import bindings
 from ngramspec.models.check import check_values, has_gguf_magic
-from ngramspec.models.gguf import read_header
+from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.storage import cache_folder, keep, recall
 
 COMPUTED = 1 << 30
@@ -46,7 +46,7 @@ def check(
     *,
     command: Sequence[str] | None = None,
     patience: float = 300.0,
-) -> None:
+) -> GGUFHeader | None:
     """Refuse a file that would end the process.
 
     Args:
@@ -58,12 +58,16 @@ def check(
         patience: seconds after which the child is given up; that, like a child that could not be started or was ended
             from outside, condemns no file.
 
+    Returns:
+        its header; None of what is no GGUF file, which llama.cpp will not load.
+
     Raises:
         ModelError: the file is damaged.
     """
     if not has_gguf_magic(path):
-        return
-    check_values(path, read_header(path))
+        return None
+    header = read_header(path)
+    check_values(path, header)
     known = (folder or cache_folder("trial")) / _fingerprint(path, build)
     verdict = recall(known)
     if not verdict:
@@ -72,6 +76,7 @@ def check(
             keep(known, verdict)
     if verdict and verdict != _GOOD:
         raise ModelError(f"{path} is damaged: llama.cpp ends the process over it ({verdict}); get it again")
+    return header
 
 
 def _fingerprint(path: Path, build: str) -> str:

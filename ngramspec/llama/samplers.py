@@ -73,6 +73,7 @@ class SamplerChain:
         self._repeat_last_n = _window(sampling.repeat_last_n, n_ctx) if penalises else 0
         dry = sampling.dry_multiplier > 0
         self._dry_last_n = _window(sampling.dry_penalty_last_n, n_ctx) if dry else 0
+        self._window = max(self._repeat_last_n, self._dry_last_n)
         self._recent: deque[int] = deque()
         self._recent_counts: Counter[int] = Counter()
         active = self._active(vocab)
@@ -170,22 +171,20 @@ class SamplerChain:
     # ------------------------------------------------------------------ one text
 
     def begin(self, prompt: Sequence[int]) -> None:
-        for token in prompt[max(0, len(prompt) - max(self._repeat_last_n, self._dry_last_n)) :]:
+        for token in prompt[max(0, len(prompt) - self._window) :]:
             self._look_back_on(token)
 
     def accept(self, token: int) -> None:
         if self.grammar is not None:
             self.grammar.accept(token)
-        self._look_back_on(token)
+        if self._window:
+            self._look_back_on(token)
 
     def _look_back_on(self, token: int) -> None:
-        window = max(self._repeat_last_n, self._dry_last_n)
-        if window == 0:
-            return
         self._api.llama_sampler_accept(self._chain, token)
         self._recent.append(token)
         self._recent_counts[token] += 1
-        if len(self._recent) > window:
+        if len(self._recent) > self._window:
             gone = self._recent.popleft()
             self._recent_counts[gone] -= 1
             if not self._recent_counts[gone]:

@@ -1,3 +1,4 @@
+# cython: language_level=3
 """`CostPolicy`, the default: draft the length that pays on this machine, by what a pass costs."""
 
 from __future__ import annotations
@@ -7,7 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 
-from ngramspec.cost.curve import CostCurve
+import cython
+
+if cython.compiled:
+    from cython.cimports.ngramspec.cost.curve import CostCurve
+else:
+    from ngramspec.cost.curve import CostCurve
+
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
@@ -100,6 +107,16 @@ class CostPolicy(Policy):
     ) -> tuple[int, int]:
         if curve is None:
             return 0, smallest(1, sizes)
+        k: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        plain: cython.Py_ssize_t
+        best: cython.Py_ssize_t = 0
+        p: cython.double
+        cost: cython.double
+        value: cython.double
+        reach: cython.double = 1.0
+        expected: cython.double = 1.0
+        least: cython.double = math.inf
         self._measured = curve.measured
         costs = curve.padded(sizes)
         plain, plain_cost = costs[1]
@@ -109,27 +126,29 @@ class CostPolicy(Policy):
         if funds < 0:
             return 0, plain
         stake = self.STAKE * funds
-        worth = self._worth(curve, sizes)
+        worth: cython.double = self._worth(curve, sizes)
         if debt is not None:
             return self._plan_in_debt(draft, curve, sizes, worth, debt, stake)
         offers = [Offer(0, 1.0, plain, plain_cost)] if curve.switch else None
-        last = curve.last
-        best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
-        reach = expected = 1.0
-        least = math.inf
+        sure: cython.double = self.SURE
+        most: cython.double = plain_cost + stake
+        last: cython.Py_ssize_t = curve.last
+        pads: cython.bint = last != plain and last in sizes
+        best_size: cython.Py_ssize_t = plain
+        best_value: cython.double = 1.0 - worth * plain_cost
         for k, p in enumerate(draft.chances[: sizes[-1] - 1], 1):
             reach *= p
             expected += reach
             size, cost = costs[1 + k]
-            if cost <= self.SURE * (1 + k):
-                least = min(least, cost)
-            if cost > max(plain_cost + stake, least):
+            if cost <= sure * (1 + k) and cost < least:
+                least = cost
+            if cost > most and cost > least:
                 continue
             if offers is not None:
                 offers.append(Offer(k, expected, size, cost))
                 continue
             # What was padded to before may have become a little cheaper.
-            if last > k + 1 and last != plain and last in sizes and curve.ratio(last) < cost:
+            if pads and last > k + 1 and curve.ratio(last) < cost:
                 size, cost = last, curve.ratio(last)
             value = expected - worth * cost
             if value > best_value:
@@ -138,8 +157,9 @@ class CostPolicy(Policy):
             dearest = max(plain_cost + stake, 0.0 if least == math.inf else least)
             best, _, best_size, _ = self._recurring.choose(offers, curve, sizes, worth, dearest)
         # `chances` may be longer than the draft: see `blind` in `Drafter.propose`.
-        if best > len(draft):
-            best, best_size = len(draft), costs[1 + len(draft)][0]
+        if best > len(draft.tokens):
+            best = len(draft.tokens)
+            best_size = costs[1 + best][0]
         return best, best_size
 
     def _funds(self, curve: CostCurve, plain_cost: float) -> float:

@@ -7,6 +7,7 @@ The work is done by `ngramspec.drafting.mixture.guesser`; this puts it behind th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
@@ -61,20 +62,16 @@ class MixtureDrafter(Drafter):
             learnt.keep(self._kept, self._guesser.about_tokens())
 
     def beside(self) -> MixtureDrafter:
-        """A drafter for another text at the same time: it has a context of its own, and shares memory and judgement.
+        """A drafter for another text at the same time: it shares memory, and what is learnt about tokens.
 
         Raises:
             ValueError: this one remembers requests by itself, which come one after the other.
         """
         if self._own is not None:
             raise ValueError("a drafter that remembers requests by itself drafts for one text at a time")
-        other = MixtureDrafter()
-        other._memory, other._guesser.memory = self._memory, self._guesser.memory
-        # A text that begins must not take from those at work what they have learnt.
-        self._guesser.alone = other._guesser.alone = False
-        other._guesser.odds = self._guesser.odds.beside()
-        other._guesser.correction = self._guesser.correction.beside()
-        other._drawn, other._blind = self._drawn, self._blind
+        other = copy(self)
+        other._guesser = Guesser(self._guesser)
+        other._asked = other._kept = None
         return other
 
     def begin(self, prompt: Sequence[int]) -> None:
