@@ -11,6 +11,7 @@ import ngramspec
 from ngramspec import machine
 from ngramspec.llama.devices import build
 from ngramspec.llama.target import Target
+from ngramspec.reports.setup import Setup
 
 
 def model_lines(target: Target) -> list[str]:
@@ -24,6 +25,21 @@ def model_lines(target: Target) -> list[str]:
 def exact_mode(sizes: Sequence[int] | None) -> str:
     """Exact mode in words, with its batch sizes; None or an empty sequence means single tokens."""
     return f"exact mode, in batches of {' '.join(str(n) for n in sizes or ()) or '1'}"
+
+
+def setup(target: Target, name: str) -> Setup:
+    """What figures are measured on; `name`: the model's, for people."""
+    gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in target.devices if device.is_gpu)
+    return Setup(
+        name=name,
+        model=target.description,
+        size_bytes=target.size_bytes,
+        parameters=target.n_params,
+        backend=", ".join(gpus) if target.on_gpu else "CPU",
+        threads=target.threads,
+        machine=machine.name(),
+        build=build(),
+    )
 
 
 def provenance(target: Target) -> dict[str, Any]:

@@ -10,8 +10,10 @@ import typer
 from rich.console import RenderableType
 
 from ngramspec.benchmark.alpha import AlphaMeasurement
+from ngramspec.benchmark.posted import Measured, posted
 from ngramspec.benchmark.report import Summary, summarise, verdicts
 from ngramspec.benchmark.runs import Benchmark, Run
+from ngramspec.benchmark.samples import Samples
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
@@ -21,12 +23,13 @@ from ngramspec.policies import POLICIES
 from ngramspec.prompts import Prompt, Skipped, load_prompts, prepare
 from ngramspec.sampling.settings import Sampling
 
-from .about import exact_mode, load_settings, model_lines, provenance
+from .about import exact_mode, load_settings, model_lines, provenance, setup
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
 from .bench_view import show
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput, json_option
 from .options import DraftOptions, LoadOptions, Model, PromptFiles
+from .posts import PostOptions, Posts, command_line
 from .sampling_options import SamplingOptions, check_sampling
 from .view import counting_bar
 
@@ -62,6 +65,7 @@ def bench(
     load: LoadOptions,
     sampling: SamplingOptions,
     draft: Compared,
+    post: PostOptions,
     model: Model = None,
     prompts: PromptFiles = None,
     category: Annotated[
@@ -83,6 +87,10 @@ def bench(
     acceptance by position in the draft, passes without a draft, and whether the texts are identical (and how close
     the two tokens were where they are not). --json writes every run with machine, model and build.
 
+    To post: --markdown prints a table in llama-bench's style, --svg draws the gains, --html writes one page with the
+    gains, acceptance by position, the cost of a pass, how right the drafts' odds were, and a text of each kind with its
+    drafts in colour, for which each kind's first prompt is run once more. All of them tell the line that reproduces it.
+
     A ratio of 1.20x means that drafting emits 1.2 times as many tokens per second. "theory" is what Leviathan et
     al.'s formula expects from the measured acceptance and cost of a pass, drafts being free.
 
@@ -98,7 +106,7 @@ def bench(
     acceptance = sampling.acceptance(chosen)
     draft.check(acceptance)
     selected = _select(load_prompts(prompts), category or [], limit)
-    with JsonOutput(as_json) as output:
+    with JsonOutput(as_json) as output, Posts(post, as_json) as posts:
         found = load.find(model)
         load = load.tuned(found)
         target = load.load(found, draft_max=draft.longest)
@@ -129,22 +137,34 @@ def bench(
             measurement = AlphaMeasurement(target, chosen, gamma, exact=target.exact)
             ended = measure_alpha(measurement, cases, predict)
             orders = measurement.orders
+        samples = Samples(benchmark) if posts.page and decoder.drafter is not None and not ended.code else None
+        if samples is not None:
+            ended = _sample(samples)
         summaries = {
             policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
             for policy, drafted in benchmark.policies.items()
         }
         try:
-            if as_json != "-":
+            if not posts.silent:
                 more = [] if orders is None else alpha_parts(orders, greedy=chosen.greedy)
                 _show(target, benchmark, summaries, skipped, chosen, more)
         finally:
             # Even where the reader of the table has gone, as head does.
-            if as_json is not None:
-                selection = {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit}
-                document = _document(target, benchmark, summaries, skipped, chosen)
-                remembered = {"name": draft.memory or DEFAULT, "tokens": memory.stored} if memory else None
-                document["alpha"] = None if orders is None else alpha_json(orders)
-                output.write({"selection": selection, "load": asdict(load), "memory": remembered, **document})
+            if output.wanted:
+                more_data = {
+                    "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
+                    "load": asdict(load),
+                    "memory": {"name": draft.memory or DEFAULT, "tokens": memory.stored} if memory else None,
+                    "alpha": None if orders is None else alpha_json(orders),
+                    "calibration": None if samples is None else samples.reliability.to_json(),
+                }
+                output.write(more_data | _document(target, benchmark, summaries, skipped, chosen))
+            own = {
+                **{"--prompts": prompts, "--category": category, "--limit": limit, "-n": predict, "--repeat": repeat},
+                "-s": None if chosen.greedy else chosen.seed,
+            }
+            typed = command_line("bench", [model], own, sampling, draft, load)
+            posts.write(lambda: posted(setup(target, found.label), typed, _measured(benchmark, summaries, samples)))
     leave(ended)
 
 
@@ -164,6 +184,26 @@ def _measure(benchmark: Benchmark) -> Outcome:
         for run in benchmark.measure():
             done(f"{run.category}/{run.prompt}")
     return ended
+
+
+def _sample(samples: Samples) -> Outcome:
+    """Draft a text of each kind to look at; what was taken before an interruption stays in `samples`."""
+    with outcome() as ended, counting_bar(samples.total, "texts to look at", still=True) as done:
+        for sample in samples.run():
+            done(f"{sample.category}/{sample.prompt}")
+    return ended
+
+
+def _measured(benchmark: Benchmark, summaries: Mapping[str, Sequence[Summary]], samples: Samples | None) -> Measured:
+    made = len(benchmark.runs)
+    return Measured(
+        summaries,
+        {policy: drafted.calibration.curve for policy, drafted in benchmark.policies.items()},
+        benchmark.caveat,
+        drafts=benchmark.drafted.drafter is not None,
+        unfinished=None if benchmark.complete else f"stopped after {made} of {benchmark.total} runs",
+        samples=samples,
+    )
 
 
 def _show(

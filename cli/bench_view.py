@@ -176,7 +176,8 @@ def _close_calls(benchmark: Benchmark) -> list[str]:
     return [f"{calls} of {tokens} tokens with drafts were so close that rounding could have decided otherwise"]
 
 
-def _speed(value: float | None) -> str:
+def _speed(speed: Spread | None) -> str:
+    value = None if speed is None else speed.median
     return number(value, ".1f" if value is not None and value < 100 else ".0f")
 
 

@@ -6,8 +6,9 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -18,7 +19,9 @@ from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
 from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files
 from ngramspec.memory.names import DEFAULT, memory_folder, memory_names
+from ngramspec.memory.posted import posted
 from ngramspec.memory.remember import read_settings, settings_path, write_remember
+from ngramspec.memory.statistics import Statistics
 from ngramspec.memory.store import Contents
 from ngramspec.models.check import has_gguf_magic
 
@@ -35,7 +38,9 @@ from .console import (
     usage_error,
     write_stdout,
 )
-from .options import open_vocabulary
+from .json_output import JsonOutput, json_option
+from .options import grouped, open_vocabulary
+from .posts import PostOptions, Posts, command_line
 
 app = typer.Typer(
     name="memory",
@@ -145,22 +150,43 @@ def clear(memory: Name = DEFAULT) -> None:
             note("what drafts have learnt is forgotten")
 
 
-@app.command("stats")
-def stats(memory: Name = DEFAULT) -> None:
-    """Show what a memory holds and takes, and whether answers are remembered."""
-    with guarded_stdout(), _complaints() as complaints:
+def stats(
+    post: PostOptions,
+    memory: Name = DEFAULT,
+    as_json: Annotated[str | None, json_option("all figures")] = None,
+) -> None:
+    """Show what a memory holds and takes, and whether answers are remembered.
+
+    To post: --markdown prints a table, --svg draws how much there is of each kind of file, --html writes one page. No
+    names of files and no texts are in them.
+    """
+    with JsonOutput(as_json) as output, Posts(post, as_json) as posts, guarded_stdout(), _complaints() as complaints:
+        lines: list[str] = []
+        found: list[Statistics] = []
+        data: dict[str, Any] = {"memory": memory}
         with complaints():
-            state = "on" if read_settings().remember else "off"
-            write_stdout(f"remembering answers: {state} ({settings_path()})\n")
+            data["remember"] = read_settings().remember
+            lines.append(f"remembering answers: {'on' if data['remember'] else 'off'} ({settings_path()})")
         files = learnt.files()
-        size = sum(file.stat().st_size for file in files) / 2**10
-        held = f"{_count(len(files), 'vocabulary', 'vocabularies')}, {size:.0f} KiB" if files else "nothing"
-        write_stdout(f"learnt by drafts: {held} ({learnt.folder()})\n")
+        size = sum(file.stat().st_size for file in files)
+        held = f"{_count(len(files), 'vocabulary', 'vocabularies')}, {size / 2**10:.0f} KiB" if files else "nothing"
+        lines.append(f"learnt by drafts: {held} ({learnt.folder()})")
         names = memory_names()
-        write_stdout(f"memories: {', '.join(names) or 'none'}\n")
+        lines.append(f"memories: {', '.join(names) or 'none'}")
+        data |= {"learnt": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
         for store in _stores(memory) if memory in names or memory != DEFAULT else ():
             with complaints():
-                write_stdout(_statistics(store.read()))
+                contents = store.read()
+                found.append(Statistics.of(contents))
+                lines.append(_statistics(found[-1], contents))
+        if not posts.silent:
+            write_stdout("\n".join(lines) + "\n")
+        if output.wanted:
+            output.write(data | {"stores": [asdict(one) for one in found]})
+        posts.write(lambda: posted(memory, found, command_line("memory stats", [], {"--memory": memory})))
+
+
+app.command("stats")(grouped(stats))
 
 
 @app.command("remember")
@@ -204,16 +230,11 @@ def _in_words(added: Added) -> str:
     return f"{', '.join(parts)}; {_count(added.tokens, 'token')} read{list_skipped(added.skipped)}"
 
 
-def _statistics(contents: Contents) -> str:
-    assert contents.path
-    documents = contents.documents()
-    files = [d for d in documents if d.kind == "file"]
-    answers = [d for d in documents if d.kind == "answer"]
-    size = contents.path.stat().st_size
+def _statistics(one: Statistics, contents: Contents) -> str:
     return (
-        f"tokenizer of {_model(contents)}: {_count(len(files), 'file')} with {_count(total(files), 'token')},"
-        f" {_count(len(answers), 'answer')} with {_count(total(answers), 'token')}\n"
-        f"  {size / 2**20:.1f} MiB, {size / max(1, total(documents)):.1f} bytes a token: {contents.path}\n"
+        f"tokenizer of {_model(contents)}: {_count(one.files, 'file')} with {_count(one.file_tokens, 'token')},"
+        f" {_count(one.answers, 'answer')} with {_count(one.answer_tokens, 'token')}\n"
+        f"  {one.size_bytes / 2**20:.1f} MiB, {one.bytes_per_token:.1f} bytes a token: {contents.path}"
     )
 
 

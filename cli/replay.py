@@ -17,15 +17,18 @@ from ngramspec.drafting.draft import Drafter
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.policies import make_policy
+from ngramspec.replay.posted import posted
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay, check_replayable
 from ngramspec.replay.report import TIMED, Comparison, Figures
+from ngramspec.replay.samples import Samples
 from ngramspec.replay.timed import DISTURBED, TimedReplay
 from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput, json_option
 from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, open_vocabulary
+from .posts import PostOptions, Posts, command_line
 from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
 from .replay_view import show
 from .view import counting_bar
@@ -126,6 +129,7 @@ class CostOptions:
 def replay(
     drafting: DraftingOptions,
     cost: CostOptions,
+    post: PostOptions,
     files: Annotated[
         list[str],
         typer.Argument(metavar="FILE...", help="Recorded conversations, JSONL or plain text pairs; -: from stdin."),
@@ -143,6 +147,9 @@ def replay(
     ] = None,
     no_oracle: Annotated[bool, typer.Option("--no-oracle", help="Leave the copy-oracle out.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse broken entries instead of skipping them.")] = False,
+    with_texts: Annotated[
+        bool, typer.Option("--with-texts", help="Show in --html what was drafted of the first answer of each category.")
+    ] = False,
     as_json: Annotated[str | None, json_option("all figures")] = None,
 ) -> None:
     """Replay recorded conversations: what would drafting have gained?
@@ -159,12 +166,17 @@ def replay(
 
     --timed runs plain and drafted passes over the same answers, in alternating order, and shows the measured ratio
     beside the modelled one, on a curve that is measured meanwhile. Ctrl-C shows what was replayed so far.
+
+    To post: --markdown prints a table, --svg draws the gains, --html writes one page with all figures. Nothing that the
+    conversations say is in them, unless --with-texts puts the first answer of each category on the page.
     """
+    if with_texts and (post.html is None or (cost.timed and not cost.curve)):
+        usage_error("--with-texts is for the page that --html writes, and for drafts by a curve")
     if cost.timed and vocab is not None:
         usage_error("--timed needs the model's own tokens: leave --vocab out")
     named_curves(cost.curve or [])
     with ExitStack() as stack:
-        output = stack.enter_context(JsonOutput(as_json))
+        output, posts = stack.enter_context(JsonOutput(as_json)), stack.enter_context(Posts(post, as_json))
         transcripts = read_transcripts(files, strict=strict)
         target = cost.load()
         if target is not None:
@@ -179,7 +191,10 @@ def replay(
             recordings = _fitting(timed, recordings, target.n_ctx)
         curves = cost.curves(target)
         replays = {name: drafting.replay(curve) for name, curve in curves.items()}
-        comparison = Comparison(recordings, drafting.drafter, replays, curves, oracle=not no_oracle, timed=timed)
+        samples = Samples(vocabulary.piece) if with_texts else None
+        comparison = Comparison(
+            recordings, drafting.drafter, replays, curves, oracle=not no_oracle, timed=timed, samples=samples
+        )
         ended = _run(comparison, len(recordings), quiet=timed is not None)
         document = {
             "ngramspec": ngramspec.__version__,
@@ -191,13 +206,16 @@ def replay(
             **comparison.document(),
         }
         try:
-            if as_json != "-":
+            if not posts.silent:
                 with guarded_stdout():
                     _show(document, comparison.curves, len(recordings))
         finally:
             # Even where the reader of the table has gone, as head does.
-            if as_json is not None:
+            if output.wanted:
                 output.write(document)
+            own = {"--vocab": vocab, "--limit": limit, "--no-oracle": no_oracle, "--strict": strict}
+            typed = command_line("replay", files, own, drafting, cost)
+            posts.write(lambda: posted(document, vocabulary.path.name, typed, samples))
     leave(ended)
 
 

@@ -99,6 +99,9 @@ class TraceView:
             if counts.drafted
         ]
         parts = [f"passes: {stats.passes}, {stats.passes_without_draft} of them without a draft", summary(stats)]
+        parts.append(f"{stats.tokens_per_pass:.2f} tokens per pass")
+        if stats.acceptance_rate is not None:
+            parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted} drafted accepted")
         parts += [f"accepted: {', '.join(by_source)}"] if by_source else []
         self._line(Text("; ".join(parts), "bold"))
 

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "machine", "theory", "child", "version", "demo"),
-    ("sampling", "models", "prompts", "conversation", "chat_prompt", "fill_in", "tool_calls"),
+    ("sampling", "models", "prompts", "conversation", "chat_prompt", "fill_in", "tool_calls", "reports"),
     ("backend",),
     ("drafting",),
     ("acceptance", "memory"),
@@ -26,7 +26,7 @@ LAYERS = (
     ("policies", "llama"),
     ("decoding",),
     ("batching", "beams", "benchmark", "replay", "selfcheck", "trace", "__init__"),
-    ("server",),
+    ("llm_plugin", "server"),
     ("cli",),
 )
 """From the ground up. `__init__` is what `import ngramspec` gives: the public names."""

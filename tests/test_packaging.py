@@ -55,7 +55,8 @@ def test_what_is_imported_is_a_dependency(project: dict[str, Any]) -> None:
         names = imported(ast.parse(file.read_text("utf-8")))
         wanted |= {spelt.get(name, name) for name in names if name not in sys.stdlib_module_names | own}
     required = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["hub"]
-    required += project["project"]["optional-dependencies"]["server"]
+    for extra in ("server", "llm"):
+        required += project["project"]["optional-dependencies"][extra]
     assert wanted <= {re.split(r"[^\w-]", line)[0] for line in required}
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 ROOMS = (
     *("acceptance", "beams", "benchmark", "cost", "decoding", "drafting", "exactness", "memory", "models"),
-    *("policies", "replay", "sampling", "selfcheck", "trace"),
+    *("policies", "replay", "reports", "sampling", "selfcheck", "trace"),
 )
 
 QUICK = (

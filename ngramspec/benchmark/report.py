@@ -25,11 +25,16 @@ OVERALL = "overall"
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """Median, least and greatest of some ratios."""
+    """Median, least and greatest of some figures."""
 
     median: float
     low: float
     high: float
+
+    @classmethod
+    def of(cls, figures: Sequence[float]) -> Spread | None:
+        """None where there are none."""
+        return cls(median(figures), min(figures), max(figures)) if figures else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +45,8 @@ class Summary:
         category: its name, or `OVERALL`.
         prompts: prompts with at least one finished round.
         rounds: finished rounds.
-        plain, drafted, default: median over rounds of tokens per second of decoding, without the prefill; None
-            where none of these runs emitted anything after its first token, or there was none.
+        plain, drafted, default: tokens per second of decoding, without the prefill, over rounds; None where none of
+            these runs emitted anything after its first token, or there was none.
         ratio: drafted / plain tokens per second, each round by itself.
         exact_price: plain decoding in exact mode / without it, each round by itself; None if not measured.
         stats: counters of the drafted runs.
@@ -53,9 +58,9 @@ class Summary:
     category: str
     prompts: int
     rounds: int
-    plain: float | None
-    drafted: float | None
-    default: float | None
+    plain: Spread | None
+    drafted: Spread | None
+    default: Spread | None
     ratio: Spread | None
     exact_price: Spread | None
     stats: Stats
@@ -116,9 +121,9 @@ def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) ->
         category,
         prompts=len(same),
         rounds=len(rounds),
-        plain=_median_speed(rounds, "plain"),
-        drafted=_median_speed(rounds, "drafted"),
-        default=_median_speed(rounds, "default"),
+        plain=_speeds(rounds, "plain"),
+        drafted=_speeds(rounds, "drafted"),
+        default=_speeds(rounds, "default"),
         ratio=_ratios(rounds, "drafted", "plain"),
         exact_price=_ratios(rounds, "plain", "default"),
         stats=stats,
@@ -128,9 +133,9 @@ def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) ->
     )
 
 
-def _median_speed(rounds: Sequence[Round], kind: Kind) -> float | None:
+def _speeds(rounds: Sequence[Round], kind: Kind) -> Spread | None:
     speeds = [speed for done in rounds if kind in done and (speed := done[kind].tokens_per_second) is not None]
-    return median(speeds) if speeds else None
+    return Spread.of(speeds)
 
 
 def _ratios(rounds: Sequence[Round], above: Kind, below: Kind) -> Spread | None:
@@ -139,7 +144,7 @@ def _ratios(rounds: Sequence[Round], above: Kind, below: Kind) -> Spread | None:
         a, b = (done[kind].tokens_per_second if kind in done else None for kind in (above, below))
         if a is not None and b is not None:
             ratios.append(a / b)
-    return Spread(median(ratios), min(ratios), max(ratios)) if ratios else None
+    return Spread.of(ratios)
 
 
 def predicted_gain(

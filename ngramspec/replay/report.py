@@ -17,7 +17,8 @@ from ngramspec.cost.given import GivenCurve
 from ngramspec.replay.oracle import copy_lengths, least_cost
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay
-from ngramspec.replay.tally import BINS, Tally
+from ngramspec.replay.samples import Samples
+from ngramspec.replay.tally import Tally
 from ngramspec.replay.timed import TimedReplay
 
 Figures = dict[str, Any]
@@ -64,24 +65,10 @@ def figures(tally: Tally, curves: Mapping[str, GivenCurve]) -> Figures:
         "drafts_reaching_position": list(stats.drafted_at),
         "cpu_us_per_pass": 1e6 * tally.work_seconds / passes,
         "start_us_per_prompt_token": 1e6 * tally.begin_seconds / prompt,
-        "reliability": _reliability(tally),
+        "reliability": tally.reliability.to_json(),
         "calibration_error": tally.reliability.calibration_error,
         "speedup": {name: tally.speedup(curve) for name, curve in curves.items()},
     }
-
-
-def _reliability(tally: Tally) -> list[Figures]:
-    counts = tally.reliability
-    return [
-        {
-            "from": i / BINS,
-            "to": (i + 1) / BINS,
-            "count": seen,
-            "predicted": counts.predicted[i] / seen if seen else None,
-            "observed": counts.right[i] / seen if seen else None,
-        }
-        for i, seen in enumerate(counts.seen)
-    ]
 
 
 def by_category(tallies: Mapping[str, Tally], curves: Mapping[str, GivenCurve]) -> dict[str, Figures]:
@@ -110,6 +97,7 @@ class Comparison:
         curves: of the replays, by name.
         oracle: also find what the copy-oracle reaches.
         timed: also run the passes on its model.
+        samples: is shown the first of the replays.
 
     Attributes:
         done: how many recordings went through all of it.
@@ -124,7 +112,9 @@ class Comparison:
         *,
         oracle: bool = True,
         timed: TimedReplay | None = None,
+        samples: Samples | None = None,
     ) -> None:
+        self._samples = samples
         self._recordings = recordings
         self._drafter = drafter
         self._replays = replays
@@ -137,7 +127,10 @@ class Comparison:
     def run(self) -> Iterator[Recording]:
         """Replay them, one per `next`; stopping early leaves those that are through."""
         for recording in self._recordings:
-            tallies = {name: replay.run(recording) for name, replay in self._replays.items()}
+            tallies: dict[str, Tally] = {}
+            for name, replay in self._replays.items():
+                watch = self._samples.watch(recording) if self._samples is not None and not tallies else None
+                tallies[name] = replay.run(recording, watch)
             lengths = None if self._lengths is None else copy_lengths(recording.prompt, recording.response)
             if self._timed is not None:
                 self._timed.run(recording)

@@ -235,7 +235,7 @@ def terminal(home: dict[str, str], tmp_path: Path, request: pytest.FixtureReques
     running.close()
 
 
-STATUS = r"^\d+ tokens, .*pass"
+STATUS = r"^\d+ tokens at .* tokens/s"
 
 
 @pytest.mark.parametrize("terminal", [[*SMALL, "--policy", "fixed"]], indirect=True)

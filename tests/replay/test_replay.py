@@ -22,7 +22,7 @@ from ngramspec.policies.simple import FixedPolicy
 from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording, UnendingVocabulary
 from ngramspec.replay.replay import Metered, Replay
 from ngramspec.replay.report import Comparison, by_category, figures
-from ngramspec.replay.tally import BINS, Reliability, Tally
+from ngramspec.replay.tally import Tally
 from ngramspec.sampling.settings import Sampling
 
 CPU = GivenCurve(CURVES["cpu-1.5b-q4_0"][0])
@@ -143,19 +143,6 @@ def test_it_drafts_as_real_decoding_does() -> None:
 
 
 # --------------------------------------------------------------------------- what is counted
-
-
-def test_reliability_counts_up_to_the_first_wrong_one() -> None:
-    counts = Reliability()
-    counts.add(Draft((1, 2, 3, 4), chances=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
-    counts.add(Draft((1, 2), chances=(0.0, 1.0)), [1])
-    assert counts.seen == [1, 0, 0, 0, 0, 2, 0, 0, 0, 1]
-    assert counts.right == [1, 0, 0, 0, 0, 1, 0, 0, 0, 1]
-    assert counts.predicted[5] == pytest.approx(1.06)
-    assert counts.calibration_error == pytest.approx((1.0 + 0.06 + 0.05) / 4)
-    counts.add(Draft((7,), chances=(1.0,)), [7])
-    assert counts.seen[BINS - 1] == 2
-    assert Reliability().calibration_error is None
 
 
 def test_what_was_not_sent_counts_for_reliability() -> None:

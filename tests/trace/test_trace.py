@@ -385,9 +385,9 @@ def test_a_line_a_pass_with_marks_in_place_of_colours(env: dict[str, str], sampl
     assert head.endswith("; ngramspec 9")
     assert columns.split() == ["pos", "batch", "ms", "source", "context", "draft", "and", "own", "token"]
     assert passes == PLAIN.splitlines()
-    assert total.startswith("passes: 5, 2 of them without a draft; 9 tokens, ")
+    assert total.startswith("passes: 5, 2 of them without a draft; 9 tokens at ")
     assert total.endswith(
-        " 1.60 tokens per pass, 44% of 9 drafted accepted; accepted: ngram 2 of 7, ngram+grammar 2 of 2"
+        "; 1.60 tokens per pass; 44% of 9 drafted accepted; accepted: ngram 2 of 7, ngram+grammar 2 of 2"
     )
 
 

@@ -1,0 +1,105 @@
+"""Texts with their drafts, on a mock target: every token has its mark, and the odds are counted; and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.mock_target import MockTarget
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.benchmark.posted import Measured, posted
+from ngramspec.benchmark.report import Spread, Summary, summarise
+from ngramspec.benchmark.runs import Benchmark
+from ngramspec.benchmark.samples import Samples
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Stats
+from ngramspec.prompts import Case
+from ngramspec.reports.report import Bars, Report
+from ngramspec.reports.setup import COLUMNS, Setup
+
+SETUP = Setup("m.gguf", "tiny", 2**20, 10**6, "CPU", 1, "here", "llama-cpp-python 9")
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+def benchmark(count: int = 3, caveat: bool = False) -> Benchmark:
+    rng = np.random.default_rng(5)
+    texts = [tuple(int(t) for t in rng.integers(0, 16, 20)) for _ in range(count)]
+    cases = [Case("even" if i % 2 == 0 else "odd", f"p{i}", text) for i, text in enumerate(texts)]
+    decoder = SpeculativeDecoder(MockTarget(peak=8.0), drafter="ngram", policy="fixed", exact="off")
+    acceptance = Acceptance(lenience=0.5) if caveat else Acceptance()
+    return Benchmark(decoder, cases, 40, 1, None, acceptance)
+
+
+def test_a_sample_of_each_kind_has_every_token_with_its_mark() -> None:
+    made = benchmark()
+    samples = Samples(made)
+    assert [(s.category, s.prompt) for s in samples.run()] == [("even", "p0"), ("odd", "p1")]
+    assert samples.total == 2
+    for sample, case in zip(samples.found, made.cases, strict=False):
+        steps = list(made.drafted.generate(case.tokens, max_tokens=40))
+        assert "".join(span.text for span in sample.spans if span.mark != "refused") == "".join(s.text for s in steps)
+    marks = {span.mark for sample in samples.found for span in sample.spans}
+    assert marks == {"", "kept", "refused", "corrected"}
+    assert sum(samples.reliability.seen) > sum(samples.reliability.right) > 0
+
+
+# --------------------------------------------------------------------------- the report
+
+
+def measured(made: Benchmark, samples: Samples | None = None) -> Measured:
+    curve = made.drafted.calibration.curve
+    return Measured({"fixed": summarise(made.runs, curve)}, {"fixed": curve}, made.caveat, True, None, samples)
+
+
+def row(report: Report, number: int) -> dict[str, str]:
+    return dict(zip(report.table.headings, report.table.rows[number], strict=True))
+
+
+def test_the_report_says_what_was_measured() -> None:
+    made = benchmark()
+    made.warm_up()
+    list(made.measure())
+    samples = Samples(made)
+    list(samples.run())
+    report = posted(SETUP, "ngramspec bench", measured(made, samples))
+    summaries = summarise(made.runs, made.drafted.calibration.curve)
+    assert [row(report, i)["test"] for i in range(3)] == ["even", "odd", "overall"]
+    assert [row(report, i)["same text"] for i in range(3)] == ["yes"] * 3
+    assert list(report.table.headings[: len(COLUMNS)]) == list(COLUMNS)
+    for bar, summary in zip(report.bars.bars, summaries, strict=True):
+        assert summary.ratio is not None
+        assert (bar.value, bar.low, bar.high) == (summary.ratio.median, summary.ratio.low, summary.ratio.high)
+    assert [section.heading for section in report.sections] == [
+        "What is gained",
+        "Acceptance by position",
+        "What a pass costs",
+        "Calibration of the odds",
+        "How it was drafted",
+    ]
+    positions = report.sections[1].figures[1]
+    assert not isinstance(positions, Bars)
+    assert [r[0] for r in positions.rows] == ["even", "odd", "overall"]  # type: ignore[union-attr]
+
+
+def a_summary(identical: int, ratio: Spread | None = None) -> Summary:
+    return Summary("a", 3, 3, ratio, ratio, None, ratio, None, Stats(), None, None, identical)
+
+
+def test_a_text_that_is_not_the_same_is_told_of() -> None:
+    summaries = [a_summary(2, Spread(1.0, 0.5, 2.0)), a_summary(3)]
+    found = Measured({"cost": summaries}, {"cost": None}, None, True, "stopped after 1 of 9 runs", None)
+    report = posted(SETUP, "c", found)
+    assert row(report, 0)["same text"] == "no (1 of 3 differ)"
+    assert row(report, 0)["gain"] == "1.00x (0.50-2.00)"
+    assert row(report, 1) | {"gain": "-", "plain t/s": "-", "same text": "yes"} == row(report, 1)
+    assert "INCOMPLETE: stopped after 1 of 9 runs" in report.notes
+    lossy = posted(SETUP, "c", Measured({"cost": summaries}, {}, "lenience changes the output", True, None, None))
+    assert row(lossy, 0)["same text"] == "-"
+    assert any("lenience changes the output" in note for note in lossy.notes)
+    assert posted(SETUP, "c", Measured({"cost": []}, {}, None, True, "nothing", None)).table.rows == []

@@ -1,0 +1,168 @@
+"""What is made to be posted, as a user makes it: of bench, replay and memory stats, equal to what --json says."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ngramspec_cli.posts import PostOptions, command_line
+from ngramspec_cli.view import summary
+from support.cli_runner import DEMO, run
+from support.pages import Page, drawn, markdown_table
+
+from ngramspec.decoding.step import Stats, Step
+
+SHORT = ("-t", "1", "-c", "2048", "--limit", "1", "-n", "16", "--repeat", "1", "--category", "json", "--category", "qa")
+
+
+def files(folder: Path) -> tuple[list[str], dict[str, Path]]:
+    """Options that write one of each, and the files."""
+    named = {kind: folder / f"out.{kind}" for kind in ("svg", "html", "json")}
+    return [word for kind, path in named.items() for word in (f"--{kind}", str(path))], named
+
+
+def spread(figures: dict[str, float], unit: str = "") -> str:
+    return f"{figures['median']:.2f}{unit} ({figures['low']:.2f}-{figures['high']:.2f})"
+
+
+def test_a_benchmark_to_post_says_what_its_json_says(env: dict[str, str], tmp_path: Path) -> None:
+    options, written = files(tmp_path)
+    done = run(env, "bench", *SHORT, "--policy", "fixed", "--draft-max", "3", "--markdown", *options)
+    assert done.code == 0, done.err
+    found = json.loads(written["json"].read_text())
+    headings, *rows = markdown_table(done.out)
+    cells = [dict(zip(headings, row, strict=True)) for row in rows]
+    assert [row["test"] for row in cells] == [s["category"] for s in found["summaries"]] == ["json", "qa", "overall"]
+    for row, figures in zip(cells, found["summaries"], strict=True):
+        assert row["plain t/s"] == spread(figures["plain"])
+        assert row["drafted t/s"] == spread(figures["drafted"])
+        assert row["gain"] == spread(figures["ratio"], "x")
+        assert (row["same text"] == "yes") == (figures["identical"] == figures["prompts"])
+        assert row["model"] == found["model"]["description"]
+        assert (row["backend"], row["threads"]) == ("CPU", "1")
+    origin = done.out.split("\n\n")[1]
+    for words in (found["machine"], found["build"].partition(";")[0], found["ngramspec"], "--policy fixed", "-n 16"):
+        assert words in origin
+
+    drawing = drawn(written["svg"].read_text("utf-8"))
+    assert {f"{s['ratio']['median']:.2f}x" for s in found["summaries"]} <= set(drawing)
+
+    page = Page(written["html"].read_text("utf-8"))
+    gains, positions, costs, odds = page.tables
+    assert [row[4] for row in gains[1:]] == [spread(s["ratio"], "x") for s in found["summaries"]]
+    assert [[float(c) for c in row[1:] if c != "-"] for row in positions[1:]] == [
+        [pytest.approx(rate, abs=0.005) for rate in s["acceptance_by_position"] if rate is not None]
+        for s in found["summaries"]
+    ]
+    assert costs[0][1:] == list(found["cost_curve_seconds"]["fixed"]["seconds"])
+    known = [cell for cell in found["calibration"] if cell["count"]]
+    assert [row[1:3] for row in odds[1:]] == [[str(c["count"]), f"{c['predicted']:.3f}"] for c in known]
+    assert {kind for kind, _ in page.marked[3:]} >= {"refused"}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "out.svg"]
+
+
+def test_a_replay_to_post_says_what_its_json_says_and_nothing_of_the_conversations(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    options, written = files(tmp_path)
+    talks = tmp_path / "talks.jsonl"
+    word = "zebra giraffe crocodile "
+    talk = {"prompt": f"Repeat: {word * 4}", "response": word * 6, "category": "<copy>"}
+    talks.write_text("\n".join([json.dumps(talk), json.dumps({**talk, "category": "b|c"})]))
+    done = run(
+        env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--curve", "cpu-1.5b-q4_0", "--markdown", *options
+    )
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(written["json"].read_text())
+    headings, *rows = markdown_table(done.out)
+    for row in (dict(zip(headings, row, strict=True)) for row in rows):
+        name = row["curve"]
+        figures = found["results"][f"mixture@{name}"][row["kind of text"]]
+        assert row["gain"] == f"{figures['speedup'][name]:.3f}x"
+        assert row["copy-oracle"] == f"{found['oracle'][row['kind of text']][name]['oracle_copy1']:.3f}x"
+    assert {row[1] for row in rows} == {"<copy>", "b|c", "overall", "macro"}
+    assert "`ngramspec replay talks.jsonl --vocab demo.gguf --curve flat" in done.out
+    page = Page(written["html"].read_text("utf-8"))
+    assert page.words.count("What is gained: ") == 2
+    for kind in ("svg", "html"):
+        assert "zebra" not in written[kind].read_text("utf-8")
+    texts = tmp_path / "texts.html"
+    assert run(env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--html", texts, "--with-texts").code == 0
+    shown = Page(texts.read_text("utf-8"))
+    assert "zebra giraffe" in "".join(text for kind, text in shown.marked[3:] if kind == "kept")
+    assert {"<copy>: line 1", "b|c: line 2"} <= set(shown.words.splitlines())
+    assert "--html" in run(env, "replay", talks, "--vocab", DEMO, "--with-texts").complaint
+    macro = found["results"]["mixture@flat"]["macro"]["speedup"]["flat"]
+    assert f"{macro:.3f}x" in drawn(written["svg"].read_text("utf-8"))
+
+
+def test_a_memory_to_post_says_how_much_there_is_and_not_what(env: dict[str, str], tmp_path: Path) -> None:
+    options, written = files(tmp_path)
+    project = tmp_path / "secret"
+    project.mkdir()
+    (project / "hidden.py").write_text("x = 1\n" * 20)
+    (project / "hidden.md").write_text("words\n")
+    mine = env | {"XDG_DATA_HOME": str(tmp_path / "data")}
+    assert run(mine, "memory", "add", "--model", DEMO, project).code == 0
+    done = run(mine, "memory", "stats", "--markdown", *options)
+    assert done.code == 0, done.err
+    (store,) = json.loads(written["json"].read_text())["stores"]
+    headings, row = markdown_table(done.out)
+    assert dict(zip(headings, row, strict=True))["tokens of files"] == f"{store['file_tokens']:,}"
+    assert sum(store["kinds"].values()) == store["file_tokens"] > store["kinds"][".md"] > 0
+    assert f"{store['kinds']['.py']:,}" in drawn(written["svg"].read_text("utf-8"))
+    assert Page(written["html"].read_text("utf-8")).tables[0][1] == row
+    for text in (done.out, *(path.read_text("utf-8") for path in written.values())):
+        assert "hidden" not in text
+        assert "secret" not in text
+
+
+def test_what_cannot_be_written_is_a_line_before_any_work(env: dict[str, str], tmp_path: Path) -> None:
+    both = run(env, "bench", *SHORT, "--markdown", "--json", "-")
+    assert (both.code, both.out) == (2, "")
+    assert both.complaint == "--markdown and --json cannot both be written to stdout; name a file"
+    nowhere = run(env, "bench", *SHORT, "--html", tmp_path / "a.html", "--svg", tmp_path / "missing" / "b.svg")
+    assert (nowhere.code, nowhere.out) == (1, "")
+    assert "b.svg: No such file" in nowhere.complaint
+    assert "demo model" not in nowhere.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_line_to_repeat_it_tells_of_files_their_names_alone(tmp_path: Path) -> None:
+    model = tmp_path / "a model.gguf"
+    model.touch()
+    own = {"-n": 16, "--limit": None, "--category": ["a", "b c"], "--strict": True, "--no-oracle": False}
+    line = command_line("bench", [str(model), None], own, PostOptions(svg="x.svg"))
+    assert line == "ngramspec bench 'a model.gguf' -n 16 --category a --category 'b c' --strict --svg x.svg"
+
+
+# --------------------------------------------------------------------------- the sentence after an answer
+
+
+def counted(plain_seconds: float) -> Stats:
+    stats = Stats()
+    stats.add(Step((1,), ("a",), seconds=0.5))
+    stats.add(Step((1, 2), ("a", "b"), drafted=(1, 3), accepted=1, batch=3, seconds=0.25, plain_seconds=plain_seconds))
+    return stats
+
+
+@pytest.mark.parametrize(
+    ("plain_seconds", "told"),
+    [
+        (0.2, "3 tokens at 8.0 tokens/s, about 1.60 times as fast as without drafts"),
+        (0.1255, "3 tokens at 8.0 tokens/s"),  # 1.004
+        (0.1, "3 tokens at 8.0 tokens/s"),
+        (0.0, "3 tokens at 8.0 tokens/s"),
+    ],
+)
+def test_the_gain_is_told_where_there_is_one(plain_seconds: float, told: str) -> None:
+    assert summary(counted(plain_seconds)) == told
+
+
+def test_a_text_of_one_token_has_no_speed() -> None:
+    stats = Stats()
+    stats.add(Step((1,), ("a",), seconds=0.5))
+    assert summary(stats) == "1 token"
+    assert summary(Stats()) == "0 tokens"
