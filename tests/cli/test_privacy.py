@@ -117,7 +117,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         env = {**kept, "HOME": str(home), "PYTHONPATH": PYTHONPATH, "NO_PROXY": "127.0.0.1", "TERM": "xterm"}
         calls = [["complete", str(text), *FEW], ["chat", "-f", str(text), *FEW]]
         if keeps:
-            calls = [["memory", "remember", "on"], ["memory", "add", str(text)], *calls]
+            calls = [["memory", "remember", "on"], ["memory", "add", str(text)], *calls, [*calls[-1], "--keep"]]
             chat_at_a_terminal(env)
         else:
             short = ["--prompts", str(text), "-t", "1", "-c", "512", "-n", "8"]
