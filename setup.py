@@ -4,6 +4,7 @@ from Cython.Build import cythonize
 from setuptools import Extension, setup
 
 MODULES = (
+    "ngramspec.cost.curve",
     "ngramspec.drafting.price",
     "ngramspec.drafting.token_index",
     "ngramspec.drafting.mixture.history",
@@ -12,6 +13,7 @@ MODULES = (
     "ngramspec.drafting.mixture.sightings",
     "ngramspec.drafting.mixture.guesser",
     "ngramspec.drafting.suffix_automaton",
+    "ngramspec.policies.cost_aware",
 )
 
 extensions = cythonize(

@@ -9,6 +9,7 @@ from typing import Any
 
 import ngramspec
 from ngramspec import machine
+from ngramspec.drafting.core import uncompiled
 from ngramspec.llama.devices import build
 from ngramspec.llama.target import Target
 from ngramspec.reports.setup import Setup
@@ -39,6 +40,7 @@ def setup(target: Target, name: str) -> Setup:
         threads=target.threads,
         machine=machine.name(),
         build=build(),
+        compiled=not uncompiled(),
     )
 
 
@@ -50,6 +52,7 @@ def provenance(target: Target) -> dict[str, Any]:
         "machine": machine.name(),
         "devices": [asdict(device) for device in target.devices],
         "build": build(),
+        "drafting_core": "plain Python" if uncompiled() else "compiled",
         "model": {
             "path": str(target.path),
             "name": target.name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -51,6 +52,10 @@ def run(arguments: list[str]) -> int:
     try:
         try:
             prepare_streams()
+            if os.environ.get("_NGRAMSPEC_COMPLETE") == "complete_bash":  # typer's name for a Tab in bash
+                from .completion import join_at_colons
+
+                join_at_colons(os.environ)
             code = app(args=arguments, prog_name="ngramspec", standalone_mode=False)
             return code if isinstance(code, int) else 0
         except NGramSpecError as error:

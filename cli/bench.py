@@ -22,6 +22,7 @@ from ngramspec.memory.names import DEFAULT
 from ngramspec.policies import POLICIES
 from ngramspec.prompts import Prompt, Skipped, load_prompts, prepare
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tuning.kept import recalled
 
 from .about import exact_mode, load_settings, model_lines, provenance, setup
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
@@ -31,7 +32,8 @@ from .json_output import JsonOutput, json_option
 from .options import DraftOptions, LoadOptions, Model, PromptFiles
 from .posts import PostOptions, Posts, command_line
 from .sampling_options import SamplingOptions, check_sampling
-from .view import counting_bar
+from .tuned import told
+from .view import counting_bar, slow_core
 
 ALL = "all"
 
@@ -108,7 +110,7 @@ def bench(
     selected = _select(load_prompts(prompts), category or [], limit)
     with JsonOutput(as_json) as output, Posts(post, as_json) as posts:
         found = load.find(model)
-        load = load.tuned(found)
+        tuned, load = told(recalled(load.tuned_file(found.path)), left_out=load.no_tuned), load.tuned(found)
         target = load.load(found, draft_max=draft.longest)
         check_sampling(target, chosen)
         memory = draft.open_memory(target, keep=False)
@@ -147,7 +149,7 @@ def bench(
         try:
             if not posts.silent:
                 more = [] if orders is None else alpha_parts(orders, greedy=chosen.greedy)
-                _show(target, benchmark, summaries, skipped, chosen, more)
+                _show(target, benchmark, summaries, skipped, chosen, tuned, more)
         finally:
             # Even where the reader of the table has gone, as head does.
             if output.wanted:
@@ -212,10 +214,11 @@ def _show(
     summaries: Mapping[str, Sequence[Summary]],
     skipped: Sequence[Skipped],
     sampling: Sampling,
+    tuned: str,
     more: Sequence[RenderableType],
 ) -> None:
     probe = benchmark.drafted.calibration.probe
-    heading = _heading(target, benchmark, sampling)
+    heading = [*_heading(target, benchmark, sampling), f"tuned: {tuned}"]
     with guarded_stdout():
         largest = probe.max_difference if probe else None
         show(benchmark, summaries, heading, skipped, largest_difference=largest, more=more)
@@ -233,6 +236,8 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
     ]
     if decoder.exact == "on":
         lines.append(exact_mode(decoder.calibration.exact_sizes))
+    if decoder.drafter and (slow := slow_core()) is not None:
+        lines.append(slow)
     return lines
 
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ngramspec.conversation import Conversation
+from ngramspec.conversation import Conversation, Saved
 from ngramspec.errors import NGramSpecError
 from ngramspec.trace.file import TraceWriter
 
-from . import chat_commands
-from .chat_input import StopKey, Terminal, piped_lines
+from . import chat_commands, chat_kept
+from .chat_completion import ChatCompleter
+from .chat_input import StopKey, Terminal, no_echo, piped_lines
+from .chat_kept import Keeper
+from .chat_model import Loader
 from .chat_session import Session
 from .chat_view import AnswerView
-from .console import FAILED, complain, fail, note, read_stdin, read_text, usage_error
+from .console import FAILED, complain, fail, note, printable, read_stdin, read_text, usage_error
+from .memory_option import suggest_remembering
 from .options import DraftOptions, LoadOptions, Model, Stop, TraceFile, check_predict, check_stop
 from .sampling_options import SamplingOptions, check_sampling, flag
 
@@ -52,6 +57,13 @@ def chat(
             help="Show accepted draft tokens in green, refused ones struck through in red, corrections in blue.",
         ),
     ] = False,
+    no_markdown: Annotated[
+        bool, typer.Option("--no-markdown", help="Show answers as they are written, Markdown and all.")
+    ] = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the conversation on this disk, for --resume.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with the conversation that was kept last, and keep it.")
+    ] = False,
     trace: TraceFile = None,
 ) -> None:
     """Chat with a model: ngramspec chat model.gguf (/help lists the commands)
@@ -59,6 +71,11 @@ def chat(
     The model's own chat template is used, the KV cache is reused over turns, and lines are edited and kept in a
     history. Ctrl-C stops the answer and keeps the session. When the context is full the oldest turns are left out,
     and a line says so. Only the template writes control tokens: <|im_end|> in a message is text.
+
+    A terminal shows Markdown as what it means, and thoughts dim; one that is dumb, narrower than 20 columns or asked
+    for NO_COLOR shows the text. Code can be copied as it stands. The conversation is forgotten at the end, unless
+    --keep, --resume or /set keep on says otherwise: then it is in one file, readable by you alone, until the next one
+    that is kept takes its place or /set keep off deletes it.
 
     Without a terminal on stdin, each of its lines is a turn, and stdout gets the answers alone.
     """
@@ -70,12 +87,15 @@ def chat(
     first = None if file is None else _read(file)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     writer = TraceWriter(trace) if trace is not None else None
-    target = load.load(load.find(model), draft_max=draft.longest)
+    conversation, had_with = chat_kept.last() if resume else Saved(Conversation(), "")
+    conversation.system = system or conversation.system
+    loader = Loader(load, draft)
+    with no_echo() if interactive else nullcontext():  # what is typed while the model loads is for the prompt
+        target, decoder, memory = loader.open(load.find(model))
     check_sampling(target, chosen)
-    memory = draft.open_memory(target, keep=True)
     session = Session(
         target,
-        draft.decoder(target, memory, keep=True),
+        decoder,
         sampling,
         chosen,
         acceptance,
@@ -83,18 +103,22 @@ def chat(
         stops,
         AnswerView(target.piece),
         StopKey(keep_session=interactive),
-        Conversation(system or None),
+        conversation,
         memory,
         writer,
+        keeper=Keeper(keep or resume),
+        interactive=interactive,
+        loader=loader,
     )
+    session.view.markdown = not no_markdown
     if show_drafts:
         try:
             chat_commands.set_drafts(session, True)
         except NGramSpecError as error:
             usage_error(f"--show-drafts: {error}")
-    if target.exact == "on" and target.can_rollback and session.decoder.calibration.exact_sizes is None:
-        session.decoder.calibration.ensure_exact(target)
     session.stop_key.install()
+    if resume:
+        chat_commands.tell_resumed(session, had_with)
     if interactive:
         _talk(session, first)
     elif not _answer_all(session, first):
@@ -116,11 +140,41 @@ def _read(source: str) -> str:
 def _talk(session: Session, first: str | None) -> None:
     """At a terminal, until the user leaves."""
     note(f"{session.target.name}, context of {session.target.n_ctx} tokens. /help lists commands, Ctrl-D leaves.")
+    if session.memory is not None:
+        suggest_remembering()
     if first is not None:
         session.ask(first)
-    for line in Terminal(chat_commands.NAMES):
-        if line.strip() and _handle(session, line) is None:
+    terminal = Terminal(ChatCompleter(), lambda: _toolbar(session), lambda: _edited(session))
+    for line in terminal:
+        editing, session.editing = session.editing, False
+        if not line.strip():
+            continue
+        parsed = chat_commands.parse(line)
+        if editing and isinstance(parsed, str):
+            session.ask_again(parsed)
+        elif _handle(session, line) is None:
             return
+
+
+def _toolbar(session: Session) -> str:
+    """Below the prompt: the model, the part of its context that is used, and what goes with the next message."""
+    size = session.target.n_ctx
+    used = min(session.used, size)  # of a longer conversation the oldest turns are left out
+    parts = [session.target.name, f"{used} of {size} tokens ({used / size:.0%})"]
+    if session.attached:
+        files = len(session.attached)
+        parts.append("1 file attached" if files == 1 else f"{files} files attached")
+    if session.keeper.on:
+        parts.append("kept")
+    return printable(" · ".join(parts))
+
+
+def _edited(session: Session) -> str | None:
+    """The message that is to be changed, as it would be typed."""
+    if not session.editing:
+        return None
+    text = session.conversation.turns[-1].user
+    return text if isinstance(chat_commands.parse(text), str) else f"/{text}"
 
 
 def _answer_all(session: Session, first: str | None) -> bool:
@@ -152,6 +206,6 @@ def _handle(session: Session, line: str) -> bool | None:
     if isinstance(parsed, str):
         return session.ask(parsed)
     name, argument = parsed
-    if name in ("quit", "exit") and not argument:
+    if name == "quit" and not argument:
         return None
     return chat_commands.run(session, name, argument)

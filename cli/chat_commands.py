@@ -3,32 +3,51 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+import typer
+from rich.table import Table
 from rich.text import Text
 
 from ngramspec.conversation import load, save
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import encode
+from ngramspec.models.find import ModelSource
 
+from . import chat_kept, chat_settings, chat_turns
 from .chat_session import Session
 from .chat_view import totals
-from .console import complain, note, stderr
+from .console import complain, fail, note, printable, stderr
+
+_VALUE = 18
+"""Columns of a setting's value where all are listed."""
 
 COMMANDS = {
     "/help": "show this",
-    "/reset": "forget the turns so far, keep the system message",
+    "/retry": "have the last message answered again, with another seed",
+    "/edit [TEXT]": "change the last message and have it answered again",
+    "/undo": "take the last message and its answer back",
+    "/file FILE": "put a text file in front of the next message; /file - takes files back",
+    "/copy [N]": "put the last answer, or its Nth block of code, on the clipboard, if the terminal can (OSC 52)",
+    "/set [NAME [VALUE]]": "show the settings, or change one: /set temp 0.7; /set NAME default takes it back",
     "/system [TEXT]": "show the system message, or set it from the next turn on; /system - removes it",
+    "/model [MODEL]": "show the model, or go on with another one",
+    "/memory": "show what is drafted from beside this conversation, and what is kept",
     "/stats": "show the session's speed and what became of its drafts",
     "/drafts": "turn the display of drafts on or off",
+    "/reset": "forget the turns so far, keep the system message; /clear does too",
     "/save FILE": "write the conversation to FILE as JSON",
     "/load FILE": "go on with the conversation in FILE instead of this one",
-    "/quit": "leave, as do /exit and Ctrl-D",
+    "/quit": "leave, as do /exit, /bye and Ctrl-D",
 }
-NAMES = [name.split()[0] for name in COMMANDS] + ["/exit"]
+ALIASES = {"?": "help", "clear": "reset", "exit": "quit", "bye": "quit"}
+"""Other names of commands, without the slash."""
 
-_COMMAND = re.compile(r"/([A-Za-z]+)(?:\s+(.*))?", re.DOTALL)
+NAMES = [name.split()[0] for name in COMMANDS] + [f"/{name}" for name in ALIASES]
+
+_COMMAND = re.compile(r"/([A-Za-z]+|\?)(?:\s+(.*))?", re.DOTALL)
 
 
 def parse(line: str) -> tuple[str, str] | str:
@@ -39,7 +58,8 @@ def parse(line: str) -> tuple[str, str] | str:
     """
     command = _COMMAND.fullmatch(line.rstrip())
     if command:
-        return command[1].lower(), (command[2] or "").strip()
+        name = command[1].lower()
+        return ALIASES.get(name, name), (command[2] or "").strip()
     if line[:1] in (" ", "/") and _COMMAND.fullmatch(line[1:].rstrip()):
         return line[1:]
     return line
@@ -55,20 +75,91 @@ def run(session: Session, name: str, argument: str) -> bool:
             raise NGramSpecError(f"/{name} takes nothing after it")
         if not argument and takes.endswith("FILE"):
             raise NGramSpecError(f"{takes}: a file is needed")
-        _ACTIONS[name](session, argument)
+        return _ACTIONS[name](session, argument) is not False
     except NGramSpecError as error:
         complain(str(error))
         return False
-    return True
 
 
 def _help(_session: Session, _argument: str) -> None:
-    for name, what in COMMANDS.items():
-        stderr.print(Text(f"  {name:<15} {what}"))
+    stderr.print(_listed(COMMANDS.items()))
     note(
-        "Enter sends, Alt-Enter starts a new line, Ctrl-C stops an answer."
+        'Enter sends; Alt-Enter or Ctrl-J starts a new line, and so does Enter between """ and """.'
+        " Ctrl-X Ctrl-E opens your editor, Tab completes. Ctrl-C stops an answer; at an empty prompt, twice, it leaves."
         " To send a text that looks like a command, put a space or a second / in front."
     )
+
+
+def _listed(rows: Iterable[Sequence[str]]) -> Table:
+    """Names and what belongs to them, the last column as wide as the terminal allows."""
+    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=True)
+    for row in rows:
+        if not table.columns:
+            table.add_column(no_wrap=True)
+            for _ in row[1:-1]:
+                table.add_column(max_width=_VALUE, overflow="fold")
+            table.add_column()
+        table.add_row(*map(Text, row))
+    return table
+
+
+# ---------------------------------------------------------------------- settings, model, memory
+
+
+def _set(session: Session, argument: str) -> None:
+    name, _, value = argument.partition(" ")
+    if not name:
+        settings = chat_settings.SETTINGS.items()
+        stderr.print(_listed((each, printable(setting.show(session)), setting.help) for each, setting in settings))
+        return
+    setting = chat_settings.find(name)
+    value = value.strip()
+    if not value:
+        note(f"{name} is {setting.show(session)}. {setting.help}")
+        return
+    try:
+        setting.change(session, value)
+    except (ValueError, NGramSpecError) as error:
+        raise NGramSpecError(f"/set {name}: {error}") from error
+    note(f"{name} is {setting.show(session)}")
+
+
+def _model(session: Session, name: str) -> None:
+    if not name:
+        note(f"{session.target.name} ({session.target.path}); ngramspec models lists what is on this disk")
+        return
+    assert session.loader is not None
+    source = session.loader.find(name)
+    before, path = session.target.name, session.target.path
+    # Two models may not fit beside each other.
+    session.target.close()
+    try:
+        loaded = session.loader.open(source)
+        loaded.target.sampler(session.sampling)
+    except (NGramSpecError, ValueError, MemoryError, typer.Exit) as error:
+        try:
+            session.use(session.loader.open(ModelSource(path, before)))
+        except NGramSpecError as gone:
+            fail(f"{name} cannot be used ({error}), nor {before} any more: {gone}")
+        why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
+        raise NGramSpecError(f"{name} cannot be used{why} (going on with {before})") from error
+    session.use(loaded)
+    note(f"{session.target.name}, context of {session.target.n_ctx} tokens, goes on with the conversation")
+
+
+def _memory(session: Session, _argument: str) -> None:
+    memory = session.memory
+    if memory is None:
+        note("drafts come from this conversation alone")
+    elif not memory.stored:
+        note(
+            "drafts come from this conversation, and what was said before /reset; ngramspec memory add adds your files"
+        )
+    else:
+        note(f"drafts come from this conversation and {memory.stored} tokens of yours (ngramspec memory list)")
+    answers = "are kept for later drafts" if memory is not None and memory.keeps else "are not kept for later drafts"
+    conversation = f"is kept in {chat_kept.path()}" if session.keeper.on else "is not kept"
+    note(f"answers {answers}; the conversation {conversation}")
 
 
 def _reset(session: Session, _argument: str) -> None:
@@ -81,10 +172,10 @@ def _system(session: Session, text: str) -> None:
     if not text:
         note(conversation.system if conversation.system is not None else "there is no system message")
     elif text == "-":
-        conversation.system = None
+        session.set_system(None)
         note("from the next turn on there is no system message")
     else:
-        conversation.system = text
+        session.set_system(text)
         kept = "; /reset forgets the turns so far" if conversation.turns else ""
         note(f"the system message applies from the next turn on{kept}")
 
@@ -135,9 +226,22 @@ def _save(session: Session, argument: str) -> None:
 
 def _load(session: Session, argument: str) -> None:
     path = Path(argument).expanduser()
-    session.conversation, model = load(path)
+    conversation, model = load(path)
+    session.go_on_with(conversation)
     by = f", had with {model}" if model not in ("", session.target.name) else ""
     note(f"loaded {_turns(session)} from {path}{by}; this session's sampling applies")
+
+
+def tell_resumed(session: Session, model: str) -> None:
+    """Say what a resumed conversation is, and show its last turn to a user at a terminal."""
+    by = f", had with {model}" if model not in ("", session.target.name) else ""
+    note(f"going on with {_turns(session)}{by}")
+    if session.interactive and session.conversation.turns:
+        turn = session.conversation.turns[-1]
+        note(f"> {turn.user}")
+        session.view.begin(session.thoughts())
+        session.view.write(turn.assistant)
+        session.view.end()
 
 
 def _turns(session: Session) -> str:
@@ -145,8 +249,16 @@ def _turns(session: Session) -> str:
     return "1 turn" if count == 1 else f"{count} turns"
 
 
-_ACTIONS = {
+_ACTIONS: dict[str, Callable[[Session, str], bool | None]] = {
     "help": _help,
+    "retry": chat_turns.retry,
+    "edit": chat_turns.edit,
+    "undo": chat_turns.undo,
+    "file": chat_turns.file,
+    "copy": chat_turns.copy,
+    "set": _set,
+    "model": _model,
+    "memory": _memory,
     "reset": _reset,
     "system": _system,
     "stats": _stats,

@@ -5,24 +5,30 @@ And Ctrl-C: it stops an answer, not the session.
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 
 from prompt_toolkit import PromptSession
-from prompt_toolkit.application import run_in_terminal
-from prompt_toolkit.completion import WordCompleter
-from prompt_toolkit.filters import is_searching
+from prompt_toolkit.application import get_app, run_in_terminal
+from prompt_toolkit.buffer import Buffer
+from prompt_toolkit.completion import Completer
+from prompt_toolkit.filters import Condition, is_searching
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import create_output
 from prompt_toolkit.shortcuts import CompleteStyle
+from prompt_toolkit.styles import Style
 
 from ngramspec.storage import NotUtf8, state_folder, utf8
 
 from .console import note
+
+_QUOTED = re.compile(r'(/system\s+)?"""(?:\n)?(.*?)(?:\n)?"""\s*', re.DOTALL)
+_OPEN = re.compile(r'(?:/system\s+)?"""')
 
 
 class StopKey:
@@ -59,7 +65,7 @@ class StopKey:
 
 @contextmanager
 def no_echo() -> Iterator[None]:
-    """Keep what is typed during an answer (a Ctrl-C, say) off the screen; the next prompt gets it."""
+    """Keep what is typed meanwhile (a Ctrl-C, say) off the screen; the next prompt gets it, key by key."""
     try:
         import termios
     except ImportError:  # Windows
@@ -71,12 +77,26 @@ def no_echo() -> Iterator[None]:
         yield
         return
     quiet = [*before]
-    quiet[3] &= ~termios.ECHO
+    # Enter is to stay what it is, and not become Ctrl-J.
+    quiet[0] &= ~termios.ICRNL
+    quiet[3] &= ~(termios.ECHO | termios.ICANON)
+
+    def end(number: int, _frame: FrameType | None) -> None:
+        """What ends a program without unwinding it must not leave the terminal so."""
+        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        signal.signal(number, signal.SIG_DFL)
+        signal.raise_signal(number)
+
+    deadly = [n for n in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(n) is signal.SIG_DFL]
+    for number in deadly:
+        signal.signal(number, end)
     termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
     try:
         yield
     finally:
         termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        for number in deadly:
+            signal.signal(number, signal.SIG_DFL)
 
 
 class _CleanHistory(FileHistory):
@@ -87,28 +107,82 @@ class _CleanHistory(FileHistory):
 
 
 class Terminal:
-    """User turns typed at a terminal."""
+    """User turns typed at a terminal.
 
-    def __init__(self, commands: Sequence[str]) -> None:
+    Args:
+        completer: of what Tab offers.
+        toolbar: the line below the prompt, asked for at every key.
+        editing: the text that is to be changed now; None to begin with nothing.
+    """
+
+    def __init__(self, completer: Completer, toolbar: Callable[[], str], editing: Callable[[], str | None]) -> None:
+        self._editing = editing
+        self._warned = False
         self._session: PromptSession[str] = PromptSession(
             history=_history(),
-            completer=WordCompleter(commands, sentence=True),
+            completer=completer,
             complete_while_typing=False,
             # The other styles keep lines below the prompt free for a menu.
             complete_style=CompleteStyle.READLINE_LIKE,
-            key_bindings=_bindings(),
+            key_bindings=self._bindings(),
+            bottom_toolbar=toolbar,
+            style=Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "fg:ansibrightblack"}),
             enable_suspend=True,
+            enable_open_in_editor=True,
+            tempfile_suffix=".md",
             # stdout may be a file while stdin and stderr are the terminal.
             output=create_output(always_prefer_tty=True),
         )
+        self._session.default_buffer.on_text_changed += self._calm
 
     def __iter__(self) -> Iterator[str]:
-        """One turn or command at a time, until Ctrl-D."""
+        """One turn or command at a time, until Ctrl-D; "" where Ctrl-C gave up a change."""
         while True:
+            text = self._editing()
+            self._warned = False
             try:
-                yield clean(self._session.prompt("> ", handle_sigint=False))
+                typed = self._session.prompt(
+                    "> " if text is None else "edit> ", default=text or "", handle_sigint=False
+                )
             except EOFError:
                 return
+            except KeyboardInterrupt:
+                yield ""
+                continue
+            yield unquoted(clean(typed))
+
+    def _calm(self, _buffer: Buffer) -> None:
+        self._warned = False
+
+    def _bindings(self) -> KeyBindings:
+        bindings = KeyBindings()
+
+        @bindings.add("c-c", filter=~is_searching)
+        def _clear(event: KeyPressEvent) -> None:
+            if self._editing() is not None:
+                event.app.exit(exception=KeyboardInterrupt, style="class:aborting")
+            elif event.current_buffer.text:
+                event.current_buffer.reset()
+            elif self._warned:
+                event.app.exit(exception=EOFError, style="class:exiting")
+            else:
+                run_in_terminal(lambda: note("Ctrl-C again, Ctrl-D or /quit leaves"))
+                self._warned = True
+
+        @bindings.add("escape", "enter")
+        @bindings.add("c-j")
+        @bindings.add("enter", filter=_in_quotes)
+        def _newline(event: KeyPressEvent) -> None:
+            event.current_buffer.insert_text("\n")
+
+        return bindings
+
+
+@Condition
+def _in_quotes() -> bool:
+    """Whether three quotes were opened and not closed."""
+    text = get_app().current_buffer.text
+    return _OPEN.match(text) is not None and text.count('"""') % 2 == 1
 
 
 def clean(text: str) -> str:
@@ -116,21 +190,10 @@ def clean(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _bindings() -> KeyBindings:
-    bindings = KeyBindings()
-
-    @bindings.add("c-c", filter=~is_searching)
-    def _clear(event: KeyPressEvent) -> None:
-        if event.current_buffer.text:
-            event.current_buffer.reset()
-        else:
-            run_in_terminal(lambda: note("Ctrl-D or /quit leaves"))
-
-    @bindings.add("escape", "enter")
-    def _newline(event: KeyPressEvent) -> None:
-        event.current_buffer.insert_text("\n")
-
-    return bindings
+def unquoted(text: str) -> str:
+    """What stands between three quotes and three quotes, if the text is that: a message, or that of /system."""
+    found = _QUOTED.fullmatch(text)
+    return f"{found[1] or ''}{found[2]}" if found else text
 
 
 def _history() -> History:

@@ -4,26 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.conversation import ChatPrompt, Conversation, answer_room
+from ngramspec.conversation import ChatPrompt, Conversation, Message, Turn, answer_room
 from ngramspec.cost.disturbance import Disturbance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
 from ngramspec.errors import NGramSpecError
+from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tool_calls import AnswerParser, thoughts_parser
 from ngramspec.trace.file import TraceWriter
 from ngramspec.trace.passes import TraceHeader
 
 from .chat_input import StopKey, no_echo
+from .chat_kept import Keeper
+from .chat_model import Loaded, Loader
 from .chat_view import AnswerView
 from .console import complain, guarded_stdout, note, prefill_bar
 from .memory_option import keep
 from .sampling_options import SamplingOptions
-from .view import rounding, summary
+from .view import rounding, slow_core, summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
 
@@ -44,6 +49,12 @@ class Session:
         totals: counters over all answers, those before a /reset included.
         answers: how many there were.
         disturbed: whether the user was told that another process holds the cores.
+        keeper: keeps the conversation, if that is wanted.
+        attached: texts that go in front of the next message.
+        variables: of the chat template, beside its own ("enable_thinking").
+        interactive: whether there is a user at a terminal.
+        editing: whether the user's next message takes the place of the last one.
+        loader: loads other models.
     """
 
     target: Target
@@ -61,49 +72,149 @@ class Session:
     totals: Stats = field(default_factory=Stats)
     answers: int = 0
     disturbed: bool = False
+    keeper: Keeper = field(default_factory=Keeper)
+    attached: list[str] = field(default_factory=list)
+    variables: dict[str, Any] = field(default_factory=dict)
+    interactive: bool = False
+    editing: bool = False
+    loader: Loader | None = None
+    # Of the last turns; the memory hears of them when they leave the context.
     _unheard: list[list[int]] = field(default_factory=list)
+    _opening: str = ""
+    _used: int | None = None
+
+    @property
+    def used(self) -> int:
+        """Tokens of the context that the conversation takes."""
+        if self._used is None:
+            try:
+                self._used = len(self._encode(self.conversation.messages(self.conversation.first)))
+            except NGramSpecError:  # templates may refuse a conversation that does not end in a question
+                self._used = 0
+        return self._used
+
+    def thoughts(self) -> AnswerParser:
+        """What tells the thoughts of an answer to the last prompt from what it says."""
+        return thoughts_parser(self.target.chat_template, opening=self._opening)
+
+    # ------------------------------------------------------------------ what is said so far
 
     def reset(self) -> None:
         """Forget the turns. A random seed is drawn anew, or the same question would get the same answer again."""
-        self.conversation = Conversation(self.conversation.system)
-        # The memory hears of these answers only now: until now they were in the context.
-        if self.memory is not None:
-            for answer in self._unheard:
-                self.memory.hear(answer)
-        self._unheard.clear()
+        self.go_on_with(Conversation(self.conversation.system))
         self.sampling = self.options.reseeded(self.sampling)
+
+    def go_on_with(self, conversation: Conversation) -> None:
+        """Leave the conversation for another one."""
+        self._hear(self._unheard)
+        self._unheard = []
+        self.attached.clear()
+        self.conversation = conversation
+        self.changed()
+
+    def set_system(self, text: str | None) -> None:
+        """Use another system message from the next turn on, or none."""
+        self.conversation.system = text
+        self.changed()
+
+    def undo(self) -> Turn:
+        """Take the last turn back. Raises IndexError if there is none."""
+        turn = self.conversation.undo()
+        self._hear(self._unheard[-1:])
+        del self._unheard[-1:]
+        self.changed()
+        return turn
+
+    def changed(self) -> None:
+        """The conversation is another one now: what is kept follows."""
+        self._used = None
+        try:
+            self.keeper.update(self.conversation, model=self.target.name, sampling=encode(asdict(self.sampling)))
+        except NGramSpecError as error:
+            complain(str(error))
+
+    def use(self, loaded: Loaded) -> None:
+        """Go on with another model; what the memory of the last one was to hear is forgotten."""
+        self.target, self.decoder, self.memory = loaded
+        self._unheard, self._used = [], None
+        self.view.use(self.target.piece)
+
+    def _hear(self, answers: Sequence[Sequence[int]]) -> None:
+        if self.memory is not None:
+            for answer in answers:
+                self.memory.hear(answer)
+
+    # ------------------------------------------------------------------ questions
+
+    def ask_again(self, question: str | None = None) -> bool:
+        """Have the last message, or another one in its place, answered; without an answer the old turn stays."""
+        first, unheard = self.conversation.first, self._unheard[-1:]
+        turn = self.conversation.undo()
+        del self._unheard[-1:]
+        sampling, turns = self.sampling, len(self.conversation.turns)
+        attached, self.attached = self.attached, []  # they wait for a new message
+        if question is None:
+            self.sampling = self._other_seed()
+        well = self.ask(turn.user if question is None else question)
+        if len(self.conversation.turns) == turns:
+            self.conversation.turns.append(turn)
+            self.conversation.first, self.sampling, self._used = first, sampling, None
+            self._unheard += unheard
+        else:
+            self._hear(unheard)
+        self.attached = attached
+        return well
+
+    def _other_seed(self) -> Sampling:
+        if self.options.seed == -1:
+            return self.options.reseeded(self.sampling)
+        return replace(self.sampling, seed=(self.sampling.seed + 1) % 2**64)
 
     def ask(self, question: str) -> bool:
         """Answer a user turn. An error is one line, takes the turn back, and gives False."""
         stats, answer, disturbance = Stats(), list[int](), Disturbance()
+        message = "\n\n".join([*self.attached, question])
         try:
-            prompt = self._prompt(question)
+            prompt = self._prompt(message)
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
                     text, ending = self._answer(prompt, stats, answer, disturbance)
                 finally:
                     self.view.end()
         except NGramSpecError as error:
+            self._used = None
             complain(f"{error} (the turn was taken back)")
             return False
         finally:
             self.totals.merge(stats)
         if ending == "stopped" and not text:
+            self._used = None
             note("stopped before the answer began; the turn was taken back")
             return True
-        self.conversation.add(question, text, prompt)
+        self.conversation.add(message, text, prompt)
+        self.attached.clear()
         self.answers += 1
         keep(self.memory, answer)
         self._unheard.append(answer)
+        self.changed()
+        self._used = len(self.target.tokens)
         note(self._status(stats, ending))
         if disturbance.note is not None and not self.disturbed:
             self.disturbed = True
             note(disturbance.note)
         return True
 
+    def room(self) -> int:
+        """Most tokens of a prompt."""
+        return self.target.n_ctx - answer_room(self.target.n_ctx, self.limit)
+
+    def _encode(self, messages: Sequence[Message]) -> list[int]:
+        prompt = self.target.chat(messages, variables=self.variables)
+        self._opening = prompt.opening
+        return prompt.tokens
+
     def _prompt(self, question: str) -> ChatPrompt:
-        most = self.target.n_ctx - answer_room(self.target.n_ctx, self.limit)
-        prompt = self.conversation.prompt(question, self.target.chat_prompt, most)
+        prompt = self.conversation.prompt(question, self._encode, self.room())
         dropped = prompt.first - self.conversation.first
         if dropped:
             turns = "oldest turn no longer fits" if dropped == 1 else f"{dropped} oldest turns no longer fit"
@@ -132,6 +243,7 @@ class Session:
                 detail=self.trace is not None,
                 progress=progress,
             )
+            self.view.begin(self.thoughts())
             try:
                 # Closing rolls the cache back to what was emitted.
                 with closing(steps):
@@ -165,5 +277,7 @@ class Session:
         if not self.sampling.greedy and self.options.seed == -1:
             line += f"; seed {self.sampling.seed}"
         if (said := rounding(stats)) is not None:
+            line += f"; {said}"
+        if self.decoder.drafter and (said := slow_core()) is not None:
             line += f"; {said}"
         return line

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from ngramspec.decoding.step import Stats, Step
+from ngramspec.tool_calls import AnswerParser
+from ngramspec.tool_calls.deltas import Content, Delta, Reasoning
 
 from .console import printable, write_stdout
+from .live_rows import LiveRows, Size
+from .markdown_stream import MarkdownStream
 from .view import ACCEPTED, CORRECTION, REFUSED, facts_table
+
+NARROW, LOW = 20, 5
+"""Columns and lines of a terminal below which answers are plain text."""
 
 
 def marked(step: Step, piece: Callable[[int], bytes]) -> Text:
@@ -33,45 +41,124 @@ def marked(step: Step, piece: Callable[[int], bytes]) -> Text:
     return text
 
 
+def said(parser: AnswerParser, answer: str) -> str:
+    """An answer without its thoughts."""
+    deltas = [*parser.push(answer), *parser.finish()]
+    return "".join(delta.text for delta in deltas if isinstance(delta, Content))
+
+
 class AnswerView:
     """Writes answers to stdout as they come.
 
-    A terminal gets them without control characters and, if asked, with the drafts; a file or a pipe gets the
-    text as it is.
+    A terminal gets Markdown in its looks, thoughts dim; with `drafts`, or where that cannot be shown (see
+    `can_render`), the text without control characters. A file or a pipe gets the text as it is.
 
     Attributes:
         drafts: whether drafts are shown.
+        markdown: whether Markdown is shown as what it means.
     """
 
     def __init__(self, piece: Callable[[int], bytes]) -> None:
         self._piece = piece
         self._console = Console(highlight=False)
         self._open_line = False
+        self._rendered: _Rendered | None = None
         self.drafts = False
+        self.markdown = True
 
     @property
     def can_show_drafts(self) -> bool:
         """Whether stdout is a terminal: elsewhere nothing would tell a refused token from the answer."""
         return self._console.is_terminal and not self._console.is_dumb_terminal
 
+    @property
+    def can_render(self) -> bool:
+        """Whether stdout is a terminal that has styles, moves its cursor, and has some room."""
+        if not sys.stdout.isatty() or not self.can_show_drafts:
+            return False
+        if self._console.no_color or self._console.legacy_windows:
+            return False
+        columns, lines = _size()
+        return columns >= NARROW and lines >= LOW
+
+    def use(self, piece: Callable[[int], bytes]) -> None:
+        """Take the bytes of tokens from another model."""
+        self._piece = piece
+
+    def begin(self, thoughts: AnswerParser) -> None:
+        """An answer comes; `thoughts` tells what of it was thought."""
+        self._rendered = _Rendered(thoughts) if self.markdown and not self.drafts and self.can_render else None
+
     def show(self, step: Step) -> None:
         """Write what a step released."""
-        if self.drafts:
-            text = marked(step, self._piece)
-            with self._console.capture() as captured:
-                self._console.print(text, end="", soft_wrap=True)
-            shown, plain = captured.get(), text.plain
-        else:
-            shown = plain = printable(step.text) if sys.stdout.isatty() else step.text
-        if plain:
-            write_stdout(shown)
-            self._open_line = not plain.endswith("\n")
+        if not self.drafts:
+            self.write(step.text)
+            return
+        text = marked(step, self._piece)
+        with self._console.capture() as captured:
+            self._console.print(text, end="", soft_wrap=True)
+        if text:
+            write_stdout(captured.get())
+            self._open_line = not text.plain.endswith("\n")
+
+    def write(self, text: str) -> None:
+        """Write a piece of an answer."""
+        if self._rendered is not None:
+            self._rendered.push(text)
+        elif text:
+            write_stdout(printable(text) if sys.stdout.isatty() else text)
+            self._open_line = not text.endswith("\n")
 
     def end(self) -> None:
         """Close the answer's last line."""
+        if self._rendered is not None:
+            self._rendered.finish()
+            self._rendered = None
         if self._open_line:
             write_stdout("\n")
         self._open_line = False
+
+
+class _Rendered:
+    """An answer in the looks of its Markdown: thoughts, then content."""
+
+    def __init__(self, thoughts: AnswerParser) -> None:
+        self._parser = thoughts
+        self._screen = LiveRows(write_stdout, _size)
+        self._stream: MarkdownStream | None = None
+        self._thinking = False
+
+    def push(self, text: str) -> None:
+        self._take(self._parser.push(text))
+
+    def finish(self) -> None:
+        self._take(self._parser.finish())
+        self._close()
+
+    def _take(self, deltas: Iterable[Delta]) -> None:
+        for delta in deltas:
+            thinking = isinstance(delta, Reasoning)
+            if self._stream is None or thinking != self._thinking:
+                apart = self._close()
+                self._stream = MarkdownStream(self._screen, _size, style="dim" if thinking else "")
+                self._thinking = thinking
+                if apart:
+                    write_stdout("\n")
+            if isinstance(delta, Reasoning | Content):
+                self._stream.push(delta.text)
+
+    def _close(self) -> bool:
+        """Show the rest of what came so far; whether there was anything."""
+        if self._stream is None:
+            return False
+        self._stream.finish()
+        return True
+
+
+def _size() -> Size:
+    columns, lines = os.get_terminal_size(sys.stdout.fileno())
+    # Some terminals do not know; 0 is what they say.
+    return Size(columns or 80, lines or 24)
 
 
 def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:

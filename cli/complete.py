@@ -25,6 +25,7 @@ from ngramspec.trace.passes import TraceHeader
 
 from .complete_beams import check_beams, complete_with_beams
 from .complete_text import Texts, prompt_of, read_texts
+from .completion import models
 from .console import (
     guarded_stdout,
     leave,
@@ -37,7 +38,7 @@ from .console import (
 from .memory_option import keep
 from .options import DraftOptions, LoadOptions, Stop, TraceFile, check_predict, check_stop
 from .sampling_options import SamplingOptions, check_sampling
-from .view import rounding, summary
+from .view import rounding, slow_core, summary
 
 
 def complete(
@@ -48,6 +49,7 @@ def complete(
         str | None,
         typer.Argument(
             metavar="MODEL",
+            autocompletion=models,
             help="GGUF file or the name of a model, as in ngramspec chat; may be left out.",
             show_default=False,
         ),
@@ -128,7 +130,7 @@ def complete(
     if beams is not None:
         others = {"--logprobs": logprobs, "--trace": trace}
         check_beams(chosen, acceptance, draft, others, exact=load.exact == "on")
-    model, source = _arguments(model, file, text_file)
+    model, source = _arguments(model, file, text_file, named=load.hf_repo is not None)
     # The text comes first: a mistake there should not cost a download.
     texts = read_texts(source, suffix)
     shown = texts if echo else Texts("")
@@ -196,15 +198,17 @@ def complete(
         acceptance.lossy,
         None if chosen.greedy else f"seed {chosen.seed}",
         rounding(stats),
+        slow_core() if decoder.drafter else None,
         disturbance.note,
     ]
     note("; ".join(part for part in told if part))
     leave(ended)
 
 
-def _arguments(model: str | None, file: str | None, text_file: str | None) -> tuple[str | None, str]:
-    """(model or None for the default, text file or "-"), told apart as the help says."""
-    if model is not None and file is None and not _names_model(model, text_given=text_file is not None):
+def _arguments(model: str | None, file: str | None, text_file: str | None, *, named: bool) -> tuple[str | None, str]:
+    """(model or None, text file or "-"), told apart as the help says; `named`: an option names the model."""
+    text_given = text_file is not None and not named
+    if model is not None and file is None and not _names_model(model, text_given=text_given):
         model, file = None, model
     if file is not None and text_file is not None:
         usage_error(f"two texts are named: {file} and, with -f/--file, {text_file}; give one")

@@ -17,6 +17,7 @@ from ngramspec.sampling.settings import Sampling
 from .complete_text import Texts
 from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
 from .options import DraftOptions
+from .view import slow_core
 
 
 def check_beams(
@@ -81,7 +82,8 @@ def complete_with_beams(
             write_stdout(json.dumps(_document(search, text, len(prompt), seconds, ending), ensure_ascii=False) + "\n")
         else:
             write_stdout(text)
-    note(_summary(search, ending))
+    slow = None if draft.no_draft else slow_core()
+    note("; ".join(part for part in (_summary(search, ending), slow) if part))
     leave(ended)
 
 

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
+from ngramspec.drafting.core import uncompiled
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.exactness.choice import TYPICAL
 from ngramspec.llama.devices import build
@@ -35,12 +36,12 @@ def info(
     """Show the build, the model, its cost curve and its bit-identical batch sizes.
 
     The build and its devices; the model's architecture, size, context and vocabulary, and whether its KV cache can roll
-    back; the cost of a pass by batch size; which sizes agree bit for bit; and how --exact auto decodes prompts of
-    three lengths.
+    back; the cost of a pass by batch size, and of a change of size; which sizes agree bit for bit; and how --exact auto
+    decodes prompts of three lengths.
     """
     source = load.find(model)
     kept = recalled(load.tuned_file(source.path))
-    target = load.load(source)
+    target = load.using(kept).load(source)
     calibration = Calibration.load(target)
     auto = ExactAuto(target) if target.exact == "auto" else None
     if fresh:
@@ -49,7 +50,8 @@ def info(
             auto.forget()
     console = report_console()
     with guarded_stdout():
-        _show(console, _facts(target) | {"tuned": told(kept, left_out=load.no_tuned)})
+        pages = {"huge pages": target.huge_pages} if target.huge_pages else {}
+        _show(console, _facts(target) | pages | {"tuned": told(kept, left_out=load.no_tuned)})
         if not target.can_rollback:
             return
         if calibration.probe is None:
@@ -66,6 +68,8 @@ def info(
             same = " ".join(str(n) for n in report.class_of(size))
             table.add_row(str(size), f"{curve.seconds(size) * 1e3:.2f}", f"{ratio:.2f}", f"{ratio / size:.2f}", same)
         console.print(table)
+        change = f"{curve.switch * 1e3:.2f} ms" if curve.switch else "nothing that is certain"
+        console.print(f"A change of batch size from one pass to the next costs {change}.")
         depths = " and ".join(str(d) for d in report.depths)
         console.print(
             f"Largest logit difference from single tokens: {report.max_difference:.3g} (contexts of {depths})"
@@ -92,9 +96,20 @@ def _facts(target: Target) -> dict[str, str]:
         "settings": f"{target.threads} threads{_for_batches(target)}, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(target.cache_types)}",
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
+        "drafting": _core(),
         "devices": devices or "not reported by this build",
         "machine": machine.name(),
     }
+
+
+def _core() -> str:
+    """How the core of drafting runs, and what makes it faster."""
+    if not uncompiled():
+        return "compiled core"
+    return (
+        "core in plain Python, some 40 times slower than compiled: install a C compiler, then ngramspec again"
+        " with pip install --force-reinstall --no-deps --no-cache-dir"
+    )
 
 
 def _for_batches(target: Target) -> str:

@@ -2,44 +2,38 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from ngramspec import machine
 from ngramspec.drafting.mixture import learnt
-from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
-from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files
+from ngramspec.memory.indexing import remove_files
 from ngramspec.memory.names import DEFAULT, memory_folder, memory_names
 from ngramspec.memory.posted import posted
 from ngramspec.memory.remember import read_settings, settings_path, write_remember
 from ngramspec.memory.statistics import Statistics
 from ngramspec.memory.store import Contents
-from ngramspec.models.check import has_gguf_magic
 
 from .console import (
     FAILED,
     USAGE,
-    Terminated,
     complain,
     fail,
     guarded_stdout,
-    index_bar,
     note,
     printable,
     usage_error,
     write_stdout,
 )
 from .json_output import JsonOutput, json_option
-from .options import grouped, open_vocabulary
+from .memory_add import Name, add, counted, paths_of, watch
+from .options import grouped
 from .posts import PostOptions, Posts, command_line
 
 app = typer.Typer(
@@ -51,8 +45,6 @@ app = typer.Typer(
     invoke_without_command=True,
 )
 
-Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Which memory.")]
-
 
 @app.callback()
 def _options(context: typer.Context) -> None:
@@ -61,36 +53,8 @@ def _options(context: typer.Context) -> None:
         raise typer.Exit(USAGE)
 
 
-@app.command("add")
-def add(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, and folders with all below them.")],
-    memory: Name = DEFAULT,
-    model: Annotated[
-        str | None,
-        typer.Option(
-            metavar="MODEL",
-            help="Whose tokenizer; the file needs no weights. Default: the default model.",
-            show_default=False,
-        ),
-    ] = None,
-) -> None:
-    """Add files and folders: ngramspec memory add --model model.gguf ~/src/project
-
-    Of a folder everything below it that is text and that no .gitignore names. Adding again takes in what has
-    changed and drops what is gone.
-    """
-    folder, chosen = memory_folder(memory), _paths(paths)
-    vocabulary = _vocabulary(model)
-    store = Store(folder, vocabulary.vocabulary_hash, vocabulary.n_vocab, vocabulary.path.name)
-    before = store.path()
-    try:
-        with index_bar() as progress:
-            added = add_files(store, vocabulary, chosen, threads=machine.physical_cores(), progress=progress)
-    except (KeyboardInterrupt, Terminated):
-        if store.path() == before:
-            note("interrupted; the memory is as it was")
-        raise
-    note(f"memory {memory!r} for {vocabulary.path.name}: {_in_words(added)}")
+app.command("add")(add)
+app.command("watch")(watch)
 
 
 @app.command("list")
@@ -107,7 +71,7 @@ def list_(memory: Name = DEFAULT) -> None:
                         write_stdout(f"{document.tokens:>12,}  {printable(document.name)}\n")
                 answers = [d for d in documents if d.kind == "answer"]
                 if answers:
-                    write_stdout(f"{total(answers):>12,}  in {_count(len(answers), 'answer')} that were remembered\n")
+                    write_stdout(f"{total(answers):>12,}  in {counted(len(answers), 'answer')} that were remembered\n")
 
 
 @app.command("remove")
@@ -121,12 +85,12 @@ def remove(
     """Remove files, folders or answers from a memory, whether the files still exist or not."""
     if not paths and not answers:
         usage_error("name what to remove: files, folders, or --answers")
-    chosen, stores = _paths(paths or ()), _stores(memory)
+    chosen, stores = paths_of(paths or ()), _stores(memory)
     for path in chosen:
         count = sum(remove_files(store, path) for store in stores)
         if not count:
             fail(f"memory {memory!r} has no file {path}, nor any below it (ngramspec memory list shows what it has)")
-        note(f"{path}: {_count(count, 'file')} removed")
+        note(f"{path}: {counted(count, 'file')} removed")
     if answers:
         for store in stores:
             store.update(lambda texts: [t for t in texts if t.document.kind != "answer"])
@@ -169,7 +133,7 @@ def stats(
             lines.append(f"remembering answers: {'on' if data['remember'] else 'off'} ({settings_path()})")
         files = learnt.files()
         size = sum(file.stat().st_size for file in files)
-        held = f"{_count(len(files), 'vocabulary', 'vocabularies')}, {size / 2**10:.0f} KiB" if files else "nothing"
+        held = f"{counted(len(files), 'vocabulary', 'vocabularies')}, {size / 2**10:.0f} KiB" if files else "nothing"
         lines.append(f"learnt by drafts: {held} ({learnt.folder()})")
         names = memory_names()
         lines.append(f"memories: {', '.join(names) or 'none'}")
@@ -201,20 +165,6 @@ def remember(
         note("answers are no longer kept; those there are stay (ngramspec memory remove --answers removes them)")
 
 
-def _paths(names: Sequence[str]) -> list[Path]:
-    # An empty name (an unset variable of a script) would be the current folder.
-    if not all(names):
-        usage_error("the name of a file or folder is empty")
-    return [Path(name) for name in names]
-
-
-def _vocabulary(model: str | None) -> Vocabulary:
-    """The vocabulary of a model as `resolve` finds it, or of a file without weights."""
-    path = Path(os.path.expanduser(model)) if model else None
-    file = path if path is not None and has_gguf_magic(path) else None
-    return open_vocabulary(file, model, "no --model given: the memory is for")
-
-
 def _stores(memory: str) -> list[Store]:
     stores = Store.all_in(memory_folder(memory))
     if not stores:
@@ -222,28 +172,16 @@ def _stores(memory: str) -> list[Store]:
     return stores
 
 
-def _in_words(added: Added) -> str:
-    parts = [f"{_count(added.new, 'file')} added"]
-    parts += [f"{n} {what}" for n, what in ((added.changed, "replaced"), (added.gone, "gone")) if n]
-    if added.unchanged:
-        parts.append(f"{added.unchanged} unchanged")
-    return f"{', '.join(parts)}; {_count(added.tokens, 'token')} read{list_skipped(added.skipped)}"
-
-
 def _statistics(one: Statistics, contents: Contents) -> str:
     return (
-        f"tokenizer of {_model(contents)}: {_count(one.files, 'file')} with {_count(one.file_tokens, 'token')},"
-        f" {_count(one.answers, 'answer')} with {_count(one.answer_tokens, 'token')}\n"
+        f"tokenizer of {_model(contents)}: {counted(one.files, 'file')} with {counted(one.file_tokens, 'token')},"
+        f" {counted(one.answers, 'answer')} with {counted(one.answer_tokens, 'token')}\n"
         f"  {one.size_bytes / 2**20:.1f} MiB, {one.bytes_per_token:.1f} bytes a token: {contents.path}"
     )
 
 
 def _model(contents: Contents) -> str:
     return printable(contents.table.model).replace("\n", " ")
-
-
-def _count(number: int, noun: str, nouns: str = "") -> str:
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
 
 
 @contextmanager

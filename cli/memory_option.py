@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.names import DEFAULT, memory_folder
-from ngramspec.memory.remember import read_settings
+from ngramspec.memory.remember import read_settings, settings_path
+from ngramspec.storage import state_folder
 
 from .console import fail, note
 
@@ -23,9 +24,9 @@ def open_memory(name: str | None, target: Vocabulary, *, keep: bool) -> Memory:
     keep = keep and read_settings().remember
     folder = memory_folder(name or DEFAULT)
     there = Store.all_in(folder)
-    if not there and name is None and not keep:
-        return Memory()
     store = Store(folder, target.vocabulary_hash, target.n_vocab, target.path.name)
+    if not there and name is None and not keep:
+        return Memory(store=store)
     try:
         contents = store.read()
     except MemoryFileError as error:
@@ -39,7 +40,24 @@ def open_memory(name: str | None, target: Vocabulary, *, keep: bool) -> Memory:
         note(f"{missing}, only for others' ({advice})")
     if contents.journal.damaged:
         note(f"{contents.path}: {contents.journal.damaged} remembered answers are damaged and left out")
-    return Memory(contents, journal_to=store if keep else None)
+    return Memory(contents, store=store, keeps=keep)
+
+
+def suggest_remembering() -> None:
+    """Say what remembering answers would bring: once per user, and never to one who has decided on it."""
+    if settings_path().exists():
+        return
+    told = state_folder() / "told-of-remembering"
+    try:
+        told.parent.mkdir(parents=True, exist_ok=True)
+        told.touch(exist_ok=False)
+    except OSError:
+        # Told before; or it cannot be noted down, and would be told again and again.
+        return
+    note(
+        "tip: ngramspec memory remember on keeps answers, on this machine, and drafts later ones from them, which made"
+        " recorded ones 2 to 8 % faster"
+    )
 
 
 def keep(memory: Memory | None, tokens: Sequence[int]) -> None:

@@ -28,11 +28,13 @@ from ngramspec.memory.names import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.names import memory_folder
 from ngramspec.models.check import check_vocabulary_file
 from ngramspec.models.find import ModelSource, resolve
+from ngramspec.models.hub import PREFIX
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.simple import FixedPolicy
-from ngramspec.tuning.kept import recalled
+from ngramspec.tuning.kept import Kept, recalled
 from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, flags
 
+from .completion import models
 from .console import download_bar, note, signals_deferred, usage_error
 from .memory_option import open_memory
 from .tuned import as_options, file_for, wanted
@@ -43,6 +45,7 @@ Model = Annotated[
     str | None,
     typer.Argument(
         metavar="MODEL",
+        autocompletion=models,
         help="GGUF file, hf:owner/repo:file-or-quant, ollama:NAME:TAG, lmstudio:PUBLISHER/MODEL, or smollm2;"
         " default: $NGRAMSPEC_MODEL, smollm2 if it is installed, the demo model.",
         show_default=False,
@@ -98,6 +101,16 @@ def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocab
 class LoadOptions:
     """How a model is loaded."""
 
+    hf_repo: Annotated[
+        str | None,
+        typer.Option(
+            "-hf",
+            "--hf-repo",
+            metavar="USER/REPO[:QUANT]",
+            help="The model, from Hugging Face, instead of MODEL; quant: Q4_K_M, else Q8_0, else the first.",
+            show_default=False,
+        ),
+    ] = None
     ctx_size: Annotated[
         int | None,
         typer.Option(
@@ -161,6 +174,10 @@ class LoadOptions:
 
     def find(self, model: str | None) -> ModelSource:
         """Find, fetch if need be, and check a model file; says so on stderr if none is named."""
+        if self.hf_repo is not None:
+            if model is not None:
+                usage_error(f"two models are named: {model} and, with -hf, {self.hf_repo}; give one")
+            model = f"{PREFIX}{self.hf_repo}"
         return find_model(model, "no model given: running")
 
     def tuned_file(self, model: Path) -> Path:
@@ -182,11 +199,15 @@ class LoadOptions:
         return {name for name, is_named in named.items() if is_named}
 
     def tuned(self, source: ModelSource) -> LoadOptions:
-        """These options with the settings that `tune --apply` keeps for the model, as far as they say nothing else.
+        """These options with the settings that `tune --apply` keeps for the model; see `using`."""
+        return self if self.no_tuned else self.using(recalled(self.tuned_file(source.path)))
+
+    def using(self, kept: Kept | None) -> LoadOptions:
+        """These options with the kept settings that are applied, as far as they say nothing else.
 
         A note on stderr names them.
         """
-        changes = {} if self.no_tuned else wanted(recalled(self.tuned_file(source.path)), self._said)
+        changes = {} if self.no_tuned else wanted(kept, self._said)
         if changes:
             note(f"tuned: {flags(changes)} (--no-tuned leaves it out, ngramspec tune --forget takes it away)")
         return replace(self, no_tuned=True, **as_options(changes))
@@ -317,11 +338,15 @@ class DraftOptions:
         )
 
 
+NO_LIMIT = 2**31
+"""More tokens than any context holds."""
+
+
 def check_predict(predict: int) -> int:
     """Most tokens to generate, -1 turned into more than any context holds."""
     if predict != -1 and predict < 1:
         usage_error(f"-n/--predict is {predict}, but must be at least 1 (or -1: until the context is full)")
-    return predict if predict > 0 else 2**31
+    return predict if predict > 0 else NO_LIMIT
 
 
 def check_stop(stop: list[str] | None) -> tuple[str, ...]:

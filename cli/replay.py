@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 import typer
 
 import ngramspec
-from ngramspec.cost.given import CURVES, GivenCurve, find_curves
+from ngramspec.cost.given import CURVES, SWITCH, GivenCurve, find_curves
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
 from ngramspec.llama.target import Target
@@ -31,7 +31,7 @@ from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, op
 from .posts import PostOptions, Posts, command_line
 from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
 from .replay_view import show
-from .view import counting_bar
+from .view import counting_bar, slow_core
 
 SHOWN = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Sizes of a batch whose cost is printed."""
@@ -79,7 +79,8 @@ class CostOptions:
         typer.Option(
             metavar="NAME|FILE",
             help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
-            f" or {{name: {{...}}, ...}}, or one of: {', '.join(CURVES)}.",
+            f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
+            f" of: {', '.join(CURVES)}.",
             show_default=False,
         ),
     ] = None
@@ -248,12 +249,15 @@ def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> No
     ]
     if not document["complete"]:
         heading.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
+    if (slow := slow_core()) is not None:
+        heading.append(slow)
     sections = {}
     for name, curve in curves.items():
         rows = document["results"][f"{settings['drafter']}@{name}"]
         costs = " ".join(f"{size}:{curve.ratio(size):.2f}" for size in SHOWN)
         about = CURVES[name][1] if name in CURVES else ABOUT.get(name, "from a file")
-        sections[name] = f"{about}\nT(n)/T(1): {costs}", rows
+        switch = f"; a change of size: {curve.switch:.2f}" if curve.switch else ""
+        sections[name] = f"{about}\nT(n)/T(1): {costs}{switch}", rows
     oracle = {
         category: {name: row[name]["oracle_copy1"] for name in row}
         for category, row in (document["oracle"] or {}).items()

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 COMMANDS = {
     "chat": "Chat with a model.",
@@ -38,6 +38,14 @@ class Subcommands(TyperGroup):
         """List the commands in the help."""
         with formatter.section("Commands"):
             formatter.write_dl([*COMMANDS.items()])
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        """What Tab offers here. Stand-ins tell the commands' names: typer would import all of them to ask."""
+        self.commands, commands = {n: TyperCommand(n, help=line) for n, line in COMMANDS.items()}, self.commands
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self.commands = commands
 
 
 class _Imported(Mapping[str, Any]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -86,13 +86,14 @@ def tune(
         asked = replace(load, no_tuned=True, ctx_size=CONTEXT, exact="off")
         with ExitStack() as stack:
             target = stack.enter_context(asked.load(source))
+            heading = _heading(target)
             deep = _depth(depth, load.ctx_size, target.n_ctx_train)
             bench = stack.enter_context(closing(Workbench(target, _loader(asked, source), deep)))
             tuning = Tuning(bench, target.present, candidates(target.present, _scope(target, asked)), seconds)
             note(f"timing {len(tuning.candidates)} settings for about {seconds:g} seconds")
             with _watched():
                 ended = _run(tuning)
-            report = _report(target, tuning, bench, deep)
+            report = _report(target, tuning, bench, deep, heading)
         before = recalled(file)
         # Who only looks takes nothing away that is in use.
         if tuning.complete and (apply or before is None or not before.applied):
@@ -154,7 +155,17 @@ def _run(tuning: Tuning) -> Outcome:
     return ended
 
 
-def _report(target: Target, tuning: Tuning, bench: Workbench, depth: int) -> Report:
+def _heading(target: Target) -> list[str]:
+    """Model and machine, as they are before weights are loaded a second time."""
+    cores, threads = machine.physical_cores(), machine.logical_cores()
+    return [
+        *model_lines(target),
+        *([f"cores: {cores}, with {threads} hyper-threads"] if threads > cores else []),
+        *([f"huge pages: {target.huge_pages}"] if target.huge_pages else []),
+    ]
+
+
+def _report(target: Target, tuning: Tuning, bench: Workbench, depth: int, heading: Sequence[str]) -> Report:
     found = tuning.found
     alike: bool | None = None
     if found is not None:
@@ -166,8 +177,8 @@ def _report(target: Target, tuning: Tuning, bench: Workbench, depth: int) -> Rep
     steep = times[DRAFTS[0]] / times[SINGLE] if {SINGLE, DRAFTS[0]} <= times.keys() else None
     line = None
     if steep is not None and not target.on_gpu:
-        line = advice(read_header(target.path).types, platform.machine(), steep)
-    return Report(model_lines(target), depth, alike, line)
+        line = advice(read_header(target.path).types, platform.machine(), steep, amx=target.uses_amx)
+    return Report(heading, depth, alike, line)
 
 
 def _document(target: Target, tuning: Tuning, report: Report, *, applied: bool) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec.decoding.step import Stats
+from ngramspec.drafting.core import uncompiled
 from ngramspec.prompts import Skipped
 
 from .console import printable, progress_bar, write_stdout
@@ -138,6 +139,11 @@ def rounding(stats: Stats) -> str | None:
         return None
     times = "once" if stats.close_calls == 1 else f"{stats.close_calls} times"
     return f"text may differ in rounding from undrafted decoding: {times} two tokens were that close (see --exact)"
+
+
+def slow_core() -> str | None:
+    """A note that drafts come from plain Python, which slows down all that is measured; None if they do not."""
+    return "drafts are slow: their core was not compiled (see ngramspec info)" if uncompiled() else None
 
 
 def skipped_lines(skipped: Sequence[Skipped]) -> list[str]:

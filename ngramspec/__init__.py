@@ -7,8 +7,8 @@
     for step in decoder.generate(target.tokenize("def fib(n):"), max_tokens=200):
         print(step.text, end="", flush=True)
 
-Importing this is cheap: what it names is imported when it is first used. llama.cpp is loaded by `Target` alone; the
-algorithms do without.
+Importing this is cheap: what it names is imported when it is first used. llama.cpp is loaded by `Target`, `Llama` and
+`LlamaDraftModel` alone; the algorithms do without.
 """
 
 import os
@@ -29,12 +29,16 @@ if TYPE_CHECKING:
     from ngramspec.decoding.step import Stats, Step
     from ngramspec.drafting.draft import Draft, Drafter
     from ngramspec.drafting.predictor import NGramPredictor
+    from ngramspec.dropin.draft_model import LlamaDraftModel
+    from ngramspec.dropin.llama import Llama
     from ngramspec.llama.target import Target
     from ngramspec.sampling.settings import Sampling
 else:
     _MODULES = {
         "Draft": "drafting.draft",
         "Drafter": "drafting.draft",
+        "Llama": "dropin.llama",
+        "LlamaDraftModel": "dropin.draft_model",
         "NGramPredictor": "drafting.predictor",
         "Sampling": "sampling.settings",
         "SpeculativeDecoder": "decoding.decoder",
@@ -50,4 +54,15 @@ else:
         return value
 
 
-__all__ = ["Draft", "Drafter", "NGramPredictor", "Sampling", "SpeculativeDecoder", "Stats", "Step", "Target"]
+__all__ = [
+    "Draft",
+    "Drafter",
+    "Llama",
+    "LlamaDraftModel",
+    "NGramPredictor",
+    "Sampling",
+    "SpeculativeDecoder",
+    "Stats",
+    "Step",
+    "Target",
+]

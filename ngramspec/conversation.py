@@ -96,6 +96,12 @@ class Conversation:
         self.first = prompt.first
         self.turns.append(Turn(question, answer))
 
+    def undo(self) -> Turn:
+        """Take the last turn back. Raises IndexError if there is none."""
+        turn = self.turns.pop()
+        self.first = min(self.first, len(self.turns))
+        return turn
+
 
 def answer_room(n_ctx: int, max_tokens: int) -> int:
     """Tokens of the context that a prompt leaves free: a quarter of it, or `max_tokens` if that is less."""

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 import platform
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 import psutil
 
+_CORES = Path("/sys/devices/system/cpu")
+
 
 def physical_cores() -> int:
-    """Cores this process may run on; hyper-threads add nothing to matrix products."""
+    """Cores this process may run on; hyper-threads of one count once, as they add little to matrix products."""
+    with suppress(OSError, AttributeError):
+        # They name the same siblings.
+        own = os.sched_getaffinity(0)
+        return len({(_CORES / f"cpu{n}/topology/thread_siblings_list").read_text() for n in own})
     physical: int = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     return max(1, min(physical, logical_cores()))
 

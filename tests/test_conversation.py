@@ -37,6 +37,14 @@ def saved(path: Path, conversation: Conversation) -> None:
     save(conversation, path, model="m", sampling={"seed": 3})
 
 
+def test_a_turn_is_taken_back() -> None:
+    conversation = Conversation("s", TURNS[:], first=3)
+    assert conversation.undo() == TURNS[-1]
+    assert (conversation.turns, conversation.first) == (TURNS[:2], 2)
+    with pytest.raises(IndexError):
+        Conversation().undo()
+
+
 def test_messages_begin_with_the_system_message() -> None:
     roles = [m["role"] for m in Conversation("s", TURNS[:1]).messages()]
     assert roles == ["system", "user", "assistant"]

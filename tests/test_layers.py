@@ -25,8 +25,8 @@ LAYERS = (
     ("cost", "exactness", "tuning"),
     ("policies", "llama"),
     ("decoding",),
-    ("batching", "beams", "benchmark", "replay", "selfcheck", "trace", "__init__"),
-    ("llm_plugin", "server"),
+    ("batching", "beams", "benchmark", "dropin", "replay", "selfcheck", "trace"),
+    ("__init__", "llm_plugin", "server"),
     ("cli",),
 )
 """From the ground up. `__init__` is what `import ngramspec` gives: the public names."""

@@ -49,13 +49,14 @@ def imported(node: ast.AST) -> set[str]:
 
 def test_what_is_imported_is_a_dependency(project: dict[str, Any]) -> None:
     spelt = {"llama_cpp": "llama-cpp-python", "prompt_toolkit": "prompt-toolkit", "huggingface_hub": "huggingface-hub"}
+    spelt["markdown_it"] = "markdown-it-py"
     own = {"ngramspec", "ngramspec_cli", "ngramspec_prompts"}
     wanted = set()
     for file in [*(ROOT / "ngramspec").rglob("*.py"), *(ROOT / "cli").rglob("*.py")]:
         names = imported(ast.parse(file.read_text("utf-8")))
         wanted |= {spelt.get(name, name) for name in names if name not in sys.stdlib_module_names | own}
     required = project["project"]["dependencies"] + project["project"]["optional-dependencies"]["hub"]
-    for extra in ("server", "llm"):
+    for extra in ("server", "llm", "watch"):
         required += project["project"]["optional-dependencies"][extra]
     assert wanted <= {re.split(r"[^\w-]", line)[0] for line in required}
 
@@ -142,11 +143,12 @@ def test_a_wheel_without_compiled_modules_drafts(built: Path, tmp_path: Path) ->
         assert sys.platform == "win32", "it was compiled without a compiler"
         compiled.unlink()
     code = """
+from ngramspec.drafting.core import uncompiled
 from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting import make_drafter
 drafter = make_drafter("mixture", memory=True)
 drafter.begin([1, 2, 3] * 4)
-print(guesser.__file__, *drafter.propose(4).tokens)
+print(guesser.__file__, len(uncompiled()), *drafter.propose(4).tokens)
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -157,7 +159,8 @@ print(guesser.__file__, *drafter.propose(4).tokens)
         check=True,
         timeout=60,
     )
-    file, *tokens = done.stdout.split()
+    file, plain, *tokens = done.stdout.split()
+    assert int(plain) == len(compiled_modules())
     assert Path(file) == tmp_path / "ngramspec" / "drafting" / "mixture" / "guesser.py"
     assert tokens == ["1", "2", "3", "1"]
 

@@ -2,9 +2,9 @@
 
     train_judge.py --vocab V.gguf FOLDER        every *.jsonl in it; see `ngramspec replay --help` for what they hold
 
-It starts from nothing and replays them in an order that mixes the kinds, each by the next of several cost curves. What
-was learnt about tokens is dropped after every conversation: the result, the mean of what was known after each of the
-second half, is what all vocabularies start from.
+It starts from nothing and replays them in an order that mixes the kinds, each by the next of several cost curves, every
+other one with a memory of the answers before. What was learnt about tokens is dropped after every conversation: the
+result, the mean of what was known after each of the second half, is what all vocabularies start from.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.drafting.recall import Recall
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay
@@ -50,11 +51,13 @@ def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64
     known = _copied(MixtureDrafter()._guesser.shared())
     half = len(conversations) // 2
     total = {name: np.zeros_like(array) for name, array in known.items()}
+    memory = Recall()
     for number, conversation in enumerate(conversations):
         # What is shared must suit a judge that knows nothing about tokens yet, as a user's first one.
-        drafter = MixtureDrafter()
+        drafter = MixtureDrafter(memory if number % 2 else None)
         learnt.take_up(drafter._guesser.shared(), known)
         Replay(drafter, curve=curves[number % len(curves)]).run(conversation)
+        memory.hear(conversation.response)
         known = _copied(drafter._guesser.shared())
         if number >= half:
             for name, array in known.items():

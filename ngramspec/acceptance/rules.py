@@ -25,6 +25,7 @@ from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,8 +50,7 @@ _ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
 _SECOND_DRAW = 1 << 32
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What one pass emits: the accepted prefix of the draft, then one token of the target's.
 
     Attributes:

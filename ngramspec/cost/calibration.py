@@ -2,6 +2,8 @@
 
 One small JSON file per model, build, machine and settings: the cost curve, the probe's report and the batch
 sizes that exact mode uses. The last is stored because it must not change from one run to the next.
+
+The name of a target's file begins with that of its model file, so that `kept_steepness` finds it without a target.
 """
 
 from __future__ import annotations
@@ -18,6 +20,9 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import ProbeReport
 from ngramspec.cost.measure import MEASURE_ORDER, Replay
 from ngramspec.storage import cache_folder, keep_json, recall
+
+VERSION = 2
+"""Of a curve in a file; one of another version is measured anew. 2: a change of size costs what is certain."""
 
 EXACT_TOLERANCE = 1.25
 """Exact mode takes the largest kernel class whose cheapest pass costs at most this many one-token passes."""
@@ -69,7 +74,7 @@ class Calibration:
             return
         try:
             data = json.loads(recall(self.path) or "")
-            curve = CostCurve.from_json(data["curve"]) if data["curve"] else None
+            curve = CostCurve.from_json(data["curve"]) if data["curve"] and data.get("version") == VERSION else None
             probe = ProbeReport.from_json(data["probe"]) if data["probe"] else None
             exact_sizes = tuple(data["exact_sizes"]) if data["exact_sizes"] else None
             uses = int(data["uses"])
@@ -90,6 +95,7 @@ class Calibration:
         # Another process may have settled on the sizes of exact mode in the meantime.
         self._read()
         data = {
+            "version": VERSION,
             "curve": self.curve.to_json() if self.curve else None,
             "probe": self.probe.to_json() if self.probe else None,
             "exact_sizes": self.exact_sizes,
@@ -166,6 +172,23 @@ class Calibration:
             self.reads_alike = kernels.reads_alike(target, self.ensure_exact(target))
             self.save()
         return self.reads_alike
+
+
+def kept_steepness(model: str, folder: Path | None = None) -> float | None:
+    """T(4) / T(1) of a model as kept last on this machine, whatever its settings were; None where nothing is.
+
+    Args:
+        model: what the fingerprints of its targets begin with.
+        folder: as in `Calibration.load`.
+    """
+    found: list[tuple[float, float]] = []
+    for path in (folder or cache_folder("calibration")).glob(f"{model}*.json"):
+        kept = Calibration(path)
+        kept._read()
+        if kept.curve is not None:
+            with suppress(OSError):
+                found.append((path.stat().st_mtime, kept.curve.ratio(4)))
+    return max(found)[1] if found else None
 
 
 def choose_from_one(report: ProbeReport) -> tuple[int, ...]:

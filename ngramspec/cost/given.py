@@ -1,7 +1,8 @@
 """Cost curves that are given, not measured: those of other machines, by name, and those in JSON files.
 
 A curve says what one target pass over n tokens costs, in passes over one token. Between its points it is linear;
-past the last one it goes on as it went between the last two.
+past the last one it goes on as it went between the last two. It may also say what a pass costs beyond that whose size
+is not that of the pass before.
 """
 
 from __future__ import annotations
@@ -21,6 +22,9 @@ LARGEST = 64
 
 Points = Mapping[int, float]
 """Size of a batch -> what it costs."""
+
+SWITCH = "switch"
+"""What a curve in JSON calls the cost of a change of size."""
 
 _CPU = (
     "measured: 2 cores of an AMD EPYC (Zen 5, AVX-512), llama-cpp-python 0.3.36, Qwen2 1.5B shape, random weights,"
@@ -98,12 +102,13 @@ CURVES: dict[str, tuple[dict[int, float], str]] = {
     ),
     "cuda-4090-8b-q4_0": (
         {1: 1.0, 10: 1.30, 12: 1.30, 16: 1.31, 32: 1.48, 64: 1.87},
-        "RTX 4090, llama.cpp #15131: 1217, 1460, 1931 tokens/s at 10, 12, 16; #7676: 3428, 5420 at 32, 64; 1 taken"
-        " to be 6.3 ms, none known from 2 to 9",
+        "RTX 4090, llama.cpp #15131: 1217, 1460, 1931 tokens/s at 10, 12, 16; #7676: 3428, 5420 at 32, 64. T(1) is in"
+        " neither, 6.3 ms are assumed, and nothing is known from 2 to 9",
     ),
     "cuda-7b-depth-32k": (
-        {1: 1.0, 2: 1.07, 4: 1.10, 8: 1.29, 16: 1.27, 32: 1.41, 64: 1.74},
-        "llama.cpp #17891: a 7B model on an NVIDIA GPU, after 32,768 tokens of context",
+        {1: 1.0, 2: 1.07, 4: 1.11, 8: 1.29, 16: 1.27, 32: 1.41, 64: 1.74},
+        "RTX 3090, Llama 7B Q4_0 after 32,768 tokens of context, llama.cpp #17891: 40.0, 75.1, 144.7, 247.7, 503, 908,"
+        " 1474 tokens/s at 1, 2, 4, 8, 16, 32, 64",
     ),
     "metal-3b-q4_0": (
         {1: 1.0, 5: 2.32, 8: 3.2, 64: 14.0},
@@ -113,12 +118,12 @@ CURVES: dict[str, tuple[dict[int, float], str]] = {
         {1: 1.0, 2: 1.28, 3: 1.22, 4: 1.42, 5: 1.63, 6: 2.23, 7: 2.57, 8: 2.67, 9: 2.91, 32: 2.91, 33: 5.82, 64: 5.82},
         "M1 Pro, llama.cpp #10581: 23.8, 37.0, 58.2, 66.9, 72.9, 64.0, 64.8, 71.2 tokens/s at 1 to 8; from 9"
         " on the matrix kernel's 122 ms, measured at 5 to 8 before that change: it computes 32 tokens at a time"
-        " (#27441: 16 and 32 take the same), 64 in two turns",
+        " (#27441: 16 and 32 take the same on M3 and M4), 64 assumed to be two turns",
     ),
     "moe-cuda-26b-a4b": (
         {1: 1.0, 2: 1.14, 4: 1.63, 16: 3.34, 64: 10.2},
-        "RTX 3090, all of it in its memory, llama.cpp #29152: 190, 335, 465, 911 tokens/s at 1, 2, 4, 16; 64"
-        " extends the slope",
+        "RTX 3090, Gemma 4 Q4_0, all of it in its memory, llama.cpp #29152: 190, 335, 465 tokens/s at 1, 2, 4; 16 from"
+        " 911 tokens/s, which was not found there again; 64 extends the slope",
     ),
     "moe-glm-4.5-air": (
         {1: 1.0, 2: 3.05, 4: 3.89, 8: 5.11, 64: 16.0},
@@ -143,9 +148,6 @@ class GivenCurve(CostCurve):
         ValueError: size 1 is missing, or a batch of 1 to LARGEST tokens would cost nothing, or infinitely much.
     """
 
-    worst = math.inf
-    measured = False
-
     def __init__(self, points: Points, switch: float = 0.0) -> None:
         if any(not 0 < cost < math.inf for cost in points.values()) or any(size < 1 for size in points):
             raise ValueError("sizes and costs must be positive numbers")
@@ -158,11 +160,16 @@ class GivenCurve(CostCurve):
             points = {**points, LARGEST: points[last] + slope * (LARGEST - last)}
             if points[LARGEST] <= 0:
                 raise ValueError(f"it falls so fast after {before} that a batch of {LARGEST} would cost nothing")
-        super().__init__({size: cost / points[1] for size, cost in points.items()}, switch / points[1])
+        super().__init__({size: cost / points[1] for size, cost in points.items()}, switch / points[1], measured=False)
 
     def observe(self, size: int, seconds: float) -> None:
         """Note the size of the batch; the curve itself stays."""
         self.last = size
+
+    def stated(self) -> dict[str, float]:
+        """The curve in JSON, as `parse_curve` takes it."""
+        found: dict[str, Any] = self.to_json()
+        return {**found["seconds"], **({SWITCH: self.switch} if self.switch else {})}
 
 
 def frozen(curve: CostCurve) -> GivenCurve:
@@ -175,7 +182,7 @@ def find_curves(name: str) -> dict[str, GivenCurve]:
 
     Args:
         name: of a curve in CURVES, or of a JSON file. The file holds one curve, {"1": 1.0, "8": 2.5}, which takes the
-            file's name, or several, {"name": {"1": 1.0, ...}, ...}.
+            file's name, or several, {"name": {"1": 1.0, ...}, ...}; see `parse_curve`.
 
     Raises:
         CurveError: there is no such curve, or it makes no sense.
@@ -201,9 +208,18 @@ def find_curves(name: str) -> dict[str, GivenCurve]:
 
 
 def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> GivenCurve:
-    """A curve from JSON's {"1": 1.0, ...}; raises CurveError, which begins with `where`."""
+    """A curve from JSON's {"1": 1.0, ...}, where "switch" may say what a change of size costs.
+
+    Raises:
+        CurveError: it makes no sense; the message begins with `where`.
+    """
     parsed: dict[int, float] = {}
+    switch = points.get(SWITCH, 0.0)
+    if isinstance(switch, bool) or not isinstance(switch, int | float) or not 0 <= switch < 1e300:
+        raise CurveError(f"{where}: a change of size costs {switch!r}, but must be a number of at least 0")
     for size, cost in points.items():
+        if size == SWITCH:
+            continue
         is_size = size.isascii() and size.isdecimal() and len(size) < 10
         if not is_size or isinstance(cost, bool) or not isinstance(cost, int | float):
             raise CurveError(f"{where}: {size!r}: {cost!r} is not the size of a batch and what it costs")
@@ -211,6 +227,6 @@ def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> GivenCur
             raise CurveError(f"{where}: a batch of {size} costs {cost}, but must cost more than 0, and not without end")
         parsed[int(size)] = float(cost)
     try:
-        return GivenCurve(parsed)
+        return GivenCurve(parsed, float(switch))
     except ValueError as error:
         raise CurveError(f"{where}: {error}") from error

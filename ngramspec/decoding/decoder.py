@@ -24,7 +24,7 @@ from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.speculation import Speculation
 from ngramspec.decoding.step import Step
 from ngramspec.drafting import DEFAULT, make_drafter
-from ngramspec.drafting.draft import Draft, Drafter
+from ngramspec.drafting.draft import Drafter
 from ngramspec.exactness.auto import ExactAuto, Footing
 from ngramspec.exactness.choice import EXACT, Exact
 from ngramspec.policies import make_policy
@@ -238,8 +238,11 @@ class SpeculativeDecoder:
             while generation.stop is None:
                 # 2. Ask for a draft, as much of it as pays and fits.
                 began = clock()
-                plan = speculation.plan(generation.left, generation.chooser(), owed=target.owed)
-                owed = self._secure(plan.sent)
+                owed = target.owed
+                plan = speculation.plan(generation.left, generation.chooser(), owed=owed)
+                # So that the draft can be taken back. Where tokens are owed, there is a checkpoint already.
+                if target.replays and plan.sent.tokens and not owed:
+                    target.checkpoint()
                 asked = clock()
                 if number != self._generations or len(target.tokens) != generation.settled:
                     raise RuntimeError("another generation began on this target before this one ended")
@@ -251,7 +254,9 @@ class SpeculativeDecoder:
                 # 4. What of the draft is kept, and what is not is taken back.
                 bound = 0.0 if plan.size in footing.harmless else footing.bound
                 step = generation.take(plan, rows, speculation, batch=owed + plan.size, seconds=seconds, bound=bound)
-                overhead = asked - began + self._take_back(generation.settled)
+                overhead = asked - began
+                if len(target.tokens) > generation.settled:
+                    overhead += self._take_back(generation.settled)
 
                 # 5. Learn.
                 speculation.learn(step, overhead)
@@ -273,14 +278,6 @@ class SpeculativeDecoder:
             self.speculation.first(first)
         sizes = footing.sizes or range(1, self.target.max_batch + 1)
         self.speculation.prepare(curve, sizes, self.calibration.replay)
-
-    def _secure(self, draft: Draft) -> int:
-        """Make sure that the draft can be taken back; returns how many tokens its pass evaluates again first."""
-        owed = self.target.owed
-        # Where tokens are owed, there is a checkpoint already: the state before them.
-        if self.target.replays and draft.tokens and not owed:
-            self.target.checkpoint()
-        return owed
 
     def _take_back(self, length: int) -> float:
         """Roll the target back; the seconds that it took."""

@@ -217,8 +217,11 @@ class Speculation(Proposer):
         return self.trimmed(draft.head(length), size, self.sizes)
 
     def see(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
-        super().see(last, draft, rows)
-        if self.drafter is not None and self.policy.wants_logits:
+        if self.drafter is None:
+            return
+        if self.drafter.wants_logits:
+            super().see(last, draft, rows)
+        if self.policy.wants_logits:
             self.policy.see(rows[accepted])
 
     def learn(self, done: Pass, plan_seconds: float = 0.0) -> None:

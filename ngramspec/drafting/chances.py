@@ -151,6 +151,8 @@ class ChanceEstimator:
     def settle(self, tokens: Sequence[int]) -> int:
         """Learn from what followed the chain; how many of its tokens were right."""
         hits = 0
+        if not self._guesses:
+            return hits
         for guess, key, token in zip(self._guesses, self._cells, tokens, strict=False):
             right = guess == token
             self._model.learn(key, right)

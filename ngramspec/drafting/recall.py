@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 
 MOST = 1 << 22
-"""Tokens of answers to remember, at some 12 bytes each: when there are more, remembering begins anew."""
+"""Tokens of answers to remember, at some 12 bytes each: when there are more, the older half is forgotten."""
 
 
 class Recall:
     """Texts to draft from. `ngramspec.memory.Memory` adds those that are kept on disk.
 
     Args:
-        older: indexes of texts that were there before, which never change.
+        stored: indexes of texts that were there before, which never change.
 
     Attributes:
         indexes: what to look up, the oldest first; all but the last never change. A negative token in one is a
-            seam between two texts.
+            seam between two texts. Always the same list.
     """
 
-    def __init__(self, older: Sequence[TokenIndex] = ()) -> None:
-        self._live = TokenIndex()
-        self.indexes: list[TokenIndex] = [*older, self._live]
+    def __init__(self, stored: Sequence[TokenIndex] = ()) -> None:
+        self._heard = [TokenIndex()]
+        self.indexes: list[TokenIndex] = [*stored, *self._heard]
 
     def hear(self, tokens: Sequence[int]) -> None:
         """Remember an answer in this process. One that stays in the context need not be heard: it is there already.
@@ -31,8 +31,13 @@ class Recall:
         Args:
             tokens: token ids, none of them negative.
         """
-        if self._live.size > MOST:
-            self.indexes[-1] = self._live = TokenIndex()
+        if self._heard[-1].size > MOST // 2:
+            del self.indexes[-len(self._heard) :]
+            self._heard = [self._heard[-1], TokenIndex()]
+            self.indexes += self._heard
         if tokens:
-            self._live.extend(tokens)
-            self._live.append(SEAM)
+            self._heard[-1].extend(tokens)
+            self._heard[-1].append(SEAM)
+
+    def refresh(self) -> None:
+        """Take up what other processes added; for texts that none does, nothing."""

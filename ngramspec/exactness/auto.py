@@ -58,13 +58,14 @@ class ExactAuto:
     Args:
         target: whose settings are switched.
         folder: where measurements are kept; None for the user's cache folder.
+        usable: the ways to decode that may be chosen, "fast" among them.
     """
 
-    def __init__(self, target: Switching, folder: Path | None = None) -> None:
+    def __init__(self, target: Switching, folder: Path | None = None, usable: Sequence[Way] = WAYS) -> None:
         self.target = target
         self.known = Measured()
         self._path = (folder or cache_folder("calibration")) / f"{target.identity}-exact.json"
-        self._usable: tuple[Way, ...] = WAYS if "exact" in target.settings else WAYS[:2]
+        self._usable = tuple(way for way in usable if way != "exact" or way in target.settings)
         self._read()
 
     def begin(self, prompt: Sequence[int], tokens: int, *, drafts: bool = True) -> Footing:
@@ -131,11 +132,12 @@ class ExactAuto:
         fast = known.identity.get("fast")
         if fast is None:
             return "fast"
-        if fast.whole or not (fast.pads or "exact" in self._usable):
+        pads = fast.pads and "padded" in self._usable
+        if fast.whole or not (pads or "exact" in self._usable):
             return None
         if "fast" not in known.speed:
             return "speed"
-        if fast.pads and known.worth("padded", prompt, tokens):
+        if pads and known.worth("padded", prompt, tokens):
             return None
         if "exact" in self._usable and known.worth("exact", prompt, tokens):
             exact = known.identity.get("exact")

@@ -74,12 +74,17 @@ class CloseCalls:
         if self._unrepeatable:
             return True
         # Only differences between logits count, so the token's own logit can take the whole movement: 2 x the bound.
-        moved = logits.copy()
-        moved[token] -= np.float32(2 * self._bound)
+        # In its place, where that may be written to: a copy of the row takes longer than the draw.
+        if not logits.flags.writeable:
+            logits = logits.copy()
+        logit = logits[token]
+        logits[token] = logit - np.float32(2 * self._bound)
         try:
-            return self._sampler.draw(moved, self._pick) != token
+            return self._sampler.draw(logits, self._pick) != token
         except (BadLogits, GrammarError):
             return True
+        finally:
+            logits[token] = logit
 
     def _pick(self, law: Distribution, attempt: int) -> int:
         if self.sampling.greedy:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import llama_cpp
+import llama_cpp.llama_cpp as llama
+
+from ngramspec.llama import bindings
 
 _NAMES = {
     value: name.removeprefix("LLAMA_FTYPE_").removeprefix("ALL_").removeprefix("MOSTLY_")
-    for name, value in vars(llama_cpp).items()
+    for name, value in bindings.file_types(llama).items()
     if name.startswith(("LLAMA_FTYPE_ALL_", "LLAMA_FTYPE_MOSTLY_"))
 }
 

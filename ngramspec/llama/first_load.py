@@ -23,8 +23,9 @@ from typing import Any
 
 from ngramspec import child
 from ngramspec.errors import ModelError
+from ngramspec.llama import bindings
 from ngramspec.models.check import check_values, has_gguf_magic
-from ngramspec.models.gguf import read_header
+from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.storage import cache_folder, keep, recall
 
 COMPUTED = 1 << 30
@@ -45,7 +46,7 @@ def check(
     *,
     command: Sequence[str] | None = None,
     patience: float = 300.0,
-) -> None:
+) -> GGUFHeader | None:
     """Refuse a file that would end the process.
 
     Args:
@@ -57,12 +58,16 @@ def check(
         patience: seconds after which the child is given up; that, like a child that could not be started or was ended
             from outside, condemns no file.
 
+    Returns:
+        its header; None of what is no GGUF file, which llama.cpp will not load.
+
     Raises:
         ModelError: the file is damaged.
     """
     if not has_gguf_magic(path):
-        return
-    check_values(path, read_header(path))
+        return None
+    header = read_header(path)
+    check_values(path, header)
     known = (folder or cache_folder("trial")) / _fingerprint(path, build)
     verdict = recall(known)
     if not verdict:
@@ -71,6 +76,7 @@ def check(
             keep(known, verdict)
     if verdict and verdict != _GOOD:
         raise ModelError(f"{path} is damaged: llama.cpp ends the process over it ({verdict}); get it again")
+    return header
 
 
 def _fingerprint(path: Path, build: str) -> str:
@@ -107,7 +113,7 @@ def _silent(_level: int, _text: bytes, _data: Any) -> None:
 def attempt(api: Any, path: Path) -> None:
     """What the child does: every step that may crash, cheapest first. If llama.cpp refuses to load, all is well."""
     api.llama_log_set(_silent, ctypes.c_void_p(0))
-    api.llama_backend_init()
+    bindings.init_backend(api)
     params = api.llama_model_default_params()
     params.vocab_only = True
     model = api.llama_model_load_from_file(os.fsencode(path), params)
@@ -122,7 +128,7 @@ def attempt(api: Any, path: Path) -> None:
         params.n_gpu_layers = 0
         params.use_extra_bufts = False  # what they are made into is another copy of the weights
         params.no_alloc = not weights
-        params.load_mode = api.LLAMA_LOAD_MODE_AUTO if weights else api.LLAMA_LOAD_MODE_NONE
+        bindings.set_mapped(api, params, weights)
         model = api.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
             return

@@ -7,6 +7,8 @@ ask. This module asks when the RAM is mapped and not yet written, so nothing is 
 numpy does the same for its large arrays.
 
 Weights that stay in the mapped file are not helped: the file's pages are the page cache's.
+
+What the system gives at all is set by root; `told` says what it is, and how much of this process lies in huge pages.
 """
 
 from __future__ import annotations
@@ -20,6 +22,8 @@ MINIMUM = 32 * 2**20
 """Bytes from which glibc's malloc maps every block on its own; the weights are one block."""
 
 _MAPS = Path("/proc/self/maps")
+_SUMS = Path("/proc/self/smaps_rollup")
+_GIVEN_TO = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
 Range = tuple[int, int]
 """Addresses from the first up to, and without, the second."""
@@ -54,6 +58,28 @@ def advise(before: Sequence[Range]) -> int:
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     blocks = [block for now in anonymous() for block in outside(now, before) if block[1] - block[0] >= MINIMUM]
     return sum(end - start for start, end in blocks if madvise(start, end - start, advice) == 0)
+
+
+def told(mapped: bool) -> str | None:
+    """Who gets huge pages here, how much of this process lies in them, and what would put more there, in a line.
+
+    Args:
+        mapped: whether weights may lie in the mapped file.
+
+    Returns:
+        None where the system does not tell.
+    """
+    try:
+        # As in "always [madvise] never".
+        given = _GIVEN_TO.read_text("ascii").split("[")[1].split("]")[0]
+        sums = dict(line.split(":", 1) for line in _SUMS.read_text("ascii").splitlines()[1:])
+        used = int(sums["AnonHugePages"].split()[0]) // 1024
+    except (OSError, ValueError, IndexError, KeyError):
+        return None
+    if given == "never":
+        return f"the system gives none; as root: echo madvise > {_GIVEN_TO}"
+    line = f"{used} MiB of this process, given to {'all' if given == 'always' else 'programs that ask'}"
+    return f"{line}; weights in the mapped file lie in none, with --no-mmap they do" if mapped else line
 
 
 def outside(block: Range, others: Sequence[Range]) -> Iterator[Range]:

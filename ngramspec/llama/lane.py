@@ -261,13 +261,18 @@ def append(passes: Passes, pieces: Sequence[Piece]) -> None:
         TargetError: llama.cpp could not evaluate them; the lanes are as before, though they may owe tokens.
     """
     passes.check()
-    before = [len(piece.lane.tokens) for piece in pieces]
-    for (lane, tokens, _), length in zip(pieces, before, strict=True):
+    before = []
+    needed = 0
+    for lane, tokens, _ in pieces:
+        length = len(lane.tokens)
         if length + len(tokens) > lane.n_ctx + MAX_EVALUATE:
             raise ValueError(f"{length + len(tokens)} tokens do not fit in a context of {lane.n_ctx}")
+        before.append(length)
+        needed += length - lane.cache.length + len(tokens)
     try:
-        while sum(lane.owed + len(tokens) for lane, tokens, _ in pieces) > passes.n_batch:
+        while needed > passes.n_batch:
             max((lane for lane, _, _ in pieces), key=lambda lane: lane.owed).pay()
+            needed = sum(lane.owed + len(tokens) for lane, tokens, _ in pieces)
         feeds = [Feed(lane.cache, [*lane.tokens[lane.cache.length :], *new], rows) for lane, new, rows in pieces]
         passes.decode(feeds)
         for lane, tokens, _ in pieces:

@@ -8,13 +8,15 @@ from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
+from ngramspec.llama import bindings
+
 _LOG_ERROR = 4  # ggml.h, enum ggml_log_level
 
 tail: deque[tuple[int, str]] = deque(maxlen=60)
 """The last lines of it: (level, text)."""
 
 
-@llama.llama_log_callback  # type: ignore[untyped-decorator]
+@bindings.log_callback(llama)  # type: ignore[untyped-decorator]
 def _collect_log(level: int, text: bytes, _data: Any) -> None:
     tail.append((level, text.decode("utf-8", "replace").strip()))
 
@@ -28,4 +30,4 @@ def last_complaint() -> str:
 def init_backend() -> None:
     """Make llama.cpp ready, and its log go to `tail`."""
     llama.llama_log_set(_collect_log, ctypes.c_void_p(0))
-    llama.llama_backend_init()
+    bindings.init_backend(llama)

@@ -7,6 +7,7 @@ A pass that fails leaves no cache of the context with anything that is not prova
 from __future__ import annotations
 
 import ctypes
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ class Feed(NamedTuple):
 
 
 class Passes:
-    """The passes of an open context, which it frees.
+    """The passes of an open context, which it frees unless it is told to `release` it.
 
     Args:
         api: the llama_cpp module.
@@ -58,10 +59,11 @@ class Passes:
         self.n_batch = n_batch
         self.n_vocab = n_vocab
         batch = self._batch = api.llama_batch_init(n_batch, 0, 1)
-        self._tokens = np.ctypeslib.as_array(batch.token, (n_batch,))
-        self._positions = np.ctypeslib.as_array(batch.pos, (n_batch,))
-        self._asked = np.ctypeslib.as_array(batch.logits, (n_batch,))
-        self._sequences = np.zeros(n_batch, np.int32)
+        # Not as numpy's arrays, which take three times as long to be given a few tokens.
+        self._tokens = _array(batch.token, n_batch)
+        self._positions = _array(batch.pos, n_batch)
+        self._asked = _array(batch.logits, n_batch)
+        self._sequences = [0] * n_batch
         for i in range(n_batch):
             batch.n_seq_id[i] = 1
             batch.seq_id[i][0] = 0
@@ -81,12 +83,10 @@ class Passes:
         for cache, tokens, rows in feeds:
             start, end = end, end + len(tokens)
             self._tokens[start:end] = tokens
-            self._positions[start:end] = np.arange(cache.length, cache.length + len(tokens))
-            self._asked[start : end - rows] = 0
-            self._asked[end - rows : end] = 1
-            for i in np.flatnonzero(self._sequences[start:end] != cache.sequence):
-                self._batch.seq_id[start + i][0] = cache.sequence
-            self._sequences[start:end] = cache.sequence
+            self._positions[start:end] = range(cache.length, cache.length + len(tokens))
+            self._asked[start:end] = [0] * (len(tokens) - rows) + [1] * rows
+            if len(self._caches) > 1:
+                self._assign(start, end, cache.sequence)
         self._batch.n_tokens = end
         before = {cache.sequence: cache.length for cache, _, _ in feeds}
         try:
@@ -107,6 +107,12 @@ class Passes:
                     cache.disturbed()
             raise
 
+    def _assign(self, start: int, end: int, sequence: int) -> None:
+        """Give tokens of the batch to a sequence, as far as they are not its own from the pass before."""
+        for i in range(start, end):
+            if self._sequences[i] != sequence:
+                self._sequences[i] = self._batch.seq_id[i][0] = sequence
+
     def logits(self, rows: int, behind: int = 0) -> Logits:
         """Rows of the last pass, in the order of its feeds, without the last `behind` of them; shape (rows, n_vocab).
 
@@ -117,8 +123,7 @@ class Passes:
         first = self._api.llama_get_logits_ith(self._context, -rows - behind)
         if not first:
             raise TargetError("llama.cpp returned no logits")
-        size = rows * self.n_vocab * ctypes.sizeof(ctypes.c_float)
-        buffer: Any = (ctypes.c_char * size).from_address(ctypes.addressof(first.contents))
+        buffer = _bytes(4 * rows * self.n_vocab).from_address(ctypes.addressof(first.contents))
         # The rows keep the buffer alive, and so the context behind it.
         buffer.owner = self._owner()
         found: Logits = np.ndarray((rows, self.n_vocab), np.float32, buffer)
@@ -126,7 +131,24 @@ class Passes:
 
     def close(self) -> None:
         """Free the context; lanes in it raise ValueError from then on."""
+        context = self._context
+        self.release()
+        if context:
+            self._api.llama_free(context)
+
+    def release(self) -> None:
+        """The same, but leave the context to whoever made it."""
         if self._context:
             self._api.llama_batch_free(self._batch)
-            self._api.llama_free(self._context)
             self._context = None
+
+
+def _array(pointer: Any, size: int) -> Any:
+    """What a pointer points to, as a ctypes array."""
+    return ctypes.cast(pointer, ctypes.POINTER(pointer._type_ * size)).contents
+
+
+@functools.cache
+def _bytes(size: int) -> Any:
+    """The type of so many bytes: making it takes longer than all else that is done to logits here."""
+    return ctypes.c_char * size

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
+from ngramspec.llama import bindings
 from ngramspec.llama.grammar import CANDIDATE, Grammar
 from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
 from ngramspec.sampling.sampler import Draw
@@ -72,6 +73,7 @@ class SamplerChain:
         self._repeat_last_n = _window(sampling.repeat_last_n, n_ctx) if penalises else 0
         dry = sampling.dry_multiplier > 0
         self._dry_last_n = _window(sampling.dry_penalty_last_n, n_ctx) if dry else 0
+        self._window = max(self._repeat_last_n, self._dry_last_n)
         self._recent: deque[int] = deque()
         self._recent_counts: Counter[int] = Counter()
         active = self._active(vocab)
@@ -88,8 +90,8 @@ class SamplerChain:
         return {
             "penalties": (
                 self._repeat_last_n > 0,
-                lambda: api.llama_sampler_init_penalties(
-                    self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+                lambda: bindings.penalties(
+                    api, self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
                 ),
             ),
             "dry": (self._dry_last_n > 0, lambda: self._dry(vocab)),
@@ -158,9 +160,8 @@ class SamplerChain:
         if vocab is None:
             raise ValueError("DRY needs a vocabulary, for the texts that break a sequence")
         breakers = (ctypes.c_char_p * len(s.dry_sequence_breakers))(*(b.encode() for b in s.dry_sequence_breakers))
-        return self._api.llama_sampler_init_dry(
-            vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, self._dry_last_n, breakers, len(breakers)
-        )
+        window = s.dry_allowed_length, self._dry_last_n
+        return bindings.dry(self._api, vocab, s.dry_multiplier, s.dry_base, *window, breakers)
 
     def _infill(self, vocab: Any) -> Any:
         if vocab is None:
@@ -170,22 +171,20 @@ class SamplerChain:
     # ------------------------------------------------------------------ one text
 
     def begin(self, prompt: Sequence[int]) -> None:
-        for token in prompt[max(0, len(prompt) - max(self._repeat_last_n, self._dry_last_n)) :]:
+        for token in prompt[max(0, len(prompt) - self._window) :]:
             self._look_back_on(token)
 
     def accept(self, token: int) -> None:
         if self.grammar is not None:
             self.grammar.accept(token)
-        self._look_back_on(token)
+        if self._window:
+            self._look_back_on(token)
 
     def _look_back_on(self, token: int) -> None:
-        window = max(self._repeat_last_n, self._dry_last_n)
-        if window == 0:
-            return
         self._api.llama_sampler_accept(self._chain, token)
         self._recent.append(token)
         self._recent_counts[token] += 1
-        if len(self._recent) > window:
+        if len(self._recent) > self._window:
             gone = self._recent.popleft()
             self._recent_counts[gone] -= 1
             if not self._recent_counts[gone]:

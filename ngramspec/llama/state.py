@@ -97,6 +97,14 @@ class Cache:
         if self.recurrent and self.length:
             self._go_back(self.length)
 
+    def take_over(self, length: int) -> None:
+        """Hold `length` tokens that somebody else evaluated, and nothing behind them; no checkpoint is left."""
+        self._api.llama_memory_seq_rm(self._memory, self.sequence, length, -1)
+        self._kept.clear()
+        self._mark = None
+        self.length = length
+        self.snapshots.used_up()
+
     def cut(self, length: int) -> None:
         """Keep the first `length` tokens, or as many of them as can be kept: `self.length` tells."""
         if length >= self.length:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -17,7 +16,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from ngramspec.chat_prompt import ChatPrompt, ChatTemplate, Control, Render
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.fill_in import FillInTokens
-from ngramspec.llama import first_load, log
+from ngramspec.llama import bindings, first_load, log
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.samplers import SamplerChain
@@ -54,6 +53,9 @@ class Vocabulary:
     Args:
         path: a GGUF file.
 
+    Attributes:
+        vocabulary_hash: 16 bytes that name the vocabulary: equal where every token id stands for the same text.
+
     Raises:
         ModelError: the file cannot be loaded, or holds no vocabulary.
     """
@@ -69,14 +71,18 @@ class Vocabulary:
         self._open_model(params)
 
     def _open_model(self, params: Any) -> None:
-        first_load.check(self.path, build())
+        header = first_load.check(self.path, build())
         log.tail.clear()
         self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
             # Python prints and drops an exception in a callback; what llama.cpp reads as its answer may be "stop".
             if any("cancelled model load" in text for _, text in log.tail):
                 raise KeyboardInterrupt
-            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({log.last_complaint()})")
+            complaint = log.last_complaint()
+            hint = "; a newer llama-cpp-python may know it" if "unknown model architecture" in complaint else ""
+            raise ModelError(f"{self.path}: llama.cpp cannot load this model ({complaint}){hint}")
+        assert header is not None
+        self.vocabulary_hash = header.vocabulary
         self._vocab = llama.llama_model_get_vocab(self._model)
         self.n_vocab: int = llama.llama_vocab_n_tokens(self._vocab)
         if self.n_vocab == 0:
@@ -258,17 +264,7 @@ class Vocabulary:
     def suppressed(self) -> tuple[int, ...]:
         """Token ids that the model's file forbids."""
         self._check_open()
-        count = ctypes.c_int32()
-        tokens = llama.llama_vocab_get_suppress_tokens(self._vocab, ctypes.byref(count))
-        return tuple(tokens[i] for i in range(count.value))
-
-    @cached_property
-    def vocabulary_hash(self) -> bytes:
-        """16 bytes that name the vocabulary: equal where every token id stands for the same text."""
-        self._check_open()
-        text, vocab = llama.llama_vocab_get_text, self._vocab
-        texts = b"\0".join([text(vocab, token) for token in range(self.n_vocab)])
-        return hashlib.blake2b(texts, digest_size=16).digest()
+        return bindings.suppressed(llama, self._vocab)
 
     # ------------------------------------------------------------------ end
 

@@ -14,10 +14,13 @@ from llama_cpp._ggml import libggml
 
 from ngramspec import machine
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, devices, huge_pages, log
+from ngramspec.llama import amx, bindings, devices, huge_pages, log
 from ngramspec.llama.devices import build
 from ngramspec.llama.kv_cache import CacheShape, CacheType, fitting_context
 from ngramspec.llama.vocabulary import Vocabulary
+
+HAS_AMX = "AMX_INT8 = 1"
+"""How llama.cpp says that it has AMX kernels, and the processor their instructions."""
 
 
 class Weights(Vocabulary):
@@ -53,10 +56,10 @@ class Weights(Vocabulary):
     def _load(self, n_gpu_layers: int, extra_buffers: bool | None) -> None:
         params = llama.llama_model_default_params()
         params.n_gpu_layers = n_gpu_layers
-        params.load_mode = llama.LLAMA_LOAD_MODE_AUTO if self._mapped else llama.LLAMA_LOAD_MODE_NONE
+        bindings.set_mapped(llama, params, self._mapped)
         params.no_host = extra_buffers is True
         params.use_extra_bufts = extra_buffers is not False
-        self.amx_broken = extra_buffers is None and _has_broken_amx(n_gpu_layers)
+        self.amx_broken = extra_buffers is None and has_broken_amx(n_gpu_layers)
         if self.amx_broken:
             self.notes.append(amx.NOTE)
             params.use_extra_bufts = amx.hide(libggml)
@@ -86,6 +89,16 @@ class Weights(Vocabulary):
         self.devices = devices.devices(libggml)
         is_recurrent = llama.llama_model_is_recurrent, llama.llama_model_is_hybrid
         self._recurrent = any(ask(self._model) for ask in is_recurrent)
+
+    @property
+    def uses_amx(self) -> bool:
+        """Whether llama.cpp may put weights into the order that its AMX kernels read."""
+        return HAS_AMX in build() and self._repacks and not self.amx_broken
+
+    @property
+    def huge_pages(self) -> str | None:
+        """See `ngramspec.llama.huge_pages.told`."""
+        return huge_pages.told(self._mapped and not self.on_gpu)
 
     @property
     def window(self) -> int:
@@ -138,15 +151,28 @@ class Weights(Vocabulary):
 
 
 def machine_key(path: Path, settings: str) -> str:
-    """The name under which what was found out of a model file is kept: it changes with file, build and machine.
+    """The name under which what was found out of a model file is kept: `model_key`, and a part for the settings.
 
     Args:
-        path: the file; its size, its first bytes and its last tell it from others.
+        path: the file.
         settings: what else the finding depends on.
 
     Raises:
         OSError: the file cannot be read.
     """
+    return f"{model_key(path)}{hashlib.blake2b(settings.encode(), digest_size=12).hexdigest()}"
+
+
+def model_key(path: Path) -> str:
+    """What these names of a model file begin with; it changes with file, build and machine.
+
+    Args:
+        path: the file; its size, its first bytes and its last tell it from others.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    log.init_backend()
     digest = hashlib.blake2b(digest_size=12)
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -154,7 +180,6 @@ def machine_key(path: Path, settings: str) -> str:
         file.seek(max(0, size - (1 << 16)))
         digest.update(file.read(1 << 16))
     digest.update(f"{size} {build()} {machine.name()}".encode())
-    digest.update(settings.encode())
     return digest.hexdigest()
 
 
@@ -164,14 +189,13 @@ def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str
     Raises:
         OSError: the file cannot be read.
     """
-    log.init_backend()
     cores = machine.physical_cores(), machine.logical_cores()
     return machine_key(path, f"tuned ngl={n_gpu_layers} kv={tuple(cache_types)} cores={cores}")
 
 
-def _has_broken_amx(n_gpu_layers: int) -> bool:
+def has_broken_amx(n_gpu_layers: int) -> bool:
     """Whether weights would be placed for AMX kernels that do not work."""
-    if "AMX_INT8 = 1" not in build():
+    if HAS_AMX not in build():
         return False
     all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in devices.devices(libggml))
     return not all_on_gpu and not amx.works(Path(libggml._name))

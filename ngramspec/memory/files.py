@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -74,6 +74,30 @@ def find_files(path: Path) -> Found:
     return found
 
 
+def concerns(changed: Iterable[Path], root: Path) -> bool:
+    """Whether a path below the folder `root` is one that `find_files(root)` may take, going by names and rules alone.
+
+    Args:
+        changed: absolute paths; whatever was there may be gone.
+        root: a folder, as `changed` begins with it.
+    """
+    rules_of: dict[Path, _Rules | None] = {root: (*_rules_above(root), *_rules_in(root))}
+    for path in changed:
+        folder, rules = root, rules_of[root]
+        for name in path.relative_to(root).parts[:-1]:
+            if rules is None:
+                break
+            folder /= name
+            if folder not in rules_of:
+                rules_of[folder] = None if _passed_over(folder, rules) else (*rules, *_rules_in(folder))
+            rules = rules_of[folder]
+        if rules is None:
+            continue
+        if not (_passed_over(path, rules) if path.is_dir() else _ignored(path, rules, folder=False)):
+            return True
+    return False
+
+
 def read_text(file: TextFile) -> str | None:
     """The text of a file, or None if it is no UTF-8 text after all (binary: it has a zero byte).
 
@@ -102,7 +126,7 @@ def _walk(folder: Path, rules: _Rules, found: Found) -> None:
             path = Path(entry.path)
             try:
                 if entry.is_dir(follow_symlinks=False):
-                    if entry.name not in _VERSION_CONTROL and not _ignored(path, rules, folder=True):
+                    if not _passed_over(path, rules):
                         inner.append((path, rules))
                 elif entry.is_file(follow_symlinks=False) and not _ignored(path, rules, folder=False):
                     _take(path, entry.stat(follow_symlinks=False), found)
@@ -150,6 +174,11 @@ def _is_pattern(line: str) -> bool:
         return bool(line.strip()) and not line.startswith("#") and len(GitIgnoreSpec.from_lines([line])) == 1
     except (ValueError, re.error):
         return False
+
+
+def _passed_over(folder: Path, rules: _Rules) -> bool:
+    """Whether nothing in a folder is taken."""
+    return folder.name in _VERSION_CONTROL or _ignored(folder, rules, folder=True)
 
 
 def _ignored(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: bool) -> bool:

@@ -44,9 +44,20 @@ class Added:
     tokens: int
     skipped: Mapping[str, int]
 
+    @property
+    def updated(self) -> bool:
+        """Whether the memory is another one than before."""
+        return bool(self.new or self.changed or self.gone)
+
 
 def add_files(
-    store: Store, tokenizer: Tokenizer, paths: Sequence[Path], *, threads: int = 1, progress: Progress | None = None
+    store: Store,
+    tokenizer: Tokenizer,
+    paths: Sequence[Path],
+    *,
+    threads: int = 1,
+    progress: Progress | None = None,
+    may_be_empty: bool = False,
 ) -> Added:
     """Add files and folders to a memory.
 
@@ -60,6 +71,7 @@ def add_files(
         paths: files and folders.
         threads: how many files are tokenized at a time.
         progress: told about what is read.
+        may_be_empty: a path that holds no text is no error.
 
     Raises:
         MemoryFileError: a path does not exist or holds no text, or the store cannot be used or written.
@@ -80,7 +92,7 @@ def add_files(
         else:
             texts[text.document.name] = text
     for root in roots:
-        if not any(_below(name, root) for name in found.keys() - skipped.keys()):
+        if not may_be_empty and not any(_below(name, root) for name in found.keys() - skipped.keys()):
             reasons = Counter(why for name, why in skipped.items() if _below(name, root))
             raise MemoryFileError(f"{root}: there is no text to add{list_skipped(reasons)}")
     dropped = {name for name in known if _is_gone(name, found, skipped, roots)}

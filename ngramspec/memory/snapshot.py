@@ -97,9 +97,9 @@ class FileHeader:
 
 
 def chains_for(size: int, documents: int) -> int:
-    """The most chains with which `size` tokens take at most 12 bytes each on disk, and 64 at least."""
-    room = (4 * size - documents - 5 * BLOCK) // 4
-    return max(64, 1 << max(0, room.bit_length() - 1)) if room > 0 else 64
+    """The most chains with which `size` tokens take at most 12 bytes each on disk, and at least a block of them."""
+    least, room = BLOCK // 4, (4 * size - documents - 5 * BLOCK) // 4
+    return max(least, 1 << (room.bit_length() - 1)) if room > 0 else least
 
 
 def write_snapshot(file: BinaryIO, vocabulary: bytes, n_vocab: int, tokens: Ints, documents: bytes) -> None:

@@ -34,6 +34,9 @@ PATIENCE = 60.0
 LONG_JOURNAL = 1 << 17
 """Tokens in a journal after which it goes into the snapshot: indexing them takes each process some milliseconds."""
 
+MOST_ANSWERS = 1 << 24
+"""Tokens of remembered answers that are kept, some 200 MB with their index; beyond it the oldest are dropped."""
+
 _NAME = re.compile(r"([0-9a-f]{32})-(\d{6,})\.memory")
 
 
@@ -45,11 +48,13 @@ class Contents:
         path: the file; None if there is none yet.
         snapshot: mapped and checked; None if there is no file yet.
         journal: what was remembered since.
+        inode: of the file; with the path it tells the file from one that took its name.
     """
 
     path: Path | None = None
     snapshot: Snapshot | None = None
     journal: Journal = EMPTY
+    inode: int = 0
 
     @property
     def table(self) -> Table:
@@ -69,6 +74,9 @@ class Contents:
     def documents(self) -> list[Document]:
         """All documents, those of the journal last."""
         return [t.document for t in self.texts()]
+
+
+NOTHING = Contents()
 
 
 class Store:
@@ -128,7 +136,19 @@ class Store:
     def _contents(self, path: Path, file: BinaryIO) -> Contents:
         snapshot = Snapshot(file, self.vocabulary)
         journal = read_journal(file, snapshot.header.sections()[-1], snapshot.header.n_vocab)
-        return Contents(path, snapshot, journal)
+        return Contents(path, snapshot, journal, os.fstat(file.fileno()).st_ino)
+
+    def is_current(self, contents: Contents) -> bool:
+        """Whether the file that was read is still the one that counts; what was remembered since does not matter.
+
+        Raises:
+            MemoryFileError: the folder cannot be read.
+        """
+        path = self.path()
+        try:
+            return path == contents.path and (path is None or path.stat().st_ino == contents.inode)
+        except OSError:
+            return False
 
     def update(self, change: Callable[[list[Text]], Sequence[Text]]) -> None:
         """Replace all documents by what `change` makes of them, whole or not at all.
@@ -168,7 +188,7 @@ class Store:
                 # The answer is safe; a snapshot that cannot be written now will be later.
                 with suppress(MemoryFileError):
                     now = self.read()
-                    self._write(now, now.texts())
+                    self._write(now, _newest(now.texts()))
 
     def _write(self, now: Contents, texts: Sequence[Text]) -> None:
         """The next generation; the lock is held."""
@@ -227,6 +247,18 @@ class Store:
             yield
         finally:
             lock.release()
+
+
+def _newest(texts: Sequence[Text]) -> list[Text]:
+    """Texts in the order of their age without the oldest answers beyond MOST_ANSWERS; files are never dropped."""
+    kept, left = [], MOST_ANSWERS
+    for text in reversed(texts):
+        if text.document.kind == "answer":
+            left -= len(text.tokens)
+            if left < 0:
+                continue
+        kept.append(text)
+    return kept[::-1]
 
 
 def _files(folder: Path) -> list[Path]:

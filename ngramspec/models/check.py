@@ -19,6 +19,8 @@ SPLIT_NAME = re.compile(r"^(?P<stem>.+)-(?P<part>\d{5})-of-(?P<parts>\d{5})\.ggu
 # Values of general.architecture, as in llama.cpp's src/llama-arch.cpp.
 _ENCODERS = frozenset({"t5encoder", "gemma-embedding", "llama-embed"})
 _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
+_HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
+_VOICES = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
 
 _SIGNATURES: tuple[tuple[bytes, str], ...] = (
     (b"lmgg", "is a ggml file from before GGUF; get a GGUF version of the model"),
@@ -106,6 +108,8 @@ def _read(path: Path) -> GGUFHeader:
         if path.is_dir():
             raise ModelError(_about_folder(path))
         if not path.exists():
+            if path.is_symlink():
+                raise ModelError(f"{path} is a link to {path.readlink()}, which is not there; get the model again")
             raise ModelError(f"no such model file: {path}{_suggestion(path)}")
         if not path.is_file():
             raise ModelError(f"{path} is not a regular file; a model is read from a .gguf file")
@@ -157,6 +161,10 @@ def _check_kind(path: Path, kind: object, architecture: object) -> None:
         raise ModelError(f"{path} is an encoder ({architecture}): it makes embeddings and cannot generate text")
     if architecture == "t5":
         raise ModelError(f"{path} is an encoder-decoder model (t5); only decoder-only models are supported")
+    if architecture in _HEADS:
+        raise ModelError(f"{path} drafts for another model ({architecture}) and cannot run alone; pass that model")
+    if architecture in _VOICES:
+        raise ModelError(f"{path} makes sounds ({architecture}) and cannot generate text")
     if architecture in _DIFFUSION:
         raise ModelError(
             f"{path} is a diffusion model ({architecture}): it does not write token by token, so "
@@ -191,7 +199,7 @@ def _about_folder(path: Path) -> str:
 
 def _suggestion(path: Path) -> str:
     """Files in the same folder that were perhaps meant, or a hint that a repository was."""
-    names = {file.name.lower(): file.name for file in path.parent.glob("*.gguf")}
+    names = {file.name.lower(): file.name for file in path.parent.glob("*.gguf") if file.exists()}
     wanted = path.name.lower()
     close = difflib.get_close_matches(wanted, names, n=3) or difflib.get_close_matches(f"{wanted}.gguf", names)
     if close:

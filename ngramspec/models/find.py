@@ -52,8 +52,8 @@ def resolve(
         name: a path, or `hf:owner/repo`, `hf:owner/repo:QUANT`, `hf:owner/repo:FILE.gguf`, `ollama:NAME:TAG`,
             `lmstudio:PUBLISHER/MODEL`, or `smollm2`; None for the model in NGRAMSPEC_MODEL; if that is not set, SmolLM2
             if installed, else the demo model.
-        env: read for NGRAMSPEC_MODEL, OLLAMA_MODELS, and huggingface_hub's HF_ENDPOINT, HF_HOME, HF_HUB_CACHE
-            and HF_HUB_OFFLINE. Access tokens are found by huggingface_hub itself.
+        env: read for NGRAMSPEC_MODEL, OLLAMA_MODELS, LLAMA_CACHE, and huggingface_hub's HF_ENDPOINT, HF_HOME,
+            HF_HUB_CACHE and HF_HUB_OFFLINE. Access tokens are found by huggingface_hub itself.
         progress: told about downloads.
 
     Raises:

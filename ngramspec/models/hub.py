@@ -14,7 +14,7 @@ from typing import Any
 
 from ngramspec.errors import ModelError
 from ngramspec.models import hub_cache
-from ngramspec.models.hub_files import PREFERRED_QUANT, choose
+from ngramspec.models.hub_files import PREFERRED, choose
 
 PREFIX = "hf:"
 
@@ -34,7 +34,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
 
     Args:
         name: `hf:owner/repo`, `hf:owner/repo:QUANT` or `hf:owner/repo:FILE.gguf`; see `choose`.
-        env: read for HF_ENDPOINT, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE.
+        env: read for HF_ENDPOINT, LLAMA_CACHE, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE.
         progress: told about downloads.
 
     Returns:
@@ -48,7 +48,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
     if match is None:
         raise ModelError(
             f"{name} is not a valid name; write {PREFIX}owner/repo, "
-            f"{PREFIX}owner/repo:{PREFERRED_QUANT} or {PREFIX}owner/repo:file.gguf"
+            f"{PREFIX}owner/repo:{PREFERRED[0]} or {PREFIX}owner/repo:file.gguf"
         )
     hub = _connect(name, match["repo"], env)
     listed: list[str] = []
@@ -80,7 +80,7 @@ def _connect(name: str, repo: str, env: Mapping[str, str]) -> _Repository | None
     except ImportError:
         return None
     endpoint = env.get("HF_ENDPOINT") or constants.ENDPOINT
-    return _Repository(name, repo, endpoint.rstrip("/"), hub_cache.folder(env))
+    return _Repository(name, repo, endpoint.rstrip("/"), hub_cache.folder_of(repo, env))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class _Repository:
         name: what the user wrote, for messages.
         repo: owner/repo.
         endpoint: URL of the hub.
-        cache: huggingface_hub's cache folder.
+        cache: the cache folder.
     """
 
     name: str

@@ -10,7 +10,11 @@ from pathlib import PurePosixPath
 from ngramspec.errors import ModelError
 from ngramspec.models.check import SPLIT_NAME
 
-PREFERRED_QUANT = "Q4_K_M"
+PREFERRED = ("Q4_K_M", "Q8_0")
+"""The quantisations that are looked for where none is named, as in llama.cpp's `common/download.cpp`."""
+
+_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+"""What is in the names of files beside a model, there: images and audio, statistics, and heads that draft."""
 
 _QUANT = re.compile(
     r"(?<![A-Za-z0-9])"
@@ -27,14 +31,14 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
     Args:
         listed: paths of all files of the repository.
         wanted: a file name that ends in .gguf (its folder may be left out); a quantisation such as
-            Q4_K_M, in any case; None for the only model there is, else the one quantised as Q4_K_M.
+            Q4_K_M, in any case; None for `PREFERRED`, else any. Of several, llama.cpp's choice: the first.
 
     Returns:
         one path, or those of all parts of a split model.
 
     Raises:
-        ModelError: no model matches, more than one does, or parts are missing. The message does not
-            name the repository.
+        ModelError: no model matches, more than one has that file name, or parts are missing. The message
+            does not name the repository.
 
     Example:
         choose(["m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf"], None) -> ["m-Q4_K_M.gguf"]
@@ -44,15 +48,14 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
         raise ModelError("there is no GGUF model in this repository")
     if wanted is not None and wanted.lower().endswith(".gguf"):
         found = _by_file_name(models, wanted)
-    elif wanted is None and len(models) == 1:
-        found = list(models)
+        if len(found) > 1:
+            raise ModelError(f"{wanted} is the name of several files; name one of them: {_listing(found)}")
+    elif wanted is not None:
+        found = _by_quant(models, wanted)
     else:
-        found = _by_quant(models, wanted or PREFERRED_QUANT)
+        found = next(filter(None, (_by_quant(models, quant) for quant in PREFERRED)), list(models))
     if not found:
         raise ModelError(_not_found(models, wanted))
-    if len(found) > 1:
-        what = wanted or PREFERRED_QUANT
-        raise ModelError(f"{what} matches several files; name one of them: {_listing(found)}")
     files = models[found[0]]
     split = SPLIT_NAME.match(found[0])
     if split is not None and len(files) != int(split["parts"]):
@@ -69,9 +72,9 @@ def stem(file: str) -> str:
 
 
 def is_model(file: str) -> bool:
-    """Whether a file is a model, and not one that lies beside it, as of vision."""
+    """Whether a file is a model by its name, and not one that lies beside it, as of vision."""
     name = PurePosixPath(file).name.lower()
-    return name.endswith(".gguf") and "mmproj" not in name and "imatrix" not in name
+    return name.endswith(".gguf") and not any(word in name for word in _COMPANIONS)
 
 
 def _group_parts(files: Iterable[str]) -> dict[str, list[str]]:
@@ -93,14 +96,13 @@ def _by_file_name(models: Mapping[str, Sequence[str]], wanted: str) -> list[str]
 
 
 def _by_quant(models: Iterable[str], wanted: str) -> list[str]:
-    """The models quantised as `wanted`; without any, those with that word in their name.
+    """The models with `wanted` as a word in their path; without any, those in which one ends with it.
 
-    The second lets Q2_K_XL find UD-Q2_K_XL. Q4_K never finds Q4_K_M.
+    Q2_K_XL finds UD-Q2_K_XL, and Q4_K never Q4_K_M. F16 finds BF16, as in llama.cpp, but only where there is no F16.
     """
-    names = list(models)
-    exact = [model for model in names if (_quant(model) or "").lower() == wanted.lower()]
-    word = re.compile(rf"(?<![A-Za-z0-9]){re.escape(wanted)}(?![A-Za-z0-9_])", re.IGNORECASE)
-    return exact or [model for model in names if word.search(stem(model))]
+    names, end = list(models), rf"{re.escape(wanted)}(?![A-Za-z0-9_])"
+    words = (re.compile(pattern, re.IGNORECASE) for pattern in (rf"(?<![A-Za-z0-9]){end}", end))
+    return next(filter(None, ([name for name in names if word.search(name)] for word in words)), [])
 
 
 def _quant(model: str) -> str | None:
@@ -115,8 +117,6 @@ def _not_found(models: Mapping[str, Sequence[str]], wanted: str | None) -> str:
         hint = f"did you mean {' or '.join(close)}?" if close else f"it has {_listing(models)}"
         return f"there is no model file {wanted} in this repository; {hint}"
     quants = _listing(sorted({_quant(model) or model for model in models}))
-    if wanted is None:
-        return f"this repository has {len(models)} models; add one of these after a colon: {quants}"
     return f"there is no {wanted} in this repository; it has {quants}"
 
 

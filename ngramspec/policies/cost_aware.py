@@ -1,3 +1,4 @@
+# cython: language_level=3
 """`CostPolicy`, the default: draft the length that pays on this machine, by what a pass costs."""
 
 from __future__ import annotations
@@ -7,10 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from operator import mul
 
-from ngramspec.cost.curve import CostCurve
+import cython
+
+if cython.compiled:
+    from cython.cimports.ngramspec.cost.curve import CostCurve
+else:
+    from ngramspec.cost.curve import CostCurve
+
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
+from ngramspec.policies.recurring import Offer, RecurringSizes
 
 Batches = Callable[[Sequence[int]], Sequence[int]]
 """See `ngramspec.backend.SharedModel.batches`."""
@@ -25,8 +33,8 @@ class CostPolicy(Policy):
 
     tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), where lambda is the
     recent throughput in tokens per second: time is worth what it lately bought. T is the cost of the cheapest
-    allowed batch that holds the draft (a padded batch may cost less than an exact one), plus what a change of batch
-    size costs (see `CostCurve`).
+    allowed batch that holds the draft (a padded batch may cost less than an exact one). Where a change of batch size
+    costs something, it is charged, and a size that recurs is credited (see `RecurringSizes`).
 
     Never slower, by construction:
 
@@ -71,6 +79,7 @@ class CostPolicy(Policy):
         self._plain_seconds = 0.0
         self._in_a_row = self._plain_due = 0
         self._measured = False
+        self._recurring = RecurringSizes()
 
     def begin(self) -> None:
         self._saved = min(self._saved, self.START * self._plain_seconds - self.ALLOWANCE * self._spent)
@@ -98,40 +107,59 @@ class CostPolicy(Policy):
     ) -> tuple[int, int]:
         if curve is None:
             return 0, smallest(1, sizes)
+        k: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        plain: cython.Py_ssize_t
+        best: cython.Py_ssize_t = 0
+        p: cython.double
+        cost: cython.double
+        value: cython.double
+        reach: cython.double = 1.0
+        expected: cython.double = 1.0
+        least: cython.double = math.inf
         self._measured = curve.measured
         costs = curve.padded(sizes)
         plain, plain_cost = costs[1]
-        if not draft.tokens:
+        if not draft.tokens and (debt is not None or not curve.switch):
             return 0, plain
         funds = self._funds(curve, plain_cost)
         if funds < 0:
             return 0, plain
         stake = self.STAKE * funds
-        worth = self._worth(curve, sizes)
+        worth: cython.double = self._worth(curve, sizes)
         if debt is not None:
             return self._plan_in_debt(draft, curve, sizes, worth, debt, stake)
-        last = curve.last
-        best, best_size, best_value = 0, plain, 1.0 - worth * plain_cost
-        reach = expected = 1.0
-        least = math.inf
+        offers = [Offer(0, 1.0, plain, plain_cost)] if curve.switch else None
+        sure: cython.double = self.SURE
+        most: cython.double = plain_cost + stake
+        last: cython.Py_ssize_t = curve.last
+        pads: cython.bint = last != plain and last in sizes
+        best_size: cython.Py_ssize_t = plain
+        best_value: cython.double = 1.0 - worth * plain_cost
         for k, p in enumerate(draft.chances[: sizes[-1] - 1], 1):
             reach *= p
             expected += reach
             size, cost = costs[1 + k]
-            if cost <= self.SURE * (1 + k):
-                least = min(least, cost)
-            if cost > max(plain_cost + stake, least):
+            if cost <= sure * (1 + k) and cost < least:
+                least = cost
+            if cost > most and cost > least:
                 continue
-            cost += curve.switching(size, plain)
-            # Padding to the size of the last pass spares the change of size.
-            if last > k + 1 and last != plain and last in sizes and curve.ratio(last) < cost:
+            if offers is not None:
+                offers.append(Offer(k, expected, size, cost))
+                continue
+            # What was padded to before may have become a little cheaper.
+            if pads and last > k + 1 and curve.ratio(last) < cost:
                 size, cost = last, curve.ratio(last)
             value = expected - worth * cost
             if value > best_value:
                 best, best_size, best_value = k, size, value
+        if offers is not None:
+            dearest = max(plain_cost + stake, 0.0 if least == math.inf else least)
+            best, _, best_size, _ = self._recurring.choose(offers, curve, sizes, worth, dearest)
         # `chances` may be longer than the draft: see `blind` in `Drafter.propose`.
-        if best > len(draft):
-            best, best_size = len(draft), costs[1 + len(draft)][0]
+        if best > len(draft.tokens):
+            best = len(draft.tokens)
+            best_size = costs[1 + best][0]
         return best, best_size
 
     def _funds(self, curve: CostCurve, plain_cost: float) -> float:
@@ -179,6 +207,7 @@ class CostPolicy(Policy):
         return best
 
     def record(self, done: Pass) -> None:
+        stayed = self._recurring.passed()
         passed = done.seconds - done.disturbed
         seconds = passed + done.draft_seconds
         self._tokens = self._tokens * self.DECAY + len(done.tokens)
@@ -187,7 +216,7 @@ class CostPolicy(Policy):
         self._saved *= self.FADE
         self._asked *= self.FADE
         self._plain_seconds = self._texts * done.plain_seconds
-        if done.drafted:
+        if done.drafted or stayed:
             self._saved += len(done.tokens) * done.plain_seconds - seconds
             self._in_a_row += 1
             if self._measured and self._in_a_row % self.PLAIN_EVERY == 0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from ngramspec.cost.given import SWITCH
 from ngramspec.replay.report import Figures
 from ngramspec.replay.samples import Samples
 from ngramspec.reports.report import Bar, Bars, Report, Section, Table
@@ -100,7 +101,7 @@ def _sections(name: str, rows: Mapping[str, Figures], document: Figures) -> Iter
         rates = {category: row["accept_by_position"] for category, row in rows.items() if category != MACRO}
         yield acceptance(rates, "Of the drafts that reach that position.", totals=1)
     seconds = document["curves"][name]
-    yield costs({name: {int(size): value / seconds["1"] for size, value in seconds.items()}})
+    yield costs({name: {int(size): value / seconds["1"] for size, value in seconds.items() if size != SWITCH}})
     if (error := rows[OVERALL]["calibration_error"]) is not None:
         told = f"Of all positions of all proposals, sent or not; expected calibration error {error:.4f}."
         yield calibration(rows[OVERALL]["reliability"], told)

@@ -170,7 +170,7 @@ class Comparison:
             "decode_tokens": sum(len(r.response) - 1 for r in replayed),
             "prompt_tokens": sum(len(r.prompt) for r in replayed),
             "categories": dict(Counter(r.category for r in replayed)),
-            "curves": {name: curve.to_json()["seconds"] for name, curve in curves.items()},
+            "curves": {name: curve.stated() for name, curve in curves.items()},
             "results": results,
             "oracle": None if self._lengths is None else self._oracle(curves),
         }

@@ -23,6 +23,7 @@ class Setup:
         threads: on the CPU.
         machine: processor and system.
         build: of llama.cpp, with what it was built for, as `ngramspec.llama.devices.build` says it.
+        compiled: whether the core of drafting is; it is slow where it is not.
     """
 
     name: str
@@ -33,6 +34,7 @@ class Setup:
     threads: int
     machine: str
     build: str
+    compiled: bool = True
 
     def cells(self) -> tuple[str, ...]:
         """Under `COLUMNS`."""
@@ -45,4 +47,5 @@ class Setup:
         version = self.build.partition(";")[0]
         features = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", self.build)))
         built = f"{version} ({features})" if features else version
-        return f"{self.name} ({self.model}); {self.machine}; {self.backend}; {built}; ngramspec {__version__}"
+        own = f"ngramspec {__version__}" + ("" if self.compiled else ", its core not compiled")
+        return f"{self.name} ({self.model}); {self.machine}; {self.backend}; {built}; {own}"

@@ -36,6 +36,16 @@ def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str
     return _Parser(family_of(template) or HERMES, known, thought_tags(template), opening)
 
 
+def thoughts_parser(template: str | None, *, opening: str = "") -> AnswerParser:
+    """A parser that tells thoughts from content and takes nothing for a call.
+
+    Args:
+        template: the model's chat template; where it speaks of no tags around thoughts, they are <think> and </think>.
+        opening: as in `parser_for`.
+    """
+    return _Parser(HERMES, {}, thought_tags(template) or thought_tags("<think>"), opening)
+
+
 class _Parser:
     def __init__(self, form: Form, tools: Mapping[str, Tool], tags: Mapping[str, str], opening: str) -> None:
         self._reader = Reader()

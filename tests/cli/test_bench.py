@@ -52,6 +52,7 @@ def test_table_of_all_categories_and_json_in_a_file(environment: dict[str, str],
         assert any(category in line.split() for line in lines), category
     assert "…" not in done.stdout
     assert "identical" in done.stdout
+    assert "tuned: no: ngramspec tune finds the settings that are fastest here" in lines
     assert lines[-1].startswith("median over categories")
     assert MARKER in done.stderr
 

@@ -10,19 +10,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from support.cli_runner import PYTHONPATH
+from support.tmux import PATIENCE, PROMPT, Terminal
 
 CHAT = [sys.executable, "-m", "ngramspec_cli.app", "chat", "-t", "1"]
 SMALL = ["-c", "512", "-n", "30", "-s", "1"]
 # Random tokens, so that hardly any ends the answer: it goes on for seconds.
 ENDLESS = ["-c", "16384", "-n", "-1", "--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0"]
-PATIENCE = 30.0
 
 
 @pytest.fixture(scope="module")
@@ -169,68 +167,11 @@ def test_a_signal_ends_a_piped_session(home: dict[str, str], number: int, code: 
 # ---------------------------------------------------------------------- a terminal
 
 
-class Terminal:
-    """A tmux window in which chat runs."""
-
-    def __init__(self, home: dict[str, str], folder: Path, options: Sequence[str]) -> None:
-        # A server that was just killed may still hold its socket, so each window has its own; the path of
-        # a socket is short by law, and tmp_path's is not.
-        self._folder = tempfile.TemporaryDirectory()
-        self._tmux = ["tmux", "-S", f"{self._folder.name}/tmux", "-f", os.devnull]
-        names = ("XDG_CACHE_HOME", "XDG_STATE_HOME", "PYTHONPATH")
-        unset = [f"-u{n}" for n in ("NGRAMSPEC_MODEL", "COLUMNS", "LINES", "NO_COLOR")]
-        chat = shlex.join(["env", *unset, *(f"{n}={home[n]}" for n in names), *CHAT, *options])
-        script = f"cd {shlex.quote(str(folder))}; {chat}; echo exit code $?; exec sleep 100"
-        self._run("new-session", "-d", "-x", "100", "-y", "40", "bash", "-c", script)
-        try:
-            self.wait("/help lists commands.*\n>")
-        except BaseException:
-            self.close()
-            raise
-
-    def _run(self, *arguments: str) -> str:
-        run = subprocess.run([*self._tmux, *arguments], capture_output=True, timeout=PATIENCE, check=True)
-        return run.stdout.decode()
-
-    def close(self) -> None:
-        self._run("kill-server")
-        self._folder.cleanup()
-
-    def text(self, *, colours: bool = False) -> str:
-        """All that was shown so far, wrapped lines joined."""
-        return self._run("capture-pane", "-p", "-J", "-S", "-", *(["-e"] if colours else []))
-
-    def keys(self, *keys: str) -> None:
-        self._run("send-keys", *keys)
-
-    def paste(self, text: str) -> None:
-        self._run("set-buffer", text)
-        self._run("paste-buffer", "-p")
-
-    def type(self, line: str) -> None:
-        self._run("send-keys", "-l", line)
-        self.keys("Enter")
-
-    def wait(self, pattern: str, count: int = 1) -> str:
-        """Wait until the pattern was shown `count` times; the screen."""
-        end = time.monotonic() + PATIENCE
-        while len(re.findall(pattern, shown := self.text(), re.MULTILINE)) < count:
-            assert time.monotonic() < end, f"no {pattern!r} in:\n{shown}"
-            time.sleep(0.02)
-        return shown
-
-    def ask(self, line: str, pattern: str, count: int = 1) -> str:
-        """Type a line; wait until the pattern was shown `count` times in all, and for the next prompt."""
-        self.type(line)
-        self.wait(pattern, count)
-        return self.wait(r"^> *\n*\Z")
-
-
 @pytest.fixture
 def terminal(home: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
     if shutil.which("tmux") is None:
         pytest.skip("tmux is not installed")
-    running = Terminal(home, tmp_path, request.param)
+    running = Terminal(home, tmp_path, [*CHAT, *request.param])
     yield running
     running.close()
 
@@ -284,7 +225,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(terminal: Terminal, tmp_p
             break
     assert "stopped; " in shown
     assert "^C" not in shown
-    terminal.wait(r"^> *\n*\Z")
+    terminal.wait(PROMPT)
     terminal.ask("/save chat.json", f"saved {turn} turns?")
     messages = json.loads((tmp_path / "chat.json").read_text())["messages"]
     assert messages[-1]["role"] == "assistant"
@@ -293,9 +234,9 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(terminal: Terminal, tmp_p
     terminal.keys("-l", "abc")
     terminal.wait("^> abc")
     terminal.keys("C-c")
-    assert "leaves" not in terminal.wait(r"^> *\n*\Z").split("lists commands")[1].split("\n", 1)[1]
+    assert "leaves" not in terminal.wait(PROMPT).split("lists commands")[1].split("\n", 1)[1]
     terminal.keys("C-c")
-    terminal.wait("^Ctrl-D or /quit leaves")
+    terminal.wait("^Ctrl-C again, Ctrl-D or /quit leaves")
     terminal.type("/quit")
     terminal.wait("exit code 0")
 

@@ -4,28 +4,23 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from io import StringIO
-from pathlib import Path
 
 import pytest
 from ngramspec_cli.chat import ChatSampling
 from ngramspec_cli.chat_commands import parse
 from ngramspec_cli.chat_input import StopKey, clean
 from ngramspec_cli.chat_session import Session
-from ngramspec_cli.chat_view import AnswerView, marked, totals
+from ngramspec_cli.chat_view import marked, totals
 from ngramspec_cli.console import printable
 from rich.console import Console
 
-from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.conversation import Turn
-from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats, Step
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
-
-DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
 
 
 @pytest.mark.parametrize(
@@ -99,36 +94,14 @@ def test_a_draft_cut_by_the_end_of_the_text_was_not_refused() -> None:
     assert spans(step) == [("one ", "green")]
 
 
-@pytest.fixture(scope="module")
-def target() -> Iterator[Target]:
-    with Target(DEMO, n_ctx=512, threads=1) as found:
-        yield found
-
-
-@pytest.fixture
-def session(target: Target, tmp_path: Path) -> Session:
-    options = ChatSampling(seed=1)
-    return Session(
-        target,
-        SpeculativeDecoder(target, calibration_folder=tmp_path),
-        options,
-        options.sampling(),
-        Acceptance(),
-        20,
-        (),
-        AnswerView(target.piece),
-        StopKey(keep_session=True),
-    )
-
-
 def test_a_template_that_refuses_takes_the_turn_back(
     session: Session, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def refuse(_messages: object) -> list[int]:
+    def refuse(_messages: object, **_variables: object) -> list[int]:
         raise ModelError("no system\nrole\x1b")
 
     with monkeypatch.context() as patched:
-        patched.setattr(session.target, "chat_prompt", refuse)
+        patched.setattr(session.target, "chat", refuse)
         assert not session.ask("hello")
     assert session.conversation.turns == []
     assert capsys.readouterr() == ("", "ngramspec: no system role␛ (the turn was taken back)\n")

@@ -46,6 +46,7 @@ def test_the_build_the_model_and_its_figures(env: dict[str, str]) -> None:
     exact = re.search(r"^Exact mode here uses batches of ([\d ]+)\.$", done.out, re.MULTILINE)
     assert exact
     assert tuple(map(int, exact[1].split())) in classes
+    assert re.search(r"^A change of batch size .* costs ([\d.]+ ms|nothing that is certain)\.$", done.out, re.MULTILINE)
     assert "…" not in done.out
 
 

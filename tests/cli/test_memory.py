@@ -7,14 +7,15 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import typer
-from ngramspec_cli import app, memory_option, options
-from support.cli_runner import COUNTED, DEMO, NO_SMOLLM, Done, environment, run, shell
+from ngramspec_cli import app, chat, memory_option, options
+from support.cli_runner import COMMAND, COUNTED, DEMO, NO_SMOLLM, PATIENCE, Done, environment, run, shell
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec import drafting
@@ -54,7 +55,7 @@ def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """This process as a user of its own."""
     for name, value in environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.syspath_prepend(NO_SMOLLM)
     assert tmp_path in memory_folder().parents
@@ -235,6 +236,77 @@ def test_a_signal_while_indexing(
     assert done.err.splitlines()[-1] == "interrupted; the memory is as it was"
     assert [p.read_bytes() for p in stored(tmp_path)] == [before]
     assert run(home, "memory", "add", project).code == 0
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
+def test_watching_until_ctrl_c(home: dict[str, str], project: Path) -> None:
+    process = subprocess.Popen(
+        [*COMMAND, "memory", "watch", str(project)], stderr=subprocess.PIPE, env=home, text=True, encoding="utf-8"
+    )
+    try:
+        assert process.stderr is not None
+        told = iter(process.stderr.readline, "")
+        assert any("3 files added" in line for line in told)
+        assert next(told) == f"watching {project}; Ctrl-C ends it\n"
+        (project / "c.py").write_text("print('new')\n")
+        assert re.search(r"^\d\d:\d\d:\d\d 1 file added; \d+ tokens read$", next(told))
+        (project / "a.py").unlink()
+        assert "0 files added, 1 gone" in next(told)
+        process.send_signal(signal.SIGINT)
+        # The line before may come again, if the signal fell into its printing.
+        assert list(told)[-1] == "watching ended after 2 updates; the memory keeps what it has\n"
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+    listed = run(home, "memory", "list").out
+    assert "c.py" in listed
+    assert "a.py" not in listed
+
+
+def test_watching_needs_a_folder_and_a_package(
+    own_home: Path, here: Here, project: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = here("memory", "watch", str(project / "a.py"))
+    assert done.code == 2
+    assert done.complaint.endswith("a.py is not a folder; watch the folder that it is in")
+    done = here("memory", "watch", str(project / "nowhere"))
+    assert done.code == 1
+    assert "there is no such file or folder" in done.complaint
+    monkeypatch.delitem(sys.modules, "ngramspec.memory.watch", raising=False)
+    monkeypatch.setitem(sys.modules, "watchfiles", None)
+    done = here("memory", "watch", str(project))
+    assert done.code == 1
+    assert "pip install 'ngramspec[watch]'" in done.complaint
+    assert memory_names() == []
+
+
+def test_remembering_is_suggested_once(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory_option.suggest_remembering()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "memory remember on" in line
+    memory_option.suggest_remembering()
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("decided", [True, False])
+def test_remembering_is_not_suggested_to_one_who_decided(
+    own_home: Path, capsys: pytest.CaptureFixture[str], decided: bool
+) -> None:
+    write_remember(decided)
+    memory_option.suggest_remembering()
+    assert capsys.readouterr().err == ""
+
+
+def test_remembering_is_suggested_by_chat_at_a_terminal(
+    own_home: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chat, "Terminal", lambda _names: [])
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    line = ["chat", "-t", "1", "-c", "256"]
+    assert "remember on" not in here(*line, "--no-memory").err
+    assert "remember on" in here(*line).err
+    assert "remember on" not in here(*line).err
 
 
 def test_remembering_is_off_until_it_is_switched_on(home: dict[str, str], tmp_path: Path) -> None:

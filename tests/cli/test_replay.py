@@ -99,6 +99,21 @@ def test_files_limits_and_drafting_options(env: dict[str, str], talks: Path, tmp
     assert found["curves"]["mine"]["64"] == pytest.approx(3.0 + 59 * 1.5)
 
 
+def test_a_curve_in_a_file_may_charge_changes_of_size(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine.json"
+    mine.write_text('{"free": {"1": 1.0, "64": 2.0}, "charged": {"1": 1.0, "64": 2.0, "switch": 0.3}}')
+    done = run(env, "replay", talks, "--curve", mine, "--json", tmp_path / "out.json", "--html", tmp_path / "out.html")
+    assert done.code == 0, done.err
+    assert "charged" in (tmp_path / "out.html").read_text("utf-8")
+    assert done.out.count("; a change of size: 0.30\n") == 1
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["curves"]["charged"]["switch"] == 0.3
+    assert "switch" not in found["curves"]["free"]
+    free, charged = (found["results"][f"{DEFAULT}@{name}"]["overall"]["speedup"] for name in ("free", "charged"))
+    assert 1.0 < charged["charged"] < free["free"]
+    assert charged["charged"] > free["charged"], "who knows of the charge changes less"
+
+
 def test_names_from_a_file_cannot_command_the_terminal(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text(talk("a", "hello hello", category="[/red]\x1b[31m"))

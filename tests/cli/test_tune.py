@@ -89,6 +89,20 @@ def test_what_is_kept_is_used_until_it_is_forgotten(home: dict[str, str]) -> Non
     assert "nothing is kept" in run(home, "tune", "--forget").err
 
 
+def test_a_chat_and_a_benchmark_use_it_too(home: dict[str, str]) -> None:
+    apply()
+    talk = run(home, "chat", "-c", "512", "-n", "4", stdin=b"Hello\n")
+    assert (talk.code, talk.err.count("tuned: -t 1 -tb 2 --no-mmap (")) == (0, 1), talk.err
+    bench = ["bench", "--category", "chat", "--limit", "1", "--repeat", "1", "-n", "8", "-c", "512"]
+    done = run(home, *bench)
+    assert (done.code, done.err.count("tuned: -t 1 -tb 2 --no-mmap (")) == (0, 1), done.err
+    line = "tuned: -t 1 -tb 2 --no-mmap, 1.25 times as fast where it acts (2026-11-22)"
+    assert line in done.out.splitlines()
+    without = run(home, *bench, "--no-tuned", "-t", "1")
+    assert "tuned: " not in without.err
+    assert f"{line}; left out here" in without.out.splitlines()
+
+
 def test_a_server_uses_it_too(home: dict[str, str], tmp_path: Path) -> None:
     pytest.importorskip("uvicorn")
     apply()

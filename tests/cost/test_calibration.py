@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.cost.calibration import EXACT_TOLERANCE, Calibration, choose_class
+from ngramspec.cost.calibration import EXACT_TOLERANCE, Calibration, choose_class, kept_steepness
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import SIZES, ProbeReport
 
@@ -212,6 +213,34 @@ def test_no_path_keeps_it_in_memory(clock: Clock, tmp_path: Path) -> None:
     calibration.save()
     assert calibration.exact_sizes == (2, 3, 4, 5, 6, 8)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_curve_of_another_version_is_measured_anew_and_exact_sizes_stay(clock: Clock, tmp_path: Path) -> None:
+    target = target_on(clock)
+    measured(target, tmp_path)
+    path = tmp_path / f"{target.fingerprint}.json"
+    kept = json.loads(path.read_text())
+    for version in (None, 1, kept["version"] + 1):
+        other = {name: value for name, value in kept.items() if name != "version"}
+        path.write_text(json.dumps(other if version is None else {**other, "version": version}))
+        known = Calibration.load(target, tmp_path)
+        assert (known.curve, known.exact_sizes) == (None, (2, 3, 4, 5, 6, 8))
+    target.prefill([1])
+    known.ensure_curve(target, 100)
+    known.save()
+    assert json.loads(path.read_text()).keys() == kept.keys()
+    assert Calibration.load(target, tmp_path).curve is not None
+
+
+def test_what_is_kept_of_a_model_tells_how_steep_it_is(tmp_path: Path) -> None:
+    assert kept_steepness("model", tmp_path / "none") is None
+    for age, (name, ratio) in enumerate([("model-a", 1.5), ("model-b", 2.5), ("other-a", 3.5)]):
+        path = tmp_path / f"{name}.json"
+        Calibration(path, CostCurve({1: 0.01, 4: 0.01 * ratio})).save()
+        os.utime(path, (1000 - age, 1000 - age))
+    (tmp_path / "model-c-exact.json").write_text("{}")
+    assert kept_steepness("model", tmp_path) == pytest.approx(1.5), "the newest of its settings"
+    assert kept_steepness("third", tmp_path) is None
 
 
 # --------------------------------------------------------------------------- several processes

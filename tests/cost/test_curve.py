@@ -6,7 +6,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -327,28 +327,40 @@ def test_a_change_of_size_is_charged_there_and_back() -> None:
     assert curve.switching(1, plain=1) == 0.0  # paid for on the way there
 
 
-def test_a_change_of_size_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, last = [0.0], [0]
+def changing(clock: Clock, switch: float, noise: Callable[[], float], **options: Any) -> CostCurve:
+    """The curve that is measured of a machine where a change of size costs `switch` seconds."""
+    last = [0]
 
-    class Target:
-        tokens: ClassVar[list[int]] = []
-        n_ctx, n_vocab, max_batch = 100, 50, 16
+    def cost(n: int) -> float:
+        change = switch if n != last[0] else 0.0
+        last[0] = n
+        return 1e-3 * (1 + 0.5 * (n - 1)) * noise() + change
 
-        def evaluate(self, tokens: list[int]) -> None:
-            clock[0] += 1e-3 * (1 + 0.5 * (len(tokens) - 1)) + (3e-4 if len(tokens) != last[0] else 0.0)
-            last[0] = len(tokens)
+    target = timed(clock, cost, **options)
+    target.prefill([1])
+    return measure(target, 100)
 
-        def checkpoint(self) -> None:
-            pass
 
-        def rollback(self, length: int) -> None:
-            assert length == 0
-
-    monkeypatch.setattr("time.perf_counter", lambda: clock[0])
-    curve = measure(Target(), 100)  # type: ignore[arg-type]
+def test_a_change_of_size_is_measured(clock: Clock) -> None:
+    curve = changing(clock, 3e-4, lambda: 1.0)
     assert curve.switch == pytest.approx(3e-4, rel=1e-3)
     assert curve.level == pytest.approx(1e-3, rel=1e-3)
     assert curve.ratio(5) == pytest.approx(3.0, rel=1e-3)
+
+
+def test_a_change_of_size_costs_nothing_where_that_is_not_certain(clock: Clock) -> None:
+    found = []
+    for seed in range(60):
+        rng = random.Random(seed)
+        found.append(changing(clock, 0.0, lambda rng=rng: rng.lognormvariate(0, 0.1)).switch)  # type: ignore[misc]
+    assert sum(switch > 0 for switch in found) <= 1
+    assert changing(clock, 3e-4, lambda: 1.0, n_ctx=2).switch == 0.0, "there is room for single tokens only"
+
+
+def test_a_change_of_size_is_measured_through_disturbances(clock: Clock) -> None:
+    rng = random.Random(2)
+    curve = changing(clock, 5e-4, lambda: rng.choice([2.0, 9.0]) if rng.random() < 0.05 else rng.uniform(1.0, 1.02))
+    assert curve.switch == pytest.approx(5e-4, rel=0.25)
 
 
 @pytest.mark.parametrize("true", [1e-4, 6e-4])

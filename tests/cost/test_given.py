@@ -82,6 +82,11 @@ def test_files(tmp_path: Path) -> None:
         ('{"1": 1.0, "2": null}', "'2': None"),
         ('{"1": 1.0, "8": 8.0, "9": 1.0}', "cost nothing"),
         ('{"a": {"1": 1.0}, "b": {"3": 1.0}}', "curve b"),
+        ('{"1": 1.0, "switch": -0.1}', "a change of size costs -0.1"),
+        ('{"1": 1.0, "switch": "0.1"}', "a change of size costs '0.1'"),
+        ('{"1": 1.0, "switch": NaN}', "a change of size costs nan"),
+        ('{"1": 1.0, "switch": true}', "a change of size costs True"),
+        ('{"switch": 1.0}', "no entry for a batch of 1"),
         ("[" * 100000, "JSON"),
     ],
 )
@@ -108,6 +113,8 @@ def test_curves_that_are_not_there(tmp_path: Path) -> None:
 
 
 def test_a_curve_survives_json() -> None:
-    points = {"1": 1.0, "2": 1.5, "64": 9.0}
-    curve = parse_curve(points)
-    assert parse_curve(json.loads(json.dumps(curve.to_json()["seconds"]))).ratio(33) == curve.ratio(33)
+    for points in ({"1": 1.0, "2": 1.5, "64": 9.0}, {"1": 2.0, "8": 3.0, "switch": 0.5}):
+        curve = parse_curve(points)
+        again = parse_curve(json.loads(json.dumps(curve.stated())))
+        assert (again.ratio(33), again.switch) == (curve.ratio(33), curve.switch)
+    assert curve.switch == pytest.approx(0.25), "in units of T(1), as the sizes"

@@ -17,7 +17,7 @@ from ngramspec.drafting.mixture import correction
 PLAIN = plain_modules()["correction"]
 BOTH = pytest.mark.parametrize("module", [correction, PLAIN], ids=["installed", "plain"])
 
-FACTS = 6
+FACTS, FREE_CURVES = 6, 512
 
 
 def made(module: ModuleType, cells: int = 2) -> Any:
@@ -71,15 +71,19 @@ def test_a_fact_has_a_curve_of_its_own(module: ModuleType) -> None:
 
 
 @BOTH
-def test_those_beside_each_other_learn_together(module: ModuleType) -> None:
-    first = made(module)
+def test_those_beside_each_other_learn_together_about_tokens_alone(module: ModuleType) -> None:
+    first, stranger = made(module), made(module)
     second = first.beside()
-    for i in range(FACTS):
-        second.facts[i] = i
+    for o in (first, second, stranger):
+        for i in range(FACTS):
+            o.facts[i] = i if i < FACTS - 1 else FREE_CURVES
     for _ in range(100):
         first.judge(0, 0.5)
         first.learn(0, False)
-    assert second.judge(0, 0.5) == first.judge(0, 0.5) < 0.2
+    assert first.judge(0, 0.5) < second.judge(0, 0.5) < stranger.judge(0, 0.5)
+    before = first.judge(0, 0.5)
+    second.learn(0, False)
+    assert first.judge(0, 0.5) < before
 
 
 @BOTH

@@ -186,12 +186,14 @@ def test_what_is_shared_by_all_is_told_from_what_is_about_a_token(module: Any) -
 
 
 @BOTH
-def test_a_text_that_begins_takes_nothing_from_those_at_work_beside_it(module: Any) -> None:
+def test_a_text_beside_another_starts_as_one_alone_and_leaves_the_other_what_it_has(module: Any) -> None:
     one = module.MixtureDrafter()
-    other = one.beside()
+    other, stranger = one.beside(), module.MixtureDrafter()
     practised(one)
     learnt_by_then = {name: np.array(array) for name, array in one._guesser.shared().items()}
-    other.begin(TEXT[:50])
+    for drafter in (other, stranger):
+        drafter.begin(TEXT[:50])
+    assert same(dict(other._guesser.shared()), dict(stranger._guesser.shared()))
+    assert same(arrays(other), arrays(one))
+    practised(other)
     assert all(np.array_equal(array, learnt_by_then[name]) for name, array in one._guesser.shared().items())
-    one.begin(TEXT[:50])
-    assert all(np.array_equal(array, learnt_by_then[name]) for name, array in other._guesser.shared().items())

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.memories import a_text, new_store
 from support.mock_target import Clock, MockTarget, plain_generate
 from support.uncompiled import plain_modules
 
@@ -274,6 +276,19 @@ def test_a_memory_is_looked_up_and_left_alone() -> None:
     assert drafter.propose(5).tokens == tuple(TEXT[23:28])
     drafter.begin([])
     assert memory.indexes[-1].size == len(TEXT) + 1
+
+
+def test_what_others_added_to_a_memory_is_drafted_from_in_the_next_text(tmp_path: Path) -> None:
+    text = random.Random(5).sample(range(200), 60)
+    store = new_store(tmp_path)
+    first = MixtureDrafter(Memory(store.read(), store=store))
+    for drafter in (first, first.beside()):
+        store.update(lambda _: [a_text("new", text)])
+        drafter.begin(text[20:23])
+        assert drafter.propose(5).tokens == tuple(text[23:28])
+        store.clear()
+        drafter.begin(text[20:23])
+        assert drafter.propose(5).tokens == ()
 
 
 # --------------------------------------------------------------------------- through the loop

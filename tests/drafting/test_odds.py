@@ -19,7 +19,8 @@ PLAIN = plain_modules()["odds"]
 BOTH = pytest.mark.parametrize("module", [odds, PLAIN], ids=["installed", "plain"])
 
 SOURCES, EXPERTS, BIASES, STATES, ABSENT = 8, 4, 13, 128, -1
-ROOM = (1 << 12) + (1 << 17) + (1 << 18)
+FREE_ROOM = 1 << 12
+ROOM = FREE_ROOM + (1 << 17) + (1 << 18)
 
 
 def made(module: ModuleType, cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2, 2)) -> Any:
@@ -206,23 +207,28 @@ def test_each_expert_learns_from_its_own_error(module: ModuleType) -> None:
 
 
 @BOTH
-def test_mixers_beside_each_other_learn_together(module: ModuleType) -> None:
+def test_mixers_beside_each_other_learn_together_about_tokens_alone(module: ModuleType) -> None:
     first, stranger = made(module), made(module)
     second = first.beside()
     for o in (first, second, stranger):
         for i in range(SOURCES):
             o.states[i] = i
         for i in range(BIASES):
-            o.facts[i] = i
+            o.facts[i] = i if i < BIASES // 2 else FREE_ROOM + i
         for i in range(EXPERTS + 1):
             o.views[i] = 1
         o.judge(0)
     for _ in range(50):
         first.judge(0)
         first.learn(0, True)
-    assert second.judge(0) == first.judge(0) > stranger.judge(0)
+    for name, array in first.about_tokens().items():
+        assert array == second.about_tokens()[name] != stranger.about_tokens()[name], name
+    for name, array in first.shared().items():
+        assert array != second.shared()[name] == stranger.shared()[name], name
+    assert first.judge(0) > second.judge(0) > stranger.judge(0)
+    before = first.judge(0)
     second.learn(0, False)
-    assert first.judge(0) == second.judge(0)
+    assert first.judge(0) < before
 
 
 @BOTH

@@ -53,6 +53,16 @@ def test_without_filters_what_is_not_counted_cannot_change(seed: int, bound: flo
         assert others == [token] * 20
 
 
+@pytest.mark.parametrize("writeable", [True, False])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_row_is_left_as_it_was(temperature: float, writeable: bool) -> None:
+    row = np.linspace(0, 1, VOCAB, dtype=np.float32)
+    before = row.copy()
+    row.flags.writeable = writeable
+    assert counted(Sampling(temperature=temperature), row, 5.0)[1] == 1
+    assert np.array_equal(row, before)
+
+
 def test_counting_changes_no_token() -> None:
     rng = np.random.default_rng(0)
     for seed in range(50):

@@ -255,6 +255,7 @@ def test_a_load_without_them(
     monkeypatch.setattr(amx, "hide", lambda library: hidden)
     with load() as loaded:
         assert loaded.amx_broken
+        assert not loaded.uses_amx
         assert loaded.notes == [amx.NOTE]
         fingerprint = loaded.fingerprint
     (library,) = broken
@@ -264,6 +265,7 @@ def test_a_load_without_them(
     monkeypatch.setattr(amx, "works", lambda library: True)
     with load() as working:
         assert (working.amx_broken, working.notes) == (False, [])
+        assert working.uses_amx
         assert working.fingerprint != fingerprint
     assert parameters[1].use_extra_bufts
 
@@ -279,11 +281,11 @@ def test_the_childs_own_loads_ask_nobody(broken: list[Path], parameters: list[An
 def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(is_gpu=True)
     monkeypatch.setattr(weights.devices, "devices", lambda library: [gpu])
-    assert not weights._has_broken_amx(-1)
+    assert not weights.has_broken_amx(-1)
     assert broken == []
-    assert weights._has_broken_amx(10)
+    assert weights.has_broken_amx(10)
     monkeypatch.setattr(weights, "build", lambda: "CPU : AVX512 = 1 | AMX_INT8 = 0 |")
-    assert not weights._has_broken_amx(0)
+    assert not weights.has_broken_amx(0)
     assert len(broken) == 1
 
 

@@ -113,3 +113,37 @@ def test_a_kernel_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
     assert advise(before) == 0
     keep.close()
+
+
+SUMS = "55d0-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 9000 kB\nAnonHugePages:   96256 kB\nSwap: 0 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("given", "mapped", "words"),
+    [
+        ("always [madvise] never\n", False, "94 MiB of this process, given to programs that ask"),
+        ("[always] madvise never\n", True, "94 MiB of this process, given to all; weights in the mapped file"),
+        ("always madvise [never]\n", True, "the system gives none; as root: echo madvise > "),
+    ],
+)
+def test_what_the_system_gives_is_told(
+    given: str, mapped: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("_GIVEN_TO", given), ("_SUMS", SUMS)):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setattr(huge_pages, name, tmp_path / name)
+    line = huge_pages.told(mapped)
+    assert line is not None
+    assert line.startswith(words)
+    assert ("--no-mmap" in line) == (mapped and "[never]" not in given)
+
+
+@pytest.mark.parametrize(("given", "sums"), [(None, SUMS), ("", SUMS), ("[madvise] never", None), ("[x]", "Rss")])
+def test_where_the_system_does_not_tell_nothing_is_said(
+    given: str | None, sums: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("_GIVEN_TO", given), ("_SUMS", sums)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        monkeypatch.setattr(huge_pages, name, tmp_path / name)
+    assert huge_pages.told(False) is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ngramspec.memory import files
-from ngramspec.memory.files import BINARY, HUGE, NOT_UTF8, SPECIAL, UNREADABLE, find_files, read_text
+from ngramspec.memory.files import BINARY, HUGE, NOT_UTF8, SPECIAL, UNREADABLE, concerns, find_files, read_text
 from ngramspec.storage import NotUtf8
 
 
@@ -68,6 +68,13 @@ def test_the_same_files_as_git_takes(tmp_path: Path) -> None:
     assert 5 < len(expected) < len(RULES) - 5
     assert sorted(found(tmp_path)) == expected
     assert sorted(found(tmp_path / "sub")) == sorted(n[4:] for n in expected if n.startswith("sub/"))
+    # What tells of single paths agrees, also on those that are gone.
+    (tmp_path / "a.py").unlink()
+    assert sorted(n for n in RULES if concerns([tmp_path / n], tmp_path)) == expected
+    assert not concerns([tmp_path / ".git" / "index", tmp_path / "build", tmp_path / "other"], tmp_path)
+    assert concerns([tmp_path / "x.log", tmp_path / "sub"], tmp_path)
+    within = [n for n in RULES if n.startswith("sub/") and concerns([tmp_path / n], tmp_path / "sub")]
+    assert sorted(within) == [n for n in expected if n.startswith("sub/")]
 
 
 def test_rules_without_a_repository(tmp_path: Path) -> None:

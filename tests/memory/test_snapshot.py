@@ -64,12 +64,12 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
 
 def test_the_index_in_the_file_is_that_of_its_text(store: Store) -> None:
     memory = Memory(store.read())
-    mapped, live = memory.indexes
-    assert (mapped.size, live.size, memory.stored) == (3 * 701, 12, 3 * 701 + 12)
+    mapped, journal, live = memory.indexes
+    assert (mapped.size, journal.size, live.size, memory.stored) == (3 * 701, 12, 0, 3 * 701 + 12)
     again = type(live).build(np.array(mapped.tokens, np.int32).data, len(mapped.heads))
     assert list(again.links) == list(mapped.links)
     assert list(again.heads) == list(mapped.heads)
-    assert list(live.tokens[:12]) == [7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1]
+    assert list(journal.tokens[:12]) == [7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1]
 
 
 def test_the_mapping_is_the_process_own(store: Store) -> None:

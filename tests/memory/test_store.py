@@ -298,14 +298,14 @@ def test_remembering_in_the_process_only(tmp_path: Path) -> None:
     memory.remember([4, 5, 6])
     memory.remember([])
     memory.keep([1, 2])
-    assert list(memory.indexes[-1].tokens[12:16]) == [4, 5, 6, -1]
-    assert memory.indexes[-1].size == 16
+    assert list(memory.indexes[-1].tokens[:4]) == [4, 5, 6, -1]
+    assert memory.indexes[-1].size == 4
     assert len(answers(store)) == 2
 
 
 def test_remembering_for_later_sessions(tmp_path: Path) -> None:
     store = new_store(tmp_path)
-    memory = Memory(store.read(), journal_to=store)
+    memory = Memory(store.read(), store=store, keeps=True)
     assert (len(memory.indexes), memory.stored) == (1, 0)
     memory.remember([4, 5, 6])
     assert answers(store) == [[4, 5, 6]]
@@ -318,7 +318,82 @@ def test_remembering_for_later_sessions(tmp_path: Path) -> None:
 
 def test_an_answer_that_cannot_be_kept_is_remembered_here(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    memory = Memory(journal_to=Store(tmp_path / "file", VOCABULARY, N_VOCAB))
+    memory = Memory(store=Store(tmp_path / "file", VOCABULARY, N_VOCAB), keeps=True)
     with pytest.raises(MemoryFileError):
         memory.remember([4, 5, 6])
     assert memory.indexes[-1].size == 4
+
+
+def test_the_oldest_answers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "LONG_JOURNAL", 20)
+    monkeypatch.setattr(store_module, "MOST_ANSWERS", 30)
+    store = filled(tmp_path)
+    for number in range(20):
+        store.append([number] * 5)
+    kept = answers(store)
+    assert kept[-1] == [19] * 5
+    assert [a[0] for a in kept] == sorted(a[0] for a in kept)
+    # Those that are kept, and what has gathered in the journal since.
+    assert 30 <= sum(map(len, kept)) <= 30 + 25
+    # What a user added is no answer, however old and long.
+    assert names(store) == ["file 0", "file 1", "file 2"]
+    assert len(store.read().texts()[0].tokens) == 700
+
+
+# ---------------------------------------------------------------------- a store that others rewrite
+
+
+def held(memory: Memory) -> list[list[int]]:
+    return [list(index.tokens[: index.size]) for index in memory.indexes]
+
+
+def test_what_others_added_is_taken_up(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    memory = Memory(store.read(), store=store)
+    indexes = memory.indexes
+    memory.hear([1, 2])
+    memory.refresh()
+    assert held(memory) == [[1, 2, -1]]
+    store.update(lambda _: [a_text("a", [5, 5])])
+    assert held(memory) == [[1, 2, -1]]
+    memory.refresh()
+    assert held(memory) == [[5, 5, -1], [1, 2, -1]]
+    assert (memory.stored, memory.indexes) == (3, indexes)
+    store.append([6])
+    store.update(lambda texts: [*texts, a_text("b", [7])])
+    memory.refresh()
+    assert held(memory) == [[5, 5, -1, 6, -1, 7, -1], [1, 2, -1]]
+    assert memory.indexes is indexes
+    store.clear()
+    memory.refresh()
+    assert held(memory) == [[1, 2, -1]]
+
+
+def test_own_answers_are_not_taken_up_twice(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    memory = Memory(store.read(), store=store, keeps=True)
+    assert held(memory)[1:] == [[7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1], []]
+    memory.remember([3, 3])
+    memory.refresh()
+    assert held(memory)[2] == [3, 3, -1]
+    store.update(lambda texts: texts)
+    memory.refresh()
+    (snapshot, live) = held(memory)
+    assert snapshot[-3:] == [3, 3, -1]
+    assert live == []
+
+
+def test_a_file_that_cannot_be_used_is_not_taken_up(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    memory = Memory(store.read(), store=store)
+    before = held(memory)
+    store.update(lambda texts: texts[:1])
+    path = store.path()
+    assert path is not None
+    path.write_bytes(b"damaged")
+    memory.refresh()
+    assert held(memory) == before
+    store.clear()
+    store.update(lambda _: [a_text("a", [5, 5])])
+    memory.refresh()
+    assert held(memory)[0] == [5, 5, -1]

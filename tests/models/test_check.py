@@ -42,6 +42,13 @@ def test_missing_files_with_suggestions(tmp_path: Path) -> None:
     assert "did you mean" not in complaint(tmp_path / "zzz.gguf")
 
 
+def test_a_link_to_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    path.symlink_to("blob")
+    assert complaint(path) == f"{path} is a link to blob, which is not there; get the model again"
+    assert "did you mean" not in complaint(tmp_path / "m2.gguf")
+
+
 def test_a_repository_name_without_its_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "write hf:owner/repo-GGUF" in complaint(Path("owner/repo-GGUF"))
@@ -138,6 +145,8 @@ def test_a_vocabulary_without_weights(tmp_path: Path) -> None:
         ("gemma-embedding", "is an encoder"),
         ("t5", "encoder-decoder"),
         ("llada", "diffusion"),
+        ("eagle3", "drafts for another model (eagle3)"),
+        ("qwen3tts", "makes sounds"),
         ("clip", "mmproj"),
         ("", "names no architecture"),
     ],

@@ -57,6 +57,24 @@ def test_metadata_without_arrays(tmp_path: Path) -> None:
     }
 
 
+def test_the_name_of_a_vocabulary_hangs_on_its_tokens_alone(tmp_path: Path) -> None:
+    def name(tokens: list[bytes], architecture: str = "llama") -> bytes:
+        writer = gguf.GGUFWriter(tmp_path / "m.gguf", architecture)
+        writer.add_token_list(tokens)
+        writer.add_token_merges(["a b"] if architecture == "llama" else [])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        return read_header(tmp_path / "m.gguf").vocabulary
+
+    same = name([b"a", b"bc", b"d"])
+    assert len(same) == 16
+    assert name([b"a", b"bc", b"d"], "qwen2") == same
+    # The same letters, cut or ordered otherwise, one more token, and one that is longer: each is another vocabulary.
+    others = [[b"ab", b"c", b"d"], [b"bc", b"a", b"d"], [b"a", b"bc", b"d", b""], [b"a", b"bc", b"d\0"], []]
+    assert len({same, *map(name, others)}) == 1 + len(others)
+
+
 @pytest.mark.parametrize("alignment", [8, 64, 1024])
 def test_the_alignment_counts(tmp_path: Path, alignment: int) -> None:
     path = write_gguf(tmp_path / "m.gguf", alignment=alignment, tensors={"a": 8, "b": 8})

@@ -18,6 +18,7 @@ REPOSITORY = [
     "Model-7B-IQ2_M.gguf",
     "Model-7B-UD-IQ2_M.gguf",
     "mmproj-F16.gguf",
+    "mtp-Model-7B-Q4_K_M.gguf",
     "imatrix_q8_0.gguf",
     "BF16/Model-7B-BF16-00002-of-00002.gguf",
     "BF16/Model-7B-BF16-00001-of-00002.gguf",
@@ -41,6 +42,7 @@ BF16 = [
         ("IQ2_M", ["Model-7B-IQ2_M.gguf"]),
         ("UD-IQ2_M", ["Model-7B-UD-IQ2_M.gguf"]),
         ("bf16", BF16),
+        ("Model-7B", BF16),
         ("Model-7B-Q4_K_S.gguf", ["Model-7B-Q4_K_S.gguf"]),
         ("BF16/Model-7B-BF16-00002-of-00002.gguf", BF16),
         ("Model-7B-BF16-00001-of-00002.gguf", BF16),
@@ -55,7 +57,6 @@ def test_what_is_found(wanted: str | None, files: list[str]) -> None:
     [
         ("Q4_K", "there is no Q4_K in this repository; it has BF16, F16, IQ2_M, Q4_K_M, Q4_K_S,"),
         ("Q5_0", "there is no Q5_0 in this repository"),
-        ("Model-7B", "Model-7B matches several files; name one of them: BF16/"),
         ("Model-7B-Q4_K_L.gguf", r"did you mean Model-7B-Q4_K_.\.gguf or "),
         ("zzzzzzzz.gguf", "there is no model file zzzzzzzz.gguf in this repository; it has BF16/"),
         ("mmproj-F16.gguf", "there is no model file mmproj-F16.gguf"),
@@ -72,9 +73,9 @@ def test_the_only_model_needs_no_quantisation() -> None:
     assert choose(BF16, None) == BF16
 
 
-def test_several_models_and_none_preferred() -> None:
-    with pytest.raises(ModelError, match="has 2 models; add one of these after a colon: F16, Q8_0"):
-        choose(["m.Q8_0.gguf", "m.F16.gguf"], None)
+def test_without_a_quantisation_what_llama_cpp_takes() -> None:
+    assert choose(["m.F16.gguf", "m.Q8_0.gguf"], None) == ["m.Q8_0.gguf"]
+    assert choose(["m.Q2_K.gguf", "m.F16.gguf", "dflash-m-Q4_K_M.gguf"], None) == ["m.F16.gguf"]
 
 
 def test_no_models() -> None:
@@ -82,9 +83,15 @@ def test_no_models() -> None:
         choose(["model.safetensors", "mmproj-F16.gguf"], None)
 
 
-def test_two_models_of_one_quantisation() -> None:
-    with pytest.raises(ModelError, match="several files; name one of them: a-Q8_0"):
-        choose(["a-Q8_0.gguf", "b-Q8_0.gguf"], "Q8_0")
+def test_two_models_of_one_quantisation_or_name() -> None:
+    assert choose(["b-Q8_0.gguf", "a-Q8_0.gguf"], "Q8_0") == ["a-Q8_0.gguf"]
+    with pytest.raises(ModelError, match=r"the name of several files; name one of them: a/m\.gguf, b/m\.gguf"):
+        choose(["a/m.gguf", "b/m.gguf"], "m.gguf")
+
+
+def test_the_end_of_a_word_where_no_whole_one_is_there() -> None:
+    assert choose(["m-BF16.gguf", "m-F16.gguf"], "f16") == ["m-F16.gguf"]
+    assert choose(["m-BF16.gguf", "m-Q8_0.gguf"], "f16") == ["m-BF16.gguf"]
 
 
 @pytest.mark.parametrize("name", ["m.Q4_K_M.gguf", "m-q4_k_m.gguf", "m_Q4_K_M.gguf"])

@@ -27,6 +27,7 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     for number in range(2):
         write_gguf(snapshot / f"m-0000{number + 1}-of-00002.gguf", split=(number, 2), tensors={f"t{number}": 8})
     (snapshot / "mmproj-F16.gguf").symlink_to(DEMO)
+    (snapshot / "gone.gguf").symlink_to(tmp_path / "gone")
     studio = tmp_path / ".lmstudio" / "models" / "me" / "toy"
     studio.mkdir(parents=True)
     (studio / "toy.gguf").symlink_to(DEMO)
@@ -49,10 +50,52 @@ def test_all_of_them_by_name(env: dict[str, str]) -> None:
         assert resolve(one.name, env).path == one.path
 
 
+def test_the_caches_of_llama_cpp_and_of_the_hub(env: dict[str, str], tmp_path: Path) -> None:
+    for repo, ref in (("owner--repo-GGUF", "main"), ("owner--other", "old")):
+        kept = tmp_path / "llama" / f"models--{repo}"
+        (kept / "refs").mkdir(parents=True)
+        (kept / "refs" / ref).write_text("def")
+        (kept / "snapshots" / "def").mkdir(parents=True)
+        (kept / "snapshots" / "def" / "toy.gguf").symlink_to(DEMO)
+    both = env | {"LLAMA_CACHE": str(tmp_path / "llama")}
+    names = [one.name for one in installed(both) if one.name.startswith("hf:")]
+    assert names == ["hf:owner/other:toy.gguf", "hf:owner/repo-GGUF:toy.gguf"]
+    for name in names:
+        assert resolve(name, both).path.is_relative_to(tmp_path / "llama")
+    assert resolve(SPLIT, env).path.is_relative_to(tmp_path / "hub")
+
+
+def test_hf_as_for_llama_cpp(env: dict[str, str], tmp_path: Path) -> None:
+    snapshot = tmp_path / "hub" / "models--owner--toy" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "toy.Q8_0.gguf").symlink_to(DEMO)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("abc")
+    home = environment(tmp_path) | {"HOME": str(tmp_path)} | env
+    (tmp_path / "text").write_text("def f(")
+    asked = ["complete", "-t", "1", "-n", "3", "-hf", "owner/toy"]
+    done = run(home, *asked, tmp_path / "text")
+    assert (done.code, done.raw) == (0, run(home, "complete", "-t", "1", "-n", "3", DEMO, tmp_path / "text").raw)
+    twice = run(home, *asked, DEMO, tmp_path / "text")
+    assert twice.complaint == f"two models are named: {DEMO} and, with -hf, owner/toy; give one"
+    wrong = run(home, *asked[:-1], "owner/toy:Q4_0", tmp_path / "text")
+    assert wrong.complaint.startswith("hf:owner/toy:Q4_0: there is no Q4_0 in this repository; it has Q8_0")
+
+
 def test_the_command(env: dict[str, str], tmp_path: Path) -> None:
     told = run(environment(tmp_path) | {"HOME": str(tmp_path)} | env, "models")
     rows = [line.split() for line in told.out.splitlines()]
-    assert rows[0] == ["name", "size", "quantisation", "architecture"]
+    assert rows[0] == ["name", "size", "quantisation", "architecture", "T(4)/T(1)"]
     assert [row[0] for row in rows[1:]] == [SPLIT, "lmstudio:me/toy:toy.gguf"]
+    assert rows[2][-1] == "llama", "nothing was measured of it"
     assert "lmstudio:me/toy:bad.gguf cannot be used" in told.err
     assert told.code == 0
+
+
+def test_what_was_measured_of_a_model_is_told_without_loading_it(env: dict[str, str], tmp_path: Path) -> None:
+    home = environment(tmp_path) | {"HOME": str(tmp_path)} | env
+    done = run(home, "complete", "-t", "1", "-c", "512", "-n", "8", "lmstudio:me/toy:toy.gguf", stdin=b"one two three")
+    assert done.code == 0, done.err
+    steepness = {row.split()[0]: row.split()[-1] for row in run(home, "models").out.splitlines()}
+    assert float(steepness["lmstudio:me/toy:toy.gguf"]) > 0.5
+    assert steepness[SPLIT] == "llama", "of the other nothing is known"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.mock_target import Clock, MockTarget, plain_generate
@@ -233,12 +234,12 @@ def test_what_was_replayed_before_an_interruption_stays(monkeypatch: pytest.Monk
     runs, calls = comparison(), 0
     plain = Replay.run
 
-    def interrupted(self: Replay, recording: Recording) -> Tally:
+    def interrupted(self: Replay, *of: Any) -> Tally:
         nonlocal calls
         calls += 1
         if calls == 6:  # the second curve of the third recording
             raise KeyboardInterrupt
-        return plain(self, recording)
+        return plain(self, *of)
 
     monkeypatch.setattr(Replay, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):

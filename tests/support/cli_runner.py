@@ -92,7 +92,7 @@ def environment(folder: Path) -> dict[str, str]:
     kept = {
         k: v
         for k, v in os.environ.items()
-        if not re.match("NGRAMSPEC_|HF_|HUGGING|XDG_|COLUMNS|FORCE_COLOR|TTY_|PYTHONIOENCODING", k)
+        if not re.match("NGRAMSPEC_|HF_|HUGGING|LLAMA_CACHE|XDG_|COLUMNS|FORCE_COLOR|TTY_|PYTHONIOENCODING", k)
     }
     # What a child process finds out about build and model is found out once, not once per home.
     cache = folder / "cache"

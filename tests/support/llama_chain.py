@@ -11,6 +11,7 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.llama import bindings
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import Distribution
@@ -116,11 +117,11 @@ class LlamaChain:
         last_n = n_ctx if s.repeat_last_n < 0 else s.repeat_last_n
         dry_last_n = n_ctx if s.dry_penalty_last_n < 0 else s.dry_penalty_last_n
         make = {
-            "penalties": lambda: llama.llama_sampler_init_penalties(
-                n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+            "penalties": lambda: bindings.penalties(
+                llama, n_vocab, last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
             ),
-            "dry": lambda: llama.llama_sampler_init_dry(
-                vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, dry_last_n, breakers, len(breakers)
+            "dry": lambda: bindings.dry(
+                llama, vocab, s.dry_multiplier, s.dry_base, s.dry_allowed_length, dry_last_n, breakers
             ),
             "top_n_sigma": lambda: llama.llama_sampler_init_top_n_sigma(s.top_n_sigma),
             "top_k": lambda: llama.llama_sampler_init_top_k(s.top_k),

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from ngramspec.tool_calls import parser_for
+from ngramspec.tool_calls import parser_for, thoughts_parser
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Tool
 from ngramspec.tool_calls.families import FAMILIES
 
@@ -438,6 +438,17 @@ def test_thoughts(opening: str, text: str, said: tuple[str, str]) -> None:
 
 def test_a_template_without_tags_knows_no_thoughts() -> None:
     assert joined(parse(["<think>a</think>b"], "granite"))[:2] == ("<think>a</think>b", "")
+
+
+@pytest.mark.parametrize("source", [None, "no tags", "<think>"])
+def test_thoughts_alone(source: str | None) -> None:
+    call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
+    for opening, text in (("", f"<think>Hm.</think>\n{call}"), ("<think>\n", f"Hm.</think>{call}")):
+        parser = thoughts_parser(source, opening=opening)
+        deltas = [delta for character in text for delta in parser.push(character)] + parser.finish()
+        assert joined(deltas) == (call, "Hm.", [])
+    other = thoughts_parser("[THINK] and [/THINK]")
+    assert joined(other.push("[THINK]Hm.[/THINK]<think>"))[1] == "Hm."
 
 
 # ------------------------------------------------------------------------------------ malformed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ngramspec.tuning.quantisation import NAMES, REPACKED, advice
+from ngramspec.tuning.quantisation import AMX, NAMES, REPACKED, advice
 
 MIXED = {0: 10, 12: 500, 14: 490}  # F32, Q4_K, Q6_K
 
@@ -31,5 +31,13 @@ def test_where_there_is_nothing_to_say_nothing_is_said(types: dict[int, int], pr
     assert advice(types, processor, steepness) is None
 
 
+def test_amx_takes_several_rows_of_more_types() -> None:
+    assert advice(MIXED, "x86_64", 2.43, amx=True) is None
+    line = advice({11: 500, 14: 500}, "x86_64", 2.43, amx=True)
+    assert line is not None
+    assert "50% of its weights are Q3_K, which" in line
+    assert "MXFP4, Q4_1, Q8_0, Q5_K, Q6_K, IQ4_XS" in line
+
+
 def test_every_repacked_type_has_a_name() -> None:
-    assert {name for names in REPACKED.values() for name in names} <= set(NAMES.values())
+    assert {name for names in (*REPACKED.values(), AMX) for name in names} <= set(NAMES.values())

@@ -1,24 +1,37 @@
-"""What memory adds, on text that it does not hold itself: the modelled speedup without and with it.
+"""How much memory adds, by its size, on text that it does not hold itself: the modelled speedup and what it costs.
 
-    memory_gain.py --vocab V.gguf conversations FILE.jsonl...   every other conversation is replayed; with memory, the
-                                                                answers of those between are in it
+    memory_gain.py --vocab V.gguf conversations FILE.jsonl...   every other conversation is replayed; in memory are the
+                                                                answers of a share of those between
     memory_gain.py --vocab V.gguf code FOLDER                   every tenth source file is completed from its middle;
-                                                                with memory, all the other files are in it
+                                                                in memory is a share of all the other files
 
-Source code is replayed as `ngramspec complete` would meet it, as if the model wrote what stands in the file.
+`--share` may be repeated (percent), and smaller shares are parts of larger ones. `--files FOLDER` adds rows with the
+text files of a folder in memory, alone and beside all answers. A memory is made and opened as `ngramspec chat` does it
+where answers are remembered, on the disk and one by one. Source code is replayed as `ngramspec complete` would meet it,
+as if the model wrote what stands in the file.
+
+A row says what is in memory; its tokens and MiB on the disk; for how many of the places that are looked up in it how
+many links are followed, and in how many blocks of 64 bytes; microseconds of drafting a pass; and the modelled speedups.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import islice
 from pathlib import Path
 
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.drafting import make_drafter
+from ngramspec.drafting.token_index import ORDER, TokenIndex, slot
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.memory import Memory
+from ngramspec.memory import Memory, Store
 from ngramspec.memory.files import find_files, read_text
+from ngramspec.memory.indexing import add_files
 from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay
 from ngramspec.replay.tally import Tally
@@ -27,14 +40,31 @@ from ngramspec.replay.transcripts import MAX_RESPONSE, TranscriptReader, Transcr
 CONTEXT = 4096
 """Tokens of a source file before the place where it is completed."""
 
+SHARES = (1.0, 10.0, 50.0, 100.0)
+PLACES = 20_000
+"""Places of the replayed answers at which look-ups are counted."""
+
+LINKS, FOUND = 24, 8
+"""Links that a look-up follows at most, and occurrences that it is content with, in `ContextCounts.recall`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What is in a memory: answers as they are remembered, and a folder that is added."""
+
+    name: str
+    answers: Sequence[Sequence[int]] = ()
+    folder: Path | None = None
+
 
 def conversations(vocabulary: Vocabulary, files: Sequence[Path]) -> tuple[list[Recording], list[Sequence[int]]]:
-    """Recordings to replay, and token sequences to remember."""
+    """Recordings to replay, and token sequences to remember, in an order that mixes the kinds."""
     transcripts = Transcripts()
     for file in files:
         transcripts.read(str(file), file.read_bytes())
     found = [r for r in map(TranscriptReader(vocabulary).record, transcripts.usable) if r is not None]
-    return found[::2], [recording.response for recording in found[1::2]]
+    remembered = sorted(found[1::2], key=lambda r: blake2b(f"{r.category}/{r.id}".encode()).digest())
+    return found[::2], [recording.response for recording in remembered]
 
 
 def code(vocabulary: Vocabulary, folder: Path) -> tuple[list[Recording], list[Sequence[int]]]:
@@ -50,13 +80,62 @@ def code(vocabulary: Vocabulary, folder: Path) -> tuple[list[Recording], list[Se
         else:
             before, after = tokens[max(0, middle - CONTEXT) : middle], tokens[middle : middle + MAX_RESPONSE]
             replayed.append(Recording("code", str(number), before, after))
+    remembered.sort(key=lambda tokens: blake2b(bytes(str(tokens), "ascii")).digest())
     return replayed, remembered
 
 
+@contextmanager
+def remembered(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memory, float]]:
+    """A memory of its content, from the disk, and its MiB there."""
+    with tempfile.TemporaryDirectory() as folder:
+        store = Store(Path(folder), vocabulary.vocabulary_hash, vocabulary.n_vocab, vocabulary.path.name)
+        if content.folder is not None:
+            add_files(store, vocabulary, [content.folder])
+        for answer in content.answers:
+            store.append(answer)
+        path = store.path()
+        yield Memory(store.read()), path.stat().st_size / 2**20 if path else 0.0
+
+
+def replayed(recordings: Sequence[Recording], memory: Memory, curve: GivenCurve) -> Mapping[str, Tally]:
+    """What was counted, by category."""
+    replay = Replay(make_drafter("mixture", memory=memory), curve=curve)
+    tallies: dict[str, Tally] = {}
+    for recording in recordings:
+        tallies.setdefault(recording.category, Tally()).merge(replay.run(recording))
+    return tallies
+
+
+def cost(memory: Memory, recordings: Sequence[Recording]) -> tuple[float, float]:
+    """Mean links followed, and blocks of 64 bytes touched, by looking up a place of the recordings."""
+    text = [*islice((token for recording in recordings[::7] for token in recording.response), PLACES)]
+    links = blocks = 0
+    for end in range(ORDER, len(text)):
+        for index in memory.indexes:
+            followed, touched = walk(index, text[end - ORDER : end]) if index.size else (0, 0)
+            links, blocks = links + followed, blocks + touched
+    return links / (len(text) - ORDER), blocks / (len(text) - ORDER)
+
+
+def walk(index: TokenIndex, context: Sequence[int]) -> tuple[int, int]:
+    """Links followed and blocks touched in one index."""
+    head = slot(*context, len(index.heads) - 1)
+    touched = {("heads", head // 16)}
+    place, links, found = index.heads[head], 0, 0
+    while place >= ORDER and found < FOUND and links < LINKS:
+        links += 1
+        found += list(index.tokens[place - ORDER : place]) == context
+        touched |= {("tokens", (place - ORDER) // 16), ("tokens", place // 16), ("links", place // 16)}
+        place = index.links[place]
+    return links, len(touched)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--vocab", type=Path, required=True)
     parser.add_argument("--curve", action="append", choices=list(CURVES))
+    parser.add_argument("--share", action="append", type=float, metavar="PERCENT")
+    parser.add_argument("--files", type=Path, metavar="FOLDER")
     parser.add_argument("kind", choices=("conversations", "code"))
     parser.add_argument("paths", type=Path, nargs="+")
     options = parser.parse_args()
@@ -67,25 +146,29 @@ def main() -> None:
         recordings, texts = conversations(vocabulary, options.paths)
     if not recordings:
         parser.error(f"nothing to replay in {options.paths[0]}")
-    print(f"{len(recordings)} replayed, {sum(map(len, texts))} tokens in memory")
-    for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]:
-        curve = GivenCurve(CURVES[name][0])
-        gains = []
-        for with_memory in (False, True):
-            memory = Memory()
-            for text in texts if with_memory else []:
-                memory.hear(text)
-            replay = Replay(make_drafter("mixture", memory=memory), curve=curve)
-            tallies: dict[str, Tally] = {}
-            for recording in recordings:
-                tallies.setdefault(recording.category, Tally()).merge(replay.run(recording))
-            gains.append({category: tally.speedup(curve) for category, tally in tallies.items()})
-        without, with_ = gains
-        print(
-            f"{name}: macro {sum(without.values()) / len(without):.3f} -> {sum(with_.values()) / len(with_):.3f}; ",
-            end="",
-        )
-        print(", ".join(f"{category} {without[category]:.3f} -> {with_[category]:.3f}" for category in without))
+    contents = [Content("nothing")]
+    for share in options.share or SHARES:
+        contents.append(Content(f"{share:g} %", texts[: max(1, round(len(texts) * share / 100))]))
+    if options.files:
+        contents += [Content("files", folder=options.files), Content("all and files", texts, options.files)]
+    curves = {name: GivenCurve(CURVES[name][0]) for name in options.curve or ["cpu-1.5b-q4_0", "cuda-34b-q8_0"]}
+    print(f"{len(recordings)} replayed, {len(texts)} to remember")
+    for content in contents:
+        with remembered(content, vocabulary) as (memory, size):
+            links, blocks = cost(memory, recordings)
+            print(f"{content.name}: {memory.stored:,} tokens, {size:.1f} MiB; a look-up {links:.1f} links, ", end="")
+            print(f"{blocks:.1f} blocks", flush=True)
+            for name, curve in curves.items():
+                show(name, curve, replayed(recordings, memory, curve))
+
+
+def show(name: str, curve: GivenCurve, tallies: Mapping[str, Tally]) -> None:
+    """A line for a curve."""
+    gains = {category: tally.speedup(curve) for category, tally in tallies.items()}
+    passes = sum(tally.stats.passes for tally in tallies.values())
+    work = 1e6 * sum(tally.work_seconds for tally in tallies.values()) / passes
+    print(f"  {name:20} macro {sum(gains.values()) / len(gains):.3f}, {work:.1f} us a pass; ", end="")
+    print(", ".join(f"{category} {gain:.3f}" for category, gain in gains.items()), flush=True)
 
 
 if __name__ == "__main__":

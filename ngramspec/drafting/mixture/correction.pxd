@@ -4,5 +4,7 @@ cdef class Correction:
     cdef double[::1] _place
     cdef double[::1] _height
     cdef double[::1] _slope
+    cdef double[::1] _token_height
+    cdef double[::1] _token_slope
     cpdef double judge(self, Py_ssize_t cell, double p) noexcept
     cpdef void learn(self, Py_ssize_t cell, bint right) noexcept

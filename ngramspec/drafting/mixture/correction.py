@@ -36,6 +36,7 @@ class Correction:
 
     Args:
         cells: how many estimates can wait for their outcome at a time.
+        beside: one that it shares with what both learn about tokens; see there.
 
     Attributes:
         facts: int32 of shape (cells, FACTS): hashes of the facts, each the number of a curve; below CURVES, and
@@ -43,28 +44,29 @@ class Correction:
         p: float64 of shape (cells,): the corrected probability, as `judge` found it.
     """
 
-    def __init__(self, cells: int) -> None:
+    def __init__(self, cells: int, beside: Correction | None = None) -> None:
         self.facts = array("i", bytes(4 * cells * FACTS))
         self.p = array("d", bytes(8 * cells))
         self._place = array("d", bytes(8 * cells))
-        self._height = array("d", bytes(8 * CURVES * POINTS))
-        self._slope = array("d", [1.0]) * (CURVES * POINTS)
+        self._height = array("d", bytes(8 * FREE_CURVES * POINTS))
+        self._slope = array("d", [1.0]) * (FREE_CURVES * POINTS)
+        if beside is None:
+            self._token_height = array("d", bytes(8 * (CURVES - FREE_CURVES) * POINTS))
+            self._token_slope = array("d", [1.0]) * ((CURVES - FREE_CURVES) * POINTS)
+        else:
+            self._token_height, self._token_slope = beside._token_height, beside._token_slope
 
     def beside(self) -> Correction:
-        """One with cells of its own that learns together with this one: what either learns, both know."""
-        other: Correction = Correction(len(self.p))
-        other._height, other._slope = self._height, self._slope
-        return other
+        """One for another text at the same time: what either learns about tokens, both know; all else is apart."""
+        return Correction(len(self.p), self)
 
     def shared(self) -> dict[str, memoryview]:
         """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
-        end = FREE_CURVES * POINTS
-        return {"height": memoryview(self._height)[:end], "slope": memoryview(self._slope)[:end]}
+        return {"height": memoryview(self._height), "slope": memoryview(self._slope)}
 
     def about_tokens(self) -> dict[str, memoryview]:
         """The same of what was learnt about single tokens."""
-        first = FREE_CURVES * POINTS
-        return {"height": memoryview(self._height)[first:], "slope": memoryview(self._slope)[first:]}
+        return {"height": memoryview(self._token_height), "slope": memoryview(self._token_slope)}
 
     @cython.ccall
     @cython.exceptval(check=False)
@@ -78,8 +80,13 @@ class Correction:
         share: cython.double = place - left
         self._place[cell] = place
         for i in range(FACTS):
-            at = self.facts[cell * FACTS + i] * POINTS + left
-            z += self._height[at] * (1.0 - share) + self._height[at + 1] * share
+            at = self.facts[cell * FACTS + i]
+            height = self._height
+            if at >= FREE_CURVES:
+                at -= FREE_CURVES
+                height = self._token_height
+            at = at * POINTS + left
+            z += height[at] * (1.0 - share) + height[at + 1] * share
         p = 1.0 / (1.0 + exp(-min(max(z, -12.0), 12.0)))
         self.p[cell] = p
         return p
@@ -96,8 +103,13 @@ class Correction:
         near: cython.double = error * (1.0 - share)
         far: cython.double = error * share
         for i in range(FACTS):
-            at = self.facts[cell * FACTS + i] * POINTS + left
-            self._slope[at] += near * near
-            self._height[at] += RATE * near / sqrt(self._slope[at])
-            self._slope[at + 1] += far * far
-            self._height[at + 1] += RATE * far / sqrt(self._slope[at + 1])
+            at = self.facts[cell * FACTS + i]
+            height, slope = self._height, self._slope
+            if at >= FREE_CURVES:
+                at -= FREE_CURVES
+                height, slope = self._token_height, self._token_slope
+            at = at * POINTS + left
+            slope[at] += near * near
+            height[at] += RATE * near / sqrt(slope[at])
+            slope[at + 1] += far * far
+            height[at + 1] += RATE * far / sqrt(slope[at + 1])

@@ -7,6 +7,7 @@ The work is done by `ngramspec.drafting.mixture.guesser`; this puts it behind th
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from pathlib import Path
 
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
@@ -43,8 +44,9 @@ class MixtureDrafter(Drafter):
         self._own: Recall | None = None
         if memory is True:
             self._own = memory = Recall()
-        if memory:
-            self._guesser.memory = memory.indexes
+        self._memory: Recall | None = memory or None
+        if self._memory is not None:
+            self._guesser.memory = self._memory.indexes
         self._known = 0
         # The chance that a token comes next is not the chance that it is accepted once it was drawn, nor the chance
         # that a token yet to be drawn is accepted: each needs an estimate of its own.
@@ -60,20 +62,16 @@ class MixtureDrafter(Drafter):
             learnt.keep(self._kept, self._guesser.about_tokens())
 
     def beside(self) -> MixtureDrafter:
-        """A drafter for another text at the same time: it has a context of its own, and shares memory and judgement.
+        """A drafter for another text at the same time: it shares memory, and what is learnt about tokens.
 
         Raises:
             ValueError: this one remembers requests by itself, which come one after the other.
         """
         if self._own is not None:
             raise ValueError("a drafter that remembers requests by itself drafts for one text at a time")
-        other = MixtureDrafter()
-        other._guesser.memory = self._guesser.memory
-        # A text that begins must not take from those at work what they have learnt.
-        self._guesser.alone = other._guesser.alone = False
-        other._guesser.odds = self._guesser.odds.beside()
-        other._guesser.correction = self._guesser.correction.beside()
-        other._drawn, other._blind = self._drawn, self._blind
+        other = copy(self)
+        other._guesser = Guesser(self._guesser)
+        other._asked = other._kept = None
         return other
 
     def begin(self, prompt: Sequence[int]) -> None:
@@ -83,6 +81,8 @@ class MixtureDrafter(Drafter):
             self._own.hear(before[self._known :])
             self._known = common_prefix(before, prompt)
         self._asked = None
+        if self._memory is not None:
+            self._memory.refresh()
         self._guesser.begin(prompt)
 
     def propose(

@@ -10,7 +10,6 @@ cdef class Guesser:
     cdef public ContextCounts sightings
     cdef public list memory
     cdef public bint local
-    cdef public bint alone
     cdef public int[::1] guesses
     cdef public double[::1] chances
     cdef public int[::1] lengths

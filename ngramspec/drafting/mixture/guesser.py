@@ -141,23 +141,28 @@ def _named(odds: dict[str, memoryview], correction: dict[str, memoryview]) -> di
 class Guesser:
     """Guesses a chain of tokens, and learns from what came instead.
 
+    Args:
+        beside: a guesser for another text at the same time: it has the same memory, and what either learns about tokens
+            both know. All else that they learn holds for a text of its own.
+
     Attributes:
         memory: `TokenIndex`es to look up beside the request's own tokens.
         local: whether the request's own tokens are looked up.
-        alone: whether no other guesser has part in what this one learns.
         pending: length of the chain that waits for its outcome, at most 64.
         guesses: token ids of the chain.
         chances: for each guess, the probability that it is right if all before it are.
         lengths: for each guess, the length of the match behind it.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, beside: Guesser | None = None) -> None:
         self.history = History()
-        self.odds = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8))
-        self.correction = Correction(POSITIONS)
-        self.memory: list[TokenIndex] = []
-        self.local = True
-        self.alone = True
+        if beside is None:
+            self.odds = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8))
+            self.correction = Correction(POSITIONS)
+        else:
+            self.odds, self.correction = beside.odds.beside(), beside.correction.beside()
+        self.memory: list[TokenIndex] = [] if beside is None else beside.memory
+        self.local: bool = beside is None or beside.local
         self.sightings = ContextCounts(POSITIONS)
         self.guesses = array("i", bytes(4 * POSITIONS))
         self.chances = array("d", bytes(8 * POSITIONS))
@@ -183,10 +188,9 @@ class Guesser:
         return _named(self.odds.about_tokens(), self.correction.about_tokens())
 
     def begin(self, prompt: Sequence[int]) -> None:
-        """Start a text. What was learnt about tokens stays; all else is taken up anew, unless others use it too."""
+        """Start a text. What was learnt about tokens stays; all else is taken up anew."""
         token: cython.int
-        if self.alone:
-            take_up(self.shared(), start())
+        take_up(self.shared(), start())
         self.history.clear()
         for token in prompt:
             self.history.add(token)

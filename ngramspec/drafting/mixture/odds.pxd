@@ -13,5 +13,10 @@ cdef class ChanceMixer:
     cdef double[::1] _blend
     cdef double[::1] _bias
     cdef double[::1] _slope
+    cdef double[::1] _token_weights
+    cdef double[::1] _token_bias
+    cdef double[::1] _token_slope
+    cdef tuple _sets
     cpdef double judge(self, Py_ssize_t cell) noexcept
     cpdef void learn(self, Py_ssize_t cell, bint right) noexcept
+    cdef void _learn_facts(self, Py_ssize_t cell, double error) noexcept

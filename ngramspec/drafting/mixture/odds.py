@@ -64,6 +64,7 @@ class ChanceMixer:
     Args:
         cells: how many guesses can be under judgement at a time.
         sets: how many weight sets each expert chooses from, and how many there are to blend the experts.
+        beside: a mixer with as many sets that it shares with what both learn about tokens; see there.
 
     Attributes:
         states: int32 of shape (cells, SOURCES): the state in which each source sees the guess, or ABSENT.
@@ -73,53 +74,56 @@ class ChanceMixer:
         p: float64 of shape (cells,): the probability that the guess is right, as `judge` found it.
     """
 
-    def __init__(self, cells: int, sets: tuple[int, ...]) -> None:
+    def __init__(self, cells: int, sets: tuple[int, ...], beside: ChanceMixer | None = None) -> None:
         self.states = array("i", bytes(4 * cells * SOURCES))
         self.views = array("i", bytes(4 * cells * (EXPERTS + 1)))
         self.facts = array("i", bytes(4 * cells * BIASES))
         self.p = array("d", bytes(8 * cells))
         self._inputs = array("d", bytes(8 * cells * (SOURCES + 1)))
         self._said = array("d", bytes(8 * cells * EXPERTS))
-        self._from = array("q", [sum(sets[:i]) for i in range(EXPERTS)])
+        self._sets = sets
+        # The expert whose view is a token has weights of its own; where those of each begin among their kind:
+        others = [n if k != TOKENS else 0 for k, n in enumerate(sets[:EXPERTS])]
+        self._from = array("q", [sum(others[:k]) if k != TOKENS else 0 for k in range(EXPERTS)])
         self._rate = array("d", [0.5]) * (SOURCES * STATES)
         self._seen = array("d", bytes(8 * SOURCES * STATES))
         self._odds = array("d", bytes(8 * SOURCES * STATES))
-        self._weights = array("d", [WEIGHT]) * (sum(sets[:EXPERTS]) * (SOURCES + 1))
+        self._weights = array("d", [WEIGHT]) * (sum(others) * (SOURCES + 1))
         self._blend = array("d", [1.0 / EXPERTS]) * (sets[EXPERTS] * EXPERTS)
-        room = FREE_ROOM + TOKEN_ROOM + PAIR_ROOM
-        self._bias = array("d", bytes(8 * room))
-        self._slope = array("d", [BIAS_SLOPE]) * room
+        self._bias = array("d", bytes(8 * FREE_ROOM))
+        self._slope = array("d", [BIAS_SLOPE]) * FREE_ROOM
+        if beside is None:
+            self._token_weights = array("d", [WEIGHT]) * (sets[TOKENS] * (SOURCES + 1))
+            self._token_bias = array("d", bytes(8 * (TOKEN_ROOM + PAIR_ROOM)))
+            self._token_slope = array("d", [BIAS_SLOPE]) * (TOKEN_ROOM + PAIR_ROOM)
+        else:
+            self._token_weights = beside._token_weights
+            self._token_bias, self._token_slope = beside._token_bias, beside._token_slope
 
     def beside(self) -> ChanceMixer:
-        """A mixer with cells of its own that learns together with this one: what either learns, both know."""
-        other: ChanceMixer = ChanceMixer(len(self.p), (1, 1, 1, 1, 1))
-        other._from = self._from
-        other._rate, other._seen, other._odds = self._rate, self._seen, self._odds
-        other._weights, other._blend = self._weights, self._blend
-        other._bias, other._slope = self._bias, self._slope
-        return other
+        """A mixer for another text at the same time: what either learns about tokens, both know; all else is apart."""
+        return ChanceMixer(len(self.p), self._sets, self)
 
     def shared(self) -> dict[str, memoryview]:
         """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
+        weights, last = memoryview(self._weights), self._from[TOKENS + 1] * (SOURCES + 1)
         return {
             "rate": memoryview(self._rate),
             "seen": memoryview(self._seen),
             "odds": memoryview(self._odds),
-            "first_weights": memoryview(self._weights)[: self._from[TOKENS] * (SOURCES + 1)],
-            "last_weights": memoryview(self._weights)[self._from[TOKENS + 1] * (SOURCES + 1) :],
+            "first_weights": weights[:last],
+            "last_weights": weights[last:],
             "blend": memoryview(self._blend),
-            "bias": memoryview(self._bias)[:FREE_ROOM],
-            "slope": memoryview(self._slope)[:FREE_ROOM],
+            "bias": memoryview(self._bias),
+            "slope": memoryview(self._slope),
         }
 
     def about_tokens(self) -> dict[str, memoryview]:
         """The same of what was learnt about single tokens; of two it could be told what followed what."""
-        end = FREE_ROOM + TOKEN_ROOM
-        first, last = self._from[TOKENS] * (SOURCES + 1), self._from[TOKENS + 1] * (SOURCES + 1)
         return {
-            "weights": memoryview(self._weights)[first:last],
-            "bias": memoryview(self._bias)[FREE_ROOM:end],
-            "slope": memoryview(self._slope)[FREE_ROOM:end],
+            "weights": memoryview(self._token_weights),
+            "bias": memoryview(self._token_bias)[:TOKEN_ROOM],
+            "slope": memoryview(self._token_slope)[:TOKEN_ROOM],
         }
 
     @cython.ccall
@@ -130,6 +134,8 @@ class ChanceMixer:
         k: cython.Py_ssize_t
         w: cython.Py_ssize_t
         state: cython.int
+        fact: cython.int
+        weight: cython.double
         x: cython.double
         at: cython.Py_ssize_t = cell * (SOURCES + 1)
         blend: cython.Py_ssize_t = self.views[cell * (EXPERTS + 1) + EXPERTS] * EXPERTS
@@ -142,12 +148,14 @@ class ChanceMixer:
             w = (self._from[k] + self.views[cell * (EXPERTS + 1) + k]) * (SOURCES + 1)
             x = 0.0
             for i in range(SOURCES + 1):
-                x += self._weights[w + i] * self._inputs[at + i]
+                weight = self._token_weights[w + i] if k == TOKENS else self._weights[w + i]
+                x += weight * self._inputs[at + i]
             x = _within(x, 8.0)
             self._said[cell * EXPERTS + k] = x
             z += self._blend[blend + k] * x
         for i in range(BIASES):
-            z += self._bias[self.facts[cell * BIASES + i]]
+            fact = self.facts[cell * BIASES + i]
+            z += self._bias[fact] if fact < FREE_ROOM else self._token_bias[fact - FREE_ROOM]
         x = 1.0 / (1.0 + exp(-_within(z, 12.0)))
         self.p[cell] = x
         return x
@@ -173,7 +181,10 @@ class ChanceMixer:
             at = cell * EXPERTS + k
             step = RATE * (y - 1.0 / (1.0 + exp(-self._said[at])))
             for i in range(SOURCES + 1):
-                self._weights[w + i] += step * self._inputs[cell * (SOURCES + 1) + i]
+                if k == TOKENS:
+                    self._token_weights[w + i] += step * self._inputs[cell * (SOURCES + 1) + i]
+                else:
+                    self._weights[w + i] += step * self._inputs[cell * (SOURCES + 1) + i]
             self._blend[blend + k] += BLEND_RATE * error * self._said[at]
         for i in range(SOURCES):
             if self.states[cell * SOURCES + i] == ABSENT:
@@ -190,7 +201,19 @@ class ChanceMixer:
                 self._seen[at] = seen + 1.0
             self._rate[at] = rate
             self._odds[at] = log(rate / (1.0 - rate))
+        self._learn_facts(cell, error)
+
+    @cython.cfunc
+    @cython.exceptval(check=False)
+    def _learn_facts(self, cell: cython.Py_ssize_t, error: cython.double) -> cython.void:
+        i: cython.Py_ssize_t
+        at: cython.Py_ssize_t
         for i in range(BIASES):
             at = self.facts[cell * BIASES + i]
-            self._slope[at] += error * error
-            self._bias[at] += BIAS_RATE * error / sqrt(self._slope[at])
+            if at < FREE_ROOM:
+                self._slope[at] += error * error
+                self._bias[at] += BIAS_RATE * error / sqrt(self._slope[at])
+            else:
+                at -= FREE_ROOM
+                self._token_slope[at] += error * error
+                self._token_bias[at] += BIAS_RATE * error / sqrt(self._token_slope[at])

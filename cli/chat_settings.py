@@ -1,0 +1,210 @@
+"""What `/set` changes: every sampling option by its name on the command line, and what else a chat can change."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any, NamedTuple, get_type_hints
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.llama.json_schema import schema_grammar
+from ngramspec.sampling.option import Option, options
+from ngramspec.sampling.settings import Sampling
+
+from .chat_session import Session
+from .options import NO_LIMIT
+from .sampling_options import settings_of
+
+DEFAULT = "default"
+
+_HINTS = get_type_hints(Sampling)
+_THINK = "enable_thinking"  # as templates call it
+
+
+class SettingError(NGramSpecError):
+    """There is no such setting, or it cannot have that value."""
+
+
+class Setting(NamedTuple):
+    """Something that can be changed in a chat.
+
+    Attributes:
+        help: a line on it.
+        show: its value, in words.
+        change: takes a value in words, "default" included; raises SettingError or ValueError.
+    """
+
+    help: str
+    show: Callable[[Session], str]
+    change: Callable[[Session, str], None]
+
+
+def _flag_name(known: Option) -> str:
+    return max(known.flags, key=len).lstrip("-")
+
+
+def _plain(name: str) -> str:
+    """A name however it is spelled: --top-k, top_k, Top-K."""
+    return name.lstrip("-").replace("_", "-").lower()
+
+
+def find(name: str) -> Setting:
+    """A setting by its name, or a flag of it. Raises SettingError, which lists them."""
+    found = _ALIASES.get(_plain(name))
+    if found is None:
+        raise SettingError(f"there is no setting {name!r}; there are: {', '.join(SETTINGS)}")
+    return SETTINGS[found]
+
+
+# ---------------------------------------------------------------------- sampling
+
+
+def _sampling(field: str, known: Option) -> Setting:
+    kind = _HINTS[field]
+
+    def change(session: Session, value: str) -> None:
+        given = _default(session, field) if value == DEFAULT else _parsed(known, kind, value)
+        _use(session, replace(session.sampling, **{field: given}))
+
+    return Setting(known.help, lambda session: _words(getattr(session.sampling, field)), change)
+
+
+def _default(session: Session, field: str) -> Any:
+    return getattr(settings_of(type(session.options)(), {"seed": 0}), field)
+
+
+def _parsed(known: Option, kind: Any, value: str) -> Any:
+    if known.parse is not None:
+        return known.parse(_texts(value) if known.repeatable else value)
+    if kind not in (int, float):
+        return value
+    try:
+        return kind(value)
+    except ValueError:
+        raise SettingError(f"{value!r} is no {'whole ' if kind is int else ''}number") from None
+
+
+def _texts(value: str) -> list[str]:
+    """Texts with spaces between them, quoted where they hold some; \\n and the like are what they are in Python."""
+    words = shlex.shlex(value, posix=True, punctuation_chars=False)
+    words.whitespace_split, words.escape, words.commenters = True, "", ""
+    return [word.encode("latin-1", "backslashreplace").decode("unicode-escape") for word in words]
+
+
+def _words(value: Any) -> str:
+    """A value as it would be typed."""
+    if value is None or value == ():
+        return "none"
+    if isinstance(value, tuple):
+        return shlex.join(f"{v[0]}{v[1]:+g}" if isinstance(v, tuple) else repr(v)[1:-1] for v in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _use(session: Session, sampling: Sampling) -> None:
+    """Sample so from now on. Raises ValueError or NGramSpecError if this model or the acceptance cannot."""
+    session.target.sampler(sampling)
+    session.acceptance.resolve(sampling)
+    session.sampling = sampling
+
+
+def _set_seed(session: Session, value: str) -> None:
+    seed = -1 if value == DEFAULT else _parsed(options(Sampling)["seed"], int, value)
+    chosen = session.options.seeded(seed)
+    _use(session, chosen.reseeded(session.sampling) if seed == -1 else replace(session.sampling, seed=seed))
+    session.options = chosen
+
+
+def _set_schema(session: Session, value: str) -> None:
+    _use(session, replace(session.sampling, grammar=None if value == DEFAULT else schema_grammar(value)))
+
+
+# ---------------------------------------------------------------------- the rest
+
+
+def _set_limit(session: Session, value: str) -> None:
+    limit = -1 if value == DEFAULT else int(value) if value.removeprefix("-").isdecimal() else 0
+    if limit != -1 and limit < 1:
+        raise SettingError(f"{value!r} must be a whole number of at least 1, or -1: until the context is full")
+    session.limit = NO_LIMIT if limit == -1 else limit
+
+
+def _set_stop(session: Session, value: str) -> None:
+    stop = [] if value == DEFAULT else _texts(value)
+    if not all(stop):
+        raise SettingError("a text that ends answers must not be empty")
+    session.stop = tuple(stop)
+
+
+def _on(value: str) -> bool:
+    if value not in ("on", "off"):
+        raise SettingError(f"{value!r} must be on or off")
+    return value == "on"
+
+
+def _set_think(session: Session, value: str) -> None:
+    if value == DEFAULT:
+        session.variables.pop(_THINK, None)
+        return
+    on = _on(value)
+    if _THINK not in (session.target.chat_template or ""):
+        raise SettingError(f"this model's chat template does not ask whether to think ({_THINK})")
+    session.variables[_THINK] = on
+
+
+def _show_think(session: Session) -> str:
+    chosen = session.variables.get(_THINK)
+    return "as the model does" if chosen is None else "on" if chosen else "off"
+
+
+def _set_keep(session: Session, value: str) -> None:
+    on = value != DEFAULT and _on(value)
+    if not on:
+        session.keeper.forget()
+    session.keeper.on = on
+    session.changed()
+
+
+def _set_markdown(session: Session, value: str) -> None:
+    on = value == DEFAULT or _on(value)
+    if value == "on" and not session.view.can_render:
+        raise SettingError("it can be shown on a terminal with styles and some room only")
+    session.view.markdown = on
+
+
+def _made() -> dict[str, Setting]:
+    found = {_flag_name(known): _sampling(field, known) for field, known in options(Sampling).items()}
+    found["seed"] = found["seed"]._replace(change=_set_seed)
+    found["samplers"] = found["samplers"]._replace(show=lambda session: ";".join(session.sampling.samplers))
+    return found | {
+        "json-schema": Setting(
+            "JSON schema of the answers, in the place of a grammar.", lambda _: "see grammar", _set_schema
+        ),
+        "predict": Setting(
+            "Most tokens of an answer; -1: until the context is full.",
+            lambda session: "-1" if session.limit == NO_LIMIT else str(session.limit),
+            _set_limit,
+        ),
+        "stop": Setting("Texts that end an answer, quoted as in a shell.", lambda s: _words(tuple(s.stop)), _set_stop),
+        "think": Setting(
+            "Whether the model thinks first, where its chat template asks: on or off.", _show_think, _set_think
+        ),
+        "markdown": Setting(
+            "Show Markdown as what it means, on or off.", lambda s: "on" if s.view.markdown else "off", _set_markdown
+        ),
+        "keep": Setting(
+            "Keep this conversation for chat --resume: on, or off, which deletes what is kept.",
+            lambda session: "on" if session.keeper.on else "off",
+            _set_keep,
+        ),
+    }
+
+
+SETTINGS = _made()
+"""All settings by their names."""
+
+_ALIASES = {
+    **{name: name for name in SETTINGS},
+    **{_plain(flag): _flag_name(known) for known in options(Sampling).values() for flag in known.flags},
+    **{_plain(f.name): _flag_name(options(Sampling)[f.name]) for f in fields(Sampling)},
+}

@@ -1,0 +1,23 @@
+cdef class CostCurve:
+    cdef public double level
+    cdef public double switch "_switch"
+    cdef public Py_ssize_t last
+    cdef public double worst
+    cdef public bint measured
+    cdef Py_ssize_t _since_single
+    cdef double _excess_single
+    cdef double _excess_more
+    cdef dict _ratios
+    cdef list _table
+    cdef dict _plans
+    cdef dict _slopes
+    cdef int _unseen
+    cpdef double seconds(self, Py_ssize_t size) except? -1
+    cpdef double ratio(self, Py_ssize_t size) except? -1
+    cdef _extend(self, Py_ssize_t size)
+    cpdef padded(self, sizes)
+    cdef _padded(self, sizes)
+    cpdef slopes(self, sizes)
+    cpdef double switching(self, Py_ssize_t size, Py_ssize_t plain) except? -1
+    cpdef double undisturbed(self, Py_ssize_t size, double seconds) except? -1
+    cpdef observe(self, Py_ssize_t size, double seconds)

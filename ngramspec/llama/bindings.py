@@ -1,0 +1,84 @@
+"""What other versions and forks of llama-cpp-python have otherwise: the one place that tells them apart.
+
+The rest of this room is written for llama-cpp-python 0.3.35 and later. Differences that it would trip over, besides the
+fork's printing on stdout when it is imported, which `__init__.py` sees to:
+
+| | 0.3.34, which conda-forge has | JamePeng's fork, 0.3.48 |
+|---|---|---|
+| how weights are read | `use_mmap` instead of `load_mode` | |
+| a model's forbidden tokens | not told | |
+| the constructor of the penalties | takes no size of the vocabulary | |
+| that of DRY | takes the size of the context | |
+| the type of a log function | | `ggml_log_callback` |
+| the modes of loading and the quantisations | | members of an enumeration |
+| kernels | | in files of their own, which are to be loaded first |
+
+A field that a version lacks, such as `n_outputs_max_per_seq`, may be set all the same: ctypes lets it pass.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Mapping
+from typing import Any
+
+
+def log_callback(api: Any) -> Any:
+    """The type of a function that llama.cpp calls with lines of its log."""
+    return api.llama_log_callback if hasattr(api, "llama_log_callback") else api.ggml_log_callback
+
+
+def init_backend(api: Any) -> None:
+    """Make llama.cpp ready, with its kernels."""
+    from llama_cpp._ggml import libggml
+
+    api.llama_backend_init()
+    if hasattr(libggml, "ggml_backend_load_all_from_path") and libggml.ggml_backend_dev_count() == 0:
+        load = libggml.ggml_backend_load_all_from_path
+        load.restype, load.argtypes = None, [ctypes.c_char_p]
+        load(os.fsencode(os.path.dirname(libggml._name)))
+
+
+def set_mapped(api: Any, params: Any, mapped: bool) -> None:
+    """Have a model's file mapped into memory, or read."""
+    if not hasattr(params, "load_mode"):
+        params.use_mmap = mapped
+        return
+    modes = _constants(api, "llama_load_mode")
+    params.load_mode = modes["LLAMA_LOAD_MODE_AUTO" if mapped else "LLAMA_LOAD_MODE_NONE"]
+
+
+def file_types(api: Any) -> Mapping[str, int]:
+    """Numbers of quantisations by the names that llama.cpp's header has for them."""
+    return {name: value for name, value in _constants(api, "llama_ftype").items() if name.startswith("LLAMA_FTYPE_")}
+
+
+def _constants(api: Any, enumeration: str) -> Mapping[str, Any]:
+    """The values of one of llama.cpp's enumerations, by name, among others."""
+    members: Mapping[str, Any] = getattr(api, enumeration).__members__ if hasattr(api, enumeration) else vars(api)
+    return members
+
+
+def suppressed(api: Any, vocab: Any) -> tuple[int, ...]:
+    """Token ids that a model's file forbids; none where the version does not tell."""
+    if not hasattr(api, "llama_vocab_get_suppress_tokens"):
+        return ()
+    count = ctypes.c_int32()
+    tokens = api.llama_vocab_get_suppress_tokens(vocab, ctypes.byref(count))
+    return tuple(tokens[i] for i in range(count.value))
+
+
+def penalties(api: Any, n_vocab: int, last_n: int, repeat: float, frequency: float, presence: float) -> Any:
+    """llama.cpp's sampler that makes tokens less likely which the last `last_n` hold."""
+    make = api.llama_sampler_init_penalties
+    sized = (n_vocab,) if len(make.argtypes) == 5 else ()
+    return make(*sized, last_n, repeat, frequency, presence)
+
+
+def dry(api: Any, vocab: Any, multiplier: float, base: float, allowed: int, last_n: int, breakers: Any) -> Any:
+    """llama.cpp's DRY sampler over the last `last_n` tokens, at least 1; `breakers` is an array of C strings."""
+    make = api.llama_sampler_init_dry
+    # The size of the context is what a `last_n` of -1 would stand for.
+    sized = () if len(make.argtypes) == 7 else (last_n,)
+    return make(vocab, *sized, multiplier, base, allowed, last_n, breakers, len(breakers))

@@ -1,0 +1,45 @@
+"""A session of chat on the demo model, in this process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from ngramspec_cli.chat import ChatSampling
+from ngramspec_cli.chat_input import StopKey
+from ngramspec_cli.chat_session import Session
+from ngramspec_cli.chat_view import AnswerView
+from support.cli_runner import DEMO
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.llama.target import Target
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with Target(DEMO, n_ctx=512, threads=1) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the cost curve is kept: it is measured once."""
+    return tmp_path_factory.mktemp("calibration")
+
+
+@pytest.fixture
+def session(target: Target, measured: Path) -> Session:
+    options = ChatSampling(seed=1)
+    return Session(
+        target,
+        SpeculativeDecoder(target, calibration_folder=measured),
+        options,
+        options.sampling(),
+        Acceptance(),
+        20,
+        (),
+        AnswerView(target.piece),
+        StopKey(keep_session=True),
+    )

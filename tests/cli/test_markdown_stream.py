@@ -1,0 +1,217 @@
+"""Markdown on a terminal: what blocks look like, and that it does not depend on how the text came."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ngramspec_cli.live_rows import LiveRows, Size
+from ngramspec_cli.markdown_stream import INTERVAL, MarkdownStream
+from support.screen import Screen
+
+ANSWER = f"""\
+# A title
+Some **bold** and *slanted* `code`, [a link](http://x.y/z), \\(a_1\\) and 1\\. no list
+in a second line <b>no HTML</b> &amp; a ~~mistake~~
+
+- one, which is long enough to be broken into two rows where it stands
+- two
+  - below two
+
+    once more
+- three
+  ```python
+  def f():
+      return 1
+  ```
+7. seven
+7. seven again
+
+| key | value |
+|-----|------:|
+| a   | 1     |
+| 長い | 中文字 |
+
+> a quotation
+> - with an item
+
+```c
+\tint a; /* open
+   still open */  // a long line of code that is wider than the terminal is and nevertheless stays one line of code
+
+```
+---
+combining e\u0301, emoji \U0001f600 and {"漢字" * 22}
+"""
+
+SHOWN = f"""\
+A title
+Some bold and slanted code, a link
+(http://x.y/z), \\(a_1\\) and 1. no list
+in a second line <b>no HTML</b> &amp; a
+mistake
+
+• one, which is long enough to be broken
+  into two rows where it stands
+• two
+  • below two
+
+    once more
+• three
+```python
+def f():
+    return 1
+```
+7. seven
+7. seven again
+
+key     value
+─────────────
+a           1
+長い   中文字
+
+│ a quotation
+│ • with an item
+
+```c
+        int a; /* open
+   still open */  // a long line of code that is wider than the terminal is and nevertheless stays one line of code
+
+```
+────────────────────────────────────────
+combining e\u0301, emoji \U0001f600 and
+{"漢字" * 10}
+{"漢字" * 10}
+漢字漢字
+"""
+
+
+class Watched:
+    """A stream on a screen in memory; every look that it takes at the clock is later by `pace` seconds."""
+
+    def __init__(self, columns: int = 40, lines: int = 12, pace: float = INTERVAL) -> None:
+        self.screen = Screen(columns, lines)
+        self.written = 0
+        self._now, self._pace = 0.0, pace
+        rows = LiveRows(self._write, self.size)
+        self.stream = MarkdownStream(rows, self.size, clock=self._clock)
+
+    def size(self) -> Size:
+        return Size(self.screen.columns, self.screen.lines)
+
+    def _write(self, text: str) -> None:
+        self.written += len(text)
+        self.screen.write(text)
+
+    def _clock(self) -> float:
+        self._now += self._pace
+        return self._now
+
+
+def shown(pieces: Iterable[str], columns: int = 40, lines: int = 12, pace: float = 99.0) -> str:
+    watched = Watched(columns, lines, pace)
+    for piece in pieces:
+        watched.stream.push(piece)
+    watched.stream.finish()
+    assert watched.screen.cursor[1] == 0
+    return watched.screen.text
+
+
+def test_what_markdown_looks_like() -> None:
+    assert shown([ANSWER]) == SHOWN
+
+
+@pytest.mark.parametrize("lines", [3, 12, 100])
+def test_character_by_character_looks_the_same(lines: int) -> None:
+    assert shown(ANSWER, lines=lines) == SHOWN
+
+
+PIECES = st.sampled_from(
+    [
+        *ANSWER.splitlines(keepends=True),
+        *("\n", "\n", " ", "  ", "    ", "\t", "a", "word ", "漢字", "\u0301", "\U0001f468\u200d\U0001f469", "\\"),
+        *("-", "- ", "* ", "1. ", "2) ", "> ", "#", "|", "|---|\n", "| a | b |\n", "===\n", "---\n", "[a]: b\n"),
+        *("```", "~~~\n", "````python\n", "'''", '"""', "/*", "*/", "<div>\n", "***", "**", "_", "`", "[", "](u)"),
+    ]
+)
+
+
+@st.composite
+def cut_texts(draw: st.DrawFn) -> tuple[str, list[str]]:
+    """A text that is mostly Markdown, whole and in pieces."""
+    text = "".join(draw(st.lists(PIECES, max_size=25)))
+    cuts = sorted(draw(st.lists(st.integers(0, len(text)), max_size=12)))
+    return text, [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+
+
+@settings(max_examples=300, deadline=None)
+@given(cut_texts(), st.integers(20, 60), st.integers(3, 30))
+def test_any_pieces_give_the_same_screen(cut: tuple[str, list[str]], columns: int, lines: int) -> None:
+    text, pieces = cut
+    assert shown(pieces, columns, lines) == shown([text], columns, 1000)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"])) | PIECES, max_size=8))
+def test_nothing_in_a_text_commands_the_terminal(pieces: list[str]) -> None:
+    shown(pieces)  # the screen knows no other commands than those for moving, clearing and colours
+
+
+def test_hostile_sequences_become_symbols() -> None:
+    hostile = "a\x1b]0;title\x07 \x9b2J `\x1b[31m` [l](http://x\x1b]8;;y) &#27;[2J\n```\x1bsh\n\x1b[?1049h\r\n"
+    assert shown([hostile], 80).splitlines() == [
+        "a␛]0;title␇ \ufffd2J ␛[31m l (http://x␛]8;;y) &#27;[2J",
+        "```␛sh",
+        "␛[?1049h",
+    ]
+
+
+def test_an_open_fence_is_shown_to_its_end() -> None:
+    assert shown("x\n~~~\n  a\n``\n  b") == "x\n~~~\n  a\n``\n  b\n"
+
+
+def test_an_empty_quotation_is_nothing() -> None:
+    for text in ("> \n# A title\n", "# A title\n> "):
+        assert shown([text]) == shown(text) == shown(["", text]) == "A title\n"
+
+
+def test_code_has_no_trailing_spaces_and_keeps_its_own() -> None:
+    assert shown(["```\na  \n\n  b\n```"]).split("\n") == ["```", "a  ", "", "  b", "```", ""]
+
+
+def test_what_is_finished_is_not_written_again() -> None:
+    watched = Watched(pace=99.0)
+    for _ in range(500):
+        watched.stream.push("- an item of a list\n")
+    # Each item once open and once finished, and a few commands.
+    assert watched.written < 500 * 2 * 60
+
+
+def test_a_long_open_block_shows_its_end() -> None:
+    watched = Watched(40, 8, pace=99.0)
+    watched.stream.push(" ".join(f"word{i}" for i in range(200)))
+    assert watched.screen.text.count("\n") == 5
+    assert watched.screen.text.endswith("word199")
+
+
+def test_a_look_is_taken_now_and_then() -> None:
+    watched = Watched(pace=INTERVAL / 10)
+    watched.stream.push("one ")
+    watched.stream.push("two ")
+    assert watched.screen.text == "one"
+    for _ in range(50):
+        watched.stream.push("more ")
+    assert watched.screen.text.count("more") >= 20
+
+
+def test_a_terminal_that_became_narrower_shows_the_open_block_once() -> None:
+    watched = Watched(40, 12, pace=99.0)
+    watched.stream.push("finished\n\nthis paragraph is open and has some words")
+    # What a terminal that breaks its rows anew shows now.
+    watched.screen = Screen(20, 12)
+    watched.screen.write("finished\n\nthis paragraph is open and has some\nwords")
+    watched.stream.push(" more")
+    watched.stream.finish()
+    assert watched.screen.text == "finished\n\nthis paragraph is\nopen and has some\nwords more\n"

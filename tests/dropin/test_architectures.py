@@ -1,0 +1,63 @@
+"""`ngramspec.Llama` on models whose memory cannot simply be cut: recurrent, hybrid, with sliding windows."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+from architectures.files import write_model
+from support.twins import Twins, cached, watched
+
+NAMES = ("mamba", "jamba", "qwen35", "lfm2", "gemma3")
+"""One of each family that goes back in a way of its own."""
+
+SETTINGS: tuple[dict[str, Any], ...] = ({"temp": 0.0}, {"temp": 1.0, "repeat_penalty": 1.1})
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """In single precision: what is evaluated again in another batch then gives the same but for the last bits."""
+    folder = tmp_path_factory.mktemp("models")
+    return {name: write_model(folder / f"{name}.gguf", name, half=False) for name in (*NAMES, "deepseek4")}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_are_the_parent_s(name: str, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = Twins(files[name], monkeypatch)
+    assert pair.ours.no_drafts is None
+
+    def run(llama: Any, settings: dict[str, Any]) -> Any:
+        prompt = llama.tokenize(b"A text that is longer than the sliding window. " * 9)
+        text = watched(llama, prompt, 40, **settings)
+        held = llama._input_ids.tolist()
+        between = cached(llama), llama._requires_eval
+        again = watched(llama, held, 7, **settings)
+        stream = llama.generate([*held, *held[5:19]], **settings)
+        longer = list(islice(stream, 15))
+        state = llama.save_state()
+        longer += islice(stream, 9)
+        stream.close()
+        llama.load_state(state)
+        held = llama._input_ids.tolist()
+        return text, between, again, longer, watched(llama, [*held, *held[3:9]], 9, **settings), cached(llama)
+
+    for settings in SETTINGS:
+        theirs, ours = pair.both(lambda llama, settings=settings: run(llama, settings))
+        assert ours == theirs
+    stats = pair.ours.draft_stats
+    assert 0 < stats.accepted < stats.drafted
+    pair.close()
+
+
+@pytest.mark.parametrize(("name", "reason"), [("gemma3", "swa_full"), ("deepseek4", "a sliding window")])
+def test_a_window_that_forgets_is_not_drafted_for(
+    name: str, reason: str, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair = Twins(files[name], monkeypatch, swa_full=False)
+    assert reason in (pair.ours.no_drafts or "")
+    theirs, ours = pair.both(lambda llama: watched(llama, llama.tokenize(b"A text. " * 20), 20, temp=0.0))
+    assert ours == theirs
+    assert not pair.ours.draft_stats.passes
+    pair.close()

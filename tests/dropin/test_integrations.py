@@ -1,0 +1,150 @@
+"""Programs that use llama-cpp-python's `Llama`, with ours in its place. Skipped where they are not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import llama_cpp
+import pytest
+from pydantic import BaseModel
+from support.cli_runner import DEMO
+from support.twins import FREE, bare
+
+import ngramspec
+from ngramspec.cost.calibration import Calibration
+from ngramspec.dropin import look_ahead
+from ngramspec.llama.borrowed import mend
+from ngramspec.policies.simple import FixedPolicy
+
+TEXT = "one two three four five six seven eight nine ten " * 4
+SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False}
+BATCHES: dict[str, Any] = {"n_threads_batch": 1}
+"""Not all of these programs have a name for it, and two threads wait for each other where others use the cores."""
+
+Maker = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _drafting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Whatever repeats is drafted, whether it pays or not; nothing of the user's is read or written."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(6))
+    monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
+    mend(0)
+
+
+@pytest.fixture
+def made() -> Iterator[list[Any]]:
+    """The models that were loaded."""
+    models: list[Any] = []
+    yield models
+    for model in models:
+        model.close()
+
+
+def makers(made: list[Any]) -> tuple[Maker, Maker]:
+    """What makes a `Llama` of theirs, and one of ours that measures nothing."""
+
+    def make(kind: Maker, *arguments: Any, **settings: Any) -> Any:
+        made.append(kind(*arguments, **settings))
+        return made[-1]
+
+    return partial(make, llama_cpp.Llama, **BATCHES), partial(make, ngramspec.Llama, exact="off", **BATCHES)
+
+
+def drafted(made: list[Any]) -> bool:
+    ours = [model for model in made if isinstance(model, ngramspec.Llama)]
+    return bool(ours) and all(model.draft_stats.drafted for model in ours)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_langchain_s_chat(stream: bool, made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip("langchain_community.chat_models.llamacpp")
+    answers = []
+    for maker in makers(made):
+        monkeypatch.setattr(llama_cpp, "Llama", maker)
+        chat = module.ChatLlamaCpp(model_path=str(DEMO), temperature=0.0, max_tokens=40, **SETTINGS)
+        answers.append([part.content for part in chat.stream(TEXT)] if stream else chat.invoke(TEXT).content)
+    assert answers[0] == answers[1]
+    assert answers[0]
+    assert drafted(made)
+
+
+def test_langchain_s_completion(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip("langchain_community.llms.llamacpp")
+    answers = []
+    for maker in makers(made):
+        monkeypatch.setattr(llama_cpp, "Llama", maker)
+        answers.append(
+            module.LlamaCpp(model_path=str(DEMO), temperature=0.7, seed=4, max_tokens=40, **SETTINGS).invoke(TEXT)
+        )
+    assert answers[0] == answers[1]
+    assert drafted(made)
+
+
+def test_llama_index(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    module = pytest.importorskip("llama_index.llms.llama_cpp.base")
+    answers = []
+    for maker in makers(made):
+        monkeypatch.setattr(module, "Llama", maker)
+        llm = module.LlamaCPP(
+            model_path=str(DEMO), temperature=0.0, max_new_tokens=40, context_window=512, model_kwargs={"n_threads": 1},
+            messages_to_prompt=str, completion_to_prompt=str, verbose=False,
+        )  # fmt: skip
+        answers.append((llm.complete(TEXT).text, [part.delta for part in llm.stream_complete(TEXT)]))
+    assert answers[0] == answers[1]
+    assert drafted(made)
+
+
+class Verdict(BaseModel):
+    """What is to be extracted."""
+
+    colour: Literal["red", "green"]
+    size: Literal["small", "large"]
+    sure: bool
+
+
+def test_instructor(made: list[Any]) -> None:
+    instructor = pytest.importorskip("instructor")
+    answers = []
+    for maker in makers(made):
+        # By tools: how it asks for a JSON schema llama-cpp-python does not know, and the demo model needs a grammar.
+        llama = maker(str(DEMO), chat_format="chatml-function-calling", **SETTINGS)
+        create = instructor.patch(create=llama.create_chat_completion_openai_v1, mode=instructor.Mode.TOOLS)
+        messages = [{"role": "user", "content": "It is red, small and sure."}]
+        answers.append(create(messages=messages, response_model=Verdict, temperature=0.0, max_tokens=200))
+    assert answers[0].model_dump() == answers[1].model_dump()
+    assert isinstance(answers[0], Verdict)
+    assert drafted(made)
+
+
+def test_outlines(made: list[Any]) -> None:
+    outlines = pytest.importorskip("outlines")
+    answers = []
+    for maker in makers(made):
+        model = outlines.from_llamacpp(maker(str(DEMO), **SETTINGS))
+        answers.append(
+            (
+                model(TEXT, max_tokens=40, temperature=0.0),
+                model(TEXT, Verdict, max_tokens=90, temperature=0.0),
+                list(model.stream(TEXT, max_tokens=20, temperature=0.0)),
+            )
+        )
+    assert answers[0] == answers[1]
+    assert Verdict.model_validate_json(answers[0][1])
+    assert drafted(made)
+
+
+def test_openai_s_types(made: list[Any]) -> None:
+    pytest.importorskip("openai")
+    answers = []
+    for maker in makers(made):
+        llama = maker(str(DEMO), **SETTINGS)
+        messages = [{"role": "user", "content": TEXT}]
+        answer = llama.create_chat_completion_openai_v1(messages, temperature=0.0, max_tokens=40)
+        answers.append(bare(answer.model_dump()))
+    assert answers[0] == answers[1]
+    assert drafted(made)

@@ -1,0 +1,427 @@
+"""`ngramspec.Llama` beside `llama_cpp.Llama`: whatever a program can see is the same, with drafts in every pass."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import pytest
+from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
+from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
+from support.cli_runner import DEMO
+from support.twins import Twins, bare, cached, look, watched
+
+import ngramspec
+from ngramspec.errors import TargetError
+from ngramspec.llama.borrowed import BorrowedLane
+
+PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n    return"
+GRAMMAR = r'root ::= "{" [ \n]* "\"name\"" ": " "\"" [a-z ]{1,9} "\", \"values\": [" [0-9]+ (", " [0-9]+){3,12} "]}"'
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {"temp": 0.0},
+    "defaults": {},
+    "hot": {"temp": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    "one of many": {"temp": 1.0, "top_k": 5, "top_p": 0.7, "typical_p": 0.6},
+    "no temperature": {"temp": -1.0},
+    "mirostat 1": {"mirostat_mode": 1, "mirostat_tau": 4.0, "mirostat_eta": 0.3},
+    "mirostat 2": {"mirostat_mode": 2},
+    "penalties": {"temp": 0.0, "repeat_penalty": 1.3, "frequency_penalty": 0.2, "presence_penalty": 0.4},
+    "penalties, sampled": {"repeat_penalty": 1.1, "frequency_penalty": 0.1},
+}
+
+
+@pytest.fixture
+def twins(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Twins]]:
+    made: list[Twins] = []
+
+    def make(path: Path = DEMO, **settings: Any) -> Twins:
+        made.append(Twins(path, monkeypatch, **settings))
+        return made[-1]
+
+    yield make
+    for pair in made:
+        pair.close()
+
+
+def prompt(llama: Any, text: str = PROMPT) -> list[int]:
+    ids: list[int] = llama.tokenize(text.encode())
+    return ids
+
+
+def drafted(twins: Twins) -> bool:
+    """Whether drafts were kept, and others refused."""
+    stats = twins.ours.draft_stats
+    return 0 < stats.accepted < stats.drafted
+
+
+# --------------------------------------------------------------------------- tokens, and what stands beside them
+
+
+@pytest.mark.parametrize(
+    ("name", "logits_all"), [*((name, False) for name in SETTINGS), ("greedy", True), ("penalties, sampled", True)]
+)
+def test_every_token_comes_as_it_would(name: str, logits_all: bool, twins: Callable[..., Twins]) -> None:
+    pair = twins(logits_all=logits_all)
+    for text in (PROMPT, "The cat sat on the mat. The cat sat on the", PROMPT + " a + b"):
+        theirs, ours = pair.both(lambda llama, text=text: watched(llama, prompt(llama, text), 40, **SETTINGS[name]))
+        assert ours == theirs
+        assert cached(pair.ours) == cached(pair.parent)
+    assert drafted(pair)
+
+
+def test_a_grammar_is_followed_and_drafted_from(twins: Callable[..., Twins]) -> None:
+    pair = twins()
+    pair._rest = lambda text: []  # type: ignore[method-assign]
+    sources = set()
+    learn = type(pair.ours.draft_stats).add
+
+    def note(stats: Any, done: Any) -> None:
+        sources.add(done.source)
+        learn(stats, done)
+
+    grammar = LlamaGrammar.from_string(GRAMMAR, verbose=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(pair.ours.draft_stats), "add", note)
+        for temp in (0.0, 1.0):
+            theirs, ours = pair.both(
+                lambda llama, temp=temp: watched(llama, prompt(llama), 40, temp=temp, grammar=grammar)
+            )
+            assert ours == theirs
+    assert any("grammar" in source for source in sources)
+    assert pair.ours.draft_stats.accepted
+
+
+def test_a_processor_sees_what_it_would(twins: Callable[..., Twins]) -> None:
+    pair = twins()
+    seen: dict[int, list[Any]] = {}
+
+    def process(ids: Any, scores: Any) -> Any:
+        seen.setdefault(id(here), []).append((ids.tolist(), scores[:50].tobytes()))
+        scores[ids[-1]] -= 3.0
+        return scores
+
+    def run(llama: Any) -> list[Any]:
+        nonlocal here
+        here = llama
+        return watched(llama, prompt(llama), 50, temp=0.7, logits_processor=LogitsProcessorList([process]))
+
+    here = None
+    theirs, ours = pair.both(run)
+    assert ours == theirs
+    assert seen[id(pair.ours)] == seen[id(pair.parent)]
+    assert drafted(pair)
+
+
+def test_a_criterion_stops_where_it_would(twins: Callable[..., Twins]) -> None:
+    pair = twins(logits_all=True)
+    seen: list[Any] = []
+
+    def enough(ids: Any, logits: Any) -> bool:
+        seen.append((len(ids), logits.tobytes()))
+        return len(ids) >= 47
+
+    theirs, ours = pair.both(
+        lambda llama: watched(llama, prompt(llama), 99, temp=0.0, stopping_criteria=StoppingCriteriaList([enough]))
+    )
+    assert ours == theirs
+    assert len(theirs) < 99
+    assert seen[: len(seen) // 2] == seen[len(seen) // 2 :]
+    assert cached(pair.ours) == cached(pair.parent)
+
+
+# --------------------------------------------------------------------------- answers
+
+
+def complete(llama: Any, **settings: Any) -> Any:
+    return bare(llama.create_completion(PROMPT, max_tokens=50, **settings))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"temperature": 0.0},
+        {"seed": 3, "temperature": 1.0},
+        {"seed": 3, "logit_bias": {40: 4.0, 41: -9.0}},
+        {"temperature": 0.0, "stop": ["\n\n", "return"]},
+        {"temperature": 0.0, "echo": True, "suffix": " # end"},
+        {"temperature": 0.0, "logprobs": 3},
+        {"temperature": 0.0, "max_tokens": None},
+    ],
+    ids=str,
+)
+def test_completions_are_equal(settings: dict[str, Any], stream: bool, twins: Callable[..., Twins]) -> None:
+    if stream and "echo" in settings:
+        settings = {key: value for key, value in settings.items() if key != "echo"}
+    pair = twins(logits_all="logprobs" in settings, n_ctx=128)
+    call = {"max_tokens": 50, **settings, "stream": stream}
+    theirs, ours = pair.both(lambda llama: bare(llama.create_completion(PROMPT, **call)))
+    assert ours == theirs
+    assert bare(pair.ours(PROMPT, **call)) == bare(pair.parent(PROMPT, **call))
+    assert pair.ours.draft_stats.drafted
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"response_format": {"type": "json_object"}},
+        {
+            "response_format": {
+                "type": "json_object",
+                "schema": {"type": "object", "properties": {"n": {"type": "integer"}}},
+            }
+        },
+    ],
+    ids=["text", "JSON", "schema"],
+)
+def test_chats_are_equal(settings: dict[str, Any], stream: bool, twins: Callable[..., Twins]) -> None:
+    pair = twins()
+    messages = [{"role": "user", "content": "Count to ten, and again."}]
+    for _ in range(2):  # the second time the prompt is held already
+        theirs, ours = pair.both(
+            lambda llama: bare(llama.create_chat_completion(messages, max_tokens=40, seed=5, stream=stream, **settings))
+        )
+        assert ours == theirs
+    assert pair.ours.draft_stats.drafted
+
+
+def test_calls_of_functions_are_equal(twins: Callable[..., Twins]) -> None:
+    pair = twins(chat_format="chatml-function-calling")
+    parameters = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 9}}, "required": ["name"]}
+    function = {"name": "greet", "parameters": parameters}
+    theirs, ours = pair.both(
+        lambda llama: bare(
+            llama.create_chat_completion(
+                [{"role": "user", "content": "Greet Ann."}],
+                tools=[{"type": "function", "function": function}],
+                tool_choice={"type": "function", "function": {"name": "greet"}},
+                temperature=0.0,
+                max_tokens=60,
+            )
+        )
+    )
+    assert ours["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "greet"
+    ids = [answer["choices"][0]["message"].pop("tool_calls") for answer in (theirs, ours)]
+    assert bare(ids[0]) == bare(ids[1])
+    assert pair.ours.draft_stats.drafted
+
+
+# --------------------------------------------------------------------------- the state between tokens
+
+
+@pytest.mark.parametrize("left_at", [1, 2, 5, 17])
+def test_a_generation_may_be_left_at_any_token(left_at: int, twins: Callable[..., Twins]) -> None:
+    pair = twins(logits_all=True)
+
+    def run(llama: Any) -> Any:
+        first = watched(llama, prompt(llama), left_at, temp=0.9)
+        held = llama._input_ids.tolist()
+        between = cached(llama), llama.n_tokens, llama._requires_eval
+        again = watched(llama, held, 20, temp=0.9)  # nothing to evaluate: sampled from the logits at hand
+        longer = watched(llama, [*held, *held[:9]], 20, temp=0.9)
+        shorter = watched(llama, held[:-3], 20, temp=0.9)
+        return first, between, again, longer, shorter
+
+    theirs, ours = pair.both(run)
+    assert ours == theirs
+
+
+def test_a_state_is_saved_in_mid_generation(twins: Callable[..., Twins]) -> None:
+    pair = twins()
+
+    def run(llama: Any) -> Any:
+        stream = llama.generate(prompt(llama), temp=0.0)
+        first = list(islice(stream, 13))
+        state = llama.save_state()
+        second = list(islice(stream, 13))
+        llama.load_state(state)
+        assert cached(llama) == llama.n_tokens
+        third = list(islice(llama.generate([*prompt(llama), *first], temp=0.0), 13))
+        return first, second, third, state.n_tokens, state.input_ids[: state.n_tokens].tolist()
+
+    theirs, ours = pair.both(run)
+    assert ours == theirs
+    assert theirs[1] == theirs[2]
+    stream = pair.ours.generate(prompt(pair.ours), temp=0.0)
+    head = list(islice(stream, 7))
+    pair.parent.load_state(pair.ours.save_state())
+    rest = list(islice(pair.parent.generate([*prompt(pair.ours), *head], temp=0.0), 9))
+    assert rest == list(islice(stream, 9))
+
+
+def test_a_cache_of_states_gives_the_same(twins: Callable[..., Twins]) -> None:
+    pair = twins()
+    for llama in (pair.parent, pair.ours):
+        llama.set_cache(LlamaRAMCache())
+    for text in (PROMPT, "Another text of no matter.", PROMPT + " a"):
+        theirs, ours = pair.both(
+            lambda llama, text=text: bare(llama.create_completion(text, max_tokens=30, temperature=0.0))
+        )
+        assert ours == theirs
+        assert cached(pair.ours) == cached(pair.parent)
+
+
+def test_generations_may_be_nested_sent_to_and_left_lying(twins: Callable[..., Twins]) -> None:
+    pair = twins(logits_all=True)
+
+    def run(llama: Any) -> Any:
+        one = llama.generate(prompt(llama), temp=0.0)
+        found = [look(llama, token) for token in islice(one, 6)]
+        two = llama.generate(prompt(llama, "Once upon a time there was"), temp=0.0)
+        found += [look(llama, token) for token in islice(two, 6)]
+        found += [look(llama, token) for token in islice(one, 3)]
+        del one
+        found += [look(llama, token) for token in islice(two, 6)]
+        found.append(look(llama, two.send(prompt(llama, " and")[1:])))
+        return found + [look(llama, token) for token in islice(two, 12)]
+
+    theirs, ours = pair.both(run)
+    assert ours == theirs
+
+
+def test_evaluating_and_sampling_by_hand_is_the_parent_s(twins: Callable[..., Twins]) -> None:
+    pair = twins()
+
+    def run(llama: Any) -> Any:
+        head = list(islice(llama.generate(prompt(llama), temp=0.0), 8))
+        llama.eval([head[-1]])
+        found = []
+        for _ in range(8):
+            found.append(llama.sample(temp=0.0))
+            llama.eval([found[-1]])
+        llama.reset()
+        llama.eval(prompt(llama))
+        return head, found, llama.sample(temp=0.0), llama.n_tokens
+
+    theirs, ours = pair.both(run)
+    assert ours == theirs
+
+
+def test_the_context_s_end_is_reached_as_it_would(twins: Callable[..., Twins]) -> None:
+    pair = twins(n_ctx=64)
+
+    def run(llama: Any) -> Any:
+        found = []
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            found.extend(look(llama, token) for token in llama.generate(prompt(llama, "a b c"), temp=0.0))
+        return found, type(caught.value), str(caught.value), llama.n_tokens
+
+    theirs, ours = pair.both(run)
+    assert ours == theirs
+    assert drafted(pair)
+
+
+def test_small_batches_are_enough(twins: Callable[..., Twins]) -> None:
+    pair = twins(n_batch=8, draft=20)
+    theirs, ours = pair.both(lambda llama: watched(llama, prompt(llama), 40, temp=0.0))
+    assert ours == theirs
+    assert drafted(pair)
+
+
+# --------------------------------------------------------------------------- what is not drafted
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [({"embedding": True}, "embeddings"), ({"n_batch": 1}, "n_batch")],
+)
+def test_what_cannot_be_drafted_falls_back(settings: dict[str, Any], reason: str, twins: Callable[..., Twins]) -> None:
+    pair = twins(**settings)
+    assert reason in (pair.ours.no_drafts or "")
+    if "embedding" in settings:
+        theirs, ours = pair.both(lambda llama: llama.create_embedding(["one text", "another"])["data"])
+        assert ours == theirs
+    else:
+        theirs, ours = pair.both(lambda llama: watched(llama, prompt(llama), 20, temp=0.0))
+        assert ours == theirs
+    assert not pair.ours.draft_stats.drafted
+
+
+def test_a_draft_model_keeps_its_job(twins: Callable[..., Twins]) -> None:
+    with pytest.warns(UserWarning, match="drafts by itself"):
+        pair = twins(draft_model=LlamaPromptLookupDecoding(), logits_all=True)
+    theirs, ours = pair.both(lambda llama: list(islice(llama.generate(prompt(llama), temp=0.0), 40)))
+    assert ours == theirs
+    assert not pair.ours.draft_stats.passes
+
+
+def test_a_pass_that_fails_is_made_without_drafts(twins: Callable[..., Twins], monkeypatch: pytest.MonkeyPatch) -> None:
+    pair = twins()
+    passes, evaluate = 0, BorrowedLane.evaluate
+
+    def fail(lane: BorrowedLane, tokens: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        if passes > 4 and len(tokens) > 1:
+            raise TargetError("no room")
+        return evaluate(lane, tokens)
+
+    monkeypatch.setattr(BorrowedLane, "evaluate", fail)
+    theirs, ours = pair.both(lambda llama: watched(llama, prompt(llama), 40, temp=0.9))
+    assert ours == theirs
+    assert passes > 4
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ValueError, match="exact is 'yes'"):
+        ngramspec.Llama(str(DEMO), exact="yes")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="does not exist"):
+        ngramspec.Llama("nowhere.gguf", verbose=False)
+
+
+# --------------------------------------------------------------------------- the object
+
+
+def test_it_goes_when_nobody_holds_it(twins: Callable[..., Twins]) -> None:
+    pair = twins()
+    pair.both(lambda llama: watched(llama, prompt(llama), 12, temp=0.0))
+    ours = weakref.ref(pair.ours)
+    gc.disable()
+    try:
+        pair.ours = pair.parent
+        assert ours() is None
+    finally:
+        gc.enable()
+
+
+def test_it_may_be_closed_in_mid_generation(twins: Callable[..., Twins]) -> None:
+    pair = twins()
+    stream = pair.ours.generate(prompt(pair.ours), temp=0.0)
+    assert len(list(islice(stream, 5))) == 5
+    pair.ours.close()
+    stream.close()
+    pair.ours.close()
+
+
+def test_it_can_be_pickled(twins: Callable[..., Twins]) -> None:
+    pair = twins()
+    pair.ours.exact = "on"
+    twin = pickle.loads(pickle.dumps(pair.ours))
+    assert (type(twin), twin.exact, twin.keep) == (ngramspec.Llama, "on", False)
+    theirs, ours = pair.both(lambda llama: watched(llama, prompt(llama), 9, temp=0.0))
+    assert watched(twin, prompt(twin), 9, temp=0.0) == ours == theirs
+    twin.close()
+
+
+# --------------------------------------------------------------------------- as it is by default
+
+
+def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    settings: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    ours, parent = ngramspec.Llama(str(DEMO), **settings), llama_cpp.Llama(str(DEMO), **settings)
+    text = "one two three four five six seven eight nine ten " * 6
+    expected = watched(parent, prompt(parent, text), 60, temp=0.0)
+    assert watched(ours, prompt(ours, text), 60, temp=0.0) == expected
+    assert ours.draft_stats.plain_seconds > 0
+    assert sorted(path.suffix for path in tmp_path.rglob("*.*") if path.is_file()) == [".json", ".json", ".npz"]
+    parent.close()
+    ours.close()

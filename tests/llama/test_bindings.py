@@ -1,0 +1,89 @@
+"""What other versions and forks of llama-cpp-python have otherwise: stand-ins for them, and what was asked of these.
+
+Their own packages are no dependency of the tests; that the installed one works, every other test of this room shows.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from enum import IntEnum
+from types import SimpleNamespace
+from typing import Any
+
+import llama_cpp._ggml
+import llama_cpp.llama_cpp as llama
+import pytest
+
+from ngramspec.llama import bindings
+
+
+class Recorded:
+    """A C function that takes so many arguments, and what it was called with."""
+
+    def __init__(self, arguments: int) -> None:
+        self.argtypes = [ctypes.c_float] * arguments
+        self.called: list[tuple[Any, ...]] = []
+
+    def __call__(self, *arguments: Any) -> None:
+        self.called.append(arguments)
+
+
+@pytest.mark.parametrize(("arguments", "sized"), [(5, (1000,)), (4, ())])
+def test_the_penalties_with_and_without_the_size_of_the_vocabulary(arguments: int, sized: tuple[int, ...]) -> None:
+    make = Recorded(arguments)
+    bindings.penalties(SimpleNamespace(llama_sampler_init_penalties=make), 1000, 64, 1.1, 0.2, 0.3)
+    assert make.called == [(*sized, 64, 1.1, 0.2, 0.3)]
+    assert len(make.called[0]) == arguments
+
+
+@pytest.mark.parametrize(("arguments", "sized"), [(7, ()), (8, (64,))])
+def test_dry_with_and_without_the_size_of_the_context(arguments: int, sized: tuple[int, ...]) -> None:
+    make, breakers = Recorded(arguments), (ctypes.c_char_p * 1)(b"\n")
+    bindings.dry(SimpleNamespace(llama_sampler_init_dry=make), "vocab", 0.8, 1.75, 2, 64, breakers)
+    assert make.called == [("vocab", *sized, 0.8, 1.75, 2, 64, breakers, 1)]
+    assert len(make.called[0]) == arguments
+
+
+def test_the_installed_functions_are_of_a_kind_that_is_known() -> None:
+    assert len(llama.llama_sampler_init_penalties.argtypes) in (4, 5)
+    assert len(llama.llama_sampler_init_dry.argtypes) in (7, 8)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_mapping_by_mode_and_by_switch(mapped: bool) -> None:
+    class New(ctypes.Structure):
+        _fields_ = (("load_mode", ctypes.c_int),)
+
+    class Old(ctypes.Structure):
+        _fields_ = (("use_mmap", ctypes.c_bool),)
+
+    modes, old = {"LLAMA_LOAD_MODE_NONE": 0, "LLAMA_LOAD_MODE_AUTO": -1}, Old(use_mmap=not mapped)
+    for api in (SimpleNamespace(**modes), SimpleNamespace(llama_load_mode=IntEnum("llama_load_mode", modes))):
+        new = New(load_mode=3)
+        bindings.set_mapped(api, new, mapped)
+        assert new.load_mode == (-1 if mapped else 0)
+    bindings.set_mapped(SimpleNamespace(), old, mapped)
+    assert old.use_mmap == mapped
+
+
+def test_forbidden_tokens_that_are_not_told() -> None:
+    assert bindings.suppressed(SimpleNamespace(), None) == ()
+
+
+def test_the_name_of_the_log_function() -> None:
+    fork = SimpleNamespace(ggml_log_callback="theirs")
+    assert bindings.log_callback(fork) == "theirs"
+    assert bindings.log_callback(SimpleNamespace(llama_log_callback="ours", ggml_log_callback="theirs")) == "ours"
+
+
+@pytest.mark.parametrize(("devices", "loaded"), [(0, [b"/somewhere/lib"]), (1, [])])
+def test_kernels_in_files_of_their_own_are_loaded(
+    devices: int, loaded: list[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = Recorded(1)
+    library = SimpleNamespace(
+        _name="/somewhere/lib/libggml.so", ggml_backend_dev_count=lambda: devices, ggml_backend_load_all_from_path=load
+    )
+    monkeypatch.setattr(llama_cpp._ggml, "libggml", library)
+    bindings.init_backend(SimpleNamespace(llama_backend_init=lambda: None))
+    assert [folder for (folder,) in load.called] == loaded

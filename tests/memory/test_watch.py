@@ -1,0 +1,136 @@
+"""Keeping a memory fresh while files change."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from support.memories import Bytes, answers, names, new_store
+
+from ngramspec.memory import MemoryFileError, Store, watch
+from ngramspec.memory.indexing import Added, add_files
+
+Updates = Iterator[Added]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return new_store(tmp_path / "memory")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "project"
+    (folder / "sub").mkdir(parents=True)
+    (folder / ".gitignore").write_text("*.log\nbuild/\n")
+    (folder / "a.txt").write_text("first")
+    (folder / "sub" / "b.txt").write_text("second")
+    return folder
+
+
+@pytest.fixture
+def rests() -> list[float]:
+    return []
+
+
+@pytest.fixture
+def updates(store: Store, folder: Path, rests: list[float], monkeypatch: pytest.MonkeyPatch) -> Iterator[Updates]:
+    """What a watcher finds in `folder`, which was added before."""
+    monkeypatch.setattr(watch, "CALM_MS", 50)
+    monkeypatch.setattr(watch, "LOOK_MS", 100)
+    add_files(store, Bytes(), [folder])
+    found = watch.watch_folders(store, Bytes(), [folder], sleep=rests.append)
+    yield found
+    found.close()
+
+
+def texts(store: Store) -> dict[str, str]:
+    found = store.read().texts()
+    return {Path(t.document.name).name: bytes(t.tokens.tolist()).decode() for t in found if t.document.kind == "file"}
+
+
+def counts(added: Added) -> tuple[int, int, int]:
+    return added.new, added.changed, added.gone
+
+
+def test_changes_of_every_kind(updates: Updates, store: Store, folder: Path, rests: list[float]) -> None:
+    # Between adding and watching.
+    (folder / "a.txt").write_text("first, changed")
+    assert counts(next(updates)) == (0, 1, 0)
+    # As editors do it.
+    (folder / "a.txt.new").write_text("renamed over the old one")
+    (folder / "a.txt.new").replace(folder / "a.txt")
+    assert counts(next(updates)) == (0, 1, 0)
+    assert texts(store)["a.txt"] == "renamed over the old one"
+    (folder / "sub" / "b.txt").rename(folder / "c.txt")
+    assert counts(next(updates)) == (1, 0, 1)
+    (folder / "sub").rename(folder / "moved")
+    (folder / "moved" / "d.txt").write_text("new")
+    assert counts(next(updates)) == (1, 0, 0)
+    for number in range(300):
+        (folder / "moved" / f"{number}.txt").write_text(f"burst {number}")
+    assert counts(next(updates)) == (300, 0, 0)
+    shutil.rmtree(folder / "moved")
+    assert counts(next(updates)) == (0, 0, 301)
+    for name in (".gitignore", "a.txt", "c.txt"):
+        (folder / name).unlink()
+    assert counts(next(updates)) == (0, 0, 3)
+    assert texts(store) == {}
+    # It rests after each but the one that it was left in.
+    assert len(rests) == 6
+    assert min(rests) > 0
+
+
+def test_answers_stay(updates: Updates, store: Store, folder: Path) -> None:
+    store.append([1, 2, 3])
+    (folder / "a.txt").write_text("changed")
+    next(updates)
+    assert answers(store) == [[1, 2, 3]]
+
+
+def test_what_is_ignored_starts_no_update(
+    updates: Updates, store: Store, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "a.txt").write_text("changed")
+    next(updates)
+    looked: list[set[str]] = []
+    concern = watch._concern
+
+    def watched(events: set[tuple[object, str]], roots: list[Path]) -> bool:
+        looked.append({Path(name).name for _, name in events})
+        if "noise.log" in looked[-1]:
+            # Only after it was decided on the noise: the next event.
+            (folder / "c.txt").write_text("new")
+        return concern(events, roots)
+
+    monkeypatch.setattr(watch, "_concern", watched)
+    monkeypatch.setattr(watch, "add_files", lambda *a, **o: (looked.append({"read"}), add_files(*a, **o))[1])
+    (folder / "noise.log").write_text("noise")
+    (folder / "build").mkdir()
+    (folder / "build" / "out.txt").write_text("output")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "index").write_text("index")
+    assert counts(next(updates)) == (1, 0, 0)
+    before_read = looked[: looked.index({"read"})]
+    assert "noise.log" in before_read[0]
+    assert "c.txt" in before_read[-1]
+    assert "c.txt" not in before_read[0]
+    assert len(names(store)) == 4
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_another_folder_under_its_name(updates: Updates, folder: Path, tmp_path: Path, stands: bool) -> None:
+    (folder / "a.txt").write_text("changed")
+    next(updates)
+    folder.rename(tmp_path / "elsewhere")
+    if stands:
+        folder.mkdir()
+    with pytest.raises(MemoryFileError, match="watch it again" if stands else "is gone"):
+        next(updates)
+
+
+def test_a_folder_that_is_missing(store: Store, tmp_path: Path) -> None:
+    with pytest.raises(MemoryFileError, match="is gone"):
+        next(watch.watch_folders(store, Bytes(), [tmp_path / "nowhere"]))

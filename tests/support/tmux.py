@@ -1,0 +1,87 @@
+"""Chat in a real terminal: a tmux window of its own, typed into and read."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+PATIENCE = 30.0
+"""Seconds after which something that was waited for is taken never to come."""
+
+PROMPT = r"^> *\n+.* of \d+ tokens \(\d+%\).*\n*\Z"
+"""The end of a screen on which a message can be typed."""
+
+
+class Terminal:
+    """A tmux window in which chat runs.
+
+    Args:
+        home: the environment: folders of the user, and where Python finds packages.
+        folder: the working directory.
+        command: what runs.
+        variables: further ones of the environment.
+    """
+
+    def __init__(
+        self, home: Mapping[str, str], folder: Path, command: Sequence[str], variables: Sequence[str] = ()
+    ) -> None:
+        # A server that was just killed may still hold its socket, so each window has its own; the path of
+        # a socket is short by law, and tmp_path's is not.
+        self._folder = tempfile.TemporaryDirectory()
+        self._tmux = ["tmux", "-S", f"{self._folder.name}/tmux", "-f", os.devnull]
+        names = ("XDG_CACHE_HOME", "XDG_STATE_HOME", "PYTHONPATH")
+        unset = [f"-u{n}" for n in ("NGRAMSPEC_MODEL", "COLUMNS", "LINES", "NO_COLOR")]
+        chat = shlex.join(["env", *unset, *(f"{n}={home[n]}" for n in names), *variables, *command])
+        script = f"cd {shlex.quote(str(folder))}; {chat}; echo exit code $?; stty -a; exec sleep 100"
+        self._run("new-session", "-d", "-x", "100", "-y", "40", "bash", "-c", script)
+        try:
+            self.wait("/help lists commands.*\n>")
+        except BaseException:
+            self.close()
+            raise
+
+    def _run(self, *arguments: str) -> str:
+        run = subprocess.run([*self._tmux, *arguments], capture_output=True, timeout=PATIENCE, check=True)
+        return run.stdout.decode()
+
+    def close(self) -> None:
+        self._run("kill-server")
+        self._folder.cleanup()
+
+    def text(self, *, colours: bool = False) -> str:
+        """All that was shown so far, wrapped lines joined."""
+        return self._run("capture-pane", "-p", "-J", "-S", "-", *(["-e"] if colours else []))
+
+    def resize(self, columns: int, lines: int) -> None:
+        self._run("resize-window", "-x", str(columns), "-y", str(lines))
+
+    def keys(self, *keys: str) -> None:
+        self._run("send-keys", *keys)
+
+    def paste(self, text: str) -> None:
+        self._run("set-buffer", text)
+        self._run("paste-buffer", "-p")
+
+    def type(self, line: str) -> None:
+        self._run("send-keys", "-l", line)
+        self.keys("Enter")
+
+    def wait(self, pattern: str, count: int = 1) -> str:
+        """Wait until the pattern was shown `count` times; the screen."""
+        end = time.monotonic() + PATIENCE
+        while len(re.findall(pattern, shown := self.text(), re.MULTILINE)) < count:
+            assert time.monotonic() < end, f"no {pattern!r} in:\n{shown}"
+            time.sleep(0.02)
+        return shown
+
+    def ask(self, line: str, pattern: str, count: int = 1) -> str:
+        """Type a line; wait until the pattern was shown `count` times in all, and for the next prompt."""
+        self.type(line)
+        self.wait(pattern, count)
+        return self.wait(PROMPT)

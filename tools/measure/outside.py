@@ -1,0 +1,141 @@
+"""Microseconds that a pass takes outside `llama_decode`: the price of drafting, verifying and writing the text.
+
+The text is a file that stands twice in the prompt, so that most passes are drafted. Times are the medians of a run;
+those of the parts come from a run of its own, which measuring them makes longer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+from unittest.mock import patch
+
+import llama_cpp.llama_cpp as llama
+
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.emission import Emission
+from ngramspec.decoding.generation import Generation
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.llama.passes import Passes
+from ngramspec.llama.samplers import SamplerChain
+from ngramspec.llama.target import Target
+from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.sampling.settings import Sampling
+
+PARTS = (
+    (MixtureDrafter, "propose"),
+    (CostPolicy, "plan"),
+    (Generation, "batch"),
+    (Target, "evaluate"),
+    (Passes, "decode"),
+    (Passes, "logits"),
+    (Generation, "take"),
+    (SamplerChain, "draw"),
+    (Emission, "step"),
+    (Target, "rollback"),
+    (MixtureDrafter, "accept"),
+    (CostPolicy, "record"),
+)
+"""What is timed apart, those inside others after them."""
+
+
+class Watch:
+    """Seconds inside `llama_decode` so far, and the seconds of each part in each pass, the former not counted."""
+
+    def __init__(self) -> None:
+        self.inside = 0.0
+        self.parts: dict[str, float] = defaultdict(float)
+
+    def decoding(self, decode: Callable[..., int]) -> Callable[..., int]:
+        def timed(*arguments: Any) -> int:
+            began = time.perf_counter()
+            try:
+                return decode(*arguments)
+            finally:
+                self.inside += time.perf_counter() - began
+
+        return timed
+
+    def part(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*arguments: Any, **options: Any) -> Any:
+            began, inside = time.perf_counter(), self.inside
+            try:
+                return call(*arguments, **options)
+            finally:
+                self.parts[name] += time.perf_counter() - began - (self.inside - inside)
+
+        return timed
+
+    @contextmanager
+    def watching(self, *, parts: bool) -> Iterator[None]:
+        with ExitStack() as stack:
+            stack.enter_context(patch.object(llama, "llama_decode", self.decoding(llama.llama_decode)))
+            for owner, name in PARTS if parts else ():
+                full = f"{owner.__name__}.{name}"
+                stack.enter_context(patch.object(owner, name, self.part(full, getattr(owner, name))))
+            yield
+
+
+def run(
+    decoder: SpeculativeDecoder, prompt: list[int], tokens: int, sampling: Sampling, *, parts: bool
+) -> dict[bool, list[dict[str, float]]]:
+    """For passes without a draft and with one: microseconds of each, in all and by part, rows and tokens."""
+    watch = Watch()
+    found: dict[bool, list[dict[str, float]]] = {False: [], True: []}
+    with watch.watching(parts=parts):
+        steps = decoder.generate(prompt, max_tokens=tokens, sampling=sampling)
+        next(steps)
+        next(steps, None)  # measures the cost of a pass, where nobody has
+        while True:
+            watch.parts.clear()
+            began, inside = time.perf_counter(), watch.inside
+            step = next(steps, None)
+            seconds = time.perf_counter() - began - (watch.inside - inside)
+            if step is None:
+                return found
+            figures = {"outside": seconds, **watch.parts}
+            found[bool(step.drafted)].append(
+                {"sent": len(step.drafted), "kept": step.accepted} | {name: 1e6 * x for name, x in figures.items()}
+            )
+
+
+def report(name: str, found: dict[bool, list[dict[str, float]]]) -> None:
+    for drafted, passes in found.items():
+        if len(passes) < 10:
+            continue
+        took = [one["outside"] for one in passes]
+        sent, kept = (sum(one[key] for one in passes) / len(passes) for key in ("sent", "kept"))
+        kind = f"drafted passes ({sent:.1f} sent, {kept:.1f} kept)" if drafted else "passes without a draft"
+        tenths = quantiles(took, n=10)
+        print(f"{name}, {len(passes)} {kind}: median {median(took):.1f} us", end="")
+        print(f" (10 % below {tenths[0]:.1f}, 10 % above {tenths[-1]:.1f})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--tokens", type=int, default=400)
+    parser.add_argument("--exact", default="auto", choices=("auto", "on", "off"))
+    parser.add_argument("-t", type=int, default=None)
+    parser.add_argument("--parts", action="store_true", help="also the parts of a pass")
+    options = parser.parse_args()
+    target = Target(options.model, n_ctx=2048, threads=options.t)
+    prompt = target.tokenize((Path(__file__).parents[2] / "ngramspec/drafting/fading.py").read_text() * 2)
+    decoder = SpeculativeDecoder(target, exact=options.exact)
+    for name, sampling in (("greedy", Sampling()), ("temperature 0.8", Sampling(temperature=0.8, seed=1))):
+        report(name, run(decoder, prompt, options.tokens, sampling, parts=False))
+        if not options.parts:
+            continue
+        passes = run(decoder, prompt, options.tokens, sampling, parts=True)[True]
+        for part in ("outside", *(f"{owner.__name__}.{method}" for owner, method in PARTS)):
+            print(f"    {part:30} {median(one.get(part, 0.0) for one in passes):6.1f} us")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""`ngramspec.Llama` against `llama_cpp.Llama`, the class in whose place it stands: tokens per second, by kind of text.
+
+Both generate every packaged prompt in turn, under the parent's own settings; texts that differ are named. Time counts
+from the first token. Last comes what the first call cost, in which ngramspec measures the machine if it never did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections import defaultdict
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import llama_cpp
+
+import ngramspec
+from ngramspec.prompts import load_prompts
+
+
+def run(llama: Any, prompt: list[int], tokens: int, temperature: float) -> tuple[list[int], float]:
+    """A text, and its tokens per second."""
+    llama.reset()
+    llama.set_seed(1)
+    stream = llama.generate(prompt, temp=temperature)
+    text = [next(stream)]
+    began = time.perf_counter()
+    text += [token for _, token in zip(range(tokens), stream, strict=False)]
+    seconds = time.perf_counter() - began
+    stream.close()
+    return text, (len(text) - 1) / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("-n", type=int, default=128)
+    parser.add_argument("-c", type=int, default=2048)
+    parser.add_argument("-t", type=int, default=2)
+    parser.add_argument("--temp", type=float, default=0.0)
+    parser.add_argument("--flash-attn", action="store_true")
+    parser.add_argument("--limit", type=int, default=3, help="prompts per category")
+    parser.add_argument("--rounds", type=int, default=3)
+    options = parser.parse_args()
+    settings = {"n_ctx": options.c, "n_threads": options.t, "n_threads_batch": options.t, "verbose": False}
+    settings["flash_attn"] = options.flash_attn
+    # First ours, which leaves out AMX kernels that would end the process.
+    ours = ngramspec.Llama(str(options.model), **settings)
+    parent = llama_cpp.Llama(str(options.model), **settings)
+    began = time.perf_counter()
+    run(ours, ours.tokenize(b"warm"), 8, 0.0)
+    first = time.perf_counter() - began
+    run(parent, ours.tokenize(b"warm"), 8, 0.0)
+    seen: dict[str, int] = defaultdict(int)
+    ratios: dict[str, list[float]] = defaultdict(list)
+    speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    differing: list[str] = []
+    for prompt in load_prompts(None):
+        text = prompt.text or "".join(
+            f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt.messages or ()
+        )
+        text += "" if prompt.text else "<|im_start|>assistant\n"
+        ids = ours.tokenize(text.encode(), add_bos=True, special=True)
+        if seen[prompt.category] == options.limit or len(ids) + options.n + 16 > options.c:
+            continue
+        seen[prompt.category] += 1
+        for number in range(options.rounds):
+            order = [("Llama", parent), ("ngramspec.Llama", ours)]
+            found = {name: run(llama, ids, options.n, options.temp) for name, llama in order[:: 1 - 2 * (number % 2)]}
+            for name, (_, speed) in found.items():
+                speeds[prompt.category][name].append(speed)
+            ratios[prompt.category].append(found["ngramspec.Llama"][1] / found["Llama"][1])
+            if not number and found["Llama"][0] != found["ngramspec.Llama"][0]:
+                differing.append(f"{prompt.category}/{prompt.id}")
+    print(f"{'median tokens/s':20s}{'Llama':>10s}{'ngramspec.Llama':>18s}{'ratio':>8s}{'least':>8s}")
+    for category, by_name in speeds.items():
+        plain, drafted = (median(by_name[name]) for name in ("Llama", "ngramspec.Llama"))
+        print(f"{category:20s}{plain:10.1f}{drafted:18.1f}{median(ratios[category]):8.2f}{min(ratios[category]):8.2f}")
+    print(f"texts that differ: {', '.join(differing) or 'none'}; first call: {first:.1f} s")
+    stats = ours.draft_stats
+    print(
+        f"passes {stats.passes}, drafted {stats.drafted}, accepted {stats.accepted}, by account {stats.estimated_gain}"
+    )
+
+
+if __name__ == "__main__":
+    main()
