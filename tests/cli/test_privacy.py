@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fnmatch
 import os
-import pty
 import re
 import signal
 import stat
@@ -21,6 +20,7 @@ from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 from platformdirs.windows import Windows
 from support.cli_runner import COMMAND, DEMO, PATIENCE, PYTHONPATH, run
+from support.tmux import Terminal
 
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -66,25 +66,16 @@ def test_the_folders_are_where_the_page_says(
         assert re.split(r"[\\/]", str(found[name])) == [*re.split(r"[\\/]", places[start]), *rest]
 
 
-def chat_at_a_terminal(env: dict[str, str]) -> None:
+def chat_at_a_terminal(home: Path, folder: Path) -> None:
     """Type a message and leave."""
-    ours, theirs = pty.openpty()
-    command = [*COMMAND, "chat", *FEW]
-    with subprocess.Popen(command, env=env, stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True) as chat:
-        os.close(theirs)
-        shown, end = b"", time.monotonic() + PATIENCE
-        for wanted, typed in ((b"Ctrl-D leaves", f"{SECRET}\r"), (b"tokens/s", "/quit\r")):
-            while wanted not in shown:
-                assert time.monotonic() < end, shown
-                shown += os.read(ours, 4096)
-            os.write(ours, typed.encode())
-        with os.fdopen(ours, "rb", buffering=0) as rest:
-            try:
-                while rest.read(4096):
-                    pass
-            except OSError:  # the other end is closed
-                pass
-        assert chat.wait(PATIENCE) == 0
+    places = {"XDG_CACHE_HOME": f"{home}/.cache", "XDG_STATE_HOME": f"{home}/.local/state", "PYTHONPATH": PYTHONPATH}
+    terminal = Terminal(places, folder, [*COMMAND, "chat", *FEW], [f"HOME={home}"])
+    try:
+        terminal.ask(SECRET, "tokens/s")
+        terminal.type("/quit")
+        terminal.wait("^exit code 0$")
+    finally:
+        terminal.close()
 
 
 def ask_the_server(env: dict[str, str], log: Path) -> None:
@@ -118,7 +109,7 @@ def homes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
         calls = [["complete", str(text), *FEW], ["chat", "-f", str(text), *FEW]]
         if keeps:
             calls = [["memory", "remember", "on"], ["memory", "add", str(text)], *calls, [*calls[-1], "--keep"]]
-            chat_at_a_terminal(env)
+            chat_at_a_terminal(home, text.parent)
         else:
             short = ["--prompts", str(text), "-t", "1", "-c", "512", "-n", "8"]
             calls += [["bench", *short, "--repeat", "1"], ["verify", *short, "--seconds", "1"], ["info", "-c", "512"]]
@@ -175,9 +166,8 @@ def test_only_those_that_are_said_to_hold_texts_do(homes: tuple[Path, Path]) -> 
     assert not [p for p in patterns("Texts of yours") if not fnmatch.filter(holding, p)]
 
 
-def test_nobody_else_can_read_them(homes: tuple[Path, Path]) -> None:
+def test_nobody_else_can_read_what_they_hold(homes: tuple[Path, Path]) -> None:
     for home in homes:
         for name, path in files(home).items():
-            assert stat.S_IMODE(path.stat().st_mode) == 0o600 or (name.endswith(".lock") and not path.stat().st_size), (
-                name
-            )
+            found = path.stat()
+            assert stat.S_IMODE(found.st_mode) == 0o600 or found.st_size == 0, name
