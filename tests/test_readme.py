@@ -19,7 +19,10 @@ from ngramspec.policies import POLICIES
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
 REFERENCE = (ROOT / "cli" / "README.md").read_text("utf-8")
-PAGES = sorted([ROOT / "README.md", *(p for room in ("cli", "ngramspec") for p in (ROOT / room).rglob("README.md"))])
+GUIDE = [page for page in (ROOT / "cli" / "guide").glob("*.md") if page.name != "README.md"]
+PAGES = sorted(
+    [ROOT / "README.md", *GUIDE, *(p for room in ("cli", "ngramspec") for p in (ROOT / room).rglob("README.md"))]
+)
 TOP = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 # `memory` is a group: its commands count, not the group.
 COMMANDS = {n: c for name, top in TOP.items() for n, c in getattr(top, "commands", {name: top}).items()}

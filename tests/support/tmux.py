@@ -41,7 +41,7 @@ class Terminal:
         script = f"cd {shlex.quote(str(folder))}; {chat}; echo exit code $?; stty -a; exec sleep 100"
         self._run("new-session", "-d", "-x", "100", "-y", "40", "bash", "-c", script)
         try:
-            self.wait("/help lists commands.*\n>")
+            self.wait(r"/help lists commands.*\n(.*\n)*>")
         except BaseException:
             self.close()
             raise

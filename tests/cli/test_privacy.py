@@ -1,0 +1,173 @@
+"""The page on privacy: run in an empty home, ngramspec leaves the files that it names there, and no others."""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import re
+import signal
+import stat
+import subprocess
+import sys
+import time
+from io import BytesIO
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from platformdirs.macos import MacOS
+from platformdirs.unix import Unix
+from platformdirs.windows import Windows
+from support.cli_runner import COMMAND, DEMO, PATIENCE, PYTHONPATH, run
+from support.tmux import Terminal
+
+from ngramspec.llama.vocabulary import Vocabulary
+
+PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("utf-8")
+SECRET = "zanzibar quetzal marzipan"
+"""Stands in every text that is given to ngramspec."""
+
+FEW = ["-t", "1", "-c", "512", "-n", "8"]
+
+
+def section(heading: str) -> str:
+    return next(part for part in PAGE.split("\n## ") if part.startswith(f"{heading}\n"))
+
+
+def patterns(heading: str) -> set[str]:
+    """The files of a table, with the short names of folders, such as CACHE/tuned/*.json."""
+    names = re.findall(r"^\| `([A-Z]+/[^`]+)` \|", section(heading), re.MULTILINE)
+    assert names
+    return {name.replace("NAME", "*") for name in names}
+
+
+def folders(system: str) -> dict[str, str]:
+    """The folders by their short names, as the page has them for an operating system."""
+    head, _, *rows = re.findall(r"^\|(.*)\|$", PAGE.split("\n## ")[0], re.MULTILINE)
+    column = [cell.strip() for cell in head.split("|")].index(system)
+    cells = [[cell.strip(" `") for cell in row.split("|")] for row in rows]
+    return {row[0]: row[column] for row in cells}
+
+
+@pytest.mark.parametrize(("system", "kind"), [("Linux", Unix), ("macOS", MacOS), ("Windows", Windows)])
+def test_the_folders_are_where_the_page_says(
+    system: str, kind: type[Unix], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("WIN_PD_OVERRIDE_LOCAL_APPDATA", "C:\\Local")
+    for name in [name for name in os.environ if name.startswith("XDG_")]:
+        monkeypatch.delenv(name)
+    there = kind("ngramspec", appauthor=False)
+    found = {n.upper(): getattr(there, f"user_{n}_dir") for n in ("cache", "data", "config", "state")}
+    places = {"~": str(tmp_path), "%LOCALAPPDATA%": "C:\\Local"}
+    for name, path in folders(system).items():
+        start, *rest = re.split(r"[\\/]", path)
+        assert re.split(r"[\\/]", str(found[name])) == [*re.split(r"[\\/]", places[start]), *rest]
+
+
+def chat_at_a_terminal(home: Path, folder: Path) -> None:
+    """Type a message and leave."""
+    places = {"XDG_CACHE_HOME": f"{home}/.cache", "XDG_STATE_HOME": f"{home}/.local/state", "PYTHONPATH": PYTHONPATH}
+    terminal = Terminal(places, folder, [*COMMAND, "chat", *FEW], [f"HOME={home}"])
+    try:
+        terminal.ask(SECRET, "tokens/s")
+        terminal.type("/quit")
+        terminal.wait("^exit code 0$")
+    finally:
+        terminal.close()
+
+
+def ask_the_server(env: dict[str, str], log: Path) -> None:
+    """One request, and the end of the server."""
+    with log.open("wb") as errors:
+        command = [*COMMAND, "serve", "-t", "1", "-c", "512", "--port", "0"]
+        server = subprocess.Popen(command, env=env, stderr=errors)
+    try:
+        end = time.monotonic() + PATIENCE
+        while " is ready: " not in log.read_text("utf-8"):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        (address,) = re.findall(r"listening on (\S+)", log.read_text("utf-8"))
+        answer = httpx.post(f"{address}/completion", json={"prompt": SECRET, "n_predict": 8}, timeout=PATIENCE)
+        assert answer.status_code == 200
+    finally:
+        server.send_signal(signal.SIGINT)
+        assert server.wait(PATIENCE) == 0
+
+
+@pytest.fixture(scope="module")
+def homes(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A home after all commands but those that keep texts, and one after these."""
+    text = tmp_path_factory.mktemp("texts") / "text.txt"
+    text.write_text(f"{SECRET}. " * 8)
+    found = []
+    for keeps in (False, True):
+        home = tmp_path_factory.mktemp("home")
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("XDG_", "NGRAMSPEC_", "HF_"))}
+        env = {**kept, "HOME": str(home), "PYTHONPATH": PYTHONPATH, "NO_PROXY": "127.0.0.1", "TERM": "xterm"}
+        calls = [["complete", str(text), *FEW], ["chat", "-f", str(text), *FEW]]
+        if keeps:
+            calls = [["memory", "remember", "on"], ["memory", "add", str(text)], *calls, [*calls[-1], "--keep"]]
+            chat_at_a_terminal(home, text.parent)
+        else:
+            short = ["--prompts", str(text), "-t", "1", "-c", "512", "-n", "8"]
+            calls += [["bench", *short, "--repeat", "1"], ["verify", *short, "--seconds", "1"], ["info", "-c", "512"]]
+            calls += [["tune", "--seconds", "5", "-c", "512", "--depth", "128"], ["models"]]
+            ask_the_server(env, text.with_name("log"))
+            assert SECRET not in text.with_name("log").read_text("utf-8")
+        for call in calls:
+            done = run(env, *call)
+            assert done.code == 0, (call, done.err)
+        found.append(home)
+    return found[0], found[1]
+
+
+def files(home: Path) -> dict[str, Path]:
+    """All files of a home, by the page's names for their folders."""
+    if sys.platform != "linux":
+        pytest.skip("the folders of this system are elsewhere")
+    places = {home / path.removeprefix("~/"): name for name, path in folders("Linux").items()}
+    found = {}
+    for path in home.rglob("*"):
+        if path.is_file():
+            (place,) = [place for place in places if place in path.parents] or [home]
+            found[f"{places.get(place, 'HOME')}/{path.relative_to(place).as_posix()}"] = path
+    return found
+
+
+def unnamed(names: set[str], named: set[str]) -> set[str]:
+    return {name for name in names if not any(fnmatch.fnmatch(name, pattern) for pattern in named)}
+
+
+def test_every_file_is_named_and_every_name_is_a_file(homes: tuple[Path, Path]) -> None:
+    kept_no_text, kept_text = (set(files(home)) for home in homes)
+    without = patterns("No texts") | patterns("About your texts")
+    assert not unnamed(kept_no_text, without)
+    assert not unnamed(kept_text, without | patterns("Texts of yours"))
+    # A processor without AMX leaves no verdict on its kernels.
+    expected = (without | patterns("Texts of yours")) - {"CACHE/amx/*"}
+    assert not [p for p in expected if not fnmatch.filter(kept_no_text | kept_text, p)]
+
+
+def test_only_those_that_are_said_to_hold_texts_do(homes: tuple[Path, Path]) -> None:
+    with Vocabulary(DEMO) as vocabulary:
+        tokens = np.array(vocabulary.tokenize(f" {SECRET}", add_bos=False)[2:-2], np.int32).tobytes()
+    holding = set()
+    for home in homes:
+        for name, path in files(home).items():
+            raw = path.read_bytes()
+            if path.suffix == ".npz":
+                with np.load(BytesIO(raw)) as arrays:
+                    raw = b"".join(np.asarray(arrays[key]).tobytes() for key in arrays.files)
+            if tokens in raw or any(word.encode() in raw for word in SECRET.split()):
+                holding.add(name)
+    assert not unnamed(holding, patterns("Texts of yours"))
+    assert not [p for p in patterns("Texts of yours") if not fnmatch.filter(holding, p)]
+
+
+def test_nobody_else_can_read_what_they_hold(homes: tuple[Path, Path]) -> None:
+    for home in homes:
+        for name, path in files(home).items():
+            found = path.stat()
+            assert stat.S_IMODE(found.st_mode) == 0o600 or found.st_size == 0, name
