@@ -27,6 +27,7 @@ from ngramspec.llama.state import Cache
 from ngramspec.llama.trial import Trial
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import has_broken_amx, machine_key
+from ngramspec.models.gguf import read_header
 
 __all__ = ["BorrowedLane", "BorrowedVocabulary", "DraftModel", "LlamaCpp", "mend", "obstacle"]
 
@@ -125,6 +126,7 @@ class BorrowedVocabulary(Vocabulary):
         self._model = owner.model
         self._vocab = llama.llama_model_get_vocab(self._model)
         self.n_vocab = llama.llama_vocab_n_tokens(self._vocab)
+        self.vocabulary_hash = read_header(self.path).vocabulary
         self._pieces, self._ends = {}, {}
 
     def close(self) -> None:

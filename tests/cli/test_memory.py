@@ -301,7 +301,7 @@ def test_remembering_is_not_suggested_to_one_who_decided(
 def test_remembering_is_suggested_by_chat_at_a_terminal(
     own_home: Path, here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chat, "Terminal", lambda _names: [])
+    monkeypatch.setattr(chat, "Terminal", lambda *_: [])
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
     line = ["chat", "-t", "1", "-c", "256"]
     assert "remember on" not in here(*line, "--no-memory").err
