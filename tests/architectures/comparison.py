@@ -52,7 +52,7 @@ TIE = 2.0
 """A difference is rounding up to so many times the largest one that was measured in the same row: two ties in it."""
 
 WAYS = (
-    *((1, 32, 0), (1, 512, 5), (7, 128, 1), (16, 300, 17)),
+    *((1, 32, 0), (1, 512, 5), (7, 128, 1), (16, 300, 17), (64, 512, 0)),
     *((size, chunk, end) for end in range(0, 48, 6) for chunk in range(40, 513, 37) for size in (1, 7)),
 )
 """Of sending a text, as in `Reference.follow`, that are tried one after another before logits count as corrupt."""

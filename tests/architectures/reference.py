@@ -72,13 +72,15 @@ class Reference:
 
         Args:
             prompt, text: both not empty.
-            size: of a batch behind the prompt.
+            size: of a batch behind the prompt; the last one is filled up with a token that nothing comes after.
             chunk: of a batch of the prompt; None: the largest.
             end: tokens of the prompt's end that are a batch of their own.
         """
         with self._context() as decode:
             rows = [self._read(decode, prompt, chunk, end)[np.newaxis]]
-            rows += [decode(text[i : i + size]) for i in range(0, len(text) - 1, size)]
+            for i in range(0, len(text) - 1, size):
+                batch = list(text[i : i + size])
+                rows.append(decode([*batch, *batch[-1:] * (size - len(batch))]))
         return np.concatenate(rows)[: len(text)]
 
     def rows(self, text: Sequence[int]) -> Rows:
