@@ -9,6 +9,7 @@ import io
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -95,12 +96,25 @@ def usage_error(message: str) -> NoReturn:
 
 
 def raise_on_sigterm() -> None:
-    """Let SIGTERM unwind the stack, so that what was generated is still written."""
+    """Let SIGTERM unwind the stack, so that what was generated is still written; nor is a Ctrl-C lost.
+
+    Where llama.cpp calls back into Python, as it does for each line of its log, an exception goes no further than that
+    call. If a signal raised it, the signal is sent once more.
+    """
+    sent_again = {Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
 
     def terminate(_signal: int, _frame: FrameType | None) -> NoReturn:
         raise Terminated
 
+    def dropped(lost: sys.UnraisableHookArgs) -> None:
+        number = sent_again.get(lost.exc_type)
+        if number is None:
+            sys.__unraisablehook__(lost)
+        else:  # not at once: it would be raised in here
+            threading.Timer(0.01, signal.raise_signal, [number]).start()
+
     signal.signal(signal.SIGTERM, terminate)
+    sys.unraisablehook = dropped
 
 
 @dataclass(slots=True)

@@ -270,6 +270,32 @@ def test_a_signal_while_the_model_loads(env: dict[str, str], file: Path, number:
         assert "Traceback" not in done.err
 
 
+CALLED_BACK = """
+import ctypes, signal, time
+from ngramspec_cli.console import Terminated, raise_on_sigterm
+
+raise_on_sigterm()
+number = int(input())
+try:
+    ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
+    print("lost")
+    for _ in range(100):
+        time.sleep(0.1)
+except (KeyboardInterrupt, Terminated) as error:
+    print(type(error).__name__)
+"""
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Terminated")])
+def test_a_signal_within_a_call_back_from_c_is_not_lost(env: dict[str, str], number: int, error: str) -> None:
+    script = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{CALLED_BACK}"
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command, input=str(int(number)), capture_output=True, check=True, text=True, env=env, timeout=PATIENCE
+    )
+    assert (done.stdout.split(), done.stderr) == (["lost", error], "")
+
+
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_from_outside(env: dict[str, str], file: Path, number: int, code: int) -> None:
     command = [*COMMAND, "complete", "-t", "1", "-c", "16384", "-n", "-1", *ENDLESS, str(file)]
