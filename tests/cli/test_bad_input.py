@@ -14,13 +14,11 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli import app
-from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run, run_signalled, shell
+from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, run, run_signalled, shell
 from support.tiny_gguf import write_gguf
 
 SMALL = ["complete", "-t", "1", "-c", "512", "-n", "4"]
 TEXT = b"def add(a, b):\n    return a + b\n"
-# Random tokens, so that hardly any ends the text.
-ENDLESS = ["--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "1"]
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
