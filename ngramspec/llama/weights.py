@@ -87,8 +87,7 @@ class Weights(Vocabulary):
         llama.llama_model_desc(self._model, buffer, 256)
         self.description = buffer.value.decode("utf-8", "replace")
         self.devices = devices.devices(libggml)
-        is_recurrent = llama.llama_model_is_recurrent, llama.llama_model_is_hybrid
-        self._recurrent = any(ask(self._model) for ask in is_recurrent)
+        self._recurrent = is_recurrent(self._model)
 
     @property
     def uses_amx(self) -> bool:
@@ -148,6 +147,11 @@ class Weights(Vocabulary):
         threads = f"{self.threads}" if self.threads_batch == self.threads else f"{self.threads}/{self.threads_batch}"
         devices = [d.name for d in self.devices]
         return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {devices}")
+
+
+def is_recurrent(model: Any) -> bool:
+    """Whether a model has a state that cannot be cut as a KV cache can, if only in some of its layers."""
+    return bool(llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
 
 
 def machine_key(path: Path, settings: str) -> str:
