@@ -14,7 +14,7 @@ from llama_cpp._ggml import libggml
 
 from ngramspec import machine
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, bindings, devices, huge_pages, log
+from ngramspec.llama import amx, bindings, devices, first_load, huge_pages, log
 from ngramspec.llama.devices import build
 from ngramspec.llama.kv_cache import CacheShape, CacheType, fitting_context
 from ngramspec.llama.vocabulary import Vocabulary
@@ -177,14 +177,9 @@ def model_key(path: Path) -> str:
         OSError: the file cannot be read.
     """
     log.init_backend()
-    digest = hashlib.blake2b(digest_size=12)
     size = path.stat().st_size
-    with path.open("rb") as file:
-        digest.update(file.read(1 << 16))
-        file.seek(max(0, size - (1 << 16)))
-        digest.update(file.read(1 << 16))
-    digest.update(f"{size} {build()} {machine.name()}".encode())
-    return digest.hexdigest()
+    named = f"{size} {build()} {machine.name()}".encode()
+    return hashlib.blake2b(first_load.edges(path, size) + named, digest_size=12).hexdigest()
 
 
 def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str:
