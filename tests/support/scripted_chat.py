@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
@@ -15,13 +16,15 @@ from ngramspec.decoding.step import Step
 
 
 def say(_decoder: SpeculativeDecoder, _prompt: Sequence[int], **_options: object) -> Iterator[Step]:
-    """The file, word by word; behind "PAUSE" there is half a second of silence."""
+    """The file, word by word; behind "PAUSE" there is silence until the terminal has another size."""
     text, pace = Path(sys.argv[1]).read_text("utf-8"), float(sys.argv[2])
     for number, piece in enumerate(re.findall(r"\s*\S+|\s+", text)):
         pauses = "PAUSE" in piece
+        size = os.get_terminal_size() if pauses else None
         time.sleep(0.1 if pauses else pace)  # so long after the last word that it is shown at once
         yield Step((1,), (piece.replace("PAUSE", ""),), seconds=pace, batch=min(number, 1))
-        time.sleep(0.5 if pauses else 0)
+        while pauses and os.get_terminal_size() == size:
+            time.sleep(0.01)
     yield Step((2,), ("",), seconds=pace, batch=1, stop="eog")
 
 
