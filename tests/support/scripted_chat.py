@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import sys
@@ -9,6 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from ngramspec_cli import markdown_stream
 from ngramspec_cli.app import run
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -29,5 +31,6 @@ def say(_decoder: SpeculativeDecoder, _prompt: Sequence[int], **_options: object
 
 
 if __name__ == "__main__":
+    markdown_stream.SHARE = math.inf  # else the busier the machine, the later is shown what is said before a pause
     SpeculativeDecoder.generate = say  # type: ignore[assignment, method-assign]
     sys.exit(run(sys.argv[3:]))
