@@ -7,11 +7,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 from support.cli_runner import DEMO, environment
 from support.vocabulary_files import WORDS, write_words
 
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
+
+# Neither chance nor what else the machine does decides whether a property holds.
+settings.register_profile("repeatable", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("repeatable")
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +43,7 @@ def demo_vocabulary() -> Vocabulary:
     return Vocabulary(DEMO)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session", autouse=True)
 def _interruptible() -> Iterator[None]:
     """Where tests run in the background SIGINT may be ignored, which a child would inherit."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -157,7 +157,7 @@ print(guesser.__file__, len(uncompiled()), *drafter.propose(4).tokens)
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=120,
     )
     file, plain, *tokens = done.stdout.split()
     assert int(plain) == sum(name.startswith("ngramspec/drafting/") for name in compiled_modules())

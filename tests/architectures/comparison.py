@@ -109,10 +109,13 @@ class Bench:
 
     def run(self, setting: Setting) -> list[Result]:
         """All requests of a session, after which the cache is empty."""
+        return list(self.requests(setting))
+
+    def requests(self, setting: Setting) -> Iterator[Result]:
+        """The requests of a session one by one: who looks for a corrupt one need not judge those behind it."""
         prompts = Prompts(self.target.n_vocab, setting.length)
         self._sessions += 1
         folder = self._folder / str(self._sessions)
-        results = []
         try:
             for asks in setting.asks:
                 recorder = LogitsKeeper(self.target)
@@ -126,10 +129,10 @@ class Bench:
                     calibration_folder=folder,
                     curve=None if setting.measured or self.exact else CostCurve({1: 1.0}),
                 )
-                results += [self._request(decoder, recorder, setting, prompts, ask) for ask in asks]
+                for ask in asks:
+                    yield self._request(decoder, recorder, setting, prompts, ask)
         finally:
             self.target.clear()
-        return results
 
     def _drafter(self, setting: Setting) -> Oracle | str | None:
         if setting.drafter != "oracle":

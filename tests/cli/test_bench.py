@@ -170,7 +170,6 @@ def test_a_broken_prompts_file_is_one_line(environment: dict[str, str], tmp_path
     assert "bad.toml is not valid TOML" in complaint(run(environment, *SHORT, "--prompts", tmp_path, code=1))
 
 
-@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_bench_shows_what_it_has(
     environment: dict[str, str], tmp_path: Path, number: signal.Signals, code: int

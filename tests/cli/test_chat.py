@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_runner import ENDLESS, PYTHONPATH
+from support.cli_runner import ENDLESS, UNENDED, environment
 from support.tmux import PATIENCE, PROMPT, Terminal
 
 CHAT = [sys.executable, "-m", "ngramspec_cli.app", "chat", "-t", "1"]
-SMALL = ["-c", "512", "-n", "30", "-s", "1"]
+SMALL = ["-c", "512", "-n", "30", "-s", "1", *UNENDED]
 UNENDING = ["-c", "16384", "-n", "-1", *ENDLESS]
 
 
@@ -26,10 +26,7 @@ UNENDING = ["-c", "16384", "-n", "-1", *ENDLESS]
 def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """An environment with folders of its own; the cost curve is measured once."""
     folder = tmp_path_factory.mktemp("home")
-    changed = {"XDG_CACHE_HOME": str(folder / "cache"), "XDG_STATE_HOME": str(folder / "state")} | {
-        "PYTHONPATH": PYTHONPATH
-    }
-    return {k: v for k, v in os.environ.items() if not k.startswith("NGRAMSPEC_")} | changed
+    return environment(folder) | {"XDG_STATE_HOME": str(folder / "state")}
 
 
 class Done:
@@ -174,7 +171,7 @@ def terminal(home: dict[str, str], tmp_path: Path, request: pytest.FixtureReques
     running.close()
 
 
-STATUS = r"^\d+ tokens at .* tokens/s"
+STATUS = r"^\d+ tokens? at .* tokens/s"
 
 
 @pytest.mark.parametrize("terminal", [[*SMALL, "--policy", "fixed"]], indirect=True)

@@ -248,7 +248,8 @@ def test_watching_until_ctrl_c(home: dict[str, str], project: Path) -> None:
         told = iter(process.stderr.readline, "")
         assert any("3 files added" in line for line in told)
         assert next(told) == f"watching {project}; Ctrl-C ends it\n"
-        (project / "c.py").write_text("print('new')\n")
+        (project.parent / "c.py").write_text("print('new')\n")
+        (project.parent / "c.py").rename(project / "c.py")  # whole at once
         assert re.search(r"^\d\d:\d\d:\d\d 1 file added; \d+ tokens read$", next(told))
         (project / "a.py").unlink()
         assert "0 files added, 1 gone" in next(told)

@@ -19,7 +19,7 @@ import pytest
 from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 from platformdirs.windows import Windows
-from support.cli_runner import COMMAND, DEMO, PATIENCE, PYTHONPATH, run
+from support.cli_runner import COMMAND, DEMO, PATIENCE, PYTHONPATH, UNENDED, run
 from support.tmux import Terminal
 
 from ngramspec.llama.vocabulary import Vocabulary
@@ -28,7 +28,7 @@ PAGE = (Path(__file__).parents[2] / "cli" / "guide" / "privacy.md").read_text("u
 SECRET = "zanzibar quetzal marzipan"
 """Stands in every text that is given to ngramspec."""
 
-FEW = ["-t", "1", "-c", "512", "-n", "8"]
+FEW = ["-t", "1", "-c", "512", "-n", "8", *UNENDED]
 
 
 def section(heading: str) -> str:
@@ -68,8 +68,8 @@ def test_the_folders_are_where_the_page_says(
 
 def chat_at_a_terminal(home: Path, folder: Path) -> None:
     """Type a message and leave."""
-    places = {"XDG_CACHE_HOME": f"{home}/.cache", "XDG_STATE_HOME": f"{home}/.local/state", "PYTHONPATH": PYTHONPATH}
-    terminal = Terminal(places, folder, [*COMMAND, "chat", *FEW], [f"HOME={home}"])
+    places = {"HOME": str(home), "XDG_CACHE_HOME": f"{home}/.cache", "XDG_STATE_HOME": f"{home}/.local/state"}
+    terminal = Terminal(places | {"PYTHONPATH": PYTHONPATH}, folder, [*COMMAND, "chat", *FEW])
     try:
         terminal.ask(SECRET, "tokens/s")
         terminal.type("/quit")

@@ -146,7 +146,6 @@ def test_what_must_hold_and_does_not_is_named(
     assert difference["plain_logit"] > difference["drafted_logit"]
 
 
-@pytest.mark.usefixtures("_interruptible")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_check_shows_what_it_has(
     env: dict[str, str], prompts: Path, tmp_path: Path, number: signal.Signals, code: int

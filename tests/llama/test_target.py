@@ -545,7 +545,7 @@ def test_a_file_name_that_is_no_unicode(files: dict[str, Path], tmp_path: Path) 
 
 
 def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits its own memory")

@@ -9,7 +9,18 @@ from pathlib import Path
 
 import pytest
 from filelock import FileLock
-from support.memories import N_VOCAB, VOCABULARY, a_text, answers, filled, finish, names, new_store, script
+from support.memories import (
+    N_VOCAB,
+    PATIENCE,
+    VOCABULARY,
+    a_text,
+    answers,
+    filled,
+    finish,
+    names,
+    new_store,
+    script,
+)
 
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory import store as store_module
@@ -205,7 +216,7 @@ def test_killed_in_the_middle_of_a_snapshot(tmp_path: Path, count: int) -> None:
     store = filled(tmp_path)
     before = [path.read_bytes() for path in tmp_path.glob("*.memory")]
     process = script(KILLED, tmp_path, "update", str(count))
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
     assert [path.read_bytes() for path in tmp_path.glob("*.memory")] == before
     assert list(tmp_path.glob("*.tmp"))
@@ -219,7 +230,7 @@ def test_killed_in_the_middle_of_a_snapshot(tmp_path: Path, count: int) -> None:
 def test_killed_between_two_generations(tmp_path: Path) -> None:
     store = filled(tmp_path)
     process = script(KILLED, tmp_path, "rename", "1000")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
     assert len(files(tmp_path)) == 2
     assert names(store) == ["file 0", "file 1", "file 2", "more"]
@@ -232,7 +243,7 @@ def test_killed_between_two_generations(tmp_path: Path) -> None:
 def test_killed_in_the_middle_of_an_answer(tmp_path: Path) -> None:
     store = filled(tmp_path)
     process = script(KILLED, tmp_path, "append", "0")
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == -signal.SIGKILL
     assert len(answers(store)) == 2
     store.append([4, 4])

@@ -64,8 +64,8 @@ def test_changes_of_every_kind(updates: Updates, store: Store, folder: Path, res
         (folder / name).unlink()
     assert counts(next(updates)) == (0, 0, 3)
     assert texts(store) == {}
-    # It rests after each but the one that it was left in.
-    assert len(rests) == 6
+    # It rests after each but the one that it was left in, and after any of which a word comes late.
+    assert len(rests) >= 6
     assert min(rests) > 0
 
 
@@ -81,11 +81,12 @@ def test_what_is_ignored_starts_no_update(
 ) -> None:
     (folder / "a.txt").write_text("changed")
     next(updates)
-    looked: list[set[str]] = []
+    looked: list[set[str]] = [set()]
     concern = watch._concern
 
     def watched(events: set[tuple[object, str]], roots: list[Path]) -> bool:
-        looked.append({Path(name).name for _, name in events})
+        if events:  # none: nothing came for a while
+            looked.append({Path(name).name for _, name in events})
         if "noise.log" in looked[-1]:
             # Only after it was decided on the noise: the next event.
             (folder / "c.txt").write_text("new")
@@ -100,9 +101,9 @@ def test_what_is_ignored_starts_no_update(
     (folder / ".git" / "index").write_text("index")
     assert counts(next(updates)) == (1, 0, 0)
     before_read = looked[: looked.index({"read"})]
-    assert "noise.log" in before_read[0]
+    assert "noise.log" in before_read[1]
     assert "c.txt" in before_read[-1]
-    assert "c.txt" not in before_read[0]
+    assert "c.txt" not in before_read[1]
     assert len(names(store)) == 4
 
 

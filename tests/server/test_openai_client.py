@@ -29,7 +29,7 @@ def client(
     server, service = scripted(script, **settings)
     with (
         listening(make_app(server, keys=keys)) as address,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="sk-test", max_retries=0, timeout=20) as made,
+        openai.OpenAI(base_url=f"{address}/v1", api_key="sk-test", max_retries=0, timeout=120) as made,
     ):
         yield made, service
 

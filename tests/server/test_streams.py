@@ -32,7 +32,7 @@ async def connected(
     server, service = scripted(script, **settings)
     server.ping_seconds = ping
     with listening(make_app(server)) as address:
-        async with httpx.AsyncClient(base_url=address, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=address, timeout=120) as client:
             try:
                 yield client, service
             finally:
@@ -41,7 +41,7 @@ async def connected(
 
 
 async def until(event: threading.Event) -> None:
-    assert await asyncio.to_thread(event.wait, 20)
+    assert await asyncio.to_thread(event.wait, 120)
 
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])

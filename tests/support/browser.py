@@ -39,7 +39,7 @@ os.dup2(answers, 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which what was waited for is taken to never happen."""
 
 KEYS = {"Enter": (13, "\r"), "Escape": (27, "")}

@@ -16,8 +16,11 @@ DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
 PATIENCE = 120.0
 """Seconds after which a run is taken to hang."""
 
-ENDLESS = ["--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "1", "-l", "0-inf", "-l", "2-inf"]
-"""Random tokens of the demo model, none of them one of the two that end its texts."""
+UNENDED = ["-l", "0-inf", "-l", "2-inf"]
+"""The demo model never takes the two tokens that end its texts."""
+
+ENDLESS = ["--temp", "4", "--top-k", "0", "--top-p", "1", "--min-p", "0", "-s", "1", *UNENDED]
+"""Random tokens of the demo model, none of which ends its text."""
 
 _VERDICTS = tempfile.TemporaryDirectory(prefix="ngramspec-verdicts-")
 _EMPTY = tempfile.TemporaryDirectory(prefix="ngramspec-no-smollm-")

@@ -8,7 +8,7 @@ import threading
 from ngramspec.batching.request import Done, Event, Failed
 from ngramspec.decoding.step import Step
 
-WAIT = 60
+WAIT = 120
 """Seconds after which a test gives up."""
 
 

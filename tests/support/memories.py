@@ -14,7 +14,7 @@ from ngramspec.memory.documents import Text
 
 N_VOCAB = 256
 VOCABULARY = bytes(range(16))
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 class Bytes:

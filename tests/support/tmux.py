@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PATIENCE = 30.0
+PATIENCE = 120.0
 """Seconds after which something that was waited for is taken never to come."""
 
 PROMPT = r"^> *\n+.* of \d+ tokens \(\d+%\).*\n*\Z"
@@ -35,10 +35,11 @@ class Terminal:
         # a socket is short by law, and tmp_path's is not.
         self._folder = tempfile.TemporaryDirectory()
         self._tmux = ["tmux", "-S", f"{self._folder.name}/tmux", "-f", os.devnull]
-        names = ("XDG_CACHE_HOME", "XDG_STATE_HOME", "PYTHONPATH")
-        unset = [f"-u{n}" for n in ("NGRAMSPEC_MODEL", "COLUMNS", "LINES", "NO_COLOR")]
+        names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "PYTHONPATH")
+        others = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "NGRAMSPEC_MODEL", "COLUMNS", "LINES", "NO_COLOR")
+        unset = [f"-u{n}" for n in others]
         chat = shlex.join(["env", *unset, *(f"{n}={home[n]}" for n in names), *variables, *command])
-        script = f"cd {shlex.quote(str(folder))}; {chat}; echo exit code $?; stty -a; exec sleep 100"
+        script = f"cd {shlex.quote(str(folder))}; {chat}; echo exit code $?; stty -a; exec sleep 600"
         self._run("new-session", "-d", "-x", "100", "-y", "40", "bash", "-c", script)
         try:
             self.wait(r"/help lists commands.*\n(.*\n)*>")
