@@ -31,7 +31,7 @@ def check(host: str, port: int) -> str:
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(
-            f"cannot listen on {host}:{port}: {reason}; choose another --port, or an IPv4 address of this machine as --host"
+            f"cannot listen on {host}:{port}: {reason}; choose another --port, or this machine's IPv4 address as --host"
         ) from error
     return f"{address}:{port}"
 
