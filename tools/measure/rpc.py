@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import multiprocessing as mp
 import socket
 import subprocess
@@ -21,14 +22,29 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 START = 15.0
 """Seconds that a worker may take to listen."""
 
 
-def pump(source: socket.socket, sink: socket.socket, delay: float, asked: threading.Event, trips: Any | None) -> None:
-    """Pass bytes on after a delay; towards the client, count the answers that were waited for."""
+class Way(NamedTuple):
+    """A network that is simulated.
+
+    Attributes:
+        delay: seconds each way.
+        rate: bytes a second each way.
+        trips, sent: counters that processes share: answers that were waited for, and bytes sent to workers.
+    """
+
+    delay: float
+    rate: float
+    trips: Any
+    sent: Any
+
+
+def pump(source: socket.socket, sink: socket.socket, way: Way, asked: threading.Event, *, back: bool) -> None:
+    """Pass bytes on as late as they would come; `back`: towards the client."""
     held: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
 
     def release() -> None:
@@ -41,43 +57,48 @@ def pump(source: socket.socket, sink: socket.socket, delay: float, asked: thread
                 return
 
     threading.Thread(target=release, daemon=True).start()
+    left = 0.0
     while True:
         try:
             data = source.recv(1 << 20)
         except OSError:
             data = b""
-        held.put((time.perf_counter() + delay, data))
+        left = max(left, time.perf_counter()) + len(data) / way.rate
+        held.put((left + way.delay, data))
         if not data:
             return
-        if trips is None:
+        if not back:
             asked.set()
+            with way.sent.get_lock():
+                way.sent.value += len(data)
         elif asked.is_set():
             asked.clear()
-            trips.value += 1
+            with way.trips.get_lock():
+                way.trips.value += 1
 
 
-def proxy(listener: socket.socket, worker: int, delay: float, trips: Any) -> None:
-    """Connections to a worker, `delay` seconds away each way."""
+def proxy(listener: socket.socket, worker: int, way: Way) -> None:
+    """Connections to a worker at the end of that way."""
     while True:
         client, _ = listener.accept()
         server = socket.create_connection(("127.0.0.1", worker))
         for end in (client, server):
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         asked = threading.Event()
-        threading.Thread(target=pump, args=(client, server, delay, asked, None), daemon=True).start()
-        threading.Thread(target=pump, args=(server, client, delay, asked, trips), daemon=True).start()
+        for ends, back in (((client, server), False), ((server, client), True)):
+            threading.Thread(target=pump, args=(*ends, way, asked), kwargs={"back": back}, daemon=True).start()
 
 
-def proxies(workers: Sequence[int], delay: float, trips: Any, ports: Any) -> None:
+def proxies(workers: Sequence[int], way: Way, ports: Any) -> None:
     """Serve until the process is ended; the ports go to `ports`."""
     listeners = [socket.create_server(("127.0.0.1", 0)) for _ in workers]
     for listener, worker in zip(listeners, workers, strict=True):
-        threading.Thread(target=proxy, args=(listener, worker, delay, trips), daemon=True).start()
+        threading.Thread(target=proxy, args=(listener, worker, way), daemon=True).start()
     ports.put([listener.getsockname()[1] for listener in listeners])
     threading.Event().wait()
 
 
-def measure(model: Path, ports: Sequence[int], tokens: int, threads: int, trips: Any, found: Any) -> None:
+def measure(model: Path, ports: Sequence[int], tokens: int, threads: int, way: Way, found: Any) -> None:
     """Decode over these workers; passes, seconds and the cost curve go to `found`."""
     from ngramspec.decoding.decoder import SpeculativeDecoder
     from ngramspec.llama import rpc
@@ -96,17 +117,18 @@ def measure(model: Path, ports: Sequence[int], tokens: int, threads: int, trips:
         for decoder in (decoders["drafted"], decoders["plain"]):
             list(decoder.generate(cases[0].tokens, max_tokens=32))
         for name in decoders:
-            result[name] = {"seconds": 0.0, "tokens": 0, "trips": 0, "batches": [], "texts": []}
+            result[name] = {"seconds": 0.0, "tokens": 0, "trips": 0, "sent": 0, "batches": [], "texts": []}
         for i, case in enumerate(cases):
             for name in sorted(decoders, reverse=i % 2 == 0):
                 steps = decoders[name].generate(case.tokens, max_tokens=tokens)
                 text = list(next(steps).tokens)
-                before, began = trips.value, time.perf_counter()
+                trips, sent, began = way.trips.value, way.sent.value, time.perf_counter()
                 for step in steps:
                     result[name]["batches"].append(step.batch)
                     text += step.tokens
                 result[name]["seconds"] += time.perf_counter() - began
-                result[name]["trips"] += trips.value - before
+                result[name]["trips"] += way.trips.value - trips
+                result[name]["sent"] += way.sent.value - sent
                 result[name]["tokens"] += len(text) - 1
                 result[name]["texts"].append(text)
         curve = decoders["drafted"].calibration.curve
@@ -142,6 +164,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--delays", default="0,1,5,20", help="round trips added, in milliseconds; 0 among them")
+    parser.add_argument("--mbit", type=float, default=math.inf, help="megabits a second that each connection carries")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("-n", type=int, default=150, help="tokens after each prompt")
     parser.add_argument("-t", type=int, default=1, help="threads of each worker")
@@ -161,14 +184,15 @@ def main() -> None:
             wait_for(port)
         print(
             "round trip +ms | plain tok/s (modelled) | drafted tok/s (modelled) | gain | tokens/pass | waits/pass"
-            " | change of size"
+            " | KB sent/pass | change of size"
         )
         for delay in delays:
-            trips, told, found = context.Value("l", 0), context.Queue(), context.Queue()
-            between = context.Process(target=proxies, args=(ports, delay / 2, trips, told), daemon=True)
+            way = Way(delay / 2, options.mbit * 1e6 / 8, context.Value("q", 0), context.Value("q", 0))
+            told, found = context.Queue(), context.Queue()
+            between = context.Process(target=proxies, args=(ports, way, told), daemon=True)
             between.start()
             child = context.Process(
-                target=measure, args=(options.model, told.get(), options.n, options.t, trips, found), daemon=True
+                target=measure, args=(options.model, told.get(), options.n, options.t, way, found), daemon=True
             )
             child.start()
             while found.empty() and child.is_alive():
@@ -179,14 +203,18 @@ def main() -> None:
             plain, drafted = run["plain"], run["drafted"]
             speed = {name: run[name]["tokens"] / run[name]["seconds"] for name in ("plain", "drafted")}
             model = {name: modelled(run[name], results[0.0], delay) for name in speed}
+
+            def each(count: str, unit: float, run: dict[str, Any] = run) -> str:
+                shares = (run[name][count] / unit / len(run[name]["batches"]) for name in ("plain", "drafted"))
+                return "{:.1f}, {:.1f} drafted".format(*shares)
+
             assert plain["texts"] == results[0.0]["plain"]["texts"]
             same = sum(a == b for a, b in zip(plain["texts"], drafted["texts"], strict=True))
             print(
                 f"{delay * 1e3:g} | {speed['plain']:.1f} ({model['plain']:.1f}) | {speed['drafted']:.1f}"
                 f" ({model['drafted']:.1f}) | {speed['drafted'] / speed['plain']:.2f} |"
-                f" {drafted['tokens'] / len(drafted['batches']):.2f} | {plain['trips'] / len(plain['batches']):.1f},"
-                f" {drafted['trips'] / len(drafted['batches']):.1f} drafted | {run['switch'] * 1e3:.2f} ms;"
-                f" {same} of {len(plain['texts'])} texts alike",
+                f" {drafted['tokens'] / len(drafted['batches']):.2f} | {each('trips', 1)} | {each('sent', 1e3)} |"
+                f" {run['switch'] * 1e3:.2f} ms; {same} of {len(plain['texts'])} texts alike",
                 flush=True,
             )
     finally:
