@@ -20,8 +20,8 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.exactness.choice import Exact
-from ngramspec.llama import rpc as far
 from ngramspec.llama.kv_cache import UNQUANTISED, CacheType
+from ngramspec.llama.rpc import PATIENCE, connect, workers
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
@@ -137,8 +137,14 @@ class LoadOptions:
     ] = -1
     rpc: Workers = None
     rpc_timeout: Annotated[
-        float, typer.Option("--rpc-timeout", min=1, help="Seconds without an answer after which a machine is lost.")
-    ] = far.PATIENCE
+        float | None,
+        typer.Option(
+            "--rpc-timeout",
+            min=1,
+            help=f"Seconds without an answer after which a machine counts as lost; default: {PATIENCE:g}.",
+            show_default=False,
+        ),
+    ] = None
     threads: Threads = None
     threads_batch: Annotated[
         int | None,
@@ -190,9 +196,11 @@ class LoadOptions:
             if self.gpu_layers == 0:
                 usage_error("-ngl 0 leaves no layer to --rpc; leave out one of them")
             try:
-                far.workers(self.rpc)
+                workers(self.rpc)
             except ValueError as error:
                 usage_error(f"--rpc: {error}")
+        elif self.rpc_timeout is not None:
+            usage_error("--rpc-timeout is for --rpc; leave it out")
 
     def find(self, model: str | None) -> ModelSource:
         """Connect to the workers, and find, fetch if need be, and check a model file.
@@ -200,7 +208,7 @@ class LoadOptions:
         A note on stderr says which if none is named.
         """
         if self.rpc is not None:
-            far.connect(far.workers(self.rpc), self.rpc_timeout)
+            connect(workers(self.rpc), self.rpc_timeout or PATIENCE)
         if self.hf_repo is not None:
             if model is not None:
                 usage_error(f"two models are named: {model} and, with -hf, {self.hf_repo}; give one")

@@ -208,14 +208,10 @@ def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
     """Which worker was lost and how, as far as can be told; `said` as above."""
     time.sleep(0.2)  # a process that ends closes what it has open one by one
     gone = [name for name in names if not _listens(name)]
-    suspects = ", ".join(gone or names)
-    who = f"one of the RPC workers {suspects}" if "," in suspects else f"RPC worker {suspects}"
     if gone:
-        how = "is gone"
-    elif said is None:
-        how = f"said nothing for {patience:g} s (--rpc-timeout waits longer)"
-    else:
-        how = "cut the connection"
+        return f"no RPC worker listens any more at {', '.join(gone)}: start it again, then this"
+    who = f"one of the RPC workers {', '.join(names)}" if len(names) > 1 else f"the RPC worker {names[0]}"
+    how = "cut the connection" if said else f"said nothing for {patience:g} s (--rpc-timeout waits longer)"
     return f"{who} {how}: start it again, then this"
 
 

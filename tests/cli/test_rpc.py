@@ -53,6 +53,7 @@ needs_rpc = pytest.mark.skipif(LACKS, reason="llama-cpp-python was built without
         (["--rpc", "host"], "--rpc: 'host' is not HOST:PORT"),
         (["--rpc", "[::1]:50052"], "IPv4 only"),
         (["--rpc", "a:1,a:1"], "a:1 is named twice"),
+        (["--rpc-timeout", "5"], "--rpc-timeout is for --rpc"),
         (["--rpc", "a:1", "-ngl", "0"], "-ngl 0 leaves no layer to --rpc"),
     ],
 )
@@ -230,7 +231,7 @@ def test_a_worker_that_dies_is_one_line_and_the_text_so_far_is_there(
     done = lose(home, pair, signal.SIGKILL)
     assert done.code == 1
     assert done.raw
-    assert done.complaint == f"RPC worker {pair[1].name} is gone: start it again, then this"
+    assert done.complaint == f"no RPC worker listens any more at {pair[1].name}: start it again, then this"
 
 
 @needs_rpc
