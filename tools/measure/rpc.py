@@ -98,7 +98,7 @@ def proxies(workers: Sequence[int], way: Way, ports: Any) -> None:
     threading.Event().wait()
 
 
-def measure(model: Path, ports: Sequence[int], tokens: int, threads: int, way: Way, found: Any) -> None:
+def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, way: Way, found: Any) -> None:
     """Decode over these workers; passes, seconds and the cost curve go to `found`."""
     from ngramspec.decoding.decoder import SpeculativeDecoder
     from ngramspec.llama import rpc
@@ -108,7 +108,7 @@ def measure(model: Path, ports: Sequence[int], tokens: int, threads: int, way: W
     rpc.connect([f"127.0.0.1:{port}" for port in ports])
     prompts = {prompt.category: prompt for prompt in reversed(load_prompts(None))}
     result: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as folder, Target(model, n_ctx=2048, threads=threads, exact="off") as target:
+    with tempfile.TemporaryDirectory() as folder, Target(model, n_ctx=n_ctx, threads=1, exact="off") as target:
         cases, _ = prepare(target, prompts.values(), tokens, target.n_ctx)
         decoders = {
             name: SpeculativeDecoder(target, drafter=drafter, exact="off", calibration_folder=Path(folder))
@@ -167,6 +167,7 @@ def main() -> None:
     parser.add_argument("--mbit", type=float, default=math.inf, help="megabits a second that each connection carries")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("-n", type=int, default=150, help="tokens after each prompt")
+    parser.add_argument("-c", type=int, default=2048, help="context in tokens; longer prompts are left out")
     parser.add_argument("-t", type=int, default=1, help="threads of each worker")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -192,7 +193,7 @@ def main() -> None:
             between = context.Process(target=proxies, args=(ports, way, told), daemon=True)
             between.start()
             child = context.Process(
-                target=measure, args=(options.model, told.get(), options.n, options.t, way, found), daemon=True
+                target=measure, args=(options.model, told.get(), options.n, options.c, way, found), daemon=True
             )
             child.start()
             while found.empty() and child.is_alive():
