@@ -23,6 +23,21 @@ SOURCE = "ggml-rpc"
 """What stands in ggml's message if it was the RPC backend that failed: the name of its source file."""
 
 
+class _Call:
+    """A call, and its end: what was returned, or the error; the first one counts."""
+
+    __slots__ = ("args", "ended", "function", "wake")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.function, self.args = function, args
+        self.ended: list[tuple[Any, BaseException | None]] = []
+        self.wake: SimpleQueue[None] = SimpleQueue()
+
+    def end(self, found: Any, error: BaseException | None) -> None:
+        self.ended.append((found, error))
+        self.wake.put(None)
+
+
 class Guard:
     """Runs calls that may never return. When one is given up, all that wait and all later calls raise TargetError.
 
@@ -43,8 +58,8 @@ class Guard:
         self.reason = ""
         self.explain = explain
         self._heard = 0.0
-        self._calls: SimpleQueue[tuple[Callable[..., Any], tuple[Any, ...], SimpleQueue[Any]]] = SimpleQueue()
-        self._waiting: set[SimpleQueue[Any]] = set()
+        self._calls: SimpleQueue[_Call] = SimpleQueue()
+        self._waiting: set[_Call] = set()
         self._thread = threading.Thread(target=self._work, name="llama.cpp", daemon=True)
         self._thread.start()
         self.on_abort = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._aborting)
@@ -60,15 +75,18 @@ class Guard:
         """
         if threading.current_thread() is self._thread:
             return function(*args)
-        answer: SimpleQueue[Any] = SimpleQueue()
-        self._waiting.add(answer)
+        call = _Call(function, args)
+        self._waiting.add(call)
         try:
             if self.lost.is_set():
                 raise TargetError(self.reason)
-            self._calls.put((function, args, answer))
-            return self._await(answer)
+            self._await(call)
         finally:
-            self._waiting.discard(answer)
+            self._waiting.discard(call)
+        found, error = call.ended[0]
+        if error is not None:
+            raise error
+        return found
 
     def free(self, function: Callable[..., None], *args: Any) -> None:
         """The same for what frees something: nothing, once a call was given up or the process ends."""
@@ -85,11 +103,18 @@ class Guard:
             for name in names:
                 setattr(module, name, partial(way, getattr(module, name)))
 
-    def _await(self, answer: SimpleQueue[Any]) -> Any:
+    def _await(self, call: _Call) -> None:
+        """Have a call made, and wait for its end; a signal's exception is raised then."""
         interruption: BaseException | None = None
+        asked = False
         while True:
             try:
-                found, error = answer.get(timeout=max(0.01, self._heard + self.patience - time.monotonic()))
+                if not asked:
+                    asked = True  # first: what a signal raises comes after `put`
+                    self.alive()
+                    self._calls.put(call)
+                while not call.ended:
+                    call.wake.get(timeout=max(0.01, self._heard + self.patience - time.monotonic()))
                 break
             except Empty:
                 if time.monotonic() - self._heard >= self.patience:
@@ -101,25 +126,22 @@ class Guard:
                 interruption = raised
         if interruption is not None:
             raise interruption
-        if error is not None:
-            raise error
-        return found
 
     def _work(self) -> None:
         while True:
-            function, args, answer = self._calls.get()
+            call = self._calls.get()
             self.alive()
             try:
-                answer.put((function(*args), None))
+                call.end(call.function(*call.args), None)
             except BaseException as error:
-                answer.put((None, error))
+                call.end(None, error)
 
     def _lose(self, reason: str) -> None:
         if not self.lost.is_set():
             self.reason = reason
             self.lost.set()
-        for answer in tuple(self._waiting):
-            answer.put((None, TargetError(self.reason)))
+        for call in tuple(self._waiting):
+            call.end(None, TargetError(self.reason))
 
     def _aborting(self, message: bytes) -> None:
         """ggml cannot go on in this thread, and ends the process if this returns."""
