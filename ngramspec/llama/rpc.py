@@ -154,7 +154,7 @@ def registry() -> int:
     except AttributeError:
         found = None
     if not found:
-        raise ModelError(f"this llama-cpp-python was built without llama.cpp's RPC backend; build it with: {BUILD}")
+        raise ModelError(f"this llama-cpp-python was built without -DGGML_RPC=on; add it to your flags: {BUILD}")
     return int(found)
 
 
