@@ -110,7 +110,8 @@ def bench(
     selected = _select(load_prompts(prompts), category or [], limit)
     with JsonOutput(as_json) as output, Posts(post, as_json) as posts:
         found = load.find(model)
-        tuned, load = told(recalled(load.tuned_file(found.path)), left_out=load.no_tuned), load.tuned(found)
+        kept = recalled(load.tuned_file(found.path))
+        tuned, load = told(kept, left_out=load.no_tuned), load.using(kept)
         target = load.load(found, draft_max=draft.longest)
         check_sampling(target, chosen)
         memory = draft.open_memory(target, keep=False)
@@ -121,10 +122,8 @@ def bench(
         if not cases:
             first = skipped[0]
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
-        default = None
-        if target.exact == "on":
-            ordinary = replace(load, exact="off", ctx_size=target.n_ctx).load(found)
-            default = SpeculativeDecoder(ordinary, drafter=None, exact="off")
+        ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
+        default = SpeculativeDecoder(ordinary.load(found), drafter=None, exact="off") if target.exact == "on" else None
         benchmark = Benchmark(decoder, cases, predict, repeat, chosen, acceptance, default, others)
         note(
             f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"

@@ -9,9 +9,10 @@ from rich.console import RenderableType
 
 from ngramspec.benchmark.alpha import ORDERS, AlphaMeasurement, AlphaOfOrder
 from ngramspec.prompts import Case
+from ngramspec.reports.shapes import figure
 
 from .console import Outcome, outcome
-from .view import counting_bar, figures_table, number
+from .view import counting_bar, figures_table
 
 GAMMA = 4
 
@@ -31,8 +32,8 @@ def alpha_parts(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> list[Rendera
     rows = [
         [
             {1: "1 (unigram)", 2: "2 (bigram)"}.get(one.order, str(one.order)),
-            number(one.measured, ".3f"),
-            number(one.inferred, ".3f"),
+            figure(one.measured, ".3f"),
+            figure(one.inferred, ".3f"),
             str(one.judged),
             f"{one.coverage:.0%}",
             f"{one.stats.tokens_per_pass:.2f}",

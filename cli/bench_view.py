@@ -11,8 +11,9 @@ from rich.table import Table
 from ngramspec.benchmark.report import Spread, Summary, verdicts
 from ngramspec.benchmark.runs import Benchmark, Difference
 from ngramspec.prompts import Skipped
+from ngramspec.reports.shapes import figure
 
-from .view import LISTED, figures_table, number, print_report, skipped_lines
+from .view import LISTED, figures_table, print_report, skipped_lines
 
 POSITIONS = 6
 """Draft positions shown; --json has all."""
@@ -78,10 +79,10 @@ def _several(summaries: Mapping[str, Sequence[Summary]]) -> list[RenderableType]
     furthest = max(summaries.values(), key=len)
     known = [{s.category: s for s in rows} for rows in summaries.values()]
 
-    def column_per_policy(figure: Callable[[Summary], str], speed: bool = False) -> Table:
+    def column_per_policy(cell: Callable[[Summary], str], speed: bool = False) -> Table:
         rows = []
         for s in furthest:
-            cells = [figure(k[s.category]) if s.category in k else "-" for k in known]
+            cells = [cell(k[s.category]) if s.category in k else "-" for k in known]
             rows.append([s.category, *([_speed(s.plain)] if speed else []), *cells])
         headings = ["category", *(["plain"] if speed else []), *summaries]
         return figures_table(headings, rows, totals=1)
@@ -95,7 +96,7 @@ def _several(summaries: Mapping[str, Sequence[Summary]]) -> list[RenderableType]
         column_per_policy(lambda s: f"{s.stats.tokens_per_pass:.2f}"),
         "",
         "Accepted of the drafted tokens:",
-        column_per_policy(lambda s: number(s.stats.acceptance_rate, ".0%")),
+        column_per_policy(lambda s: figure(s.stats.acceptance_rate, ".0%")),
     ]
 
 
@@ -113,7 +114,7 @@ def _speeds(summaries: Sequence[Summary], comparable: bool) -> Table:
     rows = []
     for s in summaries:
         cells = [str(s.prompts), _speed(s.plain), _speed(s.drafted), *_spread(s.ratio)]
-        cells.append(number(s.predicted, ".2f", "x"))
+        cells.append(figure(s.predicted, ".2f", "x"))
         if comparable:
             cells.append(f"{s.identical} of {s.prompts}")
         rows.append([s.category, *cells])
@@ -126,8 +127,8 @@ def _drafts(summaries: Sequence[Summary]) -> Table:
     rows = []
     for s in summaries:
         rates = [*s.acceptance_by_position, *[None] * shown][:shown]
-        cells = [f"{s.stats.tokens_per_pass:.2f}", number(s.stats.acceptance_rate, ".0%")]
-        cells += [number(s.without_draft, ".0%"), *(number(rate, ".2f") for rate in rates)]
+        cells = [f"{s.stats.tokens_per_pass:.2f}", figure(s.stats.acceptance_rate, ".0%")]
+        cells += [figure(s.without_draft, ".0%"), *(figure(rate, ".2f") for rate in rates)]
         rows.append([s.category, *cells])
     return figures_table(headings, rows, totals=1)
 
@@ -178,7 +179,7 @@ def _close_calls(benchmark: Benchmark) -> list[str]:
 
 def _speed(speed: Spread | None) -> str:
     value = None if speed is None else speed.median
-    return number(value, ".1f" if value is not None and value < 100 else ".0f")
+    return figure(value, ".1f" if value is not None and value < 100 else ".0f")
 
 
 def _spread(spread: Spread | None) -> tuple[str, str]:

@@ -228,14 +228,12 @@ def _load(session: Session, argument: str) -> None:
     path = Path(argument).expanduser()
     conversation, model = load(path)
     session.go_on_with(conversation)
-    by = f", had with {model}" if model not in ("", session.target.name) else ""
-    note(f"loaded {_turns(session)} from {path}{by}; this session's sampling applies")
+    note(f"loaded {_turns(session)} from {path}{_had_with(session, model)}; this session's sampling applies")
 
 
 def tell_resumed(session: Session, model: str) -> None:
     """Say what a resumed conversation is, and show its last turn to a user at a terminal."""
-    by = f", had with {model}" if model not in ("", session.target.name) else ""
-    note(f"going on with {_turns(session)}{by}")
+    note(f"going on with {_turns(session)}{_had_with(session, model)}")
     if session.interactive and session.conversation.turns:
         turn = session.conversation.turns[-1]
         note(f"> {turn.user}")
@@ -247,6 +245,11 @@ def tell_resumed(session: Session, model: str) -> None:
 def _turns(session: Session) -> str:
     count = len(session.conversation.turns)
     return "1 turn" if count == 1 else f"{count} turns"
+
+
+def _had_with(session: Session, model: str) -> str:
+    """Names the model of a conversation, if it is another one; the file may name none."""
+    return f", had with {model}" if model not in ("", session.target.name) else ""
 
 
 _ACTIONS: dict[str, Callable[[Session, str], bool | None]] = {

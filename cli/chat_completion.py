@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
 from prompt_toolkit.document import Document
 
-from ngramspec.models.on_disk import installed
+from ngramspec.models.on_disk import names
 
 from .chat_commands import NAMES
 from .chat_settings import SETTINGS
@@ -36,7 +36,7 @@ class ChatCompleter(Completer):
                 return _words(SETTINGS, argument)
             case "model":
                 files = self._paths.get_completions(Document(argument), complete_event)
-                return [*_words([model.name for model in installed()], argument), *files]
+                return [*_words((model for model, _ in names()), argument), *files]
         return ()
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ngramspec.decoding.marked import Piece, spans_of
 from ngramspec.decoding.step import Stats, Step
+from ngramspec.reports.report import Mark
 from ngramspec.tool_calls import AnswerParser
 from ngramspec.tool_calls.deltas import Content, Delta, Reasoning
 
@@ -22,22 +24,18 @@ from .view import ACCEPTED, CORRECTION, REFUSED, facts_table
 NARROW, LOW = 20, 5
 """Columns and lines of a terminal below which answers are plain text."""
 
+_STYLES: dict[Mark, str] = {"": "", "kept": ACCEPTED, "refused": REFUSED, "corrected": CORRECTION}
 
-def marked(step: Step, piece: Callable[[int], bytes]) -> Text:
+
+def marked(step: Step, piece: Piece) -> Text:
     """A step's text with its draft: accepted tokens, refused ones, and the target's token in their place.
 
-    `piece` gives a token's bytes. Refused tokens never were text, so a character they broke shows as U+FFFD and
-    a line break as a symbol.
+    A line break in refused tokens, which never were text, shows as a symbol.
     """
     text = Text(tab_size=4)
-    # A text that ended inside its draft has no token at index `accepted`: the rest was not refused, only unread.
-    for i, released in enumerate(step.pieces):
-        style = ACCEPTED if i < step.accepted else ""
-        if i == step.accepted and step.refused:
-            refused = b"".join(map(piece, step.refused)).decode(errors="replace")
-            text.append(printable(refused.replace("\n", "⏎").replace("\t", " ")), REFUSED)
-            style = CORRECTION
-        text.append(printable(released), style)
+    for span in spans_of(step, piece):
+        shown = span.text.replace("\n", "⏎").replace("\t", " ") if span.mark == "refused" else span.text
+        text.append(printable(shown), _STYLES[span.mark])
     return text
 
 
@@ -58,7 +56,7 @@ class AnswerView:
         markdown: whether Markdown is shown as what it means.
     """
 
-    def __init__(self, piece: Callable[[int], bytes]) -> None:
+    def __init__(self, piece: Piece) -> None:
         self._piece = piece
         self._console = Console(highlight=False)
         self._open_line = False
@@ -81,7 +79,7 @@ class AnswerView:
         columns, lines = _size()
         return columns >= NARROW and lines >= LOW
 
-    def use(self, piece: Callable[[int], bytes]) -> None:
+    def use(self, piece: Piece) -> None:
         """Take the bytes of tokens from another model."""
         self._piece = piece
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
 
 from ngramspec.errors import NGramSpecError
+from ngramspec.reports.controls import CONTROLS
 from ngramspec.storage import NotUtf8, utf8
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -29,12 +30,7 @@ FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
 stderr = Console(stderr=True, highlight=False, emoji=False)
 """For notes, statistics and progress."""
 
-_SYMBOLS = {
-    **{c: 0x2400 + c for c in range(0x20) if chr(c) not in "\n\t"},
-    ord("\r"): None,
-    0x7F: 0x2421,
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
-}
+_SYMBOLS = {**CONTROLS, ord("\r"): None}
 
 
 @dataclass(slots=True)

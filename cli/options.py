@@ -32,13 +32,13 @@ from ngramspec.models.find import ModelSource, resolve
 from ngramspec.models.hub import PREFIX
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.simple import FixedPolicy
-from ngramspec.tuning.kept import Kept, recalled
+from ngramspec.tuning.kept import Kept, recalled, wanted
 from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, flags
 
 from .completion import models
 from .console import download_bar, note, signals_deferred, usage_error
 from .memory_option import open_memory
-from .tuned import as_options, file_for, wanted
+from .tuned import as_options, file_for
 
 Command = TypeVar("Command", bound=Callable[..., None])
 

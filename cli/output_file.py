@@ -46,11 +46,6 @@ class OutputFile:
         """Whether there is anywhere to write to."""
         return self._name is not None
 
-    @property
-    def takes_stdout(self) -> bool:
-        """Whether it is written to stdout."""
-        return self._name == "-"
-
     def __enter__(self) -> Self:
         return self
 

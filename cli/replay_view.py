@@ -8,8 +8,9 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from ngramspec.replay.report import Figures
+from ngramspec.reports.shapes import figure
 
-from .view import figures_table, number, print_report
+from .view import figures_table, print_report
 
 POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Draft positions shown; --json has all."""
@@ -53,12 +54,12 @@ def _gains(rows: Mapping[str, Figures], curve: str, limits: Mapping[str, float])
     for category, row in rows.items():
         # A mean of counts tells nothing that their sum does not.
         cells = ["" if category == "macro" else f"{row['tokens']:.0f}", f"{row['tokens_per_pass']:.2f}"]
-        cells += [number(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
+        cells += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
         if timed:
-            cells.append(number(row.get("measured_speedup"), ".3f", "x"))
+            cells.append(figure(row.get("measured_speedup"), ".3f", "x"))
         cells.append(f"{row['speedup'][curve]:.3f}x")
         if limits:
-            cells.append(number(limits.get(category), ".3f", "x"))
+            cells.append(figure(limits.get(category), ".3f", "x"))
         cells += [f"{row['cpu_us_per_pass']:.1f}", f"{row['start_us_per_prompt_token']:.2f}"]
         lines.append([category, *cells])
     return figures_table(["category", *headings], lines, totals=2)
@@ -81,8 +82,8 @@ def _reliability(row: Figures) -> Table:
         [
             f"{cell['from']:.1f} - {cell['to']:.1f}",
             str(cell["count"]),
-            number(cell["predicted"], ".3f"),
-            number(cell["observed"], ".3f"),
+            figure(cell["predicted"], ".3f"),
+            figure(cell["observed"], ".3f"),
         ]
         for cell in row["reliability"]
     ]

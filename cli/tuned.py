@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,6 @@ from ngramspec.tuning.settings import flags
 def file_for(model: Path, gpu_layers: int, cache_types: Sequence[str]) -> Path:
     """Where the settings are kept that are the fastest for a model, loaded so."""
     return path_of(tuning_key(model, gpu_layers, cache_types))
-
-
-def wanted(kept: Kept | None, said: Collection[str]) -> dict[str, Any]:
-    """The kept changes that are to be made: those that are applied, and of which the options have not `said` anything.
-
-    Args:
-        kept: what the last tuning found.
-        said: the settings that the command line names.
-    """
-    if kept is None or not kept.applied:
-        return {}
-    return {name: value for name, value in kept.changes.items() if name not in said}
 
 
 def as_options(changes: Mapping[str, Any]) -> dict[str, Any]:

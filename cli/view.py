@@ -73,11 +73,6 @@ def facts_table(facts: Mapping[str, str]) -> Table:
     return table
 
 
-def number(value: float | None, form: str, unit: str = "") -> str:
-    """A figure for a table; a dash where there is none."""
-    return "-" if value is None else f"{value:{form}}{unit}"
-
-
 # ---------------------------------------------------------------------- bars
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import llama_cpp.llama_cpp as llama
 from llama_cpp import Llama as LlamaCpp
@@ -26,7 +25,7 @@ from ngramspec.llama.passes import Passes
 from ngramspec.llama.state import Cache
 from ngramspec.llama.trial import Trial
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.llama.weights import has_broken_amx, machine_key
+from ngramspec.llama.weights import has_broken_amx, is_recurrent, machine_key
 from ngramspec.models.gguf import read_header
 
 __all__ = ["BorrowedLane", "BorrowedVocabulary", "DraftModel", "LlamaCpp", "mend", "obstacle"]
@@ -49,8 +48,7 @@ def obstacle(owner: LlamaCpp) -> str | None:
         "the model has an encoder": llama.llama_model_has_encoder(model) or not llama.llama_model_has_decoder(model),
         "the model does not decode token by token": llama.llama_model_is_diffusion(model),
         "swa_full=False: a sliding window cannot go back": slides and not params.swa_full,
-        "a recurrent state with a sliding window comes back in another order": (slides or told)
-        and _is_recurrent(model),
+        "a recurrent state with a sliding window comes back in another order": (slides or told) and is_recurrent(model),
         "n_batch is below 2": owner.n_batch < 2,
     }
     return next((reason for reason, holds in reasons.items() if holds), None)
@@ -69,7 +67,7 @@ class BorrowedLane(SequenceLane):
     def __init__(self, owner: LlamaCpp) -> None:
         model, context = owner.model, owner.ctx
         self._model, self._context_params = model, owner.context_params
-        self._recurrent = _is_recurrent(model)
+        self._recurrent = is_recurrent(model)
         cache = Cache(llama, context, recurrent=self._recurrent, window=llama.llama_model_n_swa(model))
         # Rows keep what they were given alive, and the owner holds rows.
         passes = Passes(llama, context, [cache], owner._ctx, n_batch=owner.n_batch, n_vocab=owner.n_vocab())
@@ -132,10 +130,6 @@ class BorrowedVocabulary(Vocabulary):
     def close(self) -> None:
         """End the loan."""
         self._model = None
-
-
-def _is_recurrent(model: Any) -> bool:
-    return bool(llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
 
 
 def _key(owner: LlamaCpp) -> str:

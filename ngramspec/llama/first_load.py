@@ -82,12 +82,16 @@ def check(
 def _fingerprint(path: Path, build: str) -> str:
     """Key of the file and the build. The header may be longer than the part read here, so the time counts too."""
     stat = path.stat()
-    digest = hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns} {build}".encode(), digest_size=12)
+    named = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode()
+    return hashlib.blake2b(named + edges(path, stat.st_size), digest_size=12).hexdigest()
+
+
+def edges(path: Path, size: int) -> bytes:
+    """The first and the last bytes of a file of that size, which tell it from others."""
     with path.open("rb") as file:
-        digest.update(file.read(_EDGE))
-        file.seek(max(0, stat.st_size - _EDGE))
-        digest.update(file.read(_EDGE))
-    return digest.hexdigest()
+        first = file.read(_EDGE)
+        file.seek(max(0, size - _EDGE))
+        return first + file.read(_EDGE)
 
 
 def _try(command: Sequence[str], patience: float) -> str | None:

@@ -14,7 +14,7 @@ from llama_cpp._ggml import libggml
 
 from ngramspec import machine
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, bindings, devices, huge_pages, log, rpc
+from ngramspec.llama import amx, bindings, devices, first_load, huge_pages, log, rpc
 from ngramspec.llama.devices import build
 from ngramspec.llama.kv_cache import CacheShape, CacheType, fitting_context
 from ngramspec.llama.vocabulary import Vocabulary
@@ -88,8 +88,7 @@ class Weights(Vocabulary):
         llama.llama_model_desc(self._model, buffer, 256)
         self.description = buffer.value.decode("utf-8", "replace")
         self.devices = devices.devices(bindings.ggml(llama))
-        is_recurrent = llama.llama_model_is_recurrent, llama.llama_model_is_hybrid
-        self._recurrent = any(ask(self._model) for ask in is_recurrent)
+        self._recurrent = is_recurrent(self._model)
 
     @property
     def uses_amx(self) -> bool:
@@ -151,6 +150,11 @@ class Weights(Vocabulary):
         return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {devices}")
 
 
+def is_recurrent(model: Any) -> bool:
+    """Whether a model has a state that cannot be cut as a KV cache can, if only in some of its layers."""
+    return bool(llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
+
+
 def machine_key(path: Path, settings: str) -> str:
     """The name under which what was found out of a model file is kept: `model_key`, and a part for the settings.
 
@@ -174,14 +178,9 @@ def model_key(path: Path) -> str:
         OSError: the file cannot be read.
     """
     log.init_backend()
-    digest = hashlib.blake2b(digest_size=12)
     size = path.stat().st_size
-    with path.open("rb") as file:
-        digest.update(file.read(1 << 16))
-        file.seek(max(0, size - (1 << 16)))
-        digest.update(file.read(1 << 16))
-    digest.update(f"{size} {build()} {machine.name()}".encode())
-    return digest.hexdigest()
+    named = f"{size} {build()} {machine.name()}".encode()
+    return hashlib.blake2b(first_load.edges(path, size) + named, digest_size=12).hexdigest()
 
 
 def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str:

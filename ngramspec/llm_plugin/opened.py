@@ -20,7 +20,7 @@ from ngramspec.memory.names import memory_folder
 from ngramspec.models.find import resolve
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
-from ngramspec.tuning.kept import path_of, recalled
+from ngramspec.tuning.kept import path_of, recalled, wanted
 
 _CACHE_TYPES = ("f16", "f16")  # `Target`'s defaults
 
@@ -94,9 +94,7 @@ class Opened:
 def _tuned(path: Path, loading: Loading) -> Mapping[str, Any]:
     """The arguments of `Target` that `ngramspec tune --apply` keeps for a model, but for what the options say."""
     kept = recalled(path_of(tuning_key(path, loading.gpu_layers, _CACHE_TYPES)))
-    if kept is None or not kept.applied:
-        return {}
-    changes = {k: v for k, v in kept.changes.items() if loading.threads is None or not k.startswith("threads")}
+    changes = wanted(kept, () if loading.threads is None else ("threads", "threads_batch"))
     return {"extra_buffers" if name == "repack" else name: value for name, value in changes.items()}
 
 

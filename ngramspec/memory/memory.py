@@ -47,7 +47,7 @@ class Memory(Recall):
     @property
     def keeps(self) -> bool:
         """Whether answers are kept for later sessions."""
-        return self._store is not None
+        return self._keeps and self._store is not None
 
     def remember(self, tokens: Sequence[int]) -> None:
         """Remember an answer: `hear` and `keep` it."""

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping
 from ngramspec.cost.given import SWITCH
 from ngramspec.replay.report import Figures
 from ngramspec.replay.samples import Samples
+from ngramspec.replay.transcripts import TOTALS
 from ngramspec.reports.report import Bar, Bars, Report, Section, Table
 from ngramspec.reports.shapes import acceptance, calibration, costs, figure
 from ngramspec.version import __version__
 
-OVERALL, MACRO = "overall", "macro"
+OVERALL, MACRO = TOTALS
 
 
 def posted(document: Figures, vocabulary: str, command: str, samples: Samples | None = None) -> Report:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from ngramspec.reports.report import Figure, Mark, Passage, Report, Section, Table, shown
+from ngramspec.reports.controls import shown
+from ngramspec.reports.report import Figure, Mark, Passage, Report, Section, Table
 from ngramspec.reports.svg import STYLE, chart
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

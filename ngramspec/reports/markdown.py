@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 
-from ngramspec.reports.report import Report, Table, shown
+from ngramspec.reports.controls import shown
+from ngramspec.reports.report import Report, Table
 
 _SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}
 

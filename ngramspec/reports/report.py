@@ -128,16 +128,3 @@ class Report:
     command: str
     sections: Sequence[Section] = ()
     notes: Sequence[str] = ()
-
-
-_CONTROLS = {
-    **{number: 0x2400 + number for number in range(0x20) if chr(number) not in "\n\t"},
-    0x7F: 0x2421,
-    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
-    **dict.fromkeys((0xFFFE, 0xFFFF), 0xFFFD),
-}
-
-
-def shown(text: str) -> str:
-    """Text of a model or a file as XML and terminals may hold it: control characters as their symbols."""
-    return text.encode("utf-8", "replace").decode("utf-8").translate(_CONTROLS)

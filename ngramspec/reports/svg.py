@@ -11,7 +11,8 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from textwrap import wrap
 
-from ngramspec.reports.report import Bar, Bars, Lines, Report, Series, shown
+from ngramspec.reports.controls import shown
+from ngramspec.reports.report import Bar, Bars, Lines, Report, Series
 
 WIDTH = 760
 

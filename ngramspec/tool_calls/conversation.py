@@ -59,7 +59,7 @@ class ToolTemplate:
     """
 
     def __init__(self, source: str | None, render: Render) -> None:
-        self._source, self._render = source, render
+        self._render = render
         form = family_of(source)
         self._known = form is not None
         self._form = form or HERMES

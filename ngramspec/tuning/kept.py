@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -59,6 +60,18 @@ def _checked(changes: Any) -> dict[str, Any]:
         if not right:
             raise ValueError(name)
     return dict(changes)
+
+
+def wanted(kept: Kept | None, said: Collection[str]) -> dict[str, Any]:
+    """The kept changes that are to be made: those that are applied, and of which the options have not `said` anything.
+
+    Args:
+        kept: what the last tuning found.
+        said: names of settings that the user has chosen.
+    """
+    if kept is None or not kept.applied:
+        return {}
+    return {name: value for name, value in kept.changes.items() if name not in said}
 
 
 def keep(path: Path, kept: Kept) -> None:

@@ -55,48 +55,50 @@ def makers(made: list[Any]) -> tuple[Maker, Maker]:
     return partial(make, llama_cpp.Llama, **BATCHES), partial(make, ngramspec.Llama, exact="off", **BATCHES)
 
 
-def drafted(made: list[Any]) -> bool:
-    ours = [model for model in made if isinstance(model, ngramspec.Llama)]
-    return bool(ours) and all(model.draft_stats.drafted for model in ours)
+def same(made: list[Any], ask: Callable[[Maker], Any]) -> Any:
+    """What a program answers, with either class, ours having drafted."""
+    theirs, ours = map(ask, makers(made))
+    assert theirs == ours
+    drafting = [model for model in made if isinstance(model, ngramspec.Llama)]
+    assert drafting
+    assert all(model.draft_stats.drafted for model in drafting)
+    return ours
 
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_langchain_s_chat(stream: bool, made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     module = pytest.importorskip("langchain_community.chat_models.llamacpp")
-    answers = []
-    for maker in makers(made):
+
+    def ask(maker: Maker) -> Any:
         monkeypatch.setattr(llama_cpp, "Llama", maker)
         chat = module.ChatLlamaCpp(model_path=str(DEMO), temperature=0.0, max_tokens=40, **SETTINGS)
-        answers.append([part.content for part in chat.stream(TEXT)] if stream else chat.invoke(TEXT).content)
-    assert answers[0] == answers[1]
-    assert answers[0]
-    assert drafted(made)
+        return [part.content for part in chat.stream(TEXT)] if stream else chat.invoke(TEXT).content
+
+    assert same(made, ask)
 
 
 def test_langchain_s_completion(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     module = pytest.importorskip("langchain_community.llms.llamacpp")
-    answers = []
-    for maker in makers(made):
+
+    def ask(maker: Maker) -> Any:
         monkeypatch.setattr(llama_cpp, "Llama", maker)
-        answers.append(
-            module.LlamaCpp(model_path=str(DEMO), temperature=0.7, seed=4, max_tokens=40, **SETTINGS).invoke(TEXT)
-        )
-    assert answers[0] == answers[1]
-    assert drafted(made)
+        return module.LlamaCpp(model_path=str(DEMO), temperature=0.7, seed=4, max_tokens=40, **SETTINGS).invoke(TEXT)
+
+    same(made, ask)
 
 
 def test_llama_index(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     module = pytest.importorskip("llama_index.llms.llama_cpp.base")
-    answers = []
-    for maker in makers(made):
+
+    def ask(maker: Maker) -> Any:
         monkeypatch.setattr(module, "Llama", maker)
         llm = module.LlamaCPP(
             model_path=str(DEMO), temperature=0.0, max_new_tokens=40, context_window=512, model_kwargs={"n_threads": 1},
             messages_to_prompt=str, completion_to_prompt=str, verbose=False,
         )  # fmt: skip
-        answers.append((llm.complete(TEXT).text, [part.delta for part in llm.stream_complete(TEXT)]))
-    assert answers[0] == answers[1]
-    assert drafted(made)
+        return llm.complete(TEXT).text, [part.delta for part in llm.stream_complete(TEXT)]
+
+    same(made, ask)
 
 
 class Verdict(BaseModel):
@@ -109,42 +111,39 @@ class Verdict(BaseModel):
 
 def test_instructor(made: list[Any]) -> None:
     instructor = pytest.importorskip("instructor")
-    answers = []
-    for maker in makers(made):
+
+    def ask(maker: Maker) -> Any:
         # By tools: how it asks for a JSON schema llama-cpp-python does not know, and the demo model needs a grammar.
         llama = maker(str(DEMO), chat_format="chatml-function-calling", **SETTINGS)
         create = instructor.patch(create=llama.create_chat_completion_openai_v1, mode=instructor.Mode.TOOLS)
         messages = [{"role": "user", "content": "It is red, small and sure."}]
-        answers.append(create(messages=messages, response_model=Verdict, temperature=0.0, max_tokens=200))
-    assert answers[0].model_dump() == answers[1].model_dump()
-    assert isinstance(answers[0], Verdict)
-    assert drafted(made)
+        answer = create(messages=messages, response_model=Verdict, temperature=0.0, max_tokens=200)
+        assert isinstance(answer, Verdict)
+        return answer.model_dump()
+
+    same(made, ask)
 
 
 def test_outlines(made: list[Any]) -> None:
     outlines = pytest.importorskip("outlines")
-    answers = []
-    for maker in makers(made):
+
+    def ask(maker: Maker) -> Any:
         model = outlines.from_llamacpp(maker(str(DEMO), **SETTINGS))
-        answers.append(
-            (
-                model(TEXT, max_tokens=40, temperature=0.0),
-                model(TEXT, Verdict, max_tokens=90, temperature=0.0),
-                list(model.stream(TEXT, max_tokens=20, temperature=0.0)),
-            )
+        return (
+            model(TEXT, max_tokens=40, temperature=0.0),
+            model(TEXT, Verdict, max_tokens=90, temperature=0.0),
+            list(model.stream(TEXT, max_tokens=20, temperature=0.0)),
         )
-    assert answers[0] == answers[1]
-    assert Verdict.model_validate_json(answers[0][1])
-    assert drafted(made)
+
+    assert Verdict.model_validate_json(same(made, ask)[1])
 
 
 def test_openai_s_types(made: list[Any]) -> None:
     pytest.importorskip("openai")
-    answers = []
-    for maker in makers(made):
+
+    def ask(maker: Maker) -> Any:
         llama = maker(str(DEMO), **SETTINGS)
         messages = [{"role": "user", "content": TEXT}]
-        answer = llama.create_chat_completion_openai_v1(messages, temperature=0.0, max_tokens=40)
-        answers.append(bare(answer.model_dump()))
-    assert answers[0] == answers[1]
-    assert drafted(made)
+        return bare(llama.create_chat_completion_openai_v1(messages, temperature=0.0, max_tokens=40).model_dump())
+
+    same(made, ask)

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
-from support.memories import Bytes, answers, names, new_store
+from support.memories import Bytes, answers, names, texts
 
 from ngramspec.memory import Memory, MemoryFileError, Store, files
 from ngramspec.memory import indexing as indexing_module
@@ -14,27 +14,13 @@ from ngramspec.memory.indexing import Added, add_files, remove_files
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return new_store(tmp_path / "memory")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    (folder / "sub").mkdir(parents=True)
-    (folder / "a.txt").write_bytes(b"first")
-    (folder / "sub" / "b.txt").write_bytes(b"second")
+def folder(folder: Path) -> Path:
     (folder / "c.bin").write_bytes(b"\0\1")
     return folder
 
 
 def add(store: Store, *paths: Path, threads: int = 1) -> Added:
     return add_files(store, Bytes(), paths, threads=threads)
-
-
-def texts(store: Store) -> dict[str, str]:
-    found = store.read().texts()
-    return {Path(t.document.name).name: bytes(t.tokens.tolist()).decode() for t in found if t.document.kind == "file"}
 
 
 @pytest.mark.parametrize("threads", [1, 4])

@@ -298,6 +298,8 @@ def test_remembering_in_the_process_only(tmp_path: Path) -> None:
     memory.remember([4, 5, 6])
     memory.remember([])
     memory.keep([1, 2])
+    assert not memory.keeps
+    assert not Memory(store=store).keeps
     assert list(memory.indexes[-1].tokens[:4]) == [4, 5, 6, -1]
     assert memory.indexes[-1].size == 4
     assert len(answers(store)) == 2
@@ -306,6 +308,7 @@ def test_remembering_in_the_process_only(tmp_path: Path) -> None:
 def test_remembering_for_later_sessions(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     memory = Memory(store.read(), store=store, keeps=True)
+    assert memory.keeps
     assert (len(memory.indexes), memory.stored) == (1, 0)
     memory.remember([4, 5, 6])
     assert answers(store) == [[4, 5, 6]]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.memories import Bytes, answers, names, new_store
+from support.memories import Bytes, answers, names, texts
 
 from ngramspec.memory import MemoryFileError, Store, watch
 from ngramspec.memory.indexing import Added, add_files
@@ -16,17 +16,8 @@ Updates = Iterator[Added]
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return new_store(tmp_path / "memory")
-
-
-@pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    folder = tmp_path / "project"
-    (folder / "sub").mkdir(parents=True)
+def folder(folder: Path) -> Path:
     (folder / ".gitignore").write_text("*.log\nbuild/\n")
-    (folder / "a.txt").write_text("first")
-    (folder / "sub" / "b.txt").write_text("second")
     return folder
 
 
@@ -44,11 +35,6 @@ def updates(store: Store, folder: Path, rests: list[float], monkeypatch: pytest.
     found = watch.watch_folders(store, Bytes(), [folder], sleep=rests.append)
     yield found
     found.close()
-
-
-def texts(store: Store) -> dict[str, str]:
-    found = store.read().texts()
-    return {Path(t.document.name).name: bytes(t.tokens.tolist()).decode() for t in found if t.document.kind == "file"}
 
 
 def counts(added: Added) -> tuple[int, int, int]:

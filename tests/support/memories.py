@@ -52,6 +52,12 @@ def names(store: Store) -> list[str]:
     return [d.name for d in store.read().documents() if d.kind == "file"]
 
 
+def texts(store: Store) -> dict[str, str]:
+    """The files in it, by name without the folder, as text."""
+    found = store.read().texts()
+    return {Path(t.document.name).name: bytes(t.tokens.tolist()).decode() for t in found if t.document.kind == "file"}
+
+
 def answers(store: Store) -> list[list[int]]:
     """Tokens of the answers in it."""
     return [t.tokens.tolist() for t in store.read().texts() if t.document.kind == "answer"]

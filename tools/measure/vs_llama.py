@@ -6,17 +6,16 @@ from the first token. Last comes what the first call cost, in which ngramspec me
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import llama_cpp
+import packaged
 
 import ngramspec
-from ngramspec.prompts import load_prompts
+from ngramspec.prompts import Prompt
 
 
 def run(llama: Any, prompt: list[int], tokens: int, temperature: float) -> tuple[list[int], float]:
@@ -32,19 +31,21 @@ def run(llama: Any, prompt: list[int], tokens: int, temperature: float) -> tuple
     return text, (len(text) - 1) / seconds
 
 
+def as_text(prompt: Prompt) -> str:
+    """A prompt, its messages in ChatML."""
+    if prompt.text:
+        return prompt.text
+    turns = "".join(f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt.messages or ())
+    return f"{turns}<|im_start|>assistant\n"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("-n", type=int, default=128)
-    parser.add_argument("-c", type=int, default=2048)
-    parser.add_argument("-t", type=int, default=2)
+    parser = packaged.parser(__doc__, limit=3)
     parser.add_argument("--temp", type=float, default=0.0)
     parser.add_argument("--flash-attn", action="store_true")
-    parser.add_argument("--limit", type=int, default=3, help="prompts per category")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
-    settings = {"n_ctx": options.c, "n_threads": options.t, "n_threads_batch": options.t, "verbose": False}
-    settings["flash_attn"] = options.flash_attn
+    settings = packaged.settings(options) | {"flash_attn": options.flash_attn}
     # First ours, which leaves out AMX kernels that would end the process.
     ours = ngramspec.Llama(str(options.model), **settings)
     parent = llama_cpp.Llama(str(options.model), **settings)
@@ -52,19 +53,10 @@ def main() -> None:
     run(ours, ours.tokenize(b"warm"), 8, 0.0)
     first = time.perf_counter() - began
     run(parent, ours.tokenize(b"warm"), 8, 0.0)
-    seen: dict[str, int] = defaultdict(int)
     ratios: dict[str, list[float]] = defaultdict(list)
     speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     differing: list[str] = []
-    for prompt in load_prompts(None):
-        text = prompt.text or "".join(
-            f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt.messages or ()
-        )
-        text += "" if prompt.text else "<|im_start|>assistant\n"
-        ids = ours.tokenize(text.encode(), add_bos=True, special=True)
-        if seen[prompt.category] == options.limit or len(ids) + options.n + 16 > options.c:
-            continue
-        seen[prompt.category] += 1
+    for prompt, ids in packaged.chosen(options, lambda p: ours.tokenize(as_text(p).encode(), special=True)):
         for number in range(options.rounds):
             order = [("Llama", parent), ("ngramspec.Llama", ours)]
             found = {name: run(llama, ids, options.n, options.temp) for name, llama in order[:: 1 - 2 * (number % 2)]}

@@ -6,19 +6,17 @@ without which it fails past 512 tokens), ngramspec plain, ngramspec. Greedy. Tim
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 
+import packaged
 from llama_cpp import Llama
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
-from ngramspec.prompts import load_prompts
 
 
 def rival(llama: Llama, prompt: list[int], tokens: int) -> float:
@@ -40,17 +38,12 @@ def ours(decoder: SpeculativeDecoder, prompt: list[int], tokens: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("-n", type=int, default=128)
-    parser.add_argument("-c", type=int, default=2048)
-    parser.add_argument("-t", type=int, default=2)
-    parser.add_argument("--limit", type=int, default=2, help="prompts per category")
-    options = parser.parse_args()
-    settings = {"n_ctx": options.c, "n_threads": options.t, "n_threads_batch": options.t, "verbose": False}
+    options = packaged.parser(__doc__, limit=2).parse_args()
+    settings = packaged.settings(options)
+    # First ours, which leaves out AMX kernels that would end the process.
+    target = Target(options.model, n_ctx=options.c, threads=options.t)
     plain_llama = Llama(str(options.model), **settings)
     lookup = Llama(str(options.model), draft_model=LlamaPromptLookupDecoding(), logits_all=True, **settings)
-    target = Target(options.model, n_ctx=options.c, threads=options.t)
     plain, drafted = SpeculativeDecoder(target, drafter=None), SpeculativeDecoder(target)
     runs: dict[str, Callable[[list[int]], float]] = {
         "Llama plain": lambda p: rival(plain_llama, p, options.n),
@@ -58,14 +51,11 @@ def main() -> None:
         "ngramspec plain": lambda p: ours(plain, p, options.n),
         "ngramspec": lambda p: ours(drafted, p, options.n),
     }
-    seen: dict[str, int] = defaultdict(int)
     speeds: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     ours(drafted, target.tokenize("warm"), 8)
-    for prompt in load_prompts(None):
-        ids = target.tokenize(prompt.text) if prompt.text else target.chat_prompt(prompt.messages or ())
-        if seen[prompt.category] == options.limit or len(ids) + options.n + 16 > options.c:
-            continue
-        seen[prompt.category] += 1
+    for prompt, ids in packaged.chosen(
+        options, lambda p: target.tokenize(p.text) if p.text else target.chat_prompt(p.messages or ())
+    ):
         for name, run in runs.items():
             speeds[prompt.category][name].append(run(ids))
     print(f"{'median tokens/s':20s}" + "".join(f"{name:>22s}" for name in runs))

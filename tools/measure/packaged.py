@@ -1,0 +1,37 @@
+"""The packaged prompts, as scripts take them that compare with `llama_cpp.Llama`: so many of each category as fit."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ngramspec.prompts import Prompt, load_prompts
+
+
+def parser(about: str | None, limit: int) -> argparse.ArgumentParser:
+    """The options that they share; `limit`: prompts per category where none is asked for."""
+    made = argparse.ArgumentParser(description=about)
+    made.add_argument("model", type=Path)
+    made.add_argument("-n", type=int, default=128)
+    made.add_argument("-c", type=int, default=2048)
+    made.add_argument("-t", type=int, default=2)
+    made.add_argument("--limit", type=int, default=limit, help="prompts per category")
+    return made
+
+
+def settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The same as arguments of a `Llama`."""
+    return {"n_ctx": options.c, "n_threads": options.t, "n_threads_batch": options.t, "verbose": False}
+
+
+def chosen(options: argparse.Namespace, tokens: Callable[[Prompt], list[int]]) -> Iterator[tuple[Prompt, list[int]]]:
+    """Prompts and their tokens, as `tokens` makes them."""
+    seen = Counter[str]()
+    for prompt in load_prompts(None):
+        ids = tokens(prompt)
+        if seen[prompt.category] < options.limit and len(ids) + options.n + 16 <= options.c:
+            seen[prompt.category] += 1
+            yield prompt, ids
