@@ -21,6 +21,7 @@ from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.exactness.choice import Exact
 from ngramspec.llama.kv_cache import UNQUANTISED, CacheType
+from ngramspec.llama.rpc import PATIENCE, connect, workers
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory
@@ -77,6 +78,16 @@ Threads = Annotated[
 
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
 
+Workers = Annotated[
+    str | None,
+    typer.Option(
+        "--rpc",
+        metavar="HOST:PORT,...",
+        help="Machines to spread the layers over, where ngramspec rpc-worker runs; trusted networks only.",
+        show_default=False,
+    ),
+]
+
 
 def find_model(model: str | None, unnamed: str) -> ModelSource:
     """Find, fetch if need be, and check a model file. If none is named, a note on stderr begins with `unnamed`."""
@@ -124,6 +135,16 @@ class LoadOptions:
     gpu_layers: Annotated[
         int, typer.Option("-ngl", "--gpu-layers", min=-1, max=9999, help="Layers on the GPU; -1: all.")
     ] = -1
+    rpc: Workers = None
+    rpc_timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--rpc-timeout",
+            min=1,
+            help=f"Seconds without an answer after which a machine counts as lost; default: {PATIENCE:g}.",
+            show_default=False,
+        ),
+    ] = None
     threads: Threads = None
     threads_batch: Annotated[
         int | None,
@@ -171,9 +192,23 @@ class LoadOptions:
     def __post_init__(self) -> None:
         if self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED:
             usage_error(f"-ctv {self.cache_type_v} needs flash attention; leave out -fa off")
+        if self.rpc is not None:
+            if self.gpu_layers == 0:
+                usage_error("-ngl 0 leaves no layer to --rpc; leave out one of them")
+            try:
+                workers(self.rpc)
+            except ValueError as error:
+                usage_error(f"--rpc: {error}")
+        elif self.rpc_timeout is not None:
+            usage_error("--rpc-timeout is for --rpc; leave it out")
 
     def find(self, model: str | None) -> ModelSource:
-        """Find, fetch if need be, and check a model file; says so on stderr if none is named."""
+        """Connect to the workers, and find, fetch if need be, and check a model file.
+
+        A note on stderr says which if none is named.
+        """
+        if self.rpc is not None:
+            connect(workers(self.rpc), self.rpc_timeout or PATIENCE)
         if self.hf_repo is not None:
             if model is not None:
                 usage_error(f"two models are named: {model} and, with -hf, {self.hf_repo}; give one")

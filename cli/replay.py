@@ -27,7 +27,7 @@ from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput, json_option
-from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, open_vocabulary
+from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, Workers, open_vocabulary
 from .posts import PostOptions, Posts, command_line
 from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
 from .replay_view import show
@@ -96,6 +96,7 @@ class CostOptions:
     gpu_layers: Annotated[
         int, typer.Option("-ngl", "--gpu-layers", min=-1, max=9999, help="Layers of --model on the GPU; -1: all.")
     ] = -1
+    rpc: Workers = None
     threads: Threads = None
 
     def __post_init__(self) -> None:
@@ -103,14 +104,14 @@ class CostOptions:
             return
         if self.timed:
             usage_error("--timed runs the passes on a model: name it with --model")
-        if (self.ctx_size, self.gpu_layers, self.threads) != (None, -1, None):
-            usage_error("-c, -ngl and -t load a model: name it with --model")
+        if (self.ctx_size, self.gpu_layers, self.rpc, self.threads) != (None, -1, None, None):
+            usage_error("-c, -ngl, --rpc and -t load a model: name it with --model")
 
     def load(self) -> Target | None:
         """The model, if one is asked for."""
         if self.model is None:
             return None
-        load = LoadOptions(ctx_size=self.ctx_size, gpu_layers=self.gpu_layers, threads=self.threads)
+        load = LoadOptions(ctx_size=self.ctx_size, gpu_layers=self.gpu_layers, rpc=self.rpc, threads=self.threads)
         target = load.load(load.find(self.model))
         if self.timed and not target.can_rollback:
             fail(f"{target.path}: its state cannot be taken back (recurrent or hybrid), so it takes no drafts")

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 import uvicorn
 
 from ngramspec.drafting.mixture.learnt import file_of
+from ngramspec.llama.rpc import wait_for_loss
 from ngramspec.llama.shared import SharedTarget
 from ngramspec.models.find import ModelSource
 from ngramspec.server.access_log import Entry
@@ -68,10 +69,13 @@ def run(
             server.model = _load(load, options, source, alias)
             note(f"{server.model.name} is ready: {options.parallel} requests at once, {server.model.n_ctx} tokens each")
             try:
-                threading.Event().wait()
+                lost: str | None = wait_for_loss()
             except (KeyboardInterrupt, Terminated):
+                lost = None
                 _drain(server)
             stop_answering()
+            if lost is not None:
+                fail(lost)
 
 
 def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias: str | None) -> ServedModel:

@@ -24,6 +24,7 @@ COMMANDS = {
     "info": "Show build, model, cost of a batch, and sizes that agree bit for bit.",
     "tune": "Find the settings that are fastest on this machine.",
     "memory": "Texts of yours to draft from.",
+    "rpc-worker": "Lend this machine to a model run elsewhere.",
 }
 
 
@@ -49,7 +50,7 @@ class Subcommands(TyperGroup):
 
 
 class _Imported(Mapping[str, Any]):
-    """Commands by name, each from the module of that name: its `app`, or its function of that name."""
+    """Commands by name, each from the module of that name ("-" is "_"): its `app`, or its function of that name."""
 
     def __iter__(self) -> Iterator[str]:
         return iter(COMMANDS)
@@ -65,9 +66,10 @@ class _Imported(Mapping[str, Any]):
             raise KeyError(name)
         from .options import grouped
 
-        module = import_module(f".{name}", __package__)
+        called = name.replace("-", "_")
+        module = import_module(f".{called}", __package__)
         app = getattr(module, "app", None)
         if app is None:
             app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-            app.command(name)(grouped(getattr(module, name)))
+            app.command(name)(grouped(getattr(module, called)))
         return typer.main.get_command(app)

@@ -63,11 +63,12 @@ class Row:
 def functions() -> Iterator[tuple[str, Callable[..., Any]]]:
     """Every command's name and function, those of groups too."""
     for name in COMMANDS:
-        module = import_module(f"ngramspec_cli.{name}")
+        called = name.replace("-", "_")
+        module = import_module(f"ngramspec_cli.{called}")
         if hasattr(module, "app"):
             yield from ((f"{name} {c.name}", c.callback) for c in module.app.registered_commands)
         else:
-            yield name, getattr(module, name)
+            yield name, getattr(module, called)
 
 
 def parameters(function: Callable[..., Any]) -> dict[str, tuple[Any, OptionInfo | ArgumentInfo, Any]]:

@@ -29,6 +29,19 @@ def log_callback(api: Any) -> Any:
     return api.llama_log_callback if hasattr(api, "llama_log_callback") else api.ggml_log_callback
 
 
+def ggml(api: Any) -> Any:
+    """The ggml library whose devices llama.cpp uses.
+
+    Wheels hold copies where the build had links, so that `libggml.so` may be loaded twice: the one that libllama asks
+    for, and llama-cpp-python's own `libggml`. What is registered in one of them the other does not know.
+    """
+    from llama_cpp._ggml import libggml
+
+    own = getattr(api, "_lib", None)
+    # Windows looks for a function in no other library; but there it is loaded once.
+    return own if hasattr(own, "ggml_backend_dev_count") else libggml
+
+
 def init_backend(api: Any) -> None:
     """Make llama.cpp ready, with its kernels."""
     from llama_cpp._ggml import libggml

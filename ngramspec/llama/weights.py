@@ -14,7 +14,7 @@ from llama_cpp._ggml import libggml
 
 from ngramspec import machine
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, bindings, devices, first_load, huge_pages, log
+from ngramspec.llama import amx, bindings, devices, first_load, huge_pages, log, rpc
 from ngramspec.llama.devices import build
 from ngramspec.llama.kv_cache import CacheShape, CacheType, fitting_context
 from ngramspec.llama.vocabulary import Vocabulary
@@ -51,7 +51,7 @@ class Weights(Vocabulary):
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
         # A build whose kernels get mended keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (extra_buffers is False) + [" mmap=off"] * (not mmap)
-        self._loaded_as = f"ngl={n_gpu_layers}{''.join(marks)}"
+        self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}"
 
     def _load(self, n_gpu_layers: int, extra_buffers: bool | None) -> None:
         params = llama.llama_model_default_params()
@@ -70,6 +70,7 @@ class Weights(Vocabulary):
             # The first call comes when all buffers are mapped and none is filled.
             if done == 0:
                 huge_pages.advise(before)
+            rpc.alive()
             return True
 
         params.progress_callback = loading
@@ -86,7 +87,7 @@ class Weights(Vocabulary):
         buffer = ctypes.create_string_buffer(256)
         llama.llama_model_desc(self._model, buffer, 256)
         self.description = buffer.value.decode("utf-8", "replace")
-        self.devices = devices.devices(libggml)
+        self.devices = devices.devices(bindings.ggml(llama))
         self._recurrent = is_recurrent(self._model)
 
     @property
@@ -189,12 +190,18 @@ def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str
         OSError: the file cannot be read.
     """
     cores = machine.physical_cores(), machine.logical_cores()
-    return machine_key(path, f"tuned ngl={n_gpu_layers} kv={tuple(cache_types)} cores={cores}")
+    return machine_key(path, f"tuned {_placed(n_gpu_layers)} kv={tuple(cache_types)} cores={cores}")
+
+
+def _placed(n_gpu_layers: int) -> str:
+    """Where the layers are, as part of a key: the same model costs otherwise over a network."""
+    far = rpc.joined() if n_gpu_layers else ()
+    return f"ngl={n_gpu_layers}{f' rpc={far}' if far else ''}"
 
 
 def has_broken_amx(n_gpu_layers: int) -> bool:
     """Whether weights would be placed for AMX kernels that do not work."""
     if HAS_AMX not in build():
         return False
-    all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in devices.devices(libggml))
+    all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in devices.devices(bindings.ggml(llama)))
     return not all_on_gpu and not amx.works(Path(libggml._name))

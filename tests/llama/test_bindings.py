@@ -36,6 +36,15 @@ def test_the_penalties_with_and_without_the_size_of_the_vocabulary(arguments: in
     assert len(make.called[0]) == arguments
 
 
+def test_devices_are_those_of_the_ggml_that_llama_cpp_has_loaded() -> None:
+    ours = bindings.ggml(llama)
+    count = llama_cpp._ggml.libggml.ggml_backend_dev_count
+    assert ours.ggml_backend_dev_count() == count() > 0
+    # As on Windows, where libllama finds no functions of other libraries; and in a fork that keeps it to itself.
+    assert bindings.ggml(SimpleNamespace(_lib=SimpleNamespace())) is llama_cpp._ggml.libggml
+    assert bindings.ggml(SimpleNamespace()) is llama_cpp._ggml.libggml
+
+
 @pytest.mark.parametrize(("arguments", "sized"), [(7, ()), (8, (64,))])
 def test_dry_with_and_without_the_size_of_the_context(arguments: int, sized: tuple[int, ...]) -> None:
     make, breakers = Recorded(arguments), (ctypes.c_char_p * 1)(b"\n")

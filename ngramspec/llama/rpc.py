@@ -1,0 +1,223 @@
+"""The layers of a model on other machines: llama.cpp's RPC backend, and what is said when one of them is lost.
+
+    connect(workers("10.0.0.2:50052,10.0.0.3:50052"))   # once per process, before a model is loaded
+    target = Target(path)                               # llama.cpp then spreads its layers over these machines too
+
+llama.cpp knows devices by process, so every model that is loaded afterwards is spread. See `README.md` beside this.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+
+from ngramspec.errors import ModelError, TargetError
+from ngramspec.llama import bindings, devices, log
+from ngramspec.llama.guard import Guard
+
+PATIENCE = 300.0
+"""Seconds without an answer after which a worker counts as lost, unless others are asked for. A slow machine needs as
+much for a piece of a prompt."""
+
+GREETING, REACHING, ASKING = 10.0, 5.0, 1.0
+"""Seconds that a worker may take to say who it is, to be connected to, and to be connected to when one is looked for
+that was lost."""
+
+BUILD = 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir llama-cpp-python'
+
+CALLS = (
+    "llama_model_load_from_file",
+    "llama_init_from_model",
+    "llama_decode",
+    "llama_get_logits_ith",
+    "llama_memory_clear",
+    "llama_memory_seq_cp",
+    "llama_state_seq_get_data",
+    "llama_state_seq_get_data_ext",
+    "llama_state_seq_get_size",
+    "llama_state_seq_get_size_ext",
+    "llama_state_seq_set_data",
+    "llama_state_seq_set_data_ext",
+)
+"""The functions of llama.cpp used in this room that may speak to a worker."""
+
+FREES = ("llama_free", "llama_model_free")
+
+
+@dataclass(slots=True)
+class _Joined:
+    """The workers of this process: what `connect` was given, and what guards the calls; None before."""
+
+    names: tuple[str, ...] = ()
+    guard: Guard | None = None
+
+
+_joined = _Joined()
+
+
+def workers(text: str) -> tuple[str, ...]:
+    """The workers named in a list HOST:PORT,HOST:PORT,...
+
+    Raises:
+        ValueError: one is not HOST:PORT, or is named twice.
+    """
+    found: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        host, _, port = name.rpartition(":")
+        if ":" in host or host.startswith("["):
+            raise ValueError(f"{name!r}: llama.cpp's RPC speaks IPv4 only; give an IPv4 address or a name, HOST:PORT")
+        if not host or not port.isdecimal() or not port.isascii() or not 1 <= int(port[:6]) <= 65535:
+            raise ValueError(f"{name!r} is not HOST:PORT, with a port from 1 to 65535")
+        worker = f"{host}:{int(port)}"
+        if worker in found:
+            raise ValueError(f"{worker} is named twice")
+        found.append(worker)
+    return tuple(found)
+
+
+def joined() -> tuple[str, ...]:
+    """The workers that this process is connected to."""
+    return _joined.names
+
+
+def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
+    """Make other machines devices of this process; nothing happens if they are already.
+
+    Args:
+        names: as `workers` gives them.
+        patience: seconds without an answer after which a worker counts as lost. Whatever waits for it then raises
+            TargetError, and so does whatever is asked of llama.cpp afterwards: a process cannot get a worker back.
+
+    Raises:
+        ModelError: this build has no RPC backend, a worker cannot be reached or is none, or others are connected.
+    """
+    names = tuple(names)
+    if names == _joined.names:
+        return
+    if _joined.guard is not None:
+        raise ModelError(f"this process is connected to {', '.join(_joined.names) or 'no worker'}; start another one")
+    log.init_backend()
+    backend = registry()
+    seen: dict[tuple[str, int], str] = {}
+    for name in names:
+        address = _reach(name)
+        if address in seen:
+            raise ModelError(f"{seen[address]} and {name} are one worker, which serves one connection; name it once")
+        seen[address] = name
+    _joined.guard = guard = Guard(GREETING, _stranger)
+    ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(guard.on_abort, ctypes.c_void_p))
+    for name in names:
+        log.tail.clear()
+        try:
+            guard(_register, backend, name)
+        except TargetError as error:
+            raise ModelError(f"{name} {error}") from None
+    guard.patience, guard.explain = patience, lambda said: _loss(names, said, patience)
+    guard.watch(llama, CALLS, FREES)
+    guard.watch(devices, ("devices",), ())
+    _joined.names = names
+
+
+def alive() -> None:
+    """Say that a call which takes long gets on, and that no worker is lost."""
+    if _joined.guard is not None:
+        _joined.guard.alive()
+
+
+def wait_for_loss() -> str:
+    """Wait until a worker is lost, or for good if there are none; the line for the user."""
+    if _joined.guard is None:
+        threading.Event().wait()
+    assert _joined.guard is not None
+    _joined.guard.lost.wait()
+    return _joined.guard.reason
+
+
+def ggml(name: str, result: Any, *arguments: Any) -> Any:
+    """A function of ggml, with the types of its result and its arguments."""
+    function = getattr(bindings.ggml(llama), name)
+    function.restype, function.argtypes = result, list(arguments)
+    return function
+
+
+def registry() -> int:
+    """ggml's handle of the RPC backend. Raises ModelError if this build has none."""
+    try:
+        found = ggml("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
+    except AttributeError:
+        found = None
+    if not found:
+        raise ModelError(f"this llama-cpp-python was built without -DGGML_RPC=on; add it to your flags: {BUILD}")
+    return int(found)
+
+
+def exported(backend: int, name: str, result: Any, *arguments: Any) -> Any:
+    """A function that only the RPC backend has; `backend`: its handle."""
+    find = ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    return ctypes.CFUNCTYPE(result, *arguments)(find(backend, name.encode()))
+
+
+def _register(backend: int, name: str) -> None:
+    """Let the devices of a worker be devices of this process."""
+    add = exported(backend, "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
+    server = add(name.encode())
+    if not server:
+        raise ModelError(f"{name} offers no device")
+    ggml("ggml_backend_register", None, ctypes.c_void_p)(server)
+    device = ggml("ggml_backend_reg_dev_get", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(server, 0)
+    # Without a backend that holds it the connection is closed, and the worker free for others until the model comes.
+    ggml("ggml_backend_dev_init", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(device, None)
+
+
+def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
+    """The address of a worker that can be connected to."""
+    host, _, port = name.rpartition(":")
+    try:
+        address = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)[0][4]
+        socket.create_connection((str(address[0]), int(port)), seconds).close()
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(
+            f"RPC worker {name} cannot be reached ({reason}); ngramspec rpc-worker starts one on its machine"
+        ) from error
+    return str(address[0]), int(port)
+
+
+def _stranger(said: str | None) -> str:
+    """Why a worker that can be connected to is none for this build; `said`: by ggml, None if nothing was heard."""
+    if said is None:
+        return (
+            f"takes connections, but said nothing for {GREETING:g} s: a worker serves one process at a time, or this is"
+            " none"
+        )
+    mismatch = next((text for _, text in log.tail if "version mismatch" in text), None)
+    if mismatch is not None:
+        theirs = mismatch.rpartition(" ")[2]
+        return f"speaks version {theirs} of llama.cpp's RPC protocol, and this build another: use one release on both"
+    return "is no RPC worker, or one of another version of llama.cpp: it did not answer as such"
+
+
+def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
+    """Which worker was lost and how, as far as can be told; `said` as above."""
+    time.sleep(0.2)  # a process that ends closes what it has open one by one
+    gone = [name for name in names if not _listens(name)]
+    if gone:
+        return f"no RPC worker listens any more at {', '.join(gone)}: start it again, then this"
+    who = f"one of the RPC workers {', '.join(names)}" if len(names) > 1 else f"the RPC worker {names[0]}"
+    how = "cut the connection" if said else f"said nothing for {patience:g} s (--rpc-timeout waits longer)"
+    return f"{who} {how}: start it again, then this"
+
+
+def _listens(name: str) -> bool:
+    try:
+        _reach(name, ASKING)
+    except ModelError:
+        return False
+    return True

@@ -1,0 +1,263 @@
+"""`--rpc` and `rpc-worker` as a user has them: refusals, strangers at the other end, and workers that are lost.
+
+What needs llama.cpp's RPC backend is skipped where the build lacks it:
+CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir llama-cpp-python
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from ngramspec_cli import app
+from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, environment, run
+
+from ngramspec.errors import ModelError
+from ngramspec.llama import log, rpc
+
+SMALL = ["complete", "-t", "1", "-c", "512", str(DEMO)]
+TEXT = b"def add(a, b):\n    return a + b\n"
+HASTY = [
+    sys.executable,
+    "-c",
+    "from ngramspec.llama import rpc; rpc.GREETING = 0.5\nfrom ngramspec_cli.app import main; main()",
+]
+"""The command line with less patience for strangers."""
+
+
+def lacks_rpc() -> bool:
+    log.init_backend()
+    try:
+        rpc.registry()
+    except ModelError:
+        return True
+    return False
+
+
+LACKS = lacks_rpc()
+needs_rpc = pytest.mark.skipif(LACKS, reason="llama-cpp-python was built without RPC")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (["--rpc", "host"], "--rpc: 'host' is not HOST:PORT"),
+        (["--rpc", "[::1]:50052"], "IPv4 only"),
+        (["--rpc", "a:1,a:1"], "a:1 is named twice"),
+        (["--rpc-timeout", "5"], "--rpc-timeout is for --rpc"),
+        (["--rpc", "a:1", "-ngl", "0"], "-ngl 0 leaves no layer to --rpc"),
+    ],
+)
+def test_a_list_that_is_none_is_bad_usage(
+    capsys: pytest.CaptureFixture[str], arguments: Sequence[str], reason: str
+) -> None:
+    assert app.run([*SMALL, *arguments]) == 2
+    assert reason in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not LACKS, reason="llama-cpp-python was built with RPC")
+@pytest.mark.parametrize("arguments", [[*SMALL, "--rpc", "127.0.0.1:1"], ["rpc-worker"]])
+def test_a_build_without_rpc_says_how_to_build_one(env: dict[str, str], arguments: Sequence[str]) -> None:
+    done = run(env, *arguments, stdin=TEXT)
+    assert (done.code, done.out) == (1, "")
+    assert 'CMAKE_ARGS="-DGGML_RPC=on" pip install' in done.complaint
+
+
+# --------------------------------------------------------------------------- strangers
+
+
+@contextmanager
+def stranger(answer: Callable[[socket.socket], None]) -> Iterator[str]:
+    """Something that listens and is no worker."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with suppress(OSError):
+                while True:
+                    client, _ = listener.accept()
+                    threading.Thread(target=answer, args=(client,), daemon=True).start()
+
+        threading.Thread(target=serve, daemon=True).start()
+        yield f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+def silent(client: socket.socket) -> None:
+    client.recv(1)
+    threading.Event().wait()
+
+
+def web(client: socket.socket) -> None:
+    with suppress(OSError), client:
+        client.recv(1000)
+        client.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+
+def hanging_up(client: socket.socket) -> None:
+    with suppress(OSError):
+        client.recv(1)
+        client.close()
+
+
+def other_version(client: socket.socket) -> None:
+    with suppress(OSError):
+        client.recv(1000)
+        client.sendall((28).to_bytes(8, "little") + bytes([99, 1, 2]) + bytes(25))
+        client.recv(1)
+
+
+@needs_rpc
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (silent, "said nothing for 0.5 s"),
+        (web, "is no RPC worker"),
+        (hanging_up, "is no RPC worker"),
+        (other_version, "speaks version 99.1.2"),
+    ],
+)
+def test_a_stranger_is_one_line(env: dict[str, str], answer: Callable[[socket.socket], None], reason: str) -> None:
+    with stranger(answer) as address:
+        done = run(env, *SMALL, "--rpc", address, stdin=TEXT, command=HASTY)
+    assert (done.code, done.out) == (1, "")
+    assert done.complaint.startswith(address)
+    assert reason in done.complaint
+
+
+@needs_rpc
+def test_where_nobody_listens(env: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+    done = run(env, *SMALL, "--rpc", address, stdin=TEXT)
+    assert done.code == 1
+    assert f"RPC worker {address} cannot be reached (Connection refused)" in done.complaint
+    done = run(env, *SMALL, "--rpc", "no-such-host.invalid:50052", stdin=TEXT)
+    assert done.code == 1
+    assert "RPC worker no-such-host.invalid:50052 cannot be reached" in done.complaint
+
+
+# --------------------------------------------------------------------------- workers
+
+
+class Worker:
+    """An `rpc-worker` in a process of its own."""
+
+    def __init__(self, env: dict[str, str], *arguments: str) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            self.port = listener.getsockname()[1]
+        self.name = f"127.0.0.1:{self.port}"
+        command = [*COMMAND, "rpc-worker", "-t", "1", "--port", str(self.port), *arguments]
+        self.process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
+        deadline = time.monotonic() + PATIENCE
+        while self.process.poll() is None and time.monotonic() < deadline:
+            with suppress(OSError):
+                socket.create_connection(("127.0.0.1", self.port), 1).close()
+                return
+            time.sleep(0.05)
+        raise AssertionError(self.end())
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        """What it said, once it has ended."""
+        self.process.send_signal(signal.SIGCONT)
+        self.process.send_signal(number)
+        out, err = self.process.communicate(timeout=PATIENCE)
+        assert out == b""
+        return err.decode()
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    return environment(tmp_path_factory.mktemp("workers"))
+
+
+@pytest.fixture
+def pair(home: dict[str, str]) -> Iterator[tuple[Worker, Worker]]:
+    workers = Worker(home), Worker(home)
+    yield workers
+    for worker in workers:
+        if worker.process.returncode is None:
+            worker.end(signal.SIGKILL)
+
+
+def over(pair: Sequence[Worker], *more: str) -> list[str]:
+    return [*SMALL, "--rpc", ",".join(worker.name for worker in pair), *more]
+
+
+@needs_rpc
+def test_a_model_over_two_workers(home: dict[str, str], pair: tuple[Worker, Worker]) -> None:
+    drafted = run(home, *over(pair, "-n", "48", "--exact", "on", "--policy", "fixed"), stdin=TEXT)
+    plain = run(home, *over(pair, "-n", "48", "--exact", "on", "--no-draft"), stdin=TEXT)
+    assert (drafted.code, plain.code) == (0, 0), drafted.err + plain.err
+    assert drafted.raw == plain.raw != b""
+    twice = run(home, *over(pair[:1], "-n", "4")[:-3], f"{pair[0].name},localhost:{pair[0].port}", stdin=TEXT)
+    assert twice.code == 1
+    assert "are one worker" in twice.complaint
+    for worker, (number, code) in zip(pair, ((signal.SIGTERM, 143), (signal.SIGINT, 130)), strict=True):
+        said = worker.end(number)
+        assert worker.process.returncode == code
+        assert f"at {worker.name}; Ctrl-C ends it" in said
+        assert "trusted networks only" not in said
+
+
+def lose(home: dict[str, str], pair: Sequence[Worker], how: signal.Signals, *more: str) -> Done:
+    """What is left of an endless answer when something happens to the second worker."""
+    command = [*COMMAND, *over(pair, "--no-draft", "--exact", "off", "-n", "470", *ENDLESS, *more)]
+    with subprocess.Popen(
+        command, env=home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(TEXT)
+        process.stdin.close()
+        process.stdin = None
+        begun = process.stdout.read1(1)
+        pair[1].process.send_signal(how)
+        out, err = process.communicate(timeout=PATIENCE)
+    return Done(process.returncode, begun + out, err.decode())
+
+
+@needs_rpc
+def test_a_worker_that_dies_is_one_line_and_the_text_so_far_is_there(
+    home: dict[str, str], pair: tuple[Worker, Worker]
+) -> None:
+    done = lose(home, pair, signal.SIGKILL)
+    assert done.code == 1
+    assert done.raw
+    assert done.complaint == f"no RPC worker listens any more at {pair[1].name}: start it again, then this"
+
+
+@needs_rpc
+def test_a_worker_that_hangs_is_one_line(home: dict[str, str], pair: tuple[Worker, Worker]) -> None:
+    done = lose(home, pair, signal.SIGSTOP, "--rpc-timeout", "1")
+    assert done.code == 1
+    assert done.raw
+    assert "said nothing for 1 s" in done.complaint
+
+
+@needs_rpc
+def test_an_address_that_cannot_be_listened_on(env: dict[str, str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        taken = str(listener.getsockname()[1])
+        done = run(env, "rpc-worker", "--port", taken)
+    assert done.code == 1
+    assert f"cannot listen on 127.0.0.1:{taken}" in done.complaint
+    for host in ("192.0.2.1", "::1", "no-such-host.invalid"):
+        done = run(env, "rpc-worker", "--host", host)
+        assert done.code == 1
+        assert f"cannot listen on {host}:50052" in done.complaint
+
+
+@needs_rpc
+@pytest.mark.skipif(os.name != "posix", reason="an address that is all of the machine's")
+def test_beyond_this_machine_it_says_what_llama_cpp_says_of_its_safety(home: dict[str, str], tmp_path: Path) -> None:
+    worker = Worker({**home, "XDG_CACHE_HOME": str(tmp_path)}, "--host", "0.0.0.0", "--cache")
+    assert "trusted networks only" in worker.end()
+    assert (tmp_path / "ngramspec" / "rpc").is_dir()

@@ -1,0 +1,115 @@
+"""Calls that may never return: who waits for them is let go, with one reason, and nothing is asked of them again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from ngramspec.errors import TargetError
+from ngramspec.llama.guard import Guard
+
+
+def explained(said: str | None) -> str:
+    return f"lost: {said}"
+
+
+def test_a_call_gives_what_the_function_gives_always_on_the_same_thread() -> None:
+    guard = Guard(60, explained)
+    assert guard(divmod, 7, 3) == (2, 1)
+    with pytest.raises(ZeroDivisionError):
+        guard(divmod, 7, 0)
+    threads = {guard(threading.get_ident) for _ in range(3)}
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    assert guard(lambda: guard(threading.get_ident)) in threads  # llama.cpp calls back
+    assert not guard.lost.is_set()
+
+
+def test_a_silent_call_is_given_up_and_so_is_all_that_follows() -> None:
+    guard = Guard(0.2, explained)
+    freed: list[int] = []
+    with pytest.raises(TargetError, match="lost: None"):
+        guard(threading.Event().wait)
+    with pytest.raises(TargetError, match="lost: None"):
+        guard(freed.append, 1)
+    guard.free(freed.append, 2)
+    assert freed == []
+    assert guard.lost.is_set()
+
+
+def test_a_call_that_gets_on_is_waited_for() -> None:
+    guard = Guard(0.5, explained)
+    pause = threading.Event()
+
+    def slow() -> str:
+        for _ in range(8):
+            pause.wait(0.1)
+            guard.alive()
+        return "done"
+
+    assert guard(slow) == "done"
+
+
+def test_where_ggml_would_end_the_process_the_caller_gets_an_error() -> None:
+    guard = Guard(60, explained)
+    said = b"ggml-rpc.cpp:1: crashed"
+    failing = threading.Thread(target=guard.on_abort, args=(said,), daemon=True)
+
+    def answer() -> None:
+        failing.start()
+        threading.Event().wait()
+
+    with pytest.raises(TargetError, match=f"lost: {said.decode()}"):
+        guard(answer)
+    assert failing.is_alive()  # ggml must not be returned to
+
+
+def test_what_else_ggml_ends_the_process_for_still_does(capfd: pytest.CaptureFixture[str]) -> None:
+    guard = Guard(60, explained)
+    guard.on_abort(b"ggml.c:1: GGML_ASSERT(x) failed")
+    assert "GGML_ASSERT(x) failed" in capfd.readouterr().err
+    assert guard(abs, -1) == 1
+
+
+@pytest.mark.usefixtures("_interruptible")
+def test_a_signal_waits_for_the_end_of_the_call_and_a_second_one_does_not() -> None:
+    guard = Guard(60, explained)
+    ended: list[int] = []
+    go_on = threading.Event()
+
+    def interrupted() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Timer(0.2, go_on.set).start()
+        go_on.wait()
+        ended.append(1)
+
+    with pytest.raises(KeyboardInterrupt):
+        guard(interrupted)
+    assert ended == [1]
+
+    def stuck() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+        threading.Event().wait()
+
+    with pytest.raises(KeyboardInterrupt):
+        guard(stuck)
+    assert guard.lost.is_set()
+
+
+def test_functions_of_a_module_are_guarded_in_place() -> None:
+    guard = Guard(60, explained)
+    module = SimpleNamespace(where=threading.get_ident, free=lambda kept: kept.append(threading.get_ident()))
+    guard.watch(module, ("where",), ("free",))
+    kept: list[int] = []
+    module.free(kept)
+    assert kept == [module.where()] != [threading.get_ident()]
+
+
+def test_the_callback_has_the_type_that_ggml_calls() -> None:
+    assert ctypes.cast(Guard(60, explained).on_abort, ctypes.c_void_p).value

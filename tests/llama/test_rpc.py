@@ -1,0 +1,82 @@
+"""Which machines are named, how they enter the keys of measurements, and that every call that may wait is guarded."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+from support.cli_runner import DEMO
+
+from ngramspec.llama import rpc
+from ngramspec.llama.weights import tuning_key
+
+LOCAL = {
+    "llama_backend_init", "llama_log_set", "llama_get_memory", "llama_memory_seq_rm", "llama_memory_seq_pos_max",
+    "llama_memory_seq_pos_min", "llama_n_rs_seq", "llama_print_system_info", "llama_set_n_threads", "llama_tokenize",
+    "llama_token_to_piece",
+}  # fmt: skip
+"""Functions that look at what this process has itself; besides those of the families below."""
+
+LOCAL_FAMILIES = ("llama_batch_", "llama_sampler_", "llama_vocab_", "llama_model_", "llama_token_data", "llama_log")
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("10.0.0.2:50052", ("10.0.0.2:50052",)),
+        ("a.example:1, b:65535", ("a.example:1", "b:65535")),
+        ("a:050052", ("a:50052",)),
+    ],
+)
+def test_workers_are_named_by_host_and_port(text: str, found: tuple[str, ...]) -> None:
+    assert rpc.workers(text) == found
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "is not HOST:PORT"),
+        ("host", "is not HOST:PORT"),
+        (":50052", "is not HOST:PORT"),
+        ("host:", "is not HOST:PORT"),
+        ("host:0", "1 to 65535"),
+        ("host:65536", "1 to 65535"),
+        ("host:-1", "is not HOST:PORT"),
+        ("host:²", "is not HOST:PORT"),
+        ("host:" + "9" * 5000, "1 to 65535"),
+        ("a:1,,b:2", "'' is not HOST:PORT"),
+        ("a:1,a:01", "a:1 is named twice"),
+        ("[::1]:50052", "IPv4 only"),
+        ("::1:50052", "IPv4 only"),
+    ],
+)
+def test_what_is_no_list_of_workers_is_refused(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        rpc.workers(text)
+
+
+def test_what_was_measured_on_one_machine_is_not_used_on_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tuning_key(DEMO, -1, ("f16", "f16"))
+    none_offloaded = tuning_key(DEMO, 0, ("f16", "f16"))
+    monkeypatch.setattr(rpc, "_joined", rpc._Joined(("a:1", "b:2")))
+    there = tuning_key(DEMO, -1, ("f16", "f16"))
+    monkeypatch.setattr(rpc, "_joined", rpc._Joined(("b:2", "a:1")))
+    assert len({here, there, tuning_key(DEMO, -1, ("f16", "f16"))}) == 3
+    assert tuning_key(DEMO, 0, ("f16", "f16")) == none_offloaded
+
+
+def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:
+    """Of those that this room calls. One that is not would wait for a lost worker for good."""
+    called = set()
+    for path in Path(rpc.__file__).parent.glob("*.py"):
+        if path.stem in ("first_load", "amx_trial"):  # children of their own, without workers
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                called.add(node.func.attr)
+    called = {name for name in called if name.startswith("llama_")}
+    guarded = {*rpc.CALLS, *rpc.FREES}
+    assert guarded <= called
+    unknown = {n for n in called - guarded - LOCAL if not n.startswith(LOCAL_FAMILIES) and not n.endswith("_params")}
+    assert unknown == set()

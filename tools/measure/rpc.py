@@ -1,0 +1,229 @@
+"""Layers on other machines: plain and drafted decoding by the delay of the network, modelled beside measured.
+
+Starts workers on this machine, each behind a proxy that holds every byte back for half of the round trip that is asked
+for, each way. A prompt of each kind is continued plain and drafted, in turns. Modelled is what the same passes would
+take: what they took without a delay, by their size, and the delay for each time that a worker was waited for, which the
+proxies count. All share this machine's cores, so without a delay this is slower than one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import multiprocessing as mp
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, NamedTuple
+
+START = 15.0
+"""Seconds that a worker may take to listen."""
+
+
+class Way(NamedTuple):
+    """A network that is simulated.
+
+    Attributes:
+        delay: seconds each way.
+        rate: bytes a second each way.
+        trips, sent: counters that processes share: answers that were waited for, and bytes sent to workers.
+    """
+
+    delay: float
+    rate: float
+    trips: Any
+    sent: Any
+
+
+def pump(source: socket.socket, sink: socket.socket, way: Way, asked: threading.Event, *, back: bool) -> None:
+    """Pass bytes on as late as they would come; `back`: towards the client."""
+    held: SimpleQueue[tuple[float, bytes]] = SimpleQueue()
+
+    def release() -> None:
+        while True:
+            due, data = held.get()
+            time.sleep(max(0.0, due - time.perf_counter()))
+            with suppress(OSError):  # the other side has gone
+                sink.sendall(data) if data else sink.shutdown(socket.SHUT_WR)
+            if not data:
+                return
+
+    threading.Thread(target=release, daemon=True).start()
+    left = 0.0
+    while True:
+        try:
+            data = source.recv(1 << 20)
+        except OSError:
+            data = b""
+        left = max(left, time.perf_counter()) + len(data) / way.rate
+        held.put((left + way.delay, data))
+        if not data:
+            return
+        if not back:
+            asked.set()
+            with way.sent.get_lock():
+                way.sent.value += len(data)
+        elif asked.is_set():
+            asked.clear()
+            with way.trips.get_lock():
+                way.trips.value += 1
+
+
+def proxy(listener: socket.socket, worker: int, way: Way) -> None:
+    """Connections to a worker at the end of that way."""
+    while True:
+        client, _ = listener.accept()
+        server = socket.create_connection(("127.0.0.1", worker))
+        for end in (client, server):
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        asked = threading.Event()
+        for ends, back in (((client, server), False), ((server, client), True)):
+            threading.Thread(target=pump, args=(*ends, way, asked), kwargs={"back": back}, daemon=True).start()
+
+
+def proxies(workers: Sequence[int], way: Way, ports: Any) -> None:
+    """Serve until the process is ended; the ports go to `ports`."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in workers]
+    for listener, worker in zip(listeners, workers, strict=True):
+        threading.Thread(target=proxy, args=(listener, worker, way), daemon=True).start()
+    ports.put([listener.getsockname()[1] for listener in listeners])
+    threading.Event().wait()
+
+
+def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, way: Way, found: Any) -> None:
+    """Decode over these workers; passes, seconds and the cost curve go to `found`."""
+    from ngramspec.decoding.decoder import SpeculativeDecoder
+    from ngramspec.llama import rpc
+    from ngramspec.llama.target import Target
+    from ngramspec.prompts import load_prompts, prepare
+
+    rpc.connect([f"127.0.0.1:{port}" for port in ports])
+    prompts = {prompt.category: prompt for prompt in reversed(load_prompts(None))}
+    result: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder, Target(model, n_ctx=n_ctx, threads=1, exact="off") as target:
+        cases, _ = prepare(target, prompts.values(), tokens, target.n_ctx)
+        decoders = {
+            name: SpeculativeDecoder(target, drafter=drafter, exact="off", calibration_folder=Path(folder))
+            for name, drafter in (("plain", None), ("drafted", "mixture"))
+        }
+        for decoder in (decoders["drafted"], decoders["plain"]):
+            list(decoder.generate(cases[0].tokens, max_tokens=32))
+        for name in decoders:
+            result[name] = {"seconds": 0.0, "tokens": 0, "trips": 0, "sent": 0, "batches": [], "texts": []}
+        for i, case in enumerate(cases):
+            for name in sorted(decoders, reverse=i % 2 == 0):
+                steps = decoders[name].generate(case.tokens, max_tokens=tokens)
+                text = list(next(steps).tokens)
+                trips, sent, began = way.trips.value, way.sent.value, time.perf_counter()
+                for step in steps:
+                    result[name]["batches"].append(step.batch)
+                    text += step.tokens
+                result[name]["seconds"] += time.perf_counter() - began
+                result[name]["trips"] += way.trips.value - trips
+                result[name]["sent"] += way.sent.value - sent
+                result[name]["tokens"] += len(text) - 1
+                result[name]["texts"].append(text)
+        curve = decoders["drafted"].calibration.curve
+        assert curve is not None
+        result["ratios"] = [curve.ratio(n) for n in range(1, 65)]
+        result["switch"] = curve.switch
+    found.put(result)
+
+
+def modelled(run: dict[str, Any], without: dict[str, Any], delay: float) -> float:
+    """Tokens per second of these passes, from what passes took without a delay."""
+    single = without["plain"]["seconds"] / len(without["plain"]["batches"])
+    seconds, last = 0.0, 1
+    for batch in run["batches"]:
+        seconds += single * without["ratios"][min(batch, 64) - 1] + (without["switch"] if batch != last else 0.0)
+        last = batch
+    return float(run["tokens"] / (seconds + delay * run["trips"]))
+
+
+def wait_for(port: int) -> None:
+    deadline = time.monotonic() + START
+    while True:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--delays", default="0,1,5,20", help="round trips added, in milliseconds; 0 among them")
+    parser.add_argument("--mbit", type=float, default=math.inf, help="megabits a second that each connection carries")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("-n", type=int, default=150, help="tokens after each prompt")
+    parser.add_argument("-c", type=int, default=2048, help="context in tokens; longer prompts are left out")
+    parser.add_argument("-t", type=int, default=1, help="threads of each worker")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    delays = sorted({0.0, *(float(d) / 1000 for d in options.delays.split(","))})
+    free = [socket.create_server(("127.0.0.1", 0)) for _ in range(options.workers)]
+    ports = [listener.getsockname()[1] for listener in free]
+    for listener in free:
+        listener.close()
+    command = [sys.executable, "-m", "ngramspec_cli.app", "rpc-worker", "-t", str(options.t), "--port"]
+    workers = [subprocess.Popen([*command, str(port)], stderr=subprocess.DEVNULL) for port in ports]
+    context = mp.get_context("spawn")
+    results: dict[float, dict[str, Any]] = {}
+    try:
+        for port in ports:
+            wait_for(port)
+        print(
+            "round trip +ms | plain tok/s (modelled) | drafted tok/s (modelled) | gain | tokens/pass | waits/pass"
+            " | KB sent/pass | change of size"
+        )
+        for delay in delays:
+            way = Way(delay / 2, options.mbit * 1e6 / 8, context.Value("q", 0), context.Value("q", 0))
+            told, found = context.Queue(), context.Queue()
+            between = context.Process(target=proxies, args=(ports, way, told), daemon=True)
+            between.start()
+            child = context.Process(
+                target=measure, args=(options.model, told.get(), options.n, options.c, way, found), daemon=True
+            )
+            child.start()
+            while found.empty() and child.is_alive():
+                time.sleep(0.1)
+            run = results[delay] = found.get(timeout=1)
+            child.join()
+            between.terminate()
+            plain, drafted = run["plain"], run["drafted"]
+            speed = {name: run[name]["tokens"] / run[name]["seconds"] for name in ("plain", "drafted")}
+            model = {name: modelled(run[name], results[0.0], delay) for name in speed}
+
+            def each(count: str, unit: float, run: dict[str, Any] = run) -> str:
+                shares = (run[name][count] / unit / len(run[name]["batches"]) for name in ("plain", "drafted"))
+                return "{:.1f}, {:.1f} drafted".format(*shares)
+
+            assert plain["texts"] == results[0.0]["plain"]["texts"]
+            same = sum(a == b for a, b in zip(plain["texts"], drafted["texts"], strict=True))
+            print(
+                f"{delay * 1e3:g} | {speed['plain']:.1f} ({model['plain']:.1f}) | {speed['drafted']:.1f}"
+                f" ({model['drafted']:.1f}) | {speed['drafted'] / speed['plain']:.2f} |"
+                f" {drafted['tokens'] / len(drafted['batches']):.2f} | {each('trips', 1)} | {each('sent', 1e3)} |"
+                f" {run['switch'] * 1e3:.2f} ms; {same} of {len(plain['texts'])} texts alike",
+                flush=True,
+            )
+    finally:
+        for worker in workers:
+            worker.terminate()
+    if options.json is not None:
+        options.json.write_text(json.dumps({str(d): r for d, r in results.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
