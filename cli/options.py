@@ -18,6 +18,7 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.exactness.choice import Exact
 from ngramspec.llama.kv_cache import UNQUANTISED, CacheType
@@ -37,6 +38,7 @@ from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, fla
 
 from .completion import models
 from .console import download_bar, note, signals_deferred, usage_error
+from .draft_model import DraftModelOptions
 from .memory_option import open_memory
 from .tuned import as_options, file_for
 
@@ -278,7 +280,7 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftOptions:
+class DraftOptions(DraftModelOptions):
     """Whether, how and how much to draft."""
 
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
@@ -308,6 +310,12 @@ class DraftOptions:
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
             usage_error(str(error))
+        self.check_draft_model()
+        if self.draft_model is not None:
+            if self.no_draft:
+                usage_error("-md is for drafts; leave out --no-draft")
+            if self.drafter != DEFAULT or self.memory is not None:
+                usage_error("with -md the draft model alone drafts; leave out --drafter and --memory")
         if self.memory is None:
             return
         memory_folder(self.memory)
@@ -330,7 +338,8 @@ class DraftOptions:
 
     def open_memory(self, target: Target, *, keep: bool) -> Memory | None:
         """The memory to draft from, or None without one; `keep`: see `memory_option.open_memory`."""
-        if self.no_memory or self.no_draft or self.drafter not in REMEMBERING or not target.can_rollback:
+        drafts = self.draft_model is None and self.drafter in REMEMBERING and target.can_rollback
+        if self.no_memory or self.no_draft or not drafts:
             return None
         return open_memory(self.memory, target, keep=keep)
 
@@ -357,10 +366,14 @@ class DraftOptions:
         calibration: Calibration | None = None,
         *,
         keep: bool = False,
+        drafter: Drafter | None = None,
     ) -> SpeculativeDecoder:
-        """The same, with nothing said; `calibration` as in `SpeculativeDecoder`."""
-        drafter = None
-        if not self.no_draft and target.can_rollback:
+        """The same, with nothing said; `calibration` as in `SpeculativeDecoder`, `drafter` in place of a new one."""
+        if self.no_draft or not target.can_rollback:
+            drafter = None
+        elif drafter is None and self.draft_model is not None:
+            drafter = self.load_drafter(target)
+        elif drafter is None:
             kept = file_of(target.vocabulary_hash) if keep and not self.no_memory and self.drafter == DEFAULT else None
             drafter = make_drafter(self.drafter, memory=memory, kept=kept)
         return SpeculativeDecoder(
