@@ -111,7 +111,7 @@ def bench(
     with JsonOutput(as_json) as output, Posts(post, as_json) as posts:
         found = load.find(model)
         tuned, load = told(recalled(load.tuned_file(found.path)), left_out=load.no_tuned), load.tuned(found)
-        target = load.load(found, draft_max=draft.longest)
+        target = load.load(found, draft_max=draft.longest, head=draft.mtp)
         check_sampling(target, chosen)
         memory = draft.open_memory(target, keep=False)
         if memory is not None and memory.stored:

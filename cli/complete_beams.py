@@ -35,7 +35,7 @@ def check_beams(
             "--beams accepts drafts in one way only; leave out --acceptance, --lenience and --typical-acceptance"
         )
     plain = DraftOptions()
-    for name in ("drafter", "policy", "memory"):
+    for name in ("drafter", "policy", "memory", "mtp"):
         if getattr(draft, name) != getattr(plain, name):
             usage_error(f"--beams drafts in a way of its own; leave out --{name}")
     for name, value in others.items():

@@ -19,6 +19,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.mixture.learnt import file_of
+from ngramspec.drafting.model import ModelDrafter
 from ngramspec.exactness.choice import Exact
 from ngramspec.llama.kv_cache import UNQUANTISED, CacheType
 from ngramspec.llama.target import Target
@@ -229,14 +230,14 @@ class LoadOptions:
             "draft_max": None if self.exact == "on" else draft_max,
         }
 
-    def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None) -> Target:
+    def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None, head: bool = False) -> Target:
         """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each.
 
-        Settings that are kept for it are used; see `tuned`.
+        Settings that are kept for it are used; see `tuned`. With `head` its own head is loaded too; see `Target`.
         """
         options = self.tuned(source).settings(draft_max)
         with signals_deferred():
-            target = Target(source.path, **options, exact=self.exact, n_seq=n_seq)
+            target = Target(source.path, **options, exact=self.exact, n_seq=n_seq, head=head)
         for line in target.notes:
             note(line)
         return target
@@ -250,6 +251,12 @@ class DraftOptions:
     drafter: DrafterName = DEFAULT
     policy: PolicyName = "cost"
     draft_max: DraftMax = None
+    mtp: Annotated[
+        bool,
+        typer.Option(
+            "--mtp", help="Draft with the model's own NextN (MTP) layer, where it has one, instead of --drafter."
+        ),
+    ] = False
     memory: Annotated[
         str | None,
         typer.Option(
@@ -273,6 +280,10 @@ class DraftOptions:
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
             usage_error(str(error))
+        if self.mtp and self.no_draft:
+            usage_error("--mtp is for drafts; leave out --no-draft")
+        if self.mtp and self.drafter != DEFAULT:
+            usage_error(f"--mtp and --drafter {self.drafter} exclude each other")
         if self.memory is None:
             return
         memory_folder(self.memory)
@@ -280,6 +291,8 @@ class DraftOptions:
             usage_error("--memory and --no-memory exclude each other")
         if self.no_draft:
             usage_error("--memory is for drafts; leave out --no-draft")
+        if self.mtp:
+            usage_error("a NextN layer looks at no memory; leave out --memory or --mtp")
         if self.drafter not in REMEMBERING:
             usage_error(f"the drafter {self.drafter!r} looks at no memory; leave out --memory or --drafter")
 
@@ -296,6 +309,8 @@ class DraftOptions:
     def open_memory(self, target: Target, *, keep: bool) -> Memory | None:
         """The memory to draft from, or None without one; `keep`: see `memory_option.open_memory`."""
         if self.no_memory or self.no_draft or self.drafter not in REMEMBERING or not target.can_rollback:
+            return None
+        if target.head is not None:  # it drafts instead
             return None
         return open_memory(self.memory, target, keep=keep)
 
@@ -328,6 +343,8 @@ class DraftOptions:
         if not self.no_draft and target.can_rollback:
             kept = file_of(target.vocabulary_hash) if keep and not self.no_memory and self.drafter == DEFAULT else None
             drafter = make_drafter(self.drafter, memory=memory, kept=kept)
+            if target.head is not None:
+                drafter = ModelDrafter(target.head, n_vocab=target.n_vocab)
         return SpeculativeDecoder(
             target,
             drafter=drafter,

@@ -226,8 +226,8 @@ class Head:
 
         Args:
             first, states: as above.
-            speaks: whether there are logits after all of the tokens, or after none. Where they are asked for after some,
-                llama.cpp's graphs hand out the layer's output after other tokens than those (0.3.36; not all of them).
+            speaks: whether there are logits after all of the tokens, or after none. Where only some are asked for, most
+                of llama.cpp's graphs hand out the layer's output after other tokens (llama-cpp-python 0.3.36).
         """
         size = len(states)
         batch = self._batch
