@@ -174,7 +174,8 @@ class Head:
         end, states = len(self.tokens), self._states
         read = end - rows  # the first whose logits are wanted
         known = states.known(self.tokens)
-        told = min(end, known + 1) if known else 0  # all before it come after a state that is known
+        # Number of the first token that comes after a state that is to come yet; those that are too old never come.
+        told = end if end <= states.first else min(end, known + 1) if known else 0
         seen = np.empty((0, self.n_vocab), np.float32)
         if max(told, start) < read:
             # What the head would make of so many by itself is of no use.

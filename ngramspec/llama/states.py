@@ -54,6 +54,7 @@ class HiddenStates:
     def forget(self) -> None:
         """Hold nothing: a pass failed, or its states were not asked for."""
         self._tokens.clear()
+        self.first = 0
 
     def took(self, context: Any, start: int, tokens: Sequence[int]) -> None:
         """Take the states of the pass that a context has just made over tokens of one text, from number `start` on."""

@@ -131,6 +131,28 @@ def test_a_text_without_states_is_begun_where_they_begin(target: Target, referen
     assert not np.allclose(late, whole, atol=CLOSE)  # it saw only the last tokens
 
 
+def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, text = own_head(target), list(range(20, 320))
+    kept = HiddenStates(128, kept=64)
+    monkeypatch.setattr(target._passes, "_states", kept)
+    monkeypatch.setattr(head, "_states", kept)
+    target.clear()
+    target.prefill(text[:-1])
+    assert kept.first > 100
+    head.clear()
+    passes: list[int] = []
+    decode = head._decode
+    monkeypatch.setattr(
+        head, "_decode", lambda at, states, **how: passes.append(len(states)) or decode(at, states, **how)
+    )
+    assert np.isfinite(head.evaluate(text[:8])).all()
+    assert passes == [8]
+    late = head.prefill(text).copy()
+    assert sum(passes[1:]) == len(text) - kept.first - 1
+    head.clear()
+    assert np.array_equal(head.prefill(text), late)
+
+
 def test_the_target_s_logits_are_those_without_a_head(files: dict[str, Path], target: Target) -> None:
     text = list(range(20, 60))
     with Target(files["qwen35"], n_ctx=400, threads=1, exact="off") as plain:
