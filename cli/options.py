@@ -18,8 +18,8 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.learnt import file_of
-from ngramspec.drafting.model import ModelDrafter
 from ngramspec.exactness.choice import Exact
 from ngramspec.llama.kv_cache import UNQUANTISED, CacheType
 from ngramspec.llama.target import Target
@@ -37,6 +37,7 @@ from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, fla
 
 from .completion import models
 from .console import download_bar, note, signals_deferred, usage_error
+from .draft_model import DraftModelOptions
 from .memory_option import open_memory
 from .tuned import as_options, file_for, wanted
 
@@ -244,19 +245,13 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftOptions:
+class DraftOptions(DraftModelOptions):
     """Whether, how and how much to draft."""
 
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
     drafter: DrafterName = DEFAULT
     policy: PolicyName = "cost"
     draft_max: DraftMax = None
-    mtp: Annotated[
-        bool,
-        typer.Option(
-            "--mtp", help="Draft with the model's own NextN (MTP) layer, where it has one, instead of --drafter."
-        ),
-    ] = False
     memory: Annotated[
         str | None,
         typer.Option(
@@ -280,10 +275,12 @@ class DraftOptions:
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
             usage_error(str(error))
-        if self.mtp and self.no_draft:
-            usage_error("--mtp is for drafts; leave out --no-draft")
-        if self.mtp and self.drafter != DEFAULT:
-            usage_error(f"--mtp and --drafter {self.drafter} exclude each other")
+        self.check_draft_model()
+        if flag := self.draft_model_flag:
+            if self.no_draft:
+                usage_error(f"{flag} is for drafts; leave out --no-draft")
+            if self.drafter != DEFAULT or self.memory is not None:
+                usage_error(f"with {flag} the draft model alone drafts; leave out --drafter and --memory")
         if self.memory is None:
             return
         memory_folder(self.memory)
@@ -291,8 +288,6 @@ class DraftOptions:
             usage_error("--memory and --no-memory exclude each other")
         if self.no_draft:
             usage_error("--memory is for drafts; leave out --no-draft")
-        if self.mtp:
-            usage_error("a NextN layer looks at no memory; leave out --memory or --mtp")
         if self.drafter not in REMEMBERING:
             usage_error(f"the drafter {self.drafter!r} looks at no memory; leave out --memory or --drafter")
 
@@ -308,9 +303,9 @@ class DraftOptions:
 
     def open_memory(self, target: Target, *, keep: bool) -> Memory | None:
         """The memory to draft from, or None without one; `keep`: see `memory_option.open_memory`."""
-        if self.no_memory or self.no_draft or self.drafter not in REMEMBERING or not target.can_rollback:
-            return None
-        if target.head is not None:  # it drafts instead
+        model_drafts = self.draft_model is not None or target.head is not None
+        drafts = not model_drafts and self.drafter in REMEMBERING and target.can_rollback
+        if self.no_memory or self.no_draft or not drafts:
             return None
         return open_memory(self.memory, target, keep=keep)
 
@@ -337,14 +332,14 @@ class DraftOptions:
         calibration: Calibration | None = None,
         *,
         keep: bool = False,
+        drafter: Drafter | None = None,
     ) -> SpeculativeDecoder:
-        """The same, with nothing said; `calibration` as in `SpeculativeDecoder`."""
-        drafter = None
-        if not self.no_draft and target.can_rollback:
+        """The same, with nothing said; `calibration` as in `SpeculativeDecoder`, `drafter` in place of a new one."""
+        if self.no_draft or not target.can_rollback:
+            drafter = None
+        elif drafter is None and (drafter := self.load_drafter(target)) is None:
             kept = file_of(target.vocabulary_hash) if keep and not self.no_memory and self.drafter == DEFAULT else None
             drafter = make_drafter(self.drafter, memory=memory, kept=kept)
-            if target.head is not None:
-                drafter = ModelDrafter(target.head, n_vocab=target.n_vocab)
         return SpeculativeDecoder(
             target,
             drafter=drafter,

@@ -19,6 +19,7 @@ from ngramspec.selfcheck.report import Check, report, verdict
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
+from .draft_model import DraftModelOptions
 from .json_output import JsonOutput, json_option
 from .options import DrafterName, LoadOptions, Model, PromptFiles
 from .verify_view import show
@@ -27,6 +28,7 @@ from .view import timed_bar
 
 def verify(
     load: LoadOptions,
+    draft_model: DraftModelOptions,
     model: Model = None,
     drafter: DrafterName = DEFAULT,
     prompts: PromptFiles = None,
@@ -55,9 +57,12 @@ def verify(
         make_drafter(drafter)
     except ValueError as wrong:
         usage_error(str(wrong))
+    draft_model.check_draft_model()
+    if (flag := draft_model.draft_model_flag) and drafter != DEFAULT:
+        usage_error(f"with {flag} the draft model alone drafts; leave out --drafter")
     selected = load_prompts(prompts)
     with JsonOutput(as_json) as output:
-        target = load.load(load.find(model))
+        target = load.load(load.find(model), head=draft_model.mtp)
         # Prompts of any length: they will be cut to fit.
         cases, skipped = prepare(target, selected, predict, None)
         if not cases:
@@ -65,8 +70,9 @@ def verify(
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
         try:
             strict = _strict(target, cases, predict)
+            drafts = draft_model.load_drafter(target)
             found = SelfCheck(
-                target, cases, drafter=drafter, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
+                target, cases, drafter=drafts or drafter, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
             )
         except ValueError as wrong:
             usage_error(f"-n/--predict: {wrong}")

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ngramspec.decoding.decoder import SpeculativeDecoder
     from ngramspec.decoding.step import Stats, Step
     from ngramspec.drafting.draft import Draft, Drafter
+    from ngramspec.drafting.model import ModelDrafter
     from ngramspec.drafting.predictor import NGramPredictor
     from ngramspec.dropin.draft_model import LlamaDraftModel
     from ngramspec.dropin.llama import Llama
@@ -39,6 +40,7 @@ else:
         "Drafter": "drafting.draft",
         "Llama": "dropin.llama",
         "LlamaDraftModel": "dropin.draft_model",
+        "ModelDrafter": "drafting.model",
         "NGramPredictor": "drafting.predictor",
         "Sampling": "sampling.settings",
         "SpeculativeDecoder": "decoding.decoder",
@@ -59,6 +61,7 @@ __all__ = [
     "Drafter",
     "Llama",
     "LlamaDraftModel",
+    "ModelDrafter",
     "NGramPredictor",
     "Sampling",
     "SpeculativeDecoder",
