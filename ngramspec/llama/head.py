@@ -80,7 +80,9 @@ class Head:
         self._states = states
         self._ctx = llama.llama_init_from_model(model, params)
         if not self._ctx:
-            raise ModelError("there is no memory for the context of the model's head")
+            raise ModelError(
+                "there is no memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
+            )
         self._ext: Any = bindings.head_functions(llama)
         self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
         self._memory = llama.llama_get_memory(self._ctx)
@@ -174,7 +176,7 @@ class Head:
         end, states = len(self.tokens), self._states
         read = end - rows  # the first whose logits are wanted
         known = states.known(self.tokens)
-        # Number of the first token that comes after a state that is to come yet; those that are too old never come.
+        # Tokens from this one on follow states that are yet to come. Where all that is known is newer, none will come.
         told = end if end <= states.first else min(end, known + 1) if known else 0
         seen = np.empty((0, self.n_vocab), np.float32)
         if max(told, start) < read:
