@@ -115,7 +115,7 @@ def bench(
         found = load.find(model)
         kept = recalled(load.tuned_file(found.path))
         tuned, load = told(kept, left_out=load.no_tuned), load.using(kept)
-        target = load.load(found, draft_max=draft.longest)
+        target = load.load(found, draft_max=draft.longest, head=draft.mtp)
         check_sampling(target, chosen)
         memory = draft.open_memory(target, keep=False)
         if memory is not None and memory.stored:

@@ -34,7 +34,7 @@ class Loader:
 
     def open(self, source: ModelSource) -> Loaded:
         """Load a model. Raises NGramSpecError; ends the program where an option does not go with it."""
-        target = self.load.load(source, draft_max=self.draft.longest)
+        target = self.load.load(source, draft_max=self.draft.longest, head=self.draft.mtp)
         memory = self.draft.open_memory(target, keep=True)
         decoder = self.draft.decoder(target, memory, keep=True)
         if target.exact == "on" and target.can_rollback and decoder.calibration.exact_sizes is None:

@@ -135,7 +135,9 @@ def complete(
     texts = read_texts(source, suffix)
     shown = texts if echo else Texts("")
     writer = TraceWriter(trace) if trace is not None else None
-    target = load.load(load.find(model), n_seq=1 if beams is None else SEQUENCES, draft_max=draft.longest)
+    target = load.load(
+        load.find(model), n_seq=1 if beams is None else SEQUENCES, draft_max=draft.longest, head=draft.mtp
+    )
     check_sampling(target, chosen, logprobs)
     if beams is not None:
         prompt = prompt_of(target, texts, limit * beams, truncate)

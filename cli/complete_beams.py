@@ -35,7 +35,7 @@ def check_beams(
             "--beams accepts drafts in one way only; leave out --acceptance, --lenience and --typical-acceptance"
         )
     plain = DraftOptions()
-    for name in ("drafter", "policy", "memory", "draft_model"):
+    for name in ("drafter", "policy", "memory", "draft_model", "mtp"):
         if getattr(draft, name) != getattr(plain, name):
             usage_error(f"--beams drafts in a way of its own; leave out --{name.replace('_', '-')}")
     for name, value in others.items():

@@ -45,18 +45,34 @@ class DraftModelOptions:
             "-td", "--threads-draft", min=1, max=MOST_THREADS, help="CPU threads of the draft model; default: as -t."
         ),
     ] = None
+    mtp: Annotated[
+        bool, typer.Option("--mtp", help="Draft with the model's own NextN (MTP) layer, where it has one.")
+    ] = False
+
+    @property
+    def draft_model_flag(self) -> str:
+        """The option that makes a model draft; "" if none does."""
+        return "-md" if self.draft_model is not None else "--mtp" if self.mtp else ""
 
     def check_draft_model(self) -> None:
-        """End the program if options of a draft model are given without one."""
+        """End the program if options of a draft model are given without one, or two models are to draft."""
+        if self.draft_model is not None and self.mtp:
+            usage_error("-md and --mtp exclude each other")
         if self.draft_model is None and (self.gpu_layers_draft, self.threads_draft) != (None, None):
             usage_error("-ngld and -td are for a draft model; name it with -md, or leave them out")
 
-    def load_drafter(self, target: Target) -> ModelDrafter:
-        """The draft model, with a context as long as the target's; notes on it go to stderr.
+    def load_drafter(self, target: Target) -> ModelDrafter | None:
+        """The model that drafts; None if none does. Notes on it go to stderr.
+
+        A draft model has a context as long as the target's. A target's own head is there if it was loaded with it.
 
         Raises:
             ModelError: it cannot be loaded, has another vocabulary, or cannot take back what it has evaluated.
         """
+        if target.head is not None:
+            return ModelDrafter(target.head, n_vocab=target.n_vocab)
+        if self.draft_model is None:
+            return None
         with download_bar() as progress:
             source = resolve(self.draft_model, progress=progress)
         with signals_deferred():

@@ -266,14 +266,14 @@ class LoadOptions:
             "draft_max": None if self.exact == "on" else draft_max,
         }
 
-    def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None) -> Target:
+    def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None, head: bool = False) -> Target:
         """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each.
 
-        Settings that are kept for it are used; see `tuned`.
+        Settings that are kept for it are used; see `tuned`. With `head` its own head is loaded too; see `Target`.
         """
         options = self.tuned(source).settings(draft_max)
         with signals_deferred():
-            target = Target(source.path, **options, exact=self.exact, n_seq=n_seq)
+            target = Target(source.path, **options, exact=self.exact, n_seq=n_seq, head=head)
         for line in target.notes:
             note(line)
         return target
@@ -311,11 +311,11 @@ class DraftOptions(DraftModelOptions):
         except ValueError as error:
             usage_error(str(error))
         self.check_draft_model()
-        if self.draft_model is not None:
+        if flag := self.draft_model_flag:
             if self.no_draft:
-                usage_error("-md is for drafts; leave out --no-draft")
+                usage_error(f"{flag} is for drafts; leave out --no-draft")
             if self.drafter != DEFAULT or self.memory is not None:
-                usage_error("with -md the draft model alone drafts; leave out --drafter and --memory")
+                usage_error(f"with {flag} the draft model alone drafts; leave out --drafter and --memory")
         if self.memory is None:
             return
         memory_folder(self.memory)
@@ -338,7 +338,8 @@ class DraftOptions(DraftModelOptions):
 
     def open_memory(self, target: Target, *, keep: bool) -> Memory | None:
         """The memory to draft from, or None without one; `keep`: see `memory_option.open_memory`."""
-        drafts = self.draft_model is None and self.drafter in REMEMBERING and target.can_rollback
+        model_drafts = self.draft_model is not None or target.head is not None
+        drafts = not model_drafts and self.drafter in REMEMBERING and target.can_rollback
         if self.no_memory or self.no_draft or not drafts:
             return None
         return open_memory(self.memory, target, keep=keep)
@@ -371,9 +372,7 @@ class DraftOptions(DraftModelOptions):
         """The same, with nothing said; `calibration` as in `SpeculativeDecoder`, `drafter` in place of a new one."""
         if self.no_draft or not target.can_rollback:
             drafter = None
-        elif drafter is None and self.draft_model is not None:
-            drafter = self.load_drafter(target)
-        elif drafter is None:
+        elif drafter is None and (drafter := self.load_drafter(target)) is None:
             kept = file_of(target.vocabulary_hash) if keep and not self.no_memory and self.drafter == DEFAULT else None
             drafter = make_drafter(self.drafter, memory=memory, kept=kept)
         return SpeculativeDecoder(

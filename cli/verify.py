@@ -58,11 +58,11 @@ def verify(
     except ValueError as wrong:
         usage_error(str(wrong))
     draft_model.check_draft_model()
-    if draft_model.draft_model is not None and drafter != DEFAULT:
-        usage_error("with -md the draft model alone drafts; leave out --drafter")
+    if (flag := draft_model.draft_model_flag) and drafter != DEFAULT:
+        usage_error(f"with {flag} the draft model alone drafts; leave out --drafter")
     selected = load_prompts(prompts)
     with JsonOutput(as_json) as output:
-        target = load.load(load.find(model))
+        target = load.load(load.find(model), head=draft_model.mtp)
         # Prompts of any length: they will be cut to fit.
         cases, skipped = prepare(target, selected, predict, None)
         if not cases:
@@ -70,9 +70,9 @@ def verify(
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
         try:
             strict = _strict(target, cases, predict)
-            drafts = drafter if draft_model.draft_model is None else draft_model.load_drafter(target)
+            drafts = draft_model.load_drafter(target)
             found = SelfCheck(
-                target, cases, drafter=drafts, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
+                target, cases, drafter=drafts or drafter, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
             )
         except ValueError as wrong:
             usage_error(f"-n/--predict: {wrong}")

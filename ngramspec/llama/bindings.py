@@ -62,6 +62,17 @@ def set_mapped(api: Any, params: Any, mapped: bool) -> None:
     params.load_mode = modes["LLAMA_LOAD_MODE_AUTO" if mapped else "LLAMA_LOAD_MODE_NONE"]
 
 
+def head_functions(api: Any) -> Any:
+    """The module with llama.cpp's functions for a model's own head (NextN); None where the build lacks them."""
+    if not hasattr(api, "LLAMA_CONTEXT_TYPE_MTP") or not hasattr(api.llama_model_default_params(), "load_mtp"):
+        return None
+    try:
+        from llama_cpp import llama_cpp_ext
+    except (ImportError, AttributeError):  # AttributeError: a function is not in the library
+        return None
+    return llama_cpp_ext
+
+
 def file_types(api: Any) -> Mapping[str, int]:
     """Numbers of quantisations by the names that llama.cpp's header has for them."""
     return {name: value for name, value in _constants(api, "llama_ftype").items() if name.startswith("LLAMA_FTYPE_")}

@@ -11,10 +11,12 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.choice import EXACT, Exact
 from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import devices, log
+from ngramspec.llama.head import Head
 from ngramspec.llama.kv_cache import CACHE_TYPES, UNQUANTISED, CacheType
 from ngramspec.llama.lane import SequenceLane
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.state import Cache
+from ngramspec.llama.states import HiddenStates
 from ngramspec.llama.trial import Trial
 from ngramspec.llama.weights import Weights
 from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, Settings
@@ -39,6 +41,7 @@ _FLASH = {"auto": -1, "off": 0, "on": 1}
 class Context(Weights):
     """A loaded model with an open context. Args, attributes and errors as of `ngramspec.llama.target.Target`."""
 
+    head: Head | None = None
     _ctx: Any = None
     _texts = 1  # how many lanes the context is opened for
 
@@ -59,6 +62,7 @@ class Context(Weights):
         extra_buffers: bool | None = None,
         n_seq: int = 1,
         draft_max: int | None = None,
+        head: bool = False,
     ) -> None:
         most = MAX_CELLS // self._texts - MAX_EVALUATE
         if n_ctx is not None and not 1 <= n_ctx <= most:
@@ -80,6 +84,8 @@ class Context(Weights):
             raise ValueError(f"n_seq is {n_seq}, but must be 1 to {MAX_EVALUATE}")
         if draft_max is not None and not 1 <= draft_max < MAX_EVALUATE:
             raise ValueError(f"draft_max is {draft_max}, but must be 1 to {MAX_EVALUATE - 1}")
+        if head and max(n_seq, self._texts) > 1:
+            raise ValueError("the model's head drafts for one sequence; head and n_seq exclude each other")
         super().__init__(
             path,
             n_gpu_layers=n_gpu_layers,
@@ -87,6 +93,7 @@ class Context(Weights):
             threads_batch=threads_batch,
             mmap=mmap,
             extra_buffers=extra_buffers,
+            head=head,
         )
         self._micro_batch = micro_batch
         self.cache_types = (cache_type_k, cache_type_v)
@@ -96,7 +103,12 @@ class Context(Weights):
         self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
         self._longest = draft_max or SNAPSHOTS
         size = self._context_size(n_ctx, self.cache_types, self._texts)
+        width = llama.llama_model_n_embd_out(self._model) if self.has_head else 0
+        self._states = HiddenStates(width) if self.has_head else None
         self._open_context(size, "exact" if exact == "on" else "fast")
+        if self._states is not None:
+            params = self._params(self.n_ctx + MAX_EVALUATE, 0, self.setting)
+            self.head = Head(self._model, params, self._states, n_ctx=self.n_ctx)
 
     # ------------------------------------------------------------------ opening
 
@@ -174,7 +186,9 @@ class Context(Weights):
             "pooled": self._pooled,
         }
         caches = [Cache(llama, self._ctx, sequence=number, **shape) for number in range(self._texts)]
-        self._passes = Passes(llama, self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab)
+        self._passes = Passes(
+            llama, self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab, states=self._states
+        )
         self._lanes = [SequenceLane(self._passes, cache, n_ctx=n_ctx) for cache in caches]
         first = self._lanes[0]
         self.replays, self.max_batch = first.replays, first.max_batch
@@ -258,6 +272,8 @@ class Context(Weights):
     def close(self) -> None:
         """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
         self._close_context()
+        if self.head is not None:
+            self.head.close()
         super().close()
 
     def _close_context(self) -> None:

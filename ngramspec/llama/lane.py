@@ -118,7 +118,7 @@ class SequenceLane:
             yield done
             size = n_batch if aligned or most is None else max(1, min(n_batch, most()))
             end = stop if done < stop < done + size else min(total, done + size)
-            append(self._passes, [Piece(self, tokens[done:end], 1)])
+            append(self._passes, [Piece(self, tokens[done:end], 1)], states=not aligned)
             done = end
             if done == stop:
                 self.cache.save(keep=True)
@@ -250,11 +250,12 @@ class Piece(NamedTuple):
     rows: int
 
 
-def append(passes: Passes, pieces: Sequence[Piece]) -> None:
+def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> None:
     """Append to several lanes, each in it once, in one pass, behind what they owe; more than fits is evaluated before.
 
     Args:
         pieces: at most n_batch tokens and MAX_EVALUATE rows in all.
+        states: as in `Passes.decode`.
 
     Raises:
         ValueError: more tokens than a lane has room for.
@@ -274,7 +275,7 @@ def append(passes: Passes, pieces: Sequence[Piece]) -> None:
             max((lane for lane, _, _ in pieces), key=lambda lane: lane.owed).pay()
             needed = sum(lane.owed + len(tokens) for lane, tokens, _ in pieces)
         feeds = [Feed(lane.cache, [*lane.tokens[lane.cache.length :], *new], rows) for lane, new, rows in pieces]
-        passes.decode(feeds)
+        passes.decode(feeds, states=states)
         for lane, tokens, _ in pieces:
             lane.tokens.extend(tokens)
     except BaseException:

@@ -17,6 +17,7 @@ import numpy as np
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
 from ngramspec.llama.state import Cache
+from ngramspec.llama.states import HiddenStates
 
 MAX_EVALUATE = 64
 """Most rows of logits of a pass: the buffer is reserved for this many."""
@@ -46,10 +47,19 @@ class Passes:
         owner: what holds the model; rows of logits keep it alive.
         n_batch: most tokens of a pass.
         n_vocab: length of a row of logits.
+        states: takes the hidden states of each pass, where there is one sequence; None: nobody needs them.
     """
 
     def __init__(
-        self, api: Any, context: Any, caches: Sequence[Cache], owner: object, *, n_batch: int, n_vocab: int
+        self,
+        api: Any,
+        context: Any,
+        caches: Sequence[Cache],
+        owner: object,
+        *,
+        n_batch: int,
+        n_vocab: int,
+        states: HiddenStates | None = None,
     ) -> None:
         self._api = api
         self._context = context
@@ -58,6 +68,7 @@ class Passes:
         self._owner = weakref.ref(owner)
         self.n_batch = n_batch
         self.n_vocab = n_vocab
+        self._states = states
         batch = self._batch = api.llama_batch_init(n_batch, 0, 1)
         # Not as numpy's arrays, which take three times as long to be given a few tokens.
         self._tokens = _array(batch.token, n_batch)
@@ -73,12 +84,34 @@ class Passes:
         if not self._context:
             raise ValueError("the context is closed")
 
-    def decode(self, feeds: Sequence[Feed]) -> None:
+    def decode(self, feeds: Sequence[Feed], *, states: bool = True) -> None:
         """Append to the sequences of `feeds`, each in it once, with at most `n_batch` tokens in all.
+
+        Args:
+            feeds: at least one.
+            states: whether hidden states may be asked for. The last layer is then computed for all tokens, not only
+                for those whose logits are wanted, which may move last bits.
 
         Raises:
             TargetError: llama.cpp could not. The caches then hold what they held before, or less of it.
         """
+        hidden = self._states
+        if hidden is None:
+            self._decode(feeds)
+            return
+        start = feeds[0].cache.length
+        hidden.ask(self._context, states)
+        try:
+            self._decode(feeds)
+        except BaseException:
+            hidden.forget()
+            raise
+        if states:
+            hidden.took(self._context, start, feeds[0].tokens)
+        else:
+            hidden.forget()
+
+    def _decode(self, feeds: Sequence[Feed]) -> None:
         end = 0
         for cache, tokens, rows in feeds:
             start, end = end, end + len(tokens)

@@ -46,12 +46,15 @@ class Target(Context):
         n_seq: most sequences in the cache, 1 to MAX_EVALUATE; they share its cells. `sequences` needs several.
         draft_max: the longest draft that will be sent, if known: of a recurrent state as many snapshots are kept
             (None: SNAPSHOTS), or fewer if the machine is short of memory (`notes` then says so).
+        head: also load the model's own head, which drafts for it, where the file holds one and this build runs it
+            (`notes` says why not, else).
 
     A target has one open context at a time: `use` closes it and opens another one under other settings.
 
     Attributes:
         exact: as above.
         setting: "fast" or "exact": what the context was opened for.
+        head: the model's own head, a model that drafts (see `ngramspec.llama.head`); None: not asked for, or not there.
         can_rollback: whether refused drafts can be taken back.
         replays: whether that is done by evaluating tokens again from a checkpoint on: the model has a recurrent
             state, and llama.cpp keeps no snapshots for this architecture.

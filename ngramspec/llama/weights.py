@@ -16,6 +16,7 @@ from ngramspec import machine
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, bindings, devices, first_load, huge_pages, log, rpc
 from ngramspec.llama.devices import build
+from ngramspec.llama.head import head_missing
 from ngramspec.llama.kv_cache import CacheShape, CacheType, fitting_context
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -29,6 +30,7 @@ class Weights(Vocabulary):
     Attributes:
         notes: what the user should know about how it was loaded.
         on_gpu: whether a GPU holds any of it.
+        has_head: whether its own head was asked for, and is loaded.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Weights(Vocabulary):
         threads_batch: int | None,
         mmap: bool,
         extra_buffers: bool | None,
+        head: bool,
     ) -> None:
         self.path = Path(path)
         self.notes: list[str] = []
@@ -47,11 +50,20 @@ class Weights(Vocabulary):
         self.threads_batch = self.threads if threads_batch is None else threads_batch
         self._mapped, self._repacks = mmap, extra_buffers is not False
         log.init_backend()
+        self.has_head = head and self._can_load_head()
         self._load(n_gpu_layers, extra_buffers)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
         # A build whose kernels get mended keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (extra_buffers is False) + [" mmap=off"] * (not mmap)
+        marks += [" head"] * self.has_head
         self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}"
+
+    def _can_load_head(self) -> bool:
+        """Whether the model's own head can be run here; a note says why not."""
+        why = head_missing(self.path)
+        if why:
+            self.notes.append(f"the model does not draft for itself: {why}")
+        return not why
 
     def _load(self, n_gpu_layers: int, extra_buffers: bool | None) -> None:
         params = llama.llama_model_default_params()
@@ -59,6 +71,8 @@ class Weights(Vocabulary):
         bindings.set_mapped(llama, params, self._mapped)
         params.no_host = extra_buffers is True
         params.use_extra_bufts = extra_buffers is not False
+        if self.has_head:
+            params.load_mtp = True
         self.amx_broken = extra_buffers is None and has_broken_amx(n_gpu_layers)
         if self.amx_broken:
             self.notes.append(amx.NOTE)

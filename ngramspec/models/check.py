@@ -180,13 +180,24 @@ def _check_parts(path: Path, parts: int) -> None:
             f"{path} is one of {parts} parts and was renamed; llama.cpp finds the others only when "
             f"all are named NAME-00001-of-{parts:05d}.gguf and so on"
         )
-    files = [path.with_name(f"{name['stem']}-{part:05d}-of-{parts:05d}.gguf") for part in range(1, parts + 1)]
+    files = parts_of(path)
     if int(name["part"]) != 1:
         raise ModelError(f"{path} is part {int(name['part'])} of {parts}; pass the first one, {files[0].name}")
     for file in files[1:]:
         if not file.exists():
             raise ModelError(f"{path} is part 1 of {parts}, and {file.name} is missing beside it")
         _read(file)
+
+
+def parts_of(path: Path) -> list[Path]:
+    """The files of a split model, by the name of one of them; a file that is no part is alone."""
+    name = SPLIT_NAME.match(path.name)
+    if name is None:
+        return [path]
+    return [
+        path.with_name(f"{name['stem']}-{part:05d}-of-{name['parts']}.gguf")
+        for part in range(1, int(name["parts"]) + 1)
+    ]
 
 
 def _about_folder(path: Path) -> str:

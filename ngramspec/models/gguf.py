@@ -71,6 +71,7 @@ _SCALARS = {
 _STRING = 8
 _ARRAY = 9
 _TOKENS = "tokenizer.ggml.tokens"
+_HEAD = ".nextn.eh_proj.weight"
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 _DEFAULT_ALIGNMENT = 32
 
@@ -86,6 +87,7 @@ class GGUFHeader:
         vocabulary: 16 bytes that name the vocabulary: a hash of the texts of all its tokens, each with its length.
         needed: bytes the file must have for its header and every tensor whose type is in `BLOCKS`.
         types: bytes of the file's tensors by ggml type, as far as `BLOCKS` has it.
+        heads: layers in the file that guess the token after the next one (NextN, also called MTP).
     """
 
     version: int
@@ -94,6 +96,7 @@ class GGUFHeader:
     vocabulary: bytes
     needed: int
     types: Mapping[int, int]
+    heads: int
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -191,14 +194,15 @@ def _parse(reader: _Reader) -> GGUFHeader:
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise _FormatError(f"has a corrupt header: alignment {alignment!r}; get the file again")
-    end, types = 0, Counter[int]()
+    end, types, heads = 0, Counter[int](), 0
     for _ in range(tensors):
-        kind, offset, size = _tensor(reader)
+        name, kind, offset, size = _tensor(reader)
         types[kind] += size
+        heads += name.endswith(_HEAD)
         end = max(end, offset + size)
     data_start = -(-reader.position // alignment) * alignment
     needed = data_start + end if end else reader.position
-    return GGUFHeader(version, tensors, metadata, blake2b(tokens, digest_size=16).digest(), needed, dict(types))
+    return GGUFHeader(version, tensors, metadata, blake2b(tokens, digest_size=16).digest(), needed, dict(types), heads)
 
 
 def _about_version(version: int) -> str:
@@ -229,8 +233,8 @@ def _value(reader: _Reader, key: str) -> Scalar | None:
     return None
 
 
-def _tensor(reader: _Reader) -> tuple[int, int, int]:
-    """The next tensor's type, where it begins in the tensor data, and its bytes; of an unknown type both are 0."""
+def _tensor(reader: _Reader) -> tuple[str, int, int, int]:
+    """The next tensor's name, type, where it begins in the tensor data, and bytes; of an unknown type both are 0."""
     name = reader.string()
     count = reader.u32()
     if count > _MAX_DIMENSIONS:
@@ -238,6 +242,6 @@ def _tensor(reader: _Reader) -> tuple[int, int, int]:
     shape = [reader.u64() for _ in range(count)]
     kind, offset = reader.u32(), reader.u64()
     if kind not in BLOCKS:
-        return kind, 0, 0
+        return name, kind, 0, 0
     weights, size = BLOCKS[kind]
-    return kind, offset, math.prod(shape) // weights * size
+    return name, kind, offset, math.prod(shape) // weights * size

@@ -25,7 +25,7 @@ import numpy as np
 if __name__ == "__main__":  # the other process
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from architectures.weights import DROPPED, is_plain, weights
+from architectures.weights import DROPPED, OF_ITS_OWN, agreeing, is_plain, weights
 
 DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
 CONTEXT = 8192
@@ -51,13 +51,19 @@ def names() -> list[str]:
     return [name for models in families().values() for name in models]
 
 
-def hyperparameters(name: str) -> tuple[str, dict[str, Any]]:
-    """(architecture, hyperparameters by key without the architecture) of a model."""
+def hyperparameters(name: str, *, head: bool = False) -> tuple[str, dict[str, Any]]:
+    """(architecture, hyperparameters by key without the architecture) of a model, without or with a NextN layer."""
     catalogue = _catalogue()
     own = dict(next(models[name] for models in catalogue["models"].values() if name in models))
     architecture, parts = own.pop("architecture", name), own.pop("parts", [])
     layers = [catalogue["defaults"], *(catalogue["parts"][part] for part in parts), own]
-    return architecture, {"context_length": CONTEXT} | {key: v for layer in layers for key, v in _flat(layer)}
+    values = {"context_length": CONTEXT} | {key: v for layer in layers for key, v in _flat(layer)}
+    if head:
+        count = values["block_count"]
+        by_layer = {key: v for key, v in values.items() if isinstance(v, list) and len(v) == count}
+        values |= {key: [*v, max(v)] for key, v in by_layer.items()}  # a layer with attention
+        values |= {"block_count": count + 1, "nextn_predict_layers": 1}
+    return architecture, values
 
 
 def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -88,22 +94,38 @@ def write_models(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
 
 
 def write_model(
-    path: Path, name: str, *, context: int = CONTEXT, chat_template: str | None = None, half: bool = True
+    path: Path,
+    name: str,
+    *,
+    context: int = CONTEXT,
+    chat_template: str | None = None,
+    half: bool = True,
+    head: bool = False,
 ) -> Path:
-    """Write a model, in this process; not `half`: all weights in single precision, so that rounding is next to none."""
+    """Write a model, in this process.
+
+    Args:
+        path, name: of the file and of the model.
+        context: tokens that it says it was trained on.
+        chat_template: of the file.
+        half: whether large matrices are in half precision; in single precision rounding is next to none.
+        head: whether it has a NextN layer, which then mostly guesses what the model says.
+    """
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.gguf"
-        _finish(_writer(metadata, name, context, chat_template))
+        _finish(_writer(metadata, name, context, chat_template, head=head))
         shapes = discover(metadata)
-    writer = _writer(path, name, context, chat_template)
+    writer = _writer(path, name, context, chat_template, head=head)
     control = [t for t, kind in enumerate(_vocabulary()["tokenizer.ggml.token_type"][0]) if kind == _CONTROL]
     tied = "output.weight" not in shapes
     for tensor, shape in shapes.items():
-        if tensor.endswith(DROPPED):
+        if tensor.endswith(DROPPED) or (head and tensor.endswith(OF_ITS_OWN)):
             continue
         data = weights(tensor, shape, np.random.default_rng([0, zlib.crc32(tensor.encode())]), tied=tied)
         if tensor == "output.weight" or (tied and tensor == "token_embd.weight"):
             data[control] = 0  # never the likeliest: texts end by their length alone
+        if head:
+            data = agreeing(tensor, data)
         writer.add_tensor(tensor, data.astype(np.float16 if half and not is_plain(tensor, shape) else np.float32))
     _finish(writer)
     return path
@@ -112,9 +134,9 @@ def write_model(
 _CONTROL = int(gguf.TokenType.CONTROL)
 
 
-def _writer(path: Path, name: str, context: int, chat_template: str | None) -> gguf.GGUFWriter:
+def _writer(path: Path, name: str, context: int, chat_template: str | None, *, head: bool = False) -> gguf.GGUFWriter:
     """A file with hyperparameters and vocabulary."""
-    architecture, values = hyperparameters(name)
+    architecture, values = hyperparameters(name, head=head)
     writer = gguf.GGUFWriter(path, architecture)
     # llama.cpp takes a file of that name to have Phi-3's tokens.
     writer.add_name("tiny model" if name == "phi3" else f"tiny {name}")
@@ -187,6 +209,7 @@ def discover(metadata: Path) -> dict[str, tuple[int, ...]]:
     context = base.gguf_init_from_file(str(metadata).encode(), _InitParams(True, None))
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
+    params.load_mtp = True
     model = llama.llama_model_init_from_user(ctypes.cast(context, llama.gguf_context_p_ctypes), note, None, params)
     if not model:
         raise RuntimeError("llama.cpp refuses the hyperparameters")

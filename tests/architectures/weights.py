@@ -70,3 +70,21 @@ def _vector(name: str, last: str, shape: tuple[int, ...], noise: NDArray[np.floa
     if last in own:
         return own[last]()
     return 0.1 * noise if is_bias or len(shape) == 1 else None
+
+
+OF_ITS_OWN = ("nextn.embed_tokens.weight", "nextn.shared_head_head.weight")
+"""Ends of names of tensors that a NextN layer may share with the model."""
+
+
+def agreeing(name: str, data: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Weights of a model whose NextN layer mostly guesses what the model says.
+
+    The layers add little to a token's embedding, and the NextN layer goes on from that and a part of the hidden state.
+    """
+    last = name.removesuffix(".weight").split(".")[-1]
+    if last == "eh_proj":
+        data = 0.1 * data
+        data[:, : len(data)] += np.eye(len(data))
+        return data
+    adds = ("attn_output", "ssm_out", "ffn_down", "ffn_down_exps", "ffn_down_shexp")
+    return 0.12 * data if last in adds else data

@@ -1,0 +1,220 @@
+"""The NextN layer of a model as a model: its logits are those of fresh contexts, whatever was taken back before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from architectures.files import write_model
+from architectures.reference_head import HeadReference
+from support.tiny_models import write_model as write_tiny
+
+from ngramspec.llama import bindings, head
+from ngramspec.llama.head import Head
+from ngramspec.llama.states import HiddenStates
+from ngramspec.llama.target import Target
+
+NAMES = sorted(head.ARCHITECTURES)
+CLOSE = 0.05
+"""Rounding: half-precision caches, and sizes of batches. Wrong states move logits by more than 1."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("heads")
+    return {name: write_model(folder / f"{name}.gguf", name, head=True) for name in NAMES}
+
+
+@pytest.fixture(params=NAMES)
+def pair(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[tuple[Target, HeadReference]]:
+    reference = HeadReference(files[request.param])
+    with Target(files[request.param], n_ctx=400, threads=1, exact="off", head=True) as target:
+        yield target, reference
+    reference.close()
+
+
+def own_head(target: Target) -> Head:
+    assert target.head is not None
+    return target.head
+
+
+def test_the_logits_are_those_of_fresh_contexts_after_every_refusal(pair: tuple[Target, HeadReference]) -> None:
+    target, reference = pair
+    head = own_head(target)
+    text = [int(token) for token in np.random.default_rng(1).integers(10, 4000, 24)]
+    target.prefill(text[:-1])
+    assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
+    for accepted in range(4):
+        draft = [100 + accepted, 200 + accepted, 300 + accepted]
+        rows = np.array([head.evaluate([token])[0].copy() for token in draft])
+        assert rows == pytest.approx(reference.rows([*text, *draft], own=3)[-3:], abs=CLOSE)
+        assert head.owed == 3
+        # The target takes the draft, and gives back what it refuses.
+        target.evaluate([text[-1], *draft])
+        target.rollback(len(text) + accepted)
+        head.rollback(len(text) + accepted)
+        text += [*draft[:accepted], 50 + accepted]
+        assert head.evaluate(text[-1:])[0] == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
+        assert head.tokens == text
+        assert head.owed == 0
+
+
+@pytest.fixture(scope="module")
+def target(files: dict[str, Path]) -> Iterator[Target]:
+    with Target(files["qwen35"], n_ctx=400, threads=1, exact="off", head=True) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def reference(files: dict[str, Path]) -> Iterator[HeadReference]:
+    opened = HeadReference(files["qwen35"])
+    yield opened
+    opened.close()
+
+
+def test_drafted_tokens_can_be_taken_back_one_by_one(target: Target, reference: HeadReference) -> None:
+    head, text = own_head(target), list(range(20, 40))
+    target.prefill(text[:-1])
+    head.prefill(text)
+    first = [head.evaluate([token])[0].copy() for token in (7, 8, 9)]
+    for length in (2, 1, 0):
+        head.rollback(20 + length)
+        again = [head.evaluate([token])[0].copy() for token in (7, 8, 9)[length:]]
+        assert np.array_equal(again, first[length:])
+    many = head.evaluate([10, 11])
+    assert many == pytest.approx(reference.rows([*text, 7, 8, 9, 10, 11], own=5)[-2:], abs=CLOSE)
+
+
+def test_another_prompt_reuses_what_is_the_same(target: Target, reference: HeadReference) -> None:
+    head, text = own_head(target), list(range(20, 60))
+    target.prefill(text[:-1])
+    head.prefill(text)
+    other = [*text[:25], *range(90, 100)]
+    target.prefill(other[:-1])
+    assert head.prefill(other) == pytest.approx(reference.rows(other)[-1], abs=CLOSE)
+    head.clear()
+    assert (head.tokens, head.owed) == ([], 0)
+    assert head.prefill(other) == pytest.approx(reference.rows(other)[-1], abs=CLOSE)
+
+
+def test_a_pass_of_the_target_that_is_long_over_is_caught_up_with(target: Target, reference: HeadReference) -> None:
+    head, text = own_head(target), list(range(20, 30))
+    target.prefill(text[:-1])
+    head.prefill(text)
+    for token in range(30, 110):  # more than fit into one `evaluate`
+        target.evaluate(text[-1:])
+        text.append(token)
+    assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
+
+
+def test_a_text_without_states_is_begun_where_they_begin(target: Target, reference: HeadReference) -> None:
+    head, text = own_head(target), list(range(20, 60))
+    target.clear()
+    head.clear()
+    target.prefill(text[:-1], aligned=True)  # asks for no states
+    assert np.isfinite(head.prefill(text)).all()
+    target.evaluate(text[-1:])
+    for token in (5, 6):
+        text.append(token)
+        head.evaluate([token])
+        target.evaluate([token])
+    text.append(7)
+    late = head.evaluate([7])[0].copy()
+    assert head.owed == 0
+    target.clear()
+    target.prefill(text[:-1])
+    head.clear()
+    whole = head.prefill(text)
+    assert whole == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
+    assert not np.allclose(late, whole, atol=CLOSE)  # it saw only the last tokens
+
+
+def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    head, text = own_head(target), list(range(20, 320))
+    kept = HiddenStates(128, kept=64)
+    monkeypatch.setattr(target._passes, "_states", kept)
+    monkeypatch.setattr(head, "_states", kept)
+    target.clear()
+    target.prefill(text[:-1])
+    assert kept.first > 100
+    head.clear()
+    passes: list[int] = []
+    decode = head._decode
+    monkeypatch.setattr(
+        head, "_decode", lambda at, states, **how: passes.append(len(states)) or decode(at, states, **how)
+    )
+    assert np.isfinite(head.evaluate(text[:8])).all()
+    assert passes == [8]
+    late = head.prefill(text).copy()
+    assert sum(passes[1:]) == len(text) - kept.first - 1
+    head.clear()
+    assert np.array_equal(head.prefill(text), late)
+
+
+def test_the_target_s_logits_are_those_without_a_head(files: dict[str, Path], target: Target) -> None:
+    text = list(range(20, 60))
+    with Target(files["qwen35"], n_ctx=400, threads=1, exact="off") as plain:
+        assert plain.head is None
+        assert target.fingerprint != plain.fingerprint  # its passes hand out states
+        assert np.array_equal(plain.prefill(text), target.prefill(text))
+        assert np.array_equal(plain.evaluate([5, 6, 7]), target.evaluate([5, 6, 7]))
+
+
+def test_calls_that_are_wrong(target: Target) -> None:
+    head = own_head(target)
+    head.clear()
+    for call in (lambda: head.prefill([]), lambda: head.evaluate([]), lambda: head.evaluate([1] * 65)):
+        with pytest.raises(ValueError, match="tokens"):
+            call()
+    with pytest.raises(ValueError, match="cannot roll back to 1"):
+        head.rollback(1)
+    with pytest.raises(ValueError, match="head and n_seq"):
+        Target(target.path, n_seq=2, head=True)
+
+
+def test_the_states_of_long_texts_are_the_last_ones(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    width = 128
+    states = HiddenStates(width, kept=8)
+    text: list[int] = []
+    truth = np.zeros((0, width), np.float32)
+    target.clear()
+    for size in (3, 4, 20, 5, 6, 7, 1):
+        tokens = list(range(len(text), len(text) + size))
+        target.evaluate(tokens)
+        states.took(target._ctx, len(text), tokens)
+        text += tokens
+        own = target._states
+        assert own is not None
+        truth = own.before(1, len(text) + 1)
+        assert states.known(text) == len(text)
+        assert min(8, len(text)) <= len(text) - states.first <= 16
+        assert np.array_equal(states.before(states.first + 1, len(text) + 1), truth[states.first :])
+        assert not states.before(0, states.first + 1).any()
+    assert states.known([*text[:-1], 4000]) == len(text) - 1
+    assert states.known([4000]) == 0
+    states.forget()
+    assert states.known(text) == 0
+
+
+# ------------------------------------------------------------------ models and builds without one
+
+
+def test_what_is_missing_is_said(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    llama = write_tiny(tmp_path / "llama.gguf", "llama")
+    with Target(llama, n_ctx=64, threads=1, head=True) as plain:
+        assert plain.head is None
+        assert "its file holds no NextN layer" in plain.notes[0]
+    with monkeypatch.context() as patched:
+        patched.setattr(head, "ARCHITECTURES", frozenset())
+        assert head.head_missing(files["qwen35"]) == "NextN layers of qwen35 are not supported"
+    with monkeypatch.context() as patched:
+        patched.setattr(head, "parts_of", lambda path: [path, path])
+        assert "2 NextN layers" in head.head_missing(files["qwen35"])
+    with monkeypatch.context() as patched:
+        patched.setattr(bindings, "head_functions", lambda api: None)
+        assert "this build of llama-cpp-python" in head.head_missing(files["qwen35"])
+        with Target(files["qwen35"], n_ctx=64, threads=1, head=True) as without:
+            assert without.head is None
+            assert np.isfinite(without.prefill([5, 6])).all()
