@@ -92,6 +92,7 @@ class Generation:
         elif sampling is not None or detail:
             raise ValueError("sampling and detail go with a method's name; a verifier that is passed in has its own")
         self.prompt = list(prompt)
+        self._sampling = sampling
         self._is_eog = vocabulary.is_eog
         self._verifier = verify
         self._emission = Emission(self._text, logprobs, watched, self._calls)
@@ -111,6 +112,8 @@ class Generation:
 
     def begin(self, proposer: Proposer) -> None:
         """Let a proposer draft for this text."""
+        if proposer.drafter is not None and self._sampling is not None:
+            proposer.drafter.follow(self._sampling)
         proposer.begin(self.prompt, guide=self._guide, is_eog=self._is_eog, blind=self._verifier.blind)
 
     def chooser(self) -> Chooser | None:

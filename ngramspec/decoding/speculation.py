@@ -237,8 +237,9 @@ class Speculation(Proposer):
         if curve is not None:
             done.plain_seconds = curve.seconds(self.plain)
             done.disturbed = done.seconds - curve.undisturbed(done.batch, done.seconds)
-        if self.proposal is not None:
-            done.draft_seconds = plan_seconds
+        if self.proposal is not None and self.drafter is not None:
+            done.read_seconds = self.drafter.read_seconds
+            done.draft_seconds = plan_seconds - done.read_seconds
         self.settle(done)
         if self.drafter is not None:
             self.policy.record(done)

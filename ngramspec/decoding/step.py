@@ -92,6 +92,7 @@ class Stats:
         self.passes += 1
         self.seconds += done.seconds
         self.draft_seconds += done.draft_seconds
+        self.prefill_seconds += done.read_seconds
         self.plain_seconds += done.plain_seconds * len(done.tokens)
         k = len(done.drafted)
         self.passes_without_draft += k == 0

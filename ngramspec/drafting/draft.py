@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from ngramspec.drafting.price import TokenPrice
+from ngramspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,10 +74,17 @@ class Drafter(Protocol):
     Attributes:
         name: what it is called on the command line.
         wants_logits: whether `see` is to be called.
+        read_seconds: how much of the last `propose` went into reading the text so far, which no draft is to blame for:
+            it counts as prefill.
     """
 
     name: str
     wants_logits: bool = False
+    read_seconds: float = 0.0
+
+    def follow(self, sampling: Sampling) -> None:
+        """How the target chooses the tokens of the next request; called before `begin`, where that is known."""
+        return
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a request whose whole context so far is `prompt`; state of the request before is dropped."""

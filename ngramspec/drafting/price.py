@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Sequence
 
@@ -22,13 +23,17 @@ class TokenPrice:
         worth: recent throughput, in tokens per unit of time.
         slopes: entry k is the least time that one more token costs a draft of k tokens: the lowest slope of the cost
             curve from there on. At least as many entries as a draft can have tokens, and one more.
+        seconds: of a unit of time, for drafters that take time themselves; 0: nobody knows.
+        stake: units of time that may be lost if the draft is refused.
 
     Attributes:
-        worth, slopes: as above. The unit of time is the caller's, and by custom that of a one-token pass.
+        worth, slopes, seconds, stake: as above. The unit of time is the caller's; by custom that of a one-token pass.
     """
 
-    def __init__(self, worth: float, slopes: Sequence[float]) -> None:
+    def __init__(self, worth: float, slopes: Sequence[float], seconds: float = 0.0, stake: float = math.inf) -> None:
         self.worth = worth
+        self.seconds = seconds
+        self.stake = stake
         self.slopes = self._slopes = slopes if isinstance(slopes, array) else array("d", slopes)
 
     @cython.ccall

@@ -49,6 +49,8 @@ class CostPolicy(Policy):
       others were faster.
     - Where drafts do not pay, the drafter is asked less often: asking in vain takes less than OVERHEAD of the time, and
       a credit of ASKING_CREDIT plain passes. A right guess is not in vain, even if it did not pay yet.
+    - What asking takes beyond CHEAP plain passes, as a draft model does, is booked to the account too, and once the
+      funds are used up such a drafter is not asked.
     - After PLAIN_EVERY drafted passes in a row come two without a draft. If such passes were never timed, nothing would
       show that a measured curve is wrong about them.
 
@@ -69,6 +71,7 @@ class CostPolicy(Policy):
     DECAY = 0.93
     FADE = 0.995
     ASKING_CREDIT = 0.25
+    CHEAP = 0.05
     PLAIN_EVERY = 48
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
@@ -77,6 +80,7 @@ class CostPolicy(Policy):
         self._tokens = self._seconds = 0.0
         self._saved = self._spent = self._asked = 0.0
         self._plain_seconds = 0.0
+        self._dear = False
         self._in_a_row = self._plain_due = 0
         self._measured = False
         self._recurring = RecurringSizes()
@@ -86,12 +90,14 @@ class CostPolicy(Policy):
 
     def limit(self) -> int:
         in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
+        in_debt |= self._dear and self._saved + self.ALLOWANCE * self._spent + self.CREDIT * self._plain_seconds < 0
         return 0 if in_debt or self._plain_due else self._draft_max
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         if curve is None:
             return None
-        return TokenPrice(self._worth(curve, sizes), curve.slopes(sizes)[self._texts - 1 :])
+        stake = self.STAKE * max(0.0, self._funds(curve, curve.padded(sizes)[self._texts][1]))
+        return TokenPrice(self._worth(curve, sizes), curve.slopes(sizes)[self._texts - 1 :], curve.level, stake)
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
         """Recent throughput, in tokens per time of a one-token pass; never less than that of plain decoding."""
@@ -216,6 +222,8 @@ class CostPolicy(Policy):
         self._saved *= self.FADE
         self._asked *= self.FADE
         self._plain_seconds = self._texts * done.plain_seconds
+        dear = max(0.0, done.draft_seconds - self.CHEAP * self._plain_seconds)
+        self._dear = dear > 0 or (self._dear and not done.draft_seconds)
         if done.drafted or stayed:
             self._saved += len(done.tokens) * done.plain_seconds - seconds
             self._in_a_row += 1
@@ -227,8 +235,9 @@ class CostPolicy(Policy):
             self._saved -= max(0.0, passed - self._plain_seconds)
         self._in_a_row = 0
         self._plain_due = max(0, self._plain_due - 1)
+        self._saved -= dear
         if not done.guessed:
-            self._asked += done.draft_seconds
+            self._asked += done.draft_seconds - dear
 
     def _plan_in_debt(
         self, draft: Draft, curve: CostCurve, sizes: Sequence[int], worth: float, debt: Debt, stake: float

@@ -34,6 +34,7 @@ class Pass:
         seconds: of the target pass (of the whole prefill at the first step).
         disturbed: how many of them an interruption by the system added (see `CostCurve.undisturbed`).
         draft_seconds: spent on asking the drafter, and on being able to take a refused draft back.
+        read_seconds: that the drafter spent on reading the text so far; see `Drafter`.
         plain_seconds: what a pass without a draft costs now; 0 when that was not measured.
         source: the drafter, or "" without a draft.
         close_calls: tokens that rounding could have decided otherwise than in undrafted decoding (see
@@ -50,6 +51,7 @@ class Pass:
     seconds: float = 0.0
     disturbed: float = 0.0
     draft_seconds: float = 0.0
+    read_seconds: float = 0.0
     plain_seconds: float = 0.0
     source: str = ""
     close_calls: int = 0

@@ -1,0 +1,292 @@
+"""`ModelDrafter`: a small language model guesses, token by token, what a large one will write.
+
+    decoder = SpeculativeDecoder(target, drafter=ModelDrafter(Target("small.gguf")))
+
+Leviathan, Kalman, Matias 2023, "Fast inference from transformers via speculative decoding", section 2. Unlike looking
+something up a guess takes time here, which has a say in whether the model is asked at all, when it begins to read a
+text, and how long a draft gets.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from ngramspec.backend import Logits, Model
+from ngramspec.drafting.chances import HOPELESS, pick
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
+from ngramspec.drafting.fading import FadingRate
+from ngramspec.drafting.mixture.secondary import OutcomeMap
+from ngramspec.drafting.pace import Pace
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.sampling.distribution import largest
+from ngramspec.sampling.settings import Sampling
+from ngramspec.tokens import common_prefix
+
+RARE = 0.01
+"""Tokens less likely than this part of the likeliest are not drafted when a draft is drawn."""
+
+WIDEST = 32
+"""Most tokens that one is drawn from."""
+
+FIRST_READ = 8
+"""Tokens of the first pass over several, which tells what reading takes."""
+
+PROBES = 0.004
+"""Part of the time that may go into asking a model that does not pay, to see whether that is still so."""
+
+POSITIONS = 8
+"""Positions of a draft whose acceptance is counted apart; those behind them are counted with the last."""
+
+PRIOR, PRIOR_WEIGHT, FADE = 0.8, 4.0, 0.98
+"""Acceptance of a guess before any was judged, as so many outcomes, and the weight of the past at each new one: a draft
+model that was chosen for its target is right at 60 to 90 % of the positions (Leviathan et al., table 3)."""
+
+
+class ModelDrafter(Drafter):
+    """Drafts what a model of the same vocabulary holds likely.
+
+    Its KV cache follows the text: what it has in common with the text stays, guesses that were refused are taken back,
+    and tokens that it has not seen yet are evaluated in the pass that begins the next draft.
+
+    Where the price of a token is known in seconds, so is what the model gains. With p_j the share of guesses at
+    position j that lately were right, s_j the least that a drafted token costs the target, and t the model's time for a
+    token, a draft of k tokens gains
+
+        max over k of  sum over j <= k of (p_1 * ... * p_j - worth * (s_j + t))
+
+    tokens a pass. Where that is not positive the model is not asked, but for a rare probe, whose time is at most PROBES
+    of all. A text is not read before the passes made without the model could have gained what reading takes, so that
+    one that ends early has not paid for what it cannot use (ski rental: Karlin et al. 1988, "Competitive snoopy
+    caching"). A draft goes on while the next guess, which is yet to be made, is expected to pay for its time and for
+    its place in the target's pass, and while its guesses have not taken all that may be lost (`TokenPrice.stake`).
+
+    A guess is accepted with about the probability that the model gives it; what such probabilities meant lately
+    corrects it.
+
+    Args:
+        model: drafts; its cache is this drafter's alone.
+        n_vocab: tokens that the target knows, where that is fewer than the model does: no others are drafted.
+        clock: tells the seconds that the model takes; None is `time.perf_counter`.
+
+    Attributes:
+        model, n_vocab: as above.
+        pace: what its passes take.
+
+    Raises:
+        ValueError: the model's KV cache cannot be rolled back.
+
+    Complexity: a pass of the model and O(n_vocab) per token drafted.
+    """
+
+    name = "model"
+
+    def __init__(self, model: Model, *, n_vocab: int | None = None, clock: Callable[[], float] | None = None) -> None:
+        if not model.can_rollback:
+            raise ValueError("this model cannot draft: what it has evaluated cannot be taken back")
+        self.model = model
+        self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
+        self.pace = Pace()
+        self._clock = clock or time.perf_counter
+        # What probabilities mean: of the likeliest token, of one drawn, of the likeliest where one is yet to be drawn.
+        self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
+        self._rates = [FadingRate(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT, fade=FADE) for _ in range(POSITIONS)]
+        self._credit = 0.0
+        self.follow(Sampling())
+        self.begin(())
+
+    # ------------------------------------------------------------------ the text
+
+    def follow(self, sampling: Sampling) -> None:
+        self._temperature = sampling.temperature or 1.0
+        rare = self._temperature * math.log(RARE)
+        self._deepest = max(rare, math.log(sampling.min_p)) if sampling.min_p > 0 else rare
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._text = list(prompt)
+        self._readable = self._can_read(prompt)
+        self._held = common_prefix(self.model.tokens, self._text)
+        self._has_read = False
+        self._passes = 0
+        self.read_seconds = 0.0
+        self._forget()
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        hits = common_prefix(self._guesses, tokens)
+        judged = min(hits + 1, len(self._guesses), len(tokens))
+        for at in range(judged):
+            self._rate(at).add(at < hits)
+            outcomes, p = self._asked[at]
+            outcomes.learn(p, at < hits)
+        if judged and self._before is not None:
+            self._undrawn.learn(self._before, hits > 0)
+        self._forget()
+        self._text += tokens
+        self._readable = self._readable and self._can_read(tokens)
+        held = self.model.tokens
+        self._held += common_prefix(held[self._held :], self._text[self._held : len(held)])
+        self._passes += 1
+        return hits
+
+    def _forget(self) -> None:
+        """Nothing waits for its outcome."""
+        self._guesses: tuple[int, ...] = ()
+        self._asked: list[tuple[OutcomeMap, float]] = []
+        self._before: float | None = None  # how sure the model was of the first token, before that was drawn
+
+    def _can_read(self, tokens: Sequence[int]) -> bool:
+        """Whether the model's vocabulary has these tokens: the target's may have a longer tail."""
+        return max(tokens, default=0) < self.model.n_vocab
+
+    # ------------------------------------------------------------------ a draft
+
+    def propose(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Draft:
+        self.read_seconds = 0.0
+        self._forget()
+        limit = min(limit, self.model.max_batch - 1, self.model.n_ctx + 1 - len(self._text))
+        if price is not None:
+            limit = min(limit, len(price.slopes) - 1)
+        if limit < 1 or not self._text or not self._readable or not self._pays(limit, price):
+            return NO_DRAFT
+        return self._draft(self._catch_up(), limit, choose, blind=blind, price=price)
+
+    def _draft(
+        self, row: Logits, limit: int, choose: Chooser | None, *, blind: bool, price: TokenPrice | None
+    ) -> Draft:
+        """The model's guesses, from the logits after the text on.
+
+        What is drawn decides whether a token after it is drawn too, never whether it stays itself: see `blind`.
+        """
+        tokens: list[int] = []
+        q: list[Mapping[int, float]] = []
+        chances: list[float] = []
+        reach = 1.0
+        while True:
+            best = int(row[: self.n_vocab].argmax())
+            if not math.isfinite(row[best]):
+                break
+            if choose is None:
+                token, p, outcomes = best, self._confidence(row, best), self._likeliest
+            else:
+                law = self._law(row)
+                token = pick(choose, len(tokens), law)
+                q.append(law)
+                p, outcomes = law[token], self._drawn
+                if blind and not tokens:
+                    self._before = _inside(max(law.values()))
+            p = _inside(p)
+            tokens.append(token)
+            self._asked.append((outcomes, p))
+            chances.append(outcomes.estimate(p))
+            reach *= chances[-1]
+            if len(tokens) >= limit or not self._goes_on(reach, len(tokens), price):
+                break
+            if len(tokens) == 1 and self.model.replays:
+                self.model.checkpoint()
+            row = self._evaluate(tokens[-1:])
+        self._guesses = tuple(tokens)
+        if self._before is not None:
+            chances = [self._undrawn.estimate(self._before), *(self._rate(at).value for at in range(1, limit))]
+        return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name)
+
+    def _confidence(self, row: Logits, token: int) -> float:
+        """The model's probability of its likeliest token."""
+        return 1.0 / float(np.exp(row[: self.n_vocab] - row[token]).sum())
+
+    def _law(self, row: Logits) -> dict[int, float]:
+        """What the model holds likely at the target's temperature: its likeliest tokens, with their probabilities."""
+        gaps = row[: self.n_vocab] - row[: self.n_vocab].max()
+        ids = np.flatnonzero(gaps >= self._deepest)
+        if ids.size > WIDEST:
+            ids = ids[largest(gaps[ids], WIDEST)]
+        weights = np.exp(gaps[ids].astype(np.float64) / self._temperature)
+        return dict(zip(ids.tolist(), (weights / weights.sum()).tolist(), strict=True))
+
+    # ------------------------------------------------------------------ what it costs
+
+    def _rate(self, at: int) -> FadingRate:
+        return self._rates[min(at, POSITIONS - 1)]
+
+    def _goes_on(self, reach: float, length: int, price: TokenPrice | None) -> bool:
+        """Whether to make one more guess, after `length` that are all accepted with probability `reach`."""
+        if reach < HOPELESS or price is None:
+            return reach >= HOPELESS
+        if not price.seconds:
+            return bool(price.pays(reach, length))
+        time_of = self.pace.token / price.seconds
+        if time_of * (length + 1) > price.stake:
+            return False
+        cost = price.slopes[length] + time_of
+        return reach * self._rate(length).value >= price.worth * cost
+
+    def _pays(self, limit: int, price: TokenPrice | None) -> bool:
+        """Whether the model is to be asked now."""
+        if price is None or not price.seconds:
+            return True
+        behind = len(self._text) - self._held
+        if not self.pace.token and behind > FIRST_READ + 2:
+            for size in (1, 1, FIRST_READ):
+                self._read(self._held + size)
+            behind = len(self._text) - self._held
+        time_of = self.pace.token / price.seconds
+        reading = (self.pace.reading(max(1, behind)) - self.pace.token) / price.seconds
+        gain, reach = 0.0, 1.0
+        for at in range(limit):
+            reach *= self._rate(at).value
+            more = reach - price.worth * (price.slopes[at] + time_of)
+            if more <= 0:
+                break
+            gain += more
+        if gain > 0:
+            return price.worth * reading <= gain * self._passes
+        self._credit += PROBES
+        if self._credit < time_of + reading:
+            return False
+        self._credit = 0.0
+        return True
+
+    # ------------------------------------------------------------------ the model
+
+    def _catch_up(self) -> Logits:
+        """Let the cache hold the text; the logits after it."""
+        last = len(self._text) - 1
+        self._held = min(self._held, last)
+        if not self._has_read and self._held < last:
+            self._read(last)  # apart, so that the pace of a single token is seen
+        row = self._read(last + 1)
+        self._has_read = True
+        return row
+
+    def _read(self, end: int) -> Logits:
+        """Let the cache hold the first `end` tokens of the text, of which it lacks the last; the logits after them."""
+        tokens = self._text[self._held : end]
+        if self._has_read and len(tokens) <= self.model.max_batch:
+            self.model.rollback(self._held)
+            row = self._evaluate(tokens)
+        else:
+            began = self._clock()
+            row = self.model.prefill(self._text[:end])
+            seconds = self._clock() - began
+            self.pace.saw(len(tokens), seconds)
+            if not self._has_read:
+                self.read_seconds += seconds
+        self._held = end
+        return row
+
+    def _evaluate(self, tokens: Sequence[int]) -> Logits:
+        """One pass of the model; the logits after its last token."""
+        passed = self.model.owed + len(tokens)
+        began = self._clock()
+        row: Logits = self.model.evaluate(tokens)[-1]
+        self.pace.saw(passed, self._clock() - began)
+        return row
+
+
+def _inside(p: float) -> float:
+    """Away from 0 and 1, where log-odds end."""
+    return min(max(p, 1e-4), 1.0 - 1e-4)
