@@ -228,27 +228,34 @@ class ModelDrafter(Drafter):
         """Whether the model is to be asked now."""
         if price is None or not price.seconds:
             return True
+        self._time()
         behind = len(self._text) - self._held
-        if not self.pace.token and behind > FIRST_READ + 2:
-            for size in (1, 1, FIRST_READ):
-                self._read(self._held + size)
-            behind = len(self._text) - self._held
-        time_of = self.pace.token / price.seconds
         reading = (self.pace.reading(max(1, behind)) - self.pace.token) / price.seconds
-        gain, reach = 0.0, 1.0
-        for at in range(limit):
-            reach *= self._rate(at).value
-            more = reach - price.worth * (price.slopes[at] + time_of)
-            if more <= 0:
-                break
-            gain += more
+        gain = self._gain(limit, price)
         if gain > 0:
             return price.worth * reading <= gain * self._passes
         self._credit += PROBES
-        if self._credit < time_of + reading:
+        if self._credit < self.pace.token / price.seconds + reading:
             return False
         self._credit = 0.0
         return True
+
+    def _time(self) -> None:
+        """Read a little of the text where nothing tells yet what that takes."""
+        if not self.pace.token and len(self._text) - self._held > FIRST_READ + 2:
+            for size in (1, 1, FIRST_READ):
+                self._read(self._held + size)
+
+    def _gain(self, limit: int, price: TokenPrice) -> float:
+        """What a draft is expected to gain, in tokens; see the class."""
+        gain, reach = 0.0, 1.0
+        for at in range(limit):
+            reach *= self._rate(at).value
+            more = reach - price.worth * (price.slopes[at] + self.pace.token / price.seconds)
+            if more <= 0:
+                break
+            gain += more
+        return gain
 
     # ------------------------------------------------------------------ the model
 
@@ -280,11 +287,16 @@ class ModelDrafter(Drafter):
 
     def _evaluate(self, tokens: Sequence[int]) -> Logits:
         """One pass of the model; the logits after its last token."""
+        row: Logits = self._rows(tokens)[-1]
+        return row
+
+    def _rows(self, tokens: Sequence[int]) -> Logits:
+        """One pass of the model; the logits after each of its tokens."""
         passed = self.model.owed + len(tokens)
         began = self._clock()
-        row: Logits = self.model.evaluate(tokens)[-1]
+        rows = self.model.evaluate(tokens)
         self.pace.saw(passed, self._clock() - began)
-        return row
+        return rows
 
 
 def _inside(p: float) -> float:
