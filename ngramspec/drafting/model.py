@@ -23,6 +23,7 @@ from ngramspec.drafting.mixture.secondary import OutcomeMap
 from ngramspec.drafting.pace import Pace
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.distribution import largest
+from ngramspec.sampling.entropy import normalised_entropy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
 
@@ -166,6 +167,7 @@ class ModelDrafter(Drafter):
         q: list[Mapping[int, float]] = []
         chances: list[float] = []
         reach = 1.0
+        entropy = normalised_entropy(row[: self.n_vocab])
         while True:
             best = int(row[: self.n_vocab].argmax())
             if not math.isfinite(row[best]):
@@ -192,7 +194,7 @@ class ModelDrafter(Drafter):
         self._guesses = tuple(tokens)
         if self._before is not None:
             chances = [self._undrawn.estimate(self._before), *(self._rate(at).value for at in range(1, limit))]
-        return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name)
+        return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy)
 
     def _confidence(self, row: Logits, token: int) -> float:
         """The model's probability of its likeliest token."""
