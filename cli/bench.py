@@ -15,6 +15,8 @@ from ngramspec.benchmark.report import Summary, summarise, verdicts
 from ngramspec.benchmark.runs import Benchmark, Run
 from ngramspec.benchmark.samples import Samples
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.model import ModelDrafter
 from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
@@ -60,7 +62,9 @@ class Compared(DraftOptions):
         decoder = first.decoder(target, memory, keep=False)
         if decoder.drafter is None:
             return [decoder]
-        return [decoder, *(other.quiet_decoder(target, memory, decoder.calibration) for other in others)]
+        drafts = decoder.drafter.beside if isinstance(decoder.drafter, ModelDrafter | HybridDrafter) else lambda: None
+        known = decoder.calibration
+        return [decoder, *(other.quiet_decoder(target, memory, known, drafter=drafts()) for other in others)]
 
 
 def bench(

@@ -35,9 +35,9 @@ def check_beams(
             "--beams accepts drafts in one way only; leave out --acceptance, --lenience and --typical-acceptance"
         )
     plain = DraftOptions()
-    for name in ("drafter", "policy", "memory"):
+    for name in ("drafter", "policy", "memory", "draft_model"):
         if getattr(draft, name) != getattr(plain, name):
-            usage_error(f"--beams drafts in a way of its own; leave out --{name}")
+            usage_error(f"--beams drafts in a way of its own; leave out --{name.replace('_', '-')}")
     for name, value in others.items():
         if value is not None:
             usage_error(f"--beams has no {name.removeprefix('--')} to tell; leave out {name}")

@@ -18,6 +18,7 @@ from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.exactness.choice import Exact
 from ngramspec.llama.kv_cache import UNQUANTISED, CacheType
@@ -36,6 +37,7 @@ from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, fla
 
 from .completion import models
 from .console import download_bar, note, signals_deferred, usage_error
+from .draft_model import DraftModelOptions
 from .memory_option import open_memory
 from .tuned import as_options, file_for, wanted
 
@@ -243,7 +245,7 @@ class LoadOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DraftOptions:
+class DraftOptions(DraftModelOptions):
     """Whether, how and how much to draft."""
 
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
@@ -268,11 +270,15 @@ class DraftOptions:
 
     def __post_init__(self) -> None:
         # Checked here, before a model is fetched and loaded for nothing.
+        self.check_draft_model(self.drafter)
         try:
-            make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
+            if self.draft_model is None:
+                make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
             usage_error(str(error))
+        if self.draft_model is not None and self.no_draft:
+            usage_error("-md is for drafts; leave out --no-draft")
         if self.memory is None:
             return
         memory_folder(self.memory)
@@ -322,12 +328,17 @@ class DraftOptions:
         calibration: Calibration | None = None,
         *,
         keep: bool = False,
+        drafter: Drafter | None = None,
     ) -> SpeculativeDecoder:
-        """The same, with nothing said; `calibration` as in `SpeculativeDecoder`."""
-        drafter = None
-        if not self.no_draft and target.can_rollback:
+        """The same, with nothing said; `calibration` as in `SpeculativeDecoder`, `drafter` in place of a new one."""
+        if self.no_draft or not target.can_rollback:
+            drafter = None
+        elif drafter is None:
             kept = file_of(target.vocabulary_hash) if keep and not self.no_memory and self.drafter == DEFAULT else None
-            drafter = make_drafter(self.drafter, memory=memory, kept=kept)
+            if self.draft_model is not None:
+                drafter = self.load_drafter(target, self.drafter, memory, kept)
+            else:
+                drafter = make_drafter(self.drafter, memory=memory, kept=kept)
         return SpeculativeDecoder(
             target,
             drafter=drafter,

@@ -19,6 +19,7 @@ from ngramspec.selfcheck.report import Check, report, verdict
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
+from .draft_model import DraftModelOptions
 from .json_output import JsonOutput, json_option
 from .options import DrafterName, LoadOptions, Model, PromptFiles
 from .verify_view import show
@@ -27,6 +28,7 @@ from .view import timed_bar
 
 def verify(
     load: LoadOptions,
+    draft_model: DraftModelOptions,
     model: Model = None,
     drafter: DrafterName = DEFAULT,
     prompts: PromptFiles = None,
@@ -51,8 +53,10 @@ def verify(
 
     Ends with exit code 1 if something that must hold does not; the last line says so, and what there was no time for.
     """
+    draft_model.check_draft_model(drafter)
     try:
-        make_drafter(drafter)
+        if draft_model.draft_model is None:
+            make_drafter(drafter)
     except ValueError as wrong:
         usage_error(str(wrong))
     selected = load_prompts(prompts)
@@ -65,8 +69,9 @@ def verify(
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
         try:
             strict = _strict(target, cases, predict)
+            drafts = drafter if draft_model.draft_model is None else draft_model.load_drafter(target, drafter)
             found = SelfCheck(
-                target, cases, drafter=drafter, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
+                target, cases, drafter=drafts, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
             )
         except ValueError as wrong:
             usage_error(f"-n/--predict: {wrong}")

@@ -81,8 +81,9 @@ class HybridDrafter(MixtureDrafter):
     def follow(self, sampling: Sampling) -> None:
         self.model.follow(sampling)
 
-    def beside(self) -> MixtureDrafter:
-        raise ValueError("a draft model drafts for one text at a time")
+    def beside(self) -> HybridDrafter:
+        """Another drafter on the same model, for other texts: never for one while this one drafts for another."""
+        return HybridDrafter(self.model.beside(), self._memory)
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -70,7 +71,8 @@ class ModelDrafter(Drafter):
 
     Args:
         model: drafts; its cache is this drafter's alone.
-        n_vocab: tokens that the target knows, where that is fewer than the model does: no others are drafted.
+        n_vocab: so many tokens, from 0 on, mean the same to the target; None: all. No others are drafted, and a text
+            that has others in it gets no drafts.
         clock: tells the seconds that the model takes; None is `time.perf_counter`.
 
     Attributes:
@@ -98,6 +100,10 @@ class ModelDrafter(Drafter):
         self._credit = 0.0
         self.follow(Sampling())
         self.begin(())
+
+    def beside(self) -> Self:
+        """Another drafter on the same model, for other texts: never for one while this one drafts for another."""
+        return type(self)(self.model, n_vocab=self.n_vocab, clock=self._clock)
 
     # ------------------------------------------------------------------ the text
 
@@ -139,8 +145,8 @@ class ModelDrafter(Drafter):
         self._before: float | None = None  # how sure the model was of the first token, before that was drawn
 
     def _can_read(self, tokens: Sequence[int]) -> bool:
-        """Whether the model's vocabulary has these tokens: the target's may have a longer tail."""
-        return max(tokens, default=0) < self.model.n_vocab
+        """Whether these tokens mean to the model what they mean to the target."""
+        return max(tokens, default=0) < self.n_vocab
 
     # ------------------------------------------------------------------ a draft
 

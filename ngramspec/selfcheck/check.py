@@ -27,6 +27,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import LONG, POSITIONS, SHORT, SIZES, ProbeReport, probe
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT
+from ngramspec.drafting.draft import Drafter
 from ngramspec.errors import GrammarError
 from ngramspec.prompts import Case
 from ngramspec.selfcheck.law import PROMPTS, LawTest, law_tests
@@ -53,7 +54,7 @@ class SelfCheck:
     Args:
         target: the loaded model.
         cases: prompts; at least one. Long ones are cut to their ends.
-        drafter: name of what drafts.
+        drafter: what drafts, or its name.
         max_tokens: most tokens of a text, at least 2; slow models emit fewer.
         seconds: the time for all checks, above 0. The least that each check must do may take longer, and so may the
             first comparison of batch sizes for exact mode.
@@ -63,6 +64,7 @@ class SelfCheck:
         clock: tells seconds.
 
     Attributes:
+        drafter: the name of what drafts.
         settings: the ways of choosing tokens under which texts are compared.
         pairs, rollbacks, states, laws: all that was found.
         broken: what a check raised, by its name.
@@ -79,7 +81,7 @@ class SelfCheck:
         target: Runner,
         cases: Sequence[Case],
         *,
-        drafter: str = DEFAULT,
+        drafter: str | Drafter = DEFAULT,
         max_tokens: int = 64,
         seconds: float = 50.0,
         seed: int = 0,
@@ -97,7 +99,7 @@ class SelfCheck:
         self.max_tokens = max_tokens
         self.seconds = seconds
         self.seed = seed
-        self.drafter = drafter
+        self.drafter = drafter if isinstance(drafter, str) else drafter.name
         self.pairs: list[TextPair] = []
         self.rollbacks: list[RollbackTest] = []
         self.states: list[StateTest] = []

@@ -155,9 +155,14 @@ def test_a_text_that_the_model_cannot_read_is_drafted_by_n_grams() -> None:
         assert model.passes == 0
 
 
-def test_one_model_drafts_for_one_text() -> None:
-    with pytest.raises(ValueError, match="one text at a time"):
-        hybrid(Small()).beside()
+def test_another_drafter_on_the_same_model_drafts_the_same() -> None:
+    model, prompt = Small(), [1, 2, 3, 4] * 3
+    first = hybrid(model)
+    drafts = []
+    for drafter in (first, first.beside(), first):
+        drafter.begin(prompt)
+        drafts.append(drafter.propose(6).tokens)
+    assert drafts[0] == drafts[1] == drafts[2]
 
 
 # --------------------------------------------------------------------------- the text is the target's

@@ -57,18 +57,26 @@ def write_vocabulary(
     return path
 
 
-def write_words(path: Path, words: Sequence[str]) -> Path:
-    """Write a vocabulary of SentencePiece's kind: a token for each byte, and these words from `FIRST_WORD` on."""
+def write_words(
+    path: Path, words: Sequence[str], *, kind: gguf.TokenType = gguf.TokenType.NORMAL, padding: int = 0
+) -> Path:
+    """Write a vocabulary of SentencePiece's kind: a token for each byte, and these words from `FIRST_WORD` on.
+
+    Args:
+        kind: of the words.
+        padding: unused tokens behind them.
+    """
     kinds = gguf.TokenType
     tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
     tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
     assert len(tokens) == FIRST_WORD
-    tokens += [(word.replace(" ", "\u2581"), kinds.NORMAL) for word in words]
+    tokens += [(word.replace(" ", "\u2581"), kind) for word in words]
+    tokens += [(f"[PAD{i}]", kinds.UNUSED) for i in range(padding)]
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_tokenizer_model("llama")
     writer.add_token_list([text for text, _ in tokens])
     writer.add_token_scores([-float(i) for i in range(len(tokens))])
-    writer.add_token_types([kind for _, kind in tokens])
+    writer.add_token_types([one for _, one in tokens])
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(END)
     writer.add_vocab_size(len(tokens))

@@ -1,0 +1,100 @@
+"""The options of a draft model, and how it is loaded beside its target."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ngramspec.drafting import DEFAULT
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.recall import Recall
+from ngramspec.errors import ModelError
+from ngramspec.llama.same_vocabulary import common_tokens
+from ngramspec.llama.target import Target
+from ngramspec.models.find import resolve
+from ngramspec.tuning.settings import MOST_THREADS
+
+from .completion import models
+from .console import download_bar, note, signals_deferred, usage_error
+
+ALONE = "model"
+"""What `--drafter` calls a draft model that drafts alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelOptions:
+    """Which model drafts, if one does, and how it is run."""
+
+    draft_model: Annotated[
+        str | None,
+        typer.Option(
+            "-md",
+            "--draft-model",
+            metavar="MODEL",
+            autocompletion=models,
+            help="Draft with this model of the same vocabulary too, or (--drafter model) alone; named as MODEL is.",
+            show_default=False,
+        ),
+    ] = None
+    gpu_layers_draft: Annotated[
+        int | None,
+        typer.Option(
+            "-ngld", "--gpu-layers-draft", min=-1, max=9999, help="Layers of the draft model on the GPU; default: all."
+        ),
+    ] = None
+    threads_draft: Annotated[
+        int | None,
+        typer.Option(
+            "-td", "--threads-draft", min=1, max=MOST_THREADS, help="CPU threads of the draft model; default: as -t."
+        ),
+    ] = None
+
+    def check_draft_model(self, drafter: str) -> None:
+        """End the program if options of a draft model are given without one, or with a drafter that takes none."""
+        if self.draft_model is None and (self.gpu_layers_draft, self.threads_draft) != (None, None):
+            usage_error("-ngld and -td are for a draft model; name it with -md, or leave them out")
+        if self.draft_model is None and drafter == ALONE:
+            usage_error(f"--drafter {ALONE} is for a draft model; name it with -md, or leave out --drafter")
+        if self.draft_model is not None and drafter not in (DEFAULT, ALONE):
+            usage_error(
+                f"with -md the draft model drafts, beside {DEFAULT}, or alone with --drafter {ALONE};"
+                f" leave out --drafter {drafter}"
+            )
+
+    def load_drafter(
+        self, target: Target, drafter: str, memory: Recall | None = None, kept: Path | None = None
+    ) -> Drafter:
+        """The draft model, with a context as long as the target's, and n-grams beside it; notes on it go to stderr.
+
+        Args:
+            target: drafts are for this model.
+            drafter: ALONE, or DEFAULT for n-grams too.
+            memory, kept: as in `HybridDrafter`.
+
+        Raises:
+            ModelError: it cannot be loaded, has another vocabulary, or cannot take back what it has evaluated.
+        """
+        with download_bar() as progress:
+            source = resolve(self.draft_model, progress=progress)
+        with signals_deferred():
+            model = Target(
+                source.path,
+                n_ctx=target.n_ctx,
+                n_gpu_layers=-1 if self.gpu_layers_draft is None else self.gpu_layers_draft,
+                threads=self.threads_draft or target.threads,
+                exact="off",
+            )
+        for line in [line for line in model.notes if line not in target.notes]:
+            note(f"draft model: {line}")
+        shared = common_tokens(target, model)
+        if not model.can_rollback:
+            raise ModelError(
+                f"{source.path} cannot draft: what it has evaluated cannot be taken back; take another -md"
+            )
+        asked = AskedModel(model, n_vocab=shared)
+        return asked if drafter == ALONE else HybridDrafter(asked, memory, kept)
