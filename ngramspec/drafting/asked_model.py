@@ -40,6 +40,15 @@ class AskedModel(ModelDrafter):
 
     _caught_up = _mute = False
     _spent = 0.0
+    _since = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self._since = 0
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self._since += 1
+        return super().accept(tokens)
 
     def open(self, price: TokenPrice) -> None:
         """Begin a draft."""
@@ -49,43 +58,37 @@ class AskedModel(ModelDrafter):
             self._time()
 
     def costs(self, guesses: int, price: TokenPrice) -> float:
-        """The time of reading so many guesses before the model's own, in units of the price.
+        """The time of reading so many guesses before the model's own, in units of the price; see `entry` for the text.
 
         Infinite where the model cannot, and where more would be lost by a refusal than may be.
         """
-        behind = guesses if self._caught_up else guesses + self._unread
-        room = min(self.model.n_ctx - len(self._text) - guesses, self.model.max_batch - behind)
+        room = min(self.model.n_ctx - len(self._text), self.model.max_batch - 1) - guesses
         if self._mute or not self._readable or room < 0:
             return math.inf
         if not price.seconds:
             return 0.0
-        time_of = self.pace.reading(behind) / price.seconds
+        time_of = self.pace.reading(max(1, guesses if self._caught_up else guesses + 1)) / price.seconds
         return math.inf if self._spent / price.seconds + time_of > price.stake else time_of
 
     def again(self, price: TokenPrice) -> float:
         """The time of one guess more, in units of the price."""
         return self.pace.token / price.seconds if price.seconds else 0.0
 
+    def entry(self, price: TokenPrice) -> float:
+        """How much more the first question of a draft must be worth, in units of the price.
+
+        It is what reading the text takes that the model has not read, over the passes made without it since: see
+        `ModelDrafter` for the reason.
+        """
+        unread = len(self._text) - self._held
+        if self._caught_up or unread <= 1 or not price.seconds:
+            return 0.0
+        reading = self.pace.reading(unread) - self.pace.token
+        return reading / price.seconds / self._since if self._since else math.inf
+
     def promises(self, limit: int, price: TokenPrice) -> float:
         """What a draft that the model makes alone is expected to gain, in tokens."""
-        if not price.seconds:
-            return math.inf
-        return self._gain(limit, price) - price.worth * (self.costs(0, price) - self.again(price))
-
-    def entry(self, price: TokenPrice) -> float:
-        """How much more the first question about a text must be worth, in units of the price.
-
-        It is what reading that text takes, over the passes made without the model: see `ModelDrafter`.
-        """
-        if self._has_read or not price.seconds:
-            return 0.0
-        reading = self.pace.reading(max(1, len(self._text) - self._held)) - self.pace.token
-        return reading / price.seconds / self._passes if self._passes else math.inf
-
-    @property
-    def _unread(self) -> int:
-        """Tokens of the text that the first pass of a draft evaluates, beside those that count as its prefill."""
-        return max(1, len(self._text) - self._held) if self._has_read else 1
+        return self._gain(limit, price) - price.worth * self.entry(price) if price.seconds else math.inf
 
     def reads(self, guesses: Sequence[int], known: int) -> Logits:
         """Let the model read more of the chain, in one pass.
@@ -97,29 +100,26 @@ class AskedModel(ModelDrafter):
         Returns:
             The logits behind each of them; the first time also those behind the text.
         """
+        # What may be lost is what guesses take; the text would have to be read some time.
+        self._spent += self.pace.reading(max(1, len(guesses) + (not self._caught_up)))
         if self._caught_up:
             self.model.rollback(len(self._text) + known)
-            return self._timed(guesses)
+            return self._rows(guesses)
         last = len(self._text) - 1
         self._held = min(self._held, last)
-        if not self._has_read and self._held < last:
+        if self._held < last and not (self._has_read and last + 1 - self._held + len(guesses) <= self.model.max_batch):
             self._read(last)
         self._has_read = self._caught_up = True
+        self._since = 0
         self.model.rollback(self._held)
         text = self._text[self._held :]
         self._held = last + 1
         if not self.model.replays:
-            return self._timed([*text, *guesses])
+            return self._rows([*text, *guesses])
         # Guesses are taken back to the end of the text at most.
-        rows = self._timed(text)[-1:].copy()
+        rows = self._rows(text)[-1:].copy()
         self.model.checkpoint()
-        return np.concatenate([rows, self._timed(guesses)]) if guesses else rows
-
-    def _timed(self, tokens: Sequence[int]) -> Logits:
-        began = self._clock()
-        rows = self._rows(tokens)
-        self._spent += self._clock() - began
-        return rows
+        return np.concatenate([rows, self._rows(guesses)]) if guesses else rows
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> Answer | None:
         """The model's guess by some logits; None where they hold no guess: it is then not asked again in this draft.

@@ -123,9 +123,26 @@ def test_each_continues_the_chain_of_the_other() -> None:
     assert drafter.propose(12, price=price).tokens[:8] == (6, 7, 8, 20, 21, 22, 23, 24)
 
 
-def test_the_models_answers_are_those_to_the_chain() -> None:
+def test_a_model_that_is_far_behind_is_asked_again() -> None:
+    """Behind by more than a batch, after a text that n-grams copied."""
+    model = Small(slow=0.05e-3)
+    drafter = hybrid(model)
+    drafter.begin(novel(30))
+    price = TokenPrice(1.0, [0.05] * 10, seconds=1.0)  # the mock's clock is in passes
+    drafter.propose(4, price=price)
+    text = [31, 32, 33, 34] * 40
+    for at in range(0, 160, 4):
+        drafter.accept(text[at : at + 4])
+    drafter.accept([8])
+    before = model.passes
+    assert drafter.propose(4, price=price).tokens[0] == int(model.row([*novel(30), *text, 8]).argmax())
+    assert model.passes > before
+
+
+@pytest.mark.parametrize("replays", [False, True])
+def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
     """Whatever was read, refused or replaced before: its cache held the text and the chain up to the position."""
-    model = Small(blur=2.0)
+    model = Small(blur=2.0, replays=replays)
     drafter = hybrid(model)
     rng = random.Random(5)
     text = [rng.randrange(6) for _ in range(60)]

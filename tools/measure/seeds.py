@@ -186,18 +186,17 @@ def main() -> None:
         seen[prompt.category] = seen.get(prompt.category, 0) + 1
         plain: list[int] = []
         for row, decoder in zip(table, decoders, strict=True):
-            before, text, lengths = (draft.calls if draft else 0), [], []
-            stats = Stats()
+            before, stats = (draft.calls if draft else 0), Stats()
+            text: list[int] = []
             for step in decoder.generate(ids, max_tokens=options.n):
                 stats.add(step)
                 text += step.tokens
                 if step.batch:
-                    lengths.append(len(step.drafted))
+                    row.lengths.append(len(step.drafted))
             plain = plain or text
             row.different += text != plain
             row.calls += (draft.calls if draft else 0) - before
             row.stats.merge(stats)
-            row.lengths += lengths
     print(f"{sum(seen.values())} prompts of {len(seen)} kinds, {options.n} tokens each, greedy;", end=" ")
     print(f"curve {options.curve}, a draft model's pass {options.x:g}" if curve else "seconds of this machine")
     print("\n| system | options | tokens/pass | alpha | formula | calls | gain |\n|---|---|---|---|---|---|---|")
