@@ -15,6 +15,7 @@ from ngramspec.benchmark.report import Summary, summarise, verdicts
 from ngramspec.benchmark.runs import Benchmark, Run
 from ngramspec.benchmark.samples import Samples
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.model import ModelDrafter
 from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
@@ -61,7 +62,7 @@ class Compared(DraftOptions):
         decoder = first.decoder(target, memory, keep=False)
         if decoder.drafter is None:
             return [decoder]
-        drafts = decoder.drafter.beside if isinstance(decoder.drafter, ModelDrafter) else lambda: None
+        drafts = decoder.drafter.beside if isinstance(decoder.drafter, ModelDrafter | HybridDrafter) else lambda: None
         known = decoder.calibration
         return [decoder, *(other.quiet_decoder(target, memory, known, drafter=drafts()) for other in others)]
 

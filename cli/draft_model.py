@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ngramspec.drafting.model import ModelDrafter
+from ngramspec.drafting import DEFAULT, make_drafter
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.recall import Recall
 from ngramspec.errors import ModelError
 from ngramspec.llama.same_vocabulary import common_tokens
 from ngramspec.llama.target import Target
@@ -16,6 +21,9 @@ from ngramspec.tuning.settings import MOST_THREADS
 
 from .completion import models
 from .console import download_bar, note, signals_deferred, usage_error
+
+ALONE = "model"
+"""What `--drafter` calls a draft model that drafts alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +37,7 @@ class DraftModelOptions:
             "--draft-model",
             metavar="MODEL",
             autocompletion=models,
-            help="Draft with this model, which has the same vocabulary; named as MODEL is.",
+            help="Draft with this model of the same vocabulary too, or (--drafter model) alone; named as MODEL is.",
             show_default=False,
         ),
     ] = None
@@ -54,23 +62,44 @@ class DraftModelOptions:
         """The option that makes a model draft; "" if none does."""
         return "-md" if self.draft_model is not None else "--mtp" if self.mtp else ""
 
-    def check_draft_model(self) -> None:
-        """End the program if options of a draft model are given without one, or two models are to draft."""
+    def check_draft_model(self, drafter: str) -> None:
+        """End the program where these options contradict each other, or the drafter that is named."""
+        flag = self.draft_model_flag
         if self.draft_model is not None and self.mtp:
             usage_error("-md and --mtp exclude each other")
         if self.draft_model is None and (self.gpu_layers_draft, self.threads_draft) != (None, None):
             usage_error("-ngld and -td are for a draft model; name it with -md, or leave them out")
+        if not flag and drafter == ALONE:
+            usage_error(f"--drafter {ALONE} is for a draft model; name it with -md, or leave out --drafter")
+        if flag and drafter not in (DEFAULT, ALONE):
+            usage_error(
+                f"with {flag} a model drafts, beside {DEFAULT}, or alone with --drafter {ALONE};"
+                f" leave out --drafter {drafter}"
+            )
 
-    def load_drafter(self, target: Target) -> ModelDrafter | None:
-        """The model that drafts; None if none does. Notes on it go to stderr.
+    def load_drafter(
+        self, target: Target, drafter: str, memory: Recall | None = None, kept: Path | None = None
+    ) -> Drafter:
+        """What drafts for a target: a model, if one does, and n-grams beside it. Notes on the model go to stderr.
 
         A draft model has a context as long as the target's. A target's own head is there if it was loaded with it.
+
+        Args:
+            target: drafts are for this model.
+            drafter: the name of what drafts; ALONE for the model without n-grams.
+            memory, kept: as in `make_drafter`.
 
         Raises:
             ModelError: it cannot be loaded, has another vocabulary, or cannot take back what it has evaluated.
         """
+        asked = self._asked(target)
+        if asked is None:
+            return make_drafter(DEFAULT if drafter == ALONE else drafter, memory=memory, kept=kept)
+        return asked if drafter == ALONE else HybridDrafter(asked, memory, kept)
+
+    def _asked(self, target: Target) -> AskedModel | None:
         if target.head is not None:
-            return ModelDrafter(target.head, n_vocab=target.n_vocab)
+            return AskedModel(target.head, n_vocab=target.n_vocab)
         if self.draft_model is None:
             return None
         with download_bar() as progress:
@@ -90,4 +119,4 @@ class DraftModelOptions:
             raise ModelError(
                 f"{source.path} cannot draft: what it has evaluated cannot be taken back; take another -md"
             )
-        return ModelDrafter(model, n_vocab=shared)
+        return AskedModel(model, n_vocab=shared)

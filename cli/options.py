@@ -305,17 +305,15 @@ class DraftOptions(DraftModelOptions):
 
     def __post_init__(self) -> None:
         # Checked here, before a model is fetched and loaded for nothing.
+        self.check_draft_model(self.drafter)
         try:
-            make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
+            if not self.draft_model_flag:
+                make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
             usage_error(str(error))
-        self.check_draft_model()
-        if flag := self.draft_model_flag:
-            if self.no_draft:
-                usage_error(f"{flag} is for drafts; leave out --no-draft")
-            if self.drafter != DEFAULT or self.memory is not None:
-                usage_error(f"with {flag} the draft model alone drafts; leave out --drafter and --memory")
+        if (flag := self.draft_model_flag) and self.no_draft:
+            usage_error(f"{flag} is for drafts; leave out --no-draft")
         if self.memory is None:
             return
         memory_folder(self.memory)
@@ -338,9 +336,7 @@ class DraftOptions(DraftModelOptions):
 
     def open_memory(self, target: Target, *, keep: bool) -> Memory | None:
         """The memory to draft from, or None without one; `keep`: see `memory_option.open_memory`."""
-        model_drafts = self.draft_model is not None or target.head is not None
-        drafts = not model_drafts and self.drafter in REMEMBERING and target.can_rollback
-        if self.no_memory or self.no_draft or not drafts:
+        if self.no_memory or self.no_draft or self.drafter not in REMEMBERING or not target.can_rollback:
             return None
         return open_memory(self.memory, target, keep=keep)
 
@@ -372,9 +368,9 @@ class DraftOptions(DraftModelOptions):
         """The same, with nothing said; `calibration` as in `SpeculativeDecoder`, `drafter` in place of a new one."""
         if self.no_draft or not target.can_rollback:
             drafter = None
-        elif drafter is None and (drafter := self.load_drafter(target)) is None:
+        elif drafter is None:
             kept = file_of(target.vocabulary_hash) if keep and not self.no_memory and self.drafter == DEFAULT else None
-            drafter = make_drafter(self.drafter, memory=memory, kept=kept)
+            drafter = self.load_drafter(target, self.drafter, memory, kept)
         return SpeculativeDecoder(
             target,
             drafter=drafter,

@@ -53,13 +53,12 @@ def verify(
 
     Ends with exit code 1 if something that must hold does not; the last line says so, and what there was no time for.
     """
+    draft_model.check_draft_model(drafter)
     try:
-        make_drafter(drafter)
+        if not draft_model.draft_model_flag:
+            make_drafter(drafter)
     except ValueError as wrong:
         usage_error(str(wrong))
-    draft_model.check_draft_model()
-    if (flag := draft_model.draft_model_flag) and drafter != DEFAULT:
-        usage_error(f"with {flag} the draft model alone drafts; leave out --drafter")
     selected = load_prompts(prompts)
     with JsonOutput(as_json) as output:
         target = load.load(load.find(model), head=draft_model.mtp)
@@ -70,9 +69,9 @@ def verify(
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
         try:
             strict = _strict(target, cases, predict)
-            drafts = draft_model.load_drafter(target)
+            drafts = draft_model.load_drafter(target, drafter)
             found = SelfCheck(
-                target, cases, drafter=drafts or drafter, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
+                target, cases, drafter=drafts, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
             )
         except ValueError as wrong:
             usage_error(f"-n/--predict: {wrong}")

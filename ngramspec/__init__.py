@@ -27,7 +27,9 @@ if "OMP_WAIT_POLICY" not in os.environ:
 if TYPE_CHECKING:
     from ngramspec.decoding.decoder import SpeculativeDecoder
     from ngramspec.decoding.step import Stats, Step
+    from ngramspec.drafting.asked_model import AskedModel
     from ngramspec.drafting.draft import Draft, Drafter
+    from ngramspec.drafting.hybrid import HybridDrafter
     from ngramspec.drafting.model import ModelDrafter
     from ngramspec.drafting.predictor import NGramPredictor
     from ngramspec.dropin.draft_model import LlamaDraftModel
@@ -40,6 +42,8 @@ else:
         "Drafter": "drafting.draft",
         "Llama": "dropin.llama",
         "LlamaDraftModel": "dropin.draft_model",
+        "AskedModel": "drafting.asked_model",
+        "HybridDrafter": "drafting.hybrid",
         "ModelDrafter": "drafting.model",
         "NGramPredictor": "drafting.predictor",
         "Sampling": "sampling.settings",
@@ -57,8 +61,10 @@ else:
 
 
 __all__ = [
+    "AskedModel",
     "Draft",
     "Drafter",
+    "HybridDrafter",
     "Llama",
     "LlamaDraftModel",
     "ModelDrafter",

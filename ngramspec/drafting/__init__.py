@@ -30,6 +30,7 @@ from pathlib import Path
 
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
+from ngramspec.drafting.nasd import NasdDrafter
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.recall import Recall
 from ngramspec.drafting.recycle import RecycleDrafter
@@ -41,6 +42,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
     "recycle": RecycleDrafter,
+    "nasd": NasdDrafter,
 }
 
 REMEMBERING = frozenset({"mixture", "memory"})

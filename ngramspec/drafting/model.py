@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Self
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from ngramspec.drafting.mixture.secondary import OutcomeMap
 from ngramspec.drafting.pace import Pace
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.distribution import largest
+from ngramspec.sampling.entropy import normalised_entropy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
 
@@ -99,9 +101,9 @@ class ModelDrafter(Drafter):
         self.follow(Sampling())
         self.begin(())
 
-    def beside(self) -> ModelDrafter:
+    def beside(self) -> Self:
         """Another drafter on the same model, for other texts: never for one while this one drafts for another."""
-        return ModelDrafter(self.model, n_vocab=self.n_vocab, clock=self._clock)
+        return type(self)(self.model, n_vocab=self.n_vocab, clock=self._clock)
 
     # ------------------------------------------------------------------ the text
 
@@ -171,6 +173,7 @@ class ModelDrafter(Drafter):
         q: list[Mapping[int, float]] = []
         chances: list[float] = []
         reach = 1.0
+        entropy = normalised_entropy(row[: self.n_vocab])
         while True:
             best = int(row[: self.n_vocab].argmax())
             if not math.isfinite(row[best]):
@@ -197,7 +200,7 @@ class ModelDrafter(Drafter):
         self._guesses = tuple(tokens)
         if self._before is not None:
             chances = [self._undrawn.estimate(self._before), *(self._rate(at).value for at in range(1, limit))]
-        return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name)
+        return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy)
 
     def _confidence(self, row: Logits, token: int) -> float:
         """The model's probability of its likeliest token."""
@@ -233,27 +236,34 @@ class ModelDrafter(Drafter):
         """Whether the model is to be asked now."""
         if price is None or not price.seconds:
             return True
+        self._time()
         behind = len(self._text) - self._held
-        if not self.pace.token and behind > FIRST_READ + 2:
-            for size in (1, 1, FIRST_READ):
-                self._read(self._held + size)
-            behind = len(self._text) - self._held
-        time_of = self.pace.token / price.seconds
         reading = (self.pace.reading(max(1, behind)) - self.pace.token) / price.seconds
-        gain, reach = 0.0, 1.0
-        for at in range(limit):
-            reach *= self._rate(at).value
-            more = reach - price.worth * (price.slopes[at] + time_of)
-            if more <= 0:
-                break
-            gain += more
+        gain = self._gain(limit, price)
         if gain > 0:
             return price.worth * reading <= gain * self._passes
         self._credit += PROBES
-        if self._credit < time_of + reading:
+        if self._credit < self.pace.token / price.seconds + reading:
             return False
         self._credit = 0.0
         return True
+
+    def _time(self) -> None:
+        """Read a little of the text where nothing tells yet what that takes."""
+        if not self.pace.token and len(self._text) - self._held > FIRST_READ + 2:
+            for size in (1, 1, FIRST_READ):
+                self._read(self._held + size)
+
+    def _gain(self, limit: int, price: TokenPrice) -> float:
+        """What a draft is expected to gain, in tokens; see the class."""
+        gain, reach = 0.0, 1.0
+        for at in range(limit):
+            reach *= self._rate(at).value
+            more = reach - price.worth * (price.slopes[at] + self.pace.token / price.seconds)
+            if more <= 0:
+                break
+            gain += more
+        return gain
 
     # ------------------------------------------------------------------ the model
 
@@ -285,11 +295,16 @@ class ModelDrafter(Drafter):
 
     def _evaluate(self, tokens: Sequence[int]) -> Logits:
         """One pass of the model; the logits after its last token."""
+        row: Logits = self._rows(tokens)[-1]
+        return row
+
+    def _rows(self, tokens: Sequence[int]) -> Logits:
+        """One pass of the model; the logits after each of its tokens."""
         passed = self.model.owed + len(tokens)
         began = self._clock()
-        row: Logits = self.model.evaluate(tokens)[-1]
+        rows = self.model.evaluate(tokens)
         self.pace.saw(passed, self._clock() - began)
-        return row
+        return rows
 
 
 def _inside(p: float) -> float:

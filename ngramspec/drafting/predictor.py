@@ -163,13 +163,17 @@ class NGramPredictor:
                 return index + 1, found
         return None
 
+    def suppose(self, token: int) -> None:
+        """Count a token after each context that ends now, without appending it; "decrement" never takes that back."""
+        for table, key in zip(self._tables, self._keys, strict=False):  # few keys at the start
+            table.add(key, token)
+
     def update(self, token: int) -> None:
         """Append one token and count it after each context that ends before it."""
         history = self._history
         if len(history) == self.window:
             self._drop_oldest()
-        for table, key in zip(self._tables, self._keys, strict=False):  # few keys at the start
-            table.add(key, token)
+        self.suppose(token)
         self._keys = roll(self._keys, token, self.max_order - 1)
         history.append(token)
 

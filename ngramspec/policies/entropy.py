@@ -1,17 +1,22 @@
-"""`EntropyPolicy`: draft more the surer the target lately was. Knows nothing of what a pass costs."""
+"""`EntropyPolicy`: draft more the surer the models lately were. Knows nothing of what a pass costs."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.cost.curve import CostCurve
+from ngramspec.drafting.draft import Draft
+from ngramspec.policies.policy import Debt
 from ngramspec.policies.simple import FixedPolicy
+from ngramspec.sampling.entropy import normalised_entropy
 
 
 class EntropyPolicy(FixedPolicy):
-    """The surer the target lately was, the more is drafted: gamma from the entropy of its last distribution.
+    """The surer the models lately were, the more is drafted: gamma from the entropy of their last distributions.
 
     Per pass, with z the logits that decided the token emitted last and n_vocab their number:
 
@@ -23,8 +28,11 @@ class EntropyPolicy(FixedPolicy):
     certainty gives gamma_max, two even choices half of what lies between the bounds, ten a tenth. A gamma that falls
     linearly with h would hardly move: among 150,000 tokens ten even choices are an h of 0.19.
 
-    The record of every pass gives h_mean and gamma, as `entropy` and `gamma`. At the end of a text or a context, fewer
-    than gamma tokens may have been asked for.
+    A draft model's entropy counts in the same way, once a draft: that of its first token, known before any is drawn (so
+    that rejection sampling stays exact). What the draft has beyond the gamma that follows is not sent.
+
+    The record of every pass gives h_mean and gamma before its draft, as `entropy` and `gamma`. At the end of a text or
+    a context, fewer than gamma tokens may have been asked for.
 
     The logits are taken at temperature 1 and unfiltered, whatever the sampling: the policy never decides on a token.
 
@@ -49,12 +57,22 @@ class EntropyPolicy(FixedPolicy):
         self._entropy: float | None = None
 
     def see(self, row: NDArray[np.float32]) -> None:
-        entropy = normalised_entropy(row)
+        self._n_vocab = row.size
+        self._learn(normalised_entropy(row))
+
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
+        if draft.entropy is not None and self._entropy is not None:
+            self._learn(draft.entropy)
+        return super().plan(draft, curve, sizes, debt)
+
+    def _learn(self, entropy: float) -> None:
         if not math.isfinite(entropy):
             return
         if self._entropy is not None:
             entropy = self.WEIGHT * entropy + (1 - self.WEIGHT) * self._entropy
-        share = float(row.size) ** -entropy
+        share = float(self._n_vocab) ** -entropy
         self._entropy = entropy
         self._gamma = round(self._gamma_min + (self._draft_max - self._gamma_min) * share)
 
@@ -63,22 +81,3 @@ class EntropyPolicy(FixedPolicy):
 
     def limit(self) -> int:
         return self._gamma
-
-
-def normalised_entropy(row: NDArray[np.float32]) -> float:
-    """Entropy of the softmax of logits of shape (n_vocab,), n_vocab at least 2, over ln(n_vocab): 0 to 1.
-
-    A logit of -inf is a token of probability 0. nan if a logit is nan or inf, or all are -inf. O(n_vocab), in
-    float32: some 0.15 ms for 150,000 tokens.
-    """
-    largest = row.max()  # nan if there is one
-    if not math.isfinite(largest):
-        return math.nan
-    gap = row - largest
-    # No more than 1e-35 each, and no -inf * 0 below.
-    np.maximum(gap, np.float32(-80.0), out=gap)
-    weights = np.exp(gap)
-    total = float(weights.sum())
-    # H = ln(sum of e^g) - sum of g e^g / sum of e^g, for g = z - max(z).
-    entropy = math.log(total) - float(weights.dot(gap)) / total
-    return min(1.0, max(0.0, entropy / math.log(row.size)))

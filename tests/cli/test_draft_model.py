@@ -19,23 +19,25 @@ from ngramspec.sampling.settings import Sampling
 PROMPT = "def value_0(self):\n    return self._value_0\n\n\ndef value_1("
 SMALL = ("-t", "1", "-c", "512", "--exact", "on")
 TWIN = ("-md", str(DEMO), "-td", "1")
+ALONE = (*TWIN, "--drafter", "model")
 
 
 def test_a_model_that_drafts_for_itself_is_always_right(env: dict[str, str]) -> None:
     said = []
-    for drafts in (("--no-draft",), (*TWIN, "--policy", "fixed")):
+    for drafts in (("--no-draft",), (*ALONE, "--policy", "fixed"), TWIN):
         done = run(env, "complete", str(DEMO), *SMALL, "-s", "3", "-n", "40", "--json", *drafts, stdin=PROMPT.encode())
         assert done.code == 0, done.err
         said.append(json.loads(done.out))
-    plain, drafted = said
-    assert drafted["text"] == plain["text"]
+    plain, drafted, both = said
+    assert drafted["text"] == both["text"] == plain["text"]
+    assert both["drafted"] > 0
     assert drafted["accepted"] == drafted["drafted"] > 20
     assert drafted["target_passes"] < 0.5 * plain["target_passes"]
 
 
 def test_verify_and_bench_draft_with_it(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(PROMPT)
-    more = ("--prompts", str(tmp_path), "-t", "1", "-c", "512", "-n", "8", "--json", "-", *TWIN)
+    more = ("--prompts", str(tmp_path), "-t", "1", "-c", "512", "-n", "8", "--json", "-", *ALONE)
     verified = run(env, "verify", str(DEMO), *more, "--seconds", "1")
     assert verified.code == 0, verified.err
     assert json.loads(verified.out)["settings"]["drafter"] == "model"
@@ -68,7 +70,9 @@ def test_bad_models_and_places_are_a_line(env: dict[str, str], tmp_path: Path) -
         ({"gpu_layers_draft": 0}, "name it with -md"),
         ({"draft_model": "m.gguf", "no_draft": True}, "leave out --no-draft"),
         ({"draft_model": "m.gguf", "drafter": "ngram"}, "leave out --drafter"),
-        ({"draft_model": "m.gguf", "memory": "mine"}, "leave out --drafter and --memory"),
+        ({"draft_model": "m.gguf", "drafter": "model", "memory": "mine"}, "looks at no memory"),
+        ({"draft_model": "m.gguf", "mtp": True}, "exclude each other"),
+        ({"drafter": "model"}, "name it with -md"),
     ],
 )
 def test_options_that_contradict_each_other(

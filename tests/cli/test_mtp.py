@@ -35,7 +35,10 @@ def test_a_model_without_such_a_layer_is_drafted_for_in_the_usual_way(env: dict[
     ("others", "message"),
     [
         (["--no-draft"], "--mtp is for drafts; leave out --no-draft"),
-        (["--drafter", "ngram"], "with --mtp the draft model alone drafts; leave out --drafter and --memory"),
+        (
+            ["--drafter", "ngram"],
+            "with --mtp a model drafts, beside mixture, or alone",
+        ),
         (["-md", "smollm2"], "-md and --mtp exclude each other"),
         (["--beams", "2"], "--beams drafts in a way of its own; leave out --mtp"),
     ],

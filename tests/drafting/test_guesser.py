@@ -364,3 +364,42 @@ def test_compiled_and_plain_agree(vocabulary: int, seed: int) -> None:
                 del truth[: len(part)]
                 assert len({g.accept(part) for g in both}) == 1
     assert both[0].text() == both[1].text() == text
+
+
+# --------------------------------------------------------------------------- tokens of others
+
+
+@BOTH
+def test_a_chain_goes_on_behind_a_token_of_another(module: ModuleType) -> None:
+    g = begun(module, [1, 2, 3, 4, 9, 5, 6, 7, 8, 9, 1, 2])
+    assert guess(g, 2)[0] == 3
+    g.pending = 0
+    for at, token in enumerate([3, 5]):  # the text went on with 3 4 there, and with 6 7 8 behind 5
+        g.look(at)
+        g.put(at, token)
+    assert g.guess(6, 0.0, TokenPrice(0.0, FREE), 2) == 6
+    tokens, _, chances = g.chain()
+    assert tokens[:5] == (3, 5, 6, 7, 8)
+    assert chances[0] > 0.0 == chances[1]
+    assert g.accept([3, 5, 6, 40]) == 3
+    assert g.text()[-4:] == [3, 5, 6, 40]
+
+
+@BOTH
+def test_a_token_put_that_is_the_guess_is_the_guess(module: ModuleType) -> None:
+    text = noise(20, 3) * 3
+    alone, put = begun(module, text), begun(module, text)
+    guess(alone, 6)
+    for at, token in enumerate(alone.chain()[0]):
+        put.look(at)
+        put.put(at, token)
+    assert put.chain() == alone.chain()
+
+
+@BOTH
+def test_a_token_put_where_nothing_is_known_teaches_nothing_wrong(module: ModuleType) -> None:
+    g = begun(module, [1, 2, 3])
+    assert g.look(0) < 0
+    g.put(0, 50)
+    assert g.accept([50, 51]) == 1
+    assert g.text() == [1, 2, 3, 50, 51]

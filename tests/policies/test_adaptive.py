@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,9 +14,10 @@ from support.passes import passed
 
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies import POLICIES, make_policy
-from ngramspec.policies.entropy import EntropyPolicy, normalised_entropy
+from ngramspec.policies.entropy import EntropyPolicy
 from ngramspec.policies.policy import Pass
 from ngramspec.policies.threshold import ThresholdPolicy
+from ngramspec.sampling.entropy import normalised_entropy
 
 ALL = range(1, 65)
 
@@ -112,6 +114,22 @@ def test_entropy_sends_what_gamma_allows() -> None:
     assert policy.plan(draft([0.01] * 9), None, (2, 8)) == (6, 8)
     assert policy.plan(draft([0.01] * 9), None, (1, 4)) == (3, 4)
     assert policy.plan(NO_DRAFT, None, ALL) == (0, 1)
+
+
+def test_entropy_reads_that_of_a_draft_model() -> None:
+    """A draft is cut by its own first law, and that law counts as much as one of the target's."""
+    policy = EntropyPolicy(16)
+    policy.see(even(1))
+    assert policy.limit() == 16
+    undecided = replace(draft([0.9] * 16), entropy=2 / 3)
+    assert policy.plan(undecided, None, ALL) == (2, 3)  # 1 + 15 / 10
+    assert policy.explain()["entropy"] == pytest.approx(1 / 3)
+    policy.see(even(1))
+    assert policy.explain()["entropy"] == pytest.approx(1 / 6)
+    before = policy.explain()
+    for broken in (None, math.nan):
+        policy.plan(replace(undecided, entropy=broken), None, ALL)
+        assert policy.explain() == before
 
 
 def test_who_wants_logits_and_explains_itself() -> None:

@@ -27,4 +27,5 @@ cdef class Guesser:
     cpdef int look(self, Py_ssize_t at)
     cdef _correct(self, Py_ssize_t at, int whence, int n)
     cpdef take(self, Py_ssize_t at, int c)
+    cpdef put(self, Py_ssize_t at, int token)
     cdef _add(self, int token)

@@ -355,18 +355,49 @@ class Guesser:
             self._at_place += 1
             self._at_copied = 0
 
-    def guess(self, limit: cython.int, least: cython.double, price: TokenPrice) -> int:
+    @cython.ccall
+    def put(self, at: cython.Py_ssize_t, token: cython.int) -> None:
+        """Make a token context at position `at`, which was looked at, whoever guessed it.
+
+        One that is no candidate here has no chance of its own, and counts as a miss of the guesser's.
+        """
+        c: cython.int
+        for c in range(self.sightings.found[at]):
+            if self.sightings.tokens[at * CANDIDATES + c] == token:
+                self.take(at, c)
+                return
+        self.guesses[at] = token
+        self.chances[at] = 0.0
+        self.lengths[at] = 0
+        self.history.tokens[self.history.size + at] = token
+        self.pending = at + 1
+        if self._at_place != NOWHERE:
+            self._at_place += 1
+            self._at_copied = 0
+
+    def guess(
+        self,
+        limit: cython.int,
+        least: cython.double,
+        price: TokenPrice,
+        start: cython.int = 0,
+        reach: cython.double = 1.0,
+    ) -> int:
         """A chain of the likeliest tokens, in `guesses`, with their chances in `chances`; returns its length.
 
         It has at most `limit` tokens, at most `POSITIONS`, and fewer than the price has slopes. It ends
         where the chance that all of it is right falls below `least`, or where one more token cannot pay.
+
+        Args:
+            limit, least, price: as above.
+            start: the tokens of the chain that stand already.
+            reach: the chance that these are right.
         """
         at: cython.int
         c: cython.int
-        reach: cython.double = 1.0
         limit = min(limit, POSITIONS, cython.cast(cython.int, len(price.slopes)) - 1)
-        self.pending = 0
-        for at in range(limit):
+        self.pending = start
+        for at in range(start, limit):
             c = self.look(at)
             if c < 0:
                 break
@@ -402,18 +433,23 @@ class Guesser:
         at: cython.Py_ssize_t
         c: cython.Py_ssize_t
         token: cython.int
+        right: cython.bint
         hits: cython.int = 0
         for at in range(min(self.pending, n)):
             token = tokens[at]
             for c in range(self.sightings.found[at]):
                 self.odds.learn(at * CANDIDATES + c, self.sightings.tokens[at * CANDIDATES + c] == token)
-            self.correction.learn(at, self.sightings.tokens[at * CANDIDATES + self._best[at]] == token)
-            if self.guesses[at] != token:
+            if self.sightings.found[at] > 0:
+                self.correction.learn(at, self.sightings.tokens[at * CANDIDATES + self._best[at]] == token)
+            right = self.guesses[at] == token
+            if right and self.chances[at] > 0.0:
+                self._recent = self._recent * 0.85 + 0.15
+                self._streak += 1
+            else:
                 self._recent *= 0.85
                 self._streak = 0
+            if not right:
                 break
-            self._recent = self._recent * 0.85 + 0.15
-            self._streak += 1
             hits += 1
         self.pending = 0
         for token in tokens:

@@ -1,0 +1,140 @@
+"""`AskedModel`: a draft model that is asked for single guesses, behind tokens that others guessed.
+
+model.open(price)                        # a draft begins
+model.costs(2, price)                    # the time of two tokens and the guess behind them
+rows = model.reads([5, 9], 0)            # the logits behind the text, behind 5, and behind 5 9
+model.guess(rows[-1], 2, choose)         # what the model would put there
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from ngramspec.backend import Logits
+from ngramspec.drafting.chances import pick
+from ngramspec.drafting.draft import Chooser
+from ngramspec.drafting.model import ModelDrafter
+from ngramspec.drafting.price import TokenPrice
+
+
+class Answer(NamedTuple):
+    """What the model would put at a position.
+
+    Attributes:
+        token: its guess.
+        m: the model's probability of it.
+        q: the law that it was drawn from; empty in greedy decoding.
+    """
+
+    token: int
+    m: float
+    q: Mapping[int, float]
+
+
+class AskedModel(ModelDrafter):
+    """A `ModelDrafter` whose model can also be asked about a chain that others guess."""
+
+    _caught_up = _mute = False
+    _spent = 0.0
+    _since = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self._since = 0
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self._since += 1
+        return super().accept(tokens)
+
+    def open(self, price: TokenPrice) -> None:
+        """Begin a draft."""
+        self.read_seconds = self._spent = 0.0
+        self._caught_up = self._mute = False
+        if price.seconds and self._readable:
+            self._time()
+
+    def costs(self, guesses: int, price: TokenPrice) -> float:
+        """The time of reading so many guesses before the model's own, in units of the price; see `entry` for the text.
+
+        Infinite where the model cannot, and where more would be lost by a refusal than may be.
+        """
+        room = min(self.model.n_ctx - len(self._text), self.model.max_batch - 1) - guesses
+        if self._mute or not self._readable or room < 0:
+            return math.inf
+        if not price.seconds:
+            return 0.0
+        time_of = self.pace.reading(max(1, guesses if self._caught_up else guesses + 1)) / price.seconds
+        return math.inf if self._spent / price.seconds + time_of > price.stake else time_of
+
+    def again(self, price: TokenPrice) -> float:
+        """The time of one guess more, in units of the price."""
+        return self.pace.token / price.seconds if price.seconds else 0.0
+
+    def entry(self, price: TokenPrice) -> float:
+        """How much more the first question of a draft must be worth, in units of the price.
+
+        It is what reading the text takes that the model has not read, over the passes made without it since: see
+        `ModelDrafter` for the reason.
+        """
+        unread = len(self._text) - self._held
+        if self._caught_up or unread <= 1 or not price.seconds:
+            return 0.0
+        reading = self.pace.reading(unread) - self.pace.token
+        return reading / price.seconds / self._since if self._since else math.inf
+
+    def promises(self, limit: int, price: TokenPrice) -> float:
+        """What a draft that the model makes alone is expected to gain, in tokens."""
+        return self._gain(limit, price) - price.worth * self.entry(price) if price.seconds else math.inf
+
+    def reads(self, guesses: Sequence[int], known: int) -> Logits:
+        """Let the model read more of the chain, in one pass.
+
+        Args:
+            guesses: the tokens behind those; the first time in a draft there may be none.
+            known: how many tokens of the chain it has read that still stand; 0 the first time.
+
+        Returns:
+            The logits behind each of them; the first time also those behind the text.
+        """
+        # What may be lost is what guesses take; the text would have to be read some time.
+        self._spent += self.pace.reading(max(1, len(guesses) + (not self._caught_up)))
+        if self._caught_up:
+            self.model.rollback(len(self._text) + known)
+            return self._rows(guesses)
+        last = len(self._text) - 1
+        self._held = min(self._held, last)
+        if self._held < last and not (self._has_read and last + 1 - self._held + len(guesses) <= self.model.max_batch):
+            self._read(last)
+        self._has_read = self._caught_up = True
+        self._since = 0
+        self.model.rollback(self._held)
+        text = self._text[self._held :]
+        self._held = last + 1
+        if not self.model.replays:
+            return self._rows([*text, *guesses])
+        # Guesses are taken back to the end of the text at most.
+        rows = self._rows(text)[-1:].copy()
+        self.model.checkpoint()
+        return np.concatenate([rows, self._rows(guesses)]) if guesses else rows
+
+    def guess(self, row: Logits, offset: int, choose: Chooser | None) -> Answer | None:
+        """The model's guess by some logits; None where they hold no guess: it is then not asked again in this draft.
+
+        Args:
+            row: the logits.
+            offset: its place in the chain.
+            choose: as in `Drafter.propose`.
+        """
+        best = int(row[: self.n_vocab].argmax())
+        if not math.isfinite(row[best]):
+            self._mute = True
+            return None
+        if choose is None:
+            return Answer(best, self._confidence(row, best), {})
+        law = self._law(row)
+        token = pick(choose, offset, law)
+        return Answer(token, law[token], law)

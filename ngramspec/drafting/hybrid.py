@@ -1,0 +1,262 @@
+"""`HybridDrafter`: n-grams and a draft model guess one chain, at each position whichever the odds and costs favour.
+
+Copying is free, a model is not. So n-grams guess first, as far as a guess may pay. The model is asked where what it is
+expected to add is worth more than its time. It then reads the n-grams' guesses in one pass, as far as that pays, and
+says of each what it would have guessed: where both agree the guess is surer, where they differ the likelier one stands.
+Behind it the n-grams go on, free again, and the question comes anew, so that either continues the other's chain.
+
+That a model checks cheaper guesses before the target does is known as staged speculation (Spector and Re 2023, arXiv
+2308.04623); here the price decides where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.draft import Chooser, Draft
+from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.recall import Recall
+from ngramspec.drafting.second_opinion import BOTH, MODEL, NGRAMS, SecondOpinion
+from ngramspec.sampling.settings import Sampling
+
+
+class Guess(NamedTuple):
+    """A position of the chain.
+
+    Attributes:
+        token: the guess that stands.
+        p: the chance that n-grams gave their guess; 0: they had none.
+        chance: of the guess that stands.
+        q: the law that it was drawn from; empty in greedy decoding.
+    """
+
+    token: int
+    p: float
+    chance: float
+    q: Mapping[int, float]
+
+
+class Asked(NamedTuple):
+    """A position about which the model was asked; see `SecondOpinion.learn`."""
+
+    at: int
+    p: float
+    m: float
+    guess: int
+    answer: int
+    better: int
+
+
+class HybridDrafter(MixtureDrafter):
+    """Drafts with n-grams, and with a model where that is expected to pay.
+
+    Where a draft is drawn blindly (see `Drafter.propose`) one of the two makes all of it: the one whose draft promises
+    more by what is known before anything is drawn.
+
+    Args:
+        model: drafts with the model, which is this drafter's alone.
+        memory, kept: as in `MixtureDrafter`.
+
+    Attributes:
+        model: as above.
+        opinion: what is known of how the two compare.
+    """
+
+    name = "hybrid"
+
+    def __init__(self, model: AskedModel, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
+        super().__init__(memory, kept)
+        self.model = model
+        self.opinion = SecondOpinion()
+        self._forget()
+
+    @property
+    def read_seconds(self) -> float:  # type: ignore[override]
+        return self.model.read_seconds
+
+    def follow(self, sampling: Sampling) -> None:
+        self.model.follow(sampling)
+
+    def beside(self) -> HybridDrafter:
+        """Another drafter on the same model, for other texts: never for one while this one drafts for another."""
+        return HybridDrafter(self.model.beside(), self._memory)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self.model.begin(prompt)
+        self.opinion.begin()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._chain: list[Guess] = []
+        self._asked_about: list[Asked] = []
+        self._by_model = False
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        by_model, proposed = self._by_model, self.model.accept(tokens)
+        hits = super().accept(tokens)
+        for asked in self._asked_about:
+            if asked.at <= hits and asked.at < len(tokens):
+                self.opinion.learn(*asked[1:], tokens[asked.at])
+        for at, guess in enumerate(self._chain[: min(hits + 1, len(tokens))]):
+            if guess.q and self._guesser.chances[at] > 0:
+                self._drawn.learn(self._guesser.chances[at], at < hits)
+        self._forget()
+        return proposed if by_model else hits
+
+    # ------------------------------------------------------------------ a draft
+
+    def _propose_blindly(self, limit: int, choose: Chooser, price: TokenPrice) -> Draft:
+        self._guesser.guess(limit, HOPELESS, price)
+        gain, reach = 0.0, 1.0
+        for at, p in enumerate(self._guesser.chain()[2]):
+            reach *= self._blind.estimate(p)
+            gain += max(0.0, reach - price.worth * price.slopes[at])
+        if self.model.promises(limit, price) > gain:
+            draft = self.model.propose(limit, choose, blind=True, price=price)
+            if draft.tokens:
+                self._by_model = True
+                return draft
+        return super().propose(limit, choose, blind=True, price=price)
+
+    def propose(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Draft:
+        self._forget()
+        self._asked = None
+        price = price or FREE
+        limit = min(limit, LONGEST, len(price.slopes) - 1)
+        self.model.open(price)
+        if choose is not None and blind:
+            return self._propose_blindly(limit, choose, price)
+        self._guesser.pending = 0
+        settled, reach, read = 0, 1.0, 0
+        while True:
+            length = self._guess(settled, limit, choose, price, reach)
+            along = self._worth_asking(settled, limit, reach, price, read)
+            if along is None:
+                break
+            settled, reach, read = self._ask(settled, along, read, choose, reach)
+            if settled >= limit or reach < HOPELESS or not price.pays(reach, settled):
+                length = settled
+                break
+        chain = self._chain[:length]
+        return Draft(
+            tuple(guess.token for guess in chain),
+            () if choose is None else tuple(guess.q for guess in chain),
+            (),
+            (),
+            tuple(guess.chance for guess in chain),
+            self.name,
+        )
+
+    def _guess(self, settled: int, limit: int, choose: Chooser | None, price: TokenPrice, reach: float) -> int:
+        """Let the n-grams go on behind the first `settled` guesses, and one further than pays.
+
+        Returns:
+            How long the chain is without that one.
+        """
+        guesser = self._guesser
+        chain = self._chain = self._chain[:settled]
+        if guesser.pending != settled:
+            self._stand()
+        length = settled
+        goes_on = True
+        while len(chain) < limit:
+            at = len(chain)
+            best = guesser.look(at)
+            if best < 0:
+                break
+            law: Mapping[int, float] = {}
+            if choose is not None:
+                law = guesser.law(at)
+                best = list(law).index(choose(at, law))
+            guesser.take(at, best)
+            p = guesser.chances[at] if choose is None else self._drawn.estimate(guesser.chances[at])
+            chain.append(Guess(guesser.guesses[at], p, p, law))
+            if not goes_on:
+                break
+            length = len(chain)
+            reach *= p
+            goes_on = reach >= HOPELESS and price.pays(reach, length)
+        return length
+
+    def _stand(self) -> None:
+        """Make the chain the n-grams' context, whoever guessed it."""
+        self._guesser.pending = 0
+        for at, guess in enumerate(self._chain):
+            self._guesser.look(at)
+            self._guesser.put(at, guess.token)
+
+    def _worth_asking(self, settled: int, limit: int, reach: float, price: TokenPrice, read: int) -> int | None:
+        """How many guesses behind the settled ones the model is to read before its own; None: it is not asked."""
+        ps = [guess.p for guess in self._chain[settled:]]
+        slopes, worth = price.slopes, price.worth
+        # What the n-grams' guesses behind position i add if it is right: tokens, and the time of their places.
+        adds, takes = [0.0] * (len(ps) + 1), [0.0] * (len(ps) + 1)
+        for i in range(len(ps) - 1, -1, -1):
+            at = settled + i
+            more, time = ps[i] * (1 + adds[i + 1]), slopes[at] + takes[i + 1]
+            if reach * more > worth * time:
+                adds[i], takes[i] = more, time
+        without = reach * adds[0] - worth * takes[0]
+        # What further questions add behind a guess of the model's that is right, one guess each.
+        _, right = self.opinion.expected(0.0)
+        further, more = 0.0, right
+        for at in range(settled + 1, limit):
+            value = reach * more - worth * (slopes[at] + self.model.again(price))
+            if value <= 0:
+                break
+            further += value / reach
+            more *= right
+        best, along = without + worth * self.model.entry(price), None
+        gain, kept = 0.0, reach
+        for i in range(min(len(ps), limit - settled - 1) + 1):
+            at = settled + i
+            stands, right = self.opinion.expected(ps[i] if i < len(ps) else 0.0)
+            behind = kept * stands
+            gain += max(0.0, kept * right - worth * slopes[at]) + (kept * right - behind) * further
+            tail = max(0.0, behind * adds[i + 1] - worth * takes[i + 1]) if i < len(ps) else 0.0
+            value = gain + tail - worth * self.model.costs(at - read, price)
+            if value > best:
+                best, along = value, i
+            kept = behind
+        return along
+
+    def _ask(self, settled: int, along: int, read: int, choose: Chooser | None, reach: float) -> tuple[int, float, int]:
+        """Let the model read `along` guesses, and judge these and the next.
+
+        Returns:
+            How many guesses are settled now, the probability that all of them are right, and how many of them the model
+            has read.
+        """
+        chain, opinion = self._chain, self.opinion
+        end = settled + along
+        rows = self.model.reads([guess.token for guess in chain[read:end]], read)
+        for at in range(settled, end + 1):
+            answered = self.model.guess(rows[at - end - 1], at, choose)
+            if answered is None:
+                return at, reach, at
+            answer, m, law = answered
+            ours = chain[at] if at < len(chain) else Guess(-1, 0.0, 0.0, {})
+            if answer == ours.token:
+                better = ours._replace(chance=opinion.chance(BOTH, ours.p, m))
+            else:
+                better = Guess(answer, ours.p, opinion.chance(MODEL, ours.p, m), law)
+                if ours.token >= 0 and (stands := opinion.chance(NGRAMS, ours.p, m)) > better.chance:
+                    better = ours._replace(chance=stands)
+            self._asked_about.append(Asked(at, ours.p, m, ours.token, answer, better.token))
+            reach *= better.chance
+            if at < len(chain):
+                chain[at] = better
+            else:
+                chain.append(better)
+            if better.token != ours.token:
+                del chain[at + 1 :]
+                self._stand()
+                return at + 1, reach, at
+        return end + 1, reach, end

@@ -1,0 +1,208 @@
+"""The systems that ngramspec has learnt from, each as it stands here, in one run: counts, alpha, gain.
+
+    python tools/measure/seeds.py TARGET --draft SMALL                      seconds of this machine
+    python tools/measure/seeds.py TARGET --draft SMALL --curve flat -x 0.1  modelled: passes take what the curve says,
+                                                                            those of the draft model a tenth of that
+
+Every packaged prompt is continued greedily by each of them, then by the next; all write the same text (a difference is
+told). `tokens/pass` counts the token of the target's own, `alpha` is accepted / judged, `formula` what Leviathan et al.
+2023, equation (1), gives for that alpha and the drafts' lengths, `calls` the passes of the draft model. `gain` is the
+speed over plain decoding of the same prompts in this run, drafting included, prefill not. Modelled figures and counts
+need no quiet machine, seconds do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ngramspec.backend import Logits, Model
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import CURVES, find_curves
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Stats
+from ngramspec.drafting import DRAFTERS, make_drafter
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.model import ModelDrafter
+from ngramspec.drafting.recall import Recall
+from ngramspec.llama.target import Target
+from ngramspec.prompts import load_prompts
+from ngramspec.theory import expected_tokens
+
+
+class Clock:
+    """Modelled seconds."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Modelled:
+    """A model whose passes take what a curve says, times `cost`; a prefill takes no time."""
+
+    def __init__(self, model: Model, curve: CostCurve, cost: float, clock: Clock) -> None:
+        self._model, self._curve, self._cost, self._clock = model, curve, cost, clock
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        self._clock.now += self._cost * self._curve.ratio(len(tokens))
+        return self._model.evaluate(tokens)
+
+
+class Counted(Modelled):
+    """Counts the passes of a draft model."""
+
+    calls = 0
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        self.calls += 1
+        return super().evaluate(tokens)
+
+
+@dataclass
+class Row:
+    """A system: what it is called elsewhere, the options that it is here, and what was counted."""
+
+    seed: str
+    options: str
+    make: Callable[[], Drafter | None]
+    policy: str = "cost"
+    draft_max: int | None = None
+    stats: Stats = field(default_factory=Stats)
+    lengths: list[int] = field(default_factory=list)
+    calls: int = 0
+    different: int = 0
+
+    def line(self, plain: Row) -> str:
+        s = self.stats
+        tested = sum(s.tested_at)
+        alpha = s.accepted / tested if tested else 0.0
+        formula = sum(expected_tokens(alpha, length) for length in self.lengths) / s.passes
+        gain = (s.tokens_per_second or 0) / (plain.stats.tokens_per_second or 1)
+        differ = f" ({self.different} texts differ)" if self.different else ""
+        return (
+            f"| {self.seed} | `{self.options}` | {s.tokens_per_pass:.2f} | {alpha:.3f} | {formula:.2f}"
+            f" | {self.calls or ''} | {gain:.2f}{differ} |"
+        )
+
+
+def rows(draft: Counted | None, clock: Callable[[], float], corpus: Recall | None) -> list[Row]:
+    """All systems that can be had with what was given."""
+
+    def model(kind: type[ModelDrafter] = ModelDrafter) -> ModelDrafter:
+        assert draft is not None
+        return kind(draft, clock=clock)  # type: ignore[arg-type]
+
+    def of(name: str) -> Callable[[], Drafter]:
+        return lambda: make_drafter(name)
+
+    found = [
+        Row("plain decoding", "--no-draft", lambda: None),
+        Row("prompt lookup", "--drafter ngram --policy fixed --draft-max 10", of("ngram"), "fixed", 10),
+        Row("NASD", "--drafter nasd --policy fixed --draft-max 5", of("nasd"), "fixed", 5),
+        Row("SuffixDecoding", "--drafter suffix --policy threshold", of("suffix"), "threshold"),
+        Row("SAM-Decoding", "--drafter suffix --policy fixed --draft-max 40", of("suffix"), "fixed", 40),
+        Row("Token Recycling", "--drafter recycle --policy fixed --draft-max 6", of("recycle"), "fixed", 6),
+    ]
+    if "lookahead" in DRAFTERS:
+        found.append(Row("Lookahead", "--drafter lookahead", of("lookahead")))
+    if corpus is not None:
+        found.append(
+            Row("REST", "--drafter memory --policy fixed", lambda: make_drafter("memory", memory=corpus), "fixed")
+        )
+    if draft is not None:
+        found += [
+            Row("Leviathan et al.", "-md SMALL --drafter model --policy fixed --draft-max 5", model, "fixed", 5),
+            Row("assisted generation, heuristic", "-md SMALL --drafter model --policy heuristic", model, "heuristic"),
+            Row("assisted generation, 0.4", "-md SMALL --drafter model --policy threshold", model, "threshold"),
+            Row("EGAG", "-md SMALL --drafter model --policy entropy", model, "entropy"),
+            Row("draft model, by cost", "-md SMALL --drafter model", model),
+        ]
+    found.append(Row("ngramspec", "", of("mixture")))
+    if draft is not None:
+        found.append(Row("ngramspec and a model", "-md SMALL", lambda: HybridDrafter(model(AskedModel))))  # type: ignore[arg-type]
+    return found
+
+
+def read(target: Target, paths: Sequence[Path]) -> Recall:
+    """Text files as something to draft from."""
+    recall = Recall()
+    for path in paths:
+        recall.hear(target.tokenize(path.read_text("utf-8", "replace"), add_bos=False))
+    return recall
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--draft", type=Path, help="a smaller model of the same vocabulary")
+    parser.add_argument("--corpus", type=Path, nargs="+", default=[], help="text files, for REST")
+    parser.add_argument("--curve", choices=CURVES, help="what passes take; without it they are timed")
+    parser.add_argument("-x", type=float, default=0.1, help="with --curve: a draft model's pass, in the target's")
+    parser.add_argument("-n", type=int, default=64)
+    parser.add_argument("-c", type=int, default=2048)
+    parser.add_argument("-t", type=int, default=None)
+    parser.add_argument("--limit", type=int, default=2, help="prompts per category")
+    parser.add_argument("--only", nargs="+", help="systems whose name has one of these in it; plain decoding always")
+    options = parser.parse_args()
+    target = Target(options.target, n_ctx=options.c, threads=options.t)
+    small = Target(options.draft, n_ctx=options.c, threads=options.t) if options.draft else None
+    curve = find_curves(options.curve)[options.curve] if options.curve else None
+    clock = Clock()
+    model: Any = target if curve is None else Modelled(target, curve, 1.0, clock)
+    draft = Counted(small, curve or CostCurve({1: 1.0}), options.x, clock) if small is not None else None
+    now = time.perf_counter if curve is None else clock
+    table = rows(draft, now, read(target, options.corpus) if options.corpus else None)
+    if options.only:
+        table = [r for r in table if r is table[0] or any(name in r.seed for name in options.only)]
+    decoders = [
+        SpeculativeDecoder(
+            model,
+            vocabulary=target,
+            drafter=row.make(),
+            policy=row.policy,
+            draft_max=row.draft_max,
+            exact="off",
+            curve=curve,
+            clock=now,
+        )
+        for row in table
+    ]
+    seen: dict[str, int] = {}
+    for prompt in load_prompts(None):
+        ids = target.tokenize(prompt.text) if prompt.text else target.chat_prompt(prompt.messages or ())
+        if seen.get(prompt.category, 0) == options.limit or len(ids) + options.n + 64 > options.c:
+            continue
+        seen[prompt.category] = seen.get(prompt.category, 0) + 1
+        plain: list[int] = []
+        for row, decoder in zip(table, decoders, strict=True):
+            before, stats = (draft.calls if draft else 0), Stats()
+            text: list[int] = []
+            for step in decoder.generate(ids, max_tokens=options.n):
+                stats.add(step)
+                text += step.tokens
+                if step.batch:
+                    row.lengths.append(len(step.drafted))
+            plain = plain or text
+            row.different += text != plain
+            row.calls += (draft.calls if draft else 0) - before
+            row.stats.merge(stats)
+    print(f"{sum(seen.values())} prompts of {len(seen)} kinds, {options.n} tokens each, greedy;", end=" ")
+    print(f"curve {options.curve}, a draft model's pass {options.x:g}" if curve else "seconds of this machine")
+    print("\n| system | options | tokens/pass | alpha | formula | calls | gain |\n|---|---|---|---|---|---|---|")
+    for row in table:
+        print(row.line(table[0]))
+
+
+if __name__ == "__main__":
+    main()
