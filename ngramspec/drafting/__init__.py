@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.lookahead import LookaheadDrafter
 from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.recall import Recall
@@ -41,6 +42,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
     "recycle": RecycleDrafter,
+    "lookahead": LookaheadDrafter,
 }
 
 REMEMBERING = frozenset({"mixture", "memory"})
