@@ -9,6 +9,7 @@ What differs from the paper: its window is a branch of its own, several iteratio
 and up to G pooled n-grams are verified beside it. Here all is one chain, as any other draft is: its beginning is the
 n-gram to verify, its end the window. So the rows behind a wrong guess are conditioned on that guess; n-grams are read
 along the chain of one pass, not along the diagonal of several; and of those that begin alike only the latest is tried.
+The prompt's n-grams are pooled too, an option of the authors' code (POOL_FROM_PROMPT).
 """
 
 from __future__ import annotations
@@ -37,10 +38,10 @@ POOLED = 65_536
 class LookaheadDrafter(Drafter):
     """Drafts whole windows of guesses, and learns from the logits computed behind each of them.
 
-    A guess is the first that there is of these: what the target held likeliest the last time that it evaluated the
-    last 3, 2 or 1 tokens (the pool); what it held likeliest at this position in the pass before, given that pass's
-    draft (the trajectory); the token before once more. Only a price ends a draft before the window does: where rows
-    cost nothing, hopeless guesses are worth evaluating too.
+    A guess is the first that there is of these: what followed the last 3, 2 or 1 tokens in the prompt, or was likeliest
+    when the target last evaluated them (the pool); what it held likeliest at this position in the pass before, given
+    that pass's draft (the trajectory); the token before once more. Only a price ends a draft before the window does:
+    where rows cost nothing, hopeless guesses are worth evaluating too.
 
     Example: 5 6 is the text, and 7 8 9 was sent, of which nothing is accepted: the rows' best tokens are 1 4 4 2. The
     text is 5 6 1 now. Nothing is known after 1, so the trajectory guesses 4, what the target held likeliest behind 7;
@@ -49,7 +50,7 @@ class LookaheadDrafter(Drafter):
 
     It needs a model: without logits it drafts repetitions of the last token. The pool outlasts the request.
 
-    Complexity: O(n_vocab) per position verified, O(1) per token drafted.
+    Complexity: O(n_vocab) per position verified, O(1) per token drafted or of the prompt.
     """
 
     name = "lookahead"
@@ -62,7 +63,9 @@ class LookaheadDrafter(Drafter):
         self.begin(())
 
     def begin(self, prompt: Sequence[int]) -> None:
-        self._tail = list(prompt[-LONGEST:])
+        # Pooled when the first logits are seen, which tell whether the pool is this model's.
+        self._unread = list(prompt[-POOLED:])
+        self._tail = self._unread[-LONGEST:]
         self._rows: list[Successors | None] = []
         self._trajectory: list[Successors | None] = []
         self._judge.begin()
@@ -72,24 +75,27 @@ class LookaheadDrafter(Drafter):
             # Another model: its tokens have other meanings, and some of these may not be among them.
             self._pool.clear()
             self._n_vocab = rows.shape[1]
+        prompt, self._unread = self._unread, []
+        for end, token in enumerate(prompt):
+            self._pool_in(prompt[max(0, end - LONGEST) : end], token, {token: 1.0})
         text = [*self._tail[:-1], *tokens]
-        before = len(text) - len(tokens)
-        self._rows = [self._learn(text[: before + i], row) for i, row in enumerate(rows, 1)]
+        self._rows = []
+        for end, row in enumerate(rows, len(text) - len(tokens) + 1):
+            best, law = top_two(row)
+            if law:
+                self._pool_in(text[:end][-LONGEST:], best, law)
+            self._rows.append(Successors(best, law, 1) if law else None)
 
-    def _learn(self, context: Sequence[int], row: NDArray[np.float32]) -> Successors | None:
-        """Pool what follows a context by its logits; None where they are no numbers."""
-        best, law = top_two(row)
-        if not law:
-            return None
+    def _pool_in(self, context: Sequence[int], best: int, law: Mapping[int, float]) -> None:
+        """Note what follows a context of at most `LONGEST` tokens, and the shorter ones within it."""
         pool = self._pool
-        for length in range(1, min(LONGEST, len(context)) + 1):
-            key = tuple(context[-length:])
+        for start in range(len(context)):
+            key = tuple(context[start:])
             before = pool.pop(key, None)
             run = min(STEADY, before.run + 1) if before is not None and before.best == best else 1
             pool[key] = Successors(best, law, run)
         while len(pool) > POOLED:
             pool.popitem(last=False)
-        return Successors(best, law, 1)
 
     def propose(
         self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
