@@ -47,7 +47,7 @@ def test_behind_an_unknown_token_comes_the_trajectory() -> None:
     draft = after_a_pass().propose(63)
     assert draft.tokens == (4, 4, 2, *[2] * (WINDOW - 3))
     assert draft.match == (0,) * WINDOW
-    assert draft.q == draft.support == ()
+    assert not draft.q
     assert draft.source == LookaheadDrafter.name == make_drafter("lookahead").name == "lookahead"
 
 
