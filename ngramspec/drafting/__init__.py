@@ -29,6 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.lookahead import LookaheadDrafter
 from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
 from ngramspec.drafting.nasd import NasdDrafter
 from ngramspec.drafting.ngram import NGramDrafter
@@ -43,6 +44,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "suffix": SuffixDrafter,
     "recycle": RecycleDrafter,
     "nasd": NasdDrafter,
+    "lookahead": LookaheadDrafter,
 }
 
 REMEMBERING = frozenset({"mixture", "memory"})

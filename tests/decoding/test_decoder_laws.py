@@ -97,6 +97,8 @@ def sample_of(
         ("recycle", "coupled", "fixed", 0.1, 2),
         ("recycle", "rejection", "cost", 0.1, 2),
         ("nasd", "rejection", "cost", 0.1, 2),
+        ("lookahead", "coupled", "fixed", 0.1, 2),
+        ("lookahead", "rejection", "cost", 0.1, 2),
     ],
 )
 def test_sampling_keeps_the_law(drafter: str, verify: str, policy: str, slope: float, order: int) -> None:

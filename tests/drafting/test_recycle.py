@@ -211,7 +211,7 @@ def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: P
 
 def test_only_who_reads_logits_is_shown_any() -> None:
     drafters = {name: make_drafter(name, memory=name in REMEMBERING) for name in DRAFTERS}
-    assert [name for name, drafter in drafters.items() if drafter.wants_logits] == ["recycle", "nasd"]
+    assert [name for name, drafter in drafters.items() if drafter.wants_logits] == ["recycle", "nasd", "lookahead"]
 
 
 def test_recycled_successors_save_passes(tmp_path: Path) -> None:

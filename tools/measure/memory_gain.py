@@ -6,9 +6,9 @@
                                                                 in memory is a share of all the other files
 
 `--share` may be repeated (percent), and smaller shares are parts of larger ones. `--files FOLDER` adds rows with the
-text files of a folder in memory, alone and beside all answers. A memory is made and opened as `ngramspec chat` does it
-where answers are remembered, on the disk and one by one. Source code is replayed as `ngramspec complete` would meet it,
-as if the model wrote what stands in the file.
+text files of a folder in memory, alone and beside all answers. `--drafter memory` drafts from the memory alone. A
+memory is made and opened as `ngramspec chat` does it where answers are remembered, on the disk and one by one. Source
+code is replayed as `ngramspec complete` would meet it, as if the model wrote what stands in the file.
 
 A row says what is in memory; its tokens and MiB on the disk; for how many of the places that are looked up in it how
 many links are followed, and in how many blocks of 64 bytes; microseconds of drafting a pass; and the modelled speedups.
@@ -26,7 +26,7 @@ from itertools import islice
 from pathlib import Path
 
 from ngramspec.cost.given import CURVES, GivenCurve
-from ngramspec.drafting import make_drafter
+from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.token_index import ORDER, TokenIndex, slot
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, Store
@@ -97,9 +97,9 @@ def remembered(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memor
         yield Memory(store.read()), path.stat().st_size / 2**20 if path else 0.0
 
 
-def replayed(recordings: Sequence[Recording], memory: Memory, curve: GivenCurve) -> Mapping[str, Tally]:
+def replayed(recordings: Sequence[Recording], memory: Memory, curve: GivenCurve, drafter: str) -> Mapping[str, Tally]:
     """What was counted, by category."""
-    replay = Replay(make_drafter("mixture", memory=memory), curve=curve)
+    replay = Replay(make_drafter(drafter, memory=memory), curve=curve)
     tallies: dict[str, Tally] = {}
     for recording in recordings:
         tallies.setdefault(recording.category, Tally()).merge(replay.run(recording))
@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--curve", action="append", choices=list(CURVES))
     parser.add_argument("--share", action="append", type=float, metavar="PERCENT")
     parser.add_argument("--files", type=Path, metavar="FOLDER")
+    parser.add_argument("--drafter", choices=sorted(REMEMBERING), default=DEFAULT)
     parser.add_argument("kind", choices=("conversations", "code"))
     parser.add_argument("paths", type=Path, nargs="+")
     options = parser.parse_args()
@@ -159,7 +160,7 @@ def main() -> None:
             print(f"{content.name}: {memory.stored:,} tokens, {size:.1f} MiB; a look-up {links:.1f} links, ", end="")
             print(f"{blocks:.1f} blocks", flush=True)
             for name, curve in curves.items():
-                show(name, curve, replayed(recordings, memory, curve))
+                show(name, curve, replayed(recordings, memory, curve, options.drafter))
 
 
 def show(name: str, curve: GivenCurve, tallies: Mapping[str, Tally]) -> None:
