@@ -32,6 +32,10 @@ RUN = 3
 """Passes of one size in a row: the first pays for the change of size, and the last, in which CUDA replays the graph
 that it captured in the one before, does not."""
 
+FIRST = 0.8
+"""A size's first pass pays for more than itself if the next one takes at most this part of it: where other machines are
+waited for, they are asked about each new size. Slow passes, of which each size has one alone, are then made twice."""
+
 CHANGES = 12
 """With fewer changes of size than these, nothing is said of what one costs."""
 
@@ -60,16 +64,20 @@ def measure(
     # The first pass of a process pays for allocations; on a slow model that is no matter, and neither is a switch.
     fast = single < budget / 10
     best = {1: time_pass(target, 1) if fast else single}
+    run, tried = RUN if fast else 1, fast
     changes: list[float] = []
     last = 1
     deadline = began + max(budget, 0.05 * tokens * best[1])
     # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
     for number in range(rounds):
         for size in telling(CostCurve(best), sizes, target.max_batch) if number else sizes:
-            expected = best.get(size, CostCurve(best).seconds(size)) * (RUN if fast else 1)
+            passes = run if tried or size == 1 else 2
+            expected = best.get(size, CostCurve(best).seconds(size)) * passes
             if time.perf_counter() + expected > deadline or len(target.tokens) + size > target.n_ctx:
                 continue
-            times = [time_pass(target, size) for _ in range(RUN if fast else 1)]
+            times = [time_pass(target, size) for _ in range(passes)]
+            if not tried and size > 1:
+                tried, run = True, 2 if times[1] <= FIRST * times[0] else 1
             # The first run of a size pays for more than the change.
             if fast and size != last and number:
                 changes.append(times[0] - times[-1])

@@ -266,6 +266,23 @@ def test_measuring_keeps_to_its_budget(clock: Clock, single: float, tokens: int)
     assert all(curve.ratio(n) > 0 for n in ALL)
 
 
+def test_a_slow_pass_over_a_new_size_that_pays_for_more_is_made_twice(clock: Clock) -> None:
+    # As over a network: workers are asked about the tensors of each new size, and not again.
+    seen = set[int]()
+
+    def cost(n: int) -> float:
+        extra = 0.0 if n in seen else 0.6
+        seen.add(n)
+        return 0.25 + extra
+
+    target = timed(clock, cost)
+    target.prefill([1])
+    curve = measure(target, 100)
+    assert {1, 2, 4} <= set(target.batches)
+    for n in {1, 2, 4, 3} & set(target.batches):
+        assert curve.ratio(n) == pytest.approx(1.0)
+
+
 @pytest.mark.parametrize("room", [1, 2, 3, 7, 15, 16])
 def test_measuring_in_little_room(clock: Clock, room: int) -> None:
     target = timed(clock, ragged, n_ctx=30, slack=0)  # raises when more is asked
