@@ -43,7 +43,7 @@ def own_head(target: Target) -> Head:
 def test_the_logits_are_those_of_fresh_contexts_after_every_refusal(pair: tuple[Target, HeadReference]) -> None:
     target, reference = pair
     head = own_head(target)
-    text = [int(token) for token in np.random.default_rng(1).integers(10, 4000, 24)]
+    text = [int(token) for token in np.random.default_rng(1).integers(10, 4000, 12)]
     target.prefill(text[:-1])
     assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
     for accepted in range(4):
