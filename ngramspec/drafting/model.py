@@ -45,7 +45,7 @@ POSITIONS = 8
 
 PRIOR, PRIOR_WEIGHT, FADE = 0.8, 4.0, 0.98
 """Acceptance of a guess before any was judged, as so many outcomes, and the weight of the past at each new one: a draft
-model that was chosen for its target is right at 60 to 90 % of the positions (Leviathan et al., table 3)."""
+model that was chosen for its target is right at 50 to 90 % of the positions (Leviathan et al., section 4.2)."""
 
 
 class ModelDrafter(Drafter):

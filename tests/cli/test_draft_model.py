@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import pytest
+import typer
+from ngramspec_cli.complete_beams import check_beams
+from ngramspec_cli.options import DraftOptions
 from support.cli_runner import DEMO, run
 from support.tiny_models import write_model
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.sampling.settings import Sampling
 
 PROMPT = "def value_0(self):\n    return self._value_0\n\n\ndef value_1("
 SMALL = ("-t", "1", "-c", "512", "--exact", "on")
@@ -27,14 +35,6 @@ def test_a_model_that_drafts_for_itself_is_always_right(env: dict[str, str]) -> 
     assert drafted["target_passes"] < 0.5 * plain["target_passes"]
 
 
-def test_chat_answers_the_same(env: dict[str, str]) -> None:
-    answers = [
-        run(env, "chat", str(DEMO), *SMALL, "--temp", "0", "-n", "12", *drafts, stdin=b"hello\nand again\n").out
-        for drafts in ((), (*TWIN, "--policy", "fixed"))
-    ]
-    assert answers[0] == answers[1] != ""
-
-
 def test_verify_and_bench_draft_with_it(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_text(PROMPT)
     more = ("--prompts", str(tmp_path), "-t", "1", "-c", "512", "-n", "8", "--json", "-", *ALONE)
@@ -49,22 +49,40 @@ def test_verify_and_bench_draft_with_it(env: dict[str, str], tmp_path: Path) -> 
     assert all(one["accepted"] == one["drafted"] > 0 for one in fixed)
 
 
-def test_bad_input_is_a_line(env: dict[str, str], tmp_path: Path) -> None:
+def test_bad_models_and_places_are_a_line(env: dict[str, str], tmp_path: Path) -> None:
     other = write_model(tmp_path / "other.gguf", "llama")
     complete = ("complete", str(DEMO), "-t", "1", "-c", "256", "-n", "4", "--temp", "0")
     for arguments, said in (
         ((*complete, "-md", str(tmp_path / "gone.gguf")), "gone.gguf"),
         ((*complete, "-md", str(other)), "their vocabularies differ, at token"),
-        ((*complete, "-td", "2"), "name it with -md"),
-        ((*complete, "-ngld", "2"), "name it with -md"),
-        ((*complete, "--drafter", "model"), "name it with -md"),
-        ((*complete, "-md", str(DEMO), "--no-draft"), "leave out --no-draft"),
-        ((*complete, "-md", str(DEMO), "--drafter", "ngram"), "leave out --drafter"),
-        ((*complete, "-md", str(DEMO), "--beams", "2"), "leave out --draft-model"),
         (("serve", str(DEMO), "-md", str(DEMO)), "No such option: -m"),
-        (("verify", str(DEMO), "-md", str(DEMO), "--drafter", "ngram"), "leave out --drafter"),
     ):
         done = run(env, *arguments, stdin=PROMPT.encode())
         assert done.code != 0
         assert done.out == ""
         assert said in done.complaint
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"threads_draft": 2}, "name it with -md"),
+        ({"gpu_layers_draft": 0}, "name it with -md"),
+        ({"draft_model": "m.gguf", "no_draft": True}, "leave out --no-draft"),
+        ({"draft_model": "m.gguf", "drafter": "ngram"}, "leave out --drafter"),
+        ({"drafter": "model"}, "name it with -md"),
+        ({"draft_model": "m.gguf", "drafter": "model", "memory": "mine"}, "leave out --memory or --drafter"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    options: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(typer.Exit):
+        DraftOptions(**options)
+    assert said in capsys.readouterr().err
+
+
+def test_beams_take_no_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(typer.Exit):
+        check_beams(Sampling(), Acceptance(), DraftOptions(draft_model="m.gguf"), {}, exact=False)
+    assert "leave out --draft-model" in capsys.readouterr().err

@@ -242,7 +242,7 @@ class Coin(MockTarget):
 @pytest.mark.parametrize("policy", ["fixed", "cost"])
 @pytest.mark.parametrize("verify", ["rejection", "coupled"])
 def test_sampling_keeps_the_law(verify: str, policy: str) -> None:
-    """3,000 texts of three tokens; the chance of a false alarm is `support.laws.ALARM` each, and the seeds are fixed.
+    """1,500 texts of three tokens; the chance of a false alarm is `support.laws.ALARM` each, and the seeds are fixed.
 
     The model is sure of what is unlikely: were a drawn token looked at before it stays in a draft, its law would show.
     """
@@ -251,14 +251,14 @@ def test_sampling_keeps_the_law(verify: str, policy: str) -> None:
     decoder = unmeasured(target, drafter=drafter, policy=policy, draft_max=4)
     sample: Counter[Path] = Counter()
     stats = Stats()
-    for seed in range(3000):
+    for seed in range(1500):
         tokens: list[int] = []
         sampling = Sampling(1.0, seed=seed, top_k=0, top_p=1.0, min_p=0.0)
         for step in decoder.generate([3, 1, 2], max_tokens=4, sampling=sampling, verify=verify):
             stats.add(step)
             tokens += step.tokens
         sample[tuple(tokens[:3])] += 1
-    assert stats.drafted > 1000
+    assert stats.drafted > 500
     assert 0.2 < (stats.acceptance_rate or 0) < 0.9
     check_law(sample, law_of_text(target, [3, 1, 2], Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0), 3))
 
@@ -323,13 +323,13 @@ def test_a_fast_model_that_is_right_pays() -> None:
 
 @pytest.mark.parametrize(
     ("token", "blur", "slope"),
-    [(1.0, 0.0, 0.0), (0.9, 0.0, 0.3), (0.05, 60.0, 0.05), (0.4, 60.0, 0.2), (0.5, 3.0, 0.4)],
+    [(1.0, 0.0, 0.0), (0.9, 0.0, 0.3), (0.05, 60.0, 0.05), (0.4, 60.0, 0.2), (0.5, 3.0, 0.4), (0.2, 3.0, 0.2)],
 )
 def test_a_model_that_does_not_pay_is_soon_left_alone(token: float, blur: float, slope: float) -> None:
     """As slow as the target, or nearly always wrong: what it costs is some three passes and 1 %, at any length."""
-    for length in (50, 400, 1600):
+    for length in (50, 400):
         _, _, seconds = run_timed(token, blur=blur, slope=slope, max_tokens=length)
-        assert seconds < length + 4 + 0.01 * length
+        assert seconds < length + 3 + 0.01 * length
 
 
 def test_a_probe_is_rare_and_finds_a_model_that_pays_again() -> None:
@@ -349,10 +349,10 @@ def test_a_probe_is_rare_and_finds_a_model_that_pays_again() -> None:
             text.append(token)
         return asked
 
-    poor = follow(2000, wrong=1)
+    poor = follow(1200, wrong=1)
     assert all(poor[:5])
-    assert 0 < sum(poor[500:]) * 0.1 <= PROBES * 1500 + 1
-    assert sum(follow(1500, wrong=0)[-500:]) == 500
+    assert 0 < sum(poor[500:]) * 0.1 <= PROBES * 700 + 1
+    assert sum(follow(1000, wrong=0)[-300:]) == 300
 
 
 def test_a_long_prompt_is_read_once_that_can_have_paid_for_itself() -> None:
