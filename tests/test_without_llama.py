@@ -23,7 +23,8 @@ ROOMS = (
 QUICK = (
     *("test_backend.py", "acceptance/test_lossy.py", "acceptance/test_verifier.py", "benchmark/test_runs.py", "cost"),
     *("decoding/test_decoder.py", "decoding/test_speculation.py", "decoding/test_step.py", "decoding/test_text.py"),
-    *("drafting/test_ngram.py", "drafting/test_recycle.py", "exactness", "policies", "replay", "sampling", "trace"),
+    *("drafting/test_ngram.py", "drafting/test_recycle.py", "exactness", "replay", "sampling", "trace"),
+    *(f"policies/test_{name}.py" for name in ("adaptive", "debt", "policy", "recurring")),
 )
 
 PYTEST = """
