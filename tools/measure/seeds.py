@@ -6,9 +6,9 @@
 
 Every prompt is continued greedily by each of them in turn; they write the same text but for rounding, and how many
 texts differ is told. `tokens/pass` counts the token of the target's own, `alpha` is accepted / judged, `formula` what
-Leviathan et al. 2023, equation (1), gives for that alpha and the drafts' lengths, `calls` the passes of the draft model.
-`gain` is the speed over plain decoding of the same prompts in this run, drafting included, prefill not. Modelled figures
-and counts need no quiet machine, seconds do.
+Leviathan et al. 2023, equation (1), gives for that alpha and the drafts' lengths, `calls` the draft model's passes.
+`gain` is the speed over plain decoding of the same prompts in this run, drafting included, prefill not. Modelled
+figures and counts need no quiet machine, seconds do.
 """
 
 from __future__ import annotations
