@@ -4,11 +4,11 @@
     python tools/measure/seeds.py TARGET --draft SMALL --curve flat -x 0.1  modelled: passes take what the curve says,
                                                                             those of the draft model a tenth of that
 
-Every packaged prompt is continued greedily by each of them, then by the next; all write the same text (a difference is
-told). `tokens/pass` counts the token of the target's own, `alpha` is accepted / judged, `formula` what Leviathan et al.
-2023, equation (1), gives for that alpha and the drafts' lengths, `calls` the passes of the draft model. `gain` is the
-speed over plain decoding of the same prompts in this run, drafting included, prefill not. Modelled figures and counts
-need no quiet machine, seconds do.
+Every prompt is continued greedily by each of them in turn; they write the same text but for rounding, and how many
+texts differ is told. `tokens/pass` counts the token of the target's own, `alpha` is accepted / judged, `formula` what
+Leviathan et al. 2023, equation (1), gives for that alpha and the drafts' lengths, `calls` the draft model's passes.
+`gain` is the speed over plain decoding of the same prompts in this run, drafting included, prefill not. Modelled
+figures and counts need no quiet machine, seconds do.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def rows(draft: Counted | None, clock: Callable[[], float], corpus: Recall | Non
 
     def model(kind: type[ModelDrafter] = ModelDrafter) -> ModelDrafter:
         assert draft is not None
-        return kind(draft, clock=clock)  # type: ignore[arg-type]
+        return kind(draft, clock=clock)
 
     def of(name: str) -> Callable[[], Drafter]:
         return lambda: make_drafter(name)
