@@ -25,6 +25,7 @@ for extension in extensions:
     # Only now: cythonize makes new extensions, which do not inherit it.
     extension.optional = True
     if os.name == "posix":
-        extension.extra_compile_args = ["-g0"]  # what a debugger reads was a third of the wheel and of the time to build it
+        # What a debugger reads was a third of the wheel, and of the time to build it.
+        extension.extra_compile_args = ["-g0"]
 
 setup(ext_modules=extensions)
