@@ -1,4 +1,4 @@
-"""ngramspec: any local GGUF model, faster, without a draft model and without changing its output.
+"""ngramspec: any local GGUF model, faster, with no draft model needed and its output unchanged.
 
     from ngramspec import Sampling, SpeculativeDecoder, Target
 
