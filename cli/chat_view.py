@@ -170,7 +170,7 @@ def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:
         rows["passes"] = f"{stats.passes}, {share:.0%} of them without a draft"
     if stats.acceptance_rate is not None:
         rows["drafts"] = f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance_rate:.0%})"
-    if stats.drafted and stats.estimated_gain is not None:
+    if stats.estimated_gain is not None:
         rows["gain"] = f"about {stats.estimated_gain:.2f}x plain decoding, by this machine's measured costs"
     table = facts_table(rows)
     tested = [(i, n) for i, n in enumerate(stats.tested_at) if n]

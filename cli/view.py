@@ -123,7 +123,7 @@ def summary(stats: Stats) -> str:
     if stats.tokens_per_second is not None:
         told += f" at {stats.tokens_per_second:.1f} tokens/s"
     # What does not show in the figure is not told as a gain.
-    if stats.drafted and stats.estimated_gain is not None and round(stats.estimated_gain, 2) > 1:
+    if stats.estimated_gain is not None and round(stats.estimated_gain, 2) > 1:
         told += f", about {stats.estimated_gain:.2f} times as fast as without drafts"
     return told
 

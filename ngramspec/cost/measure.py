@@ -71,12 +71,13 @@ def measure(
     # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
     for number in range(rounds):
         for size in telling(CostCurve(best), sizes, target.max_batch) if number else sizes:
-            passes = run if tried or size == 1 else 2
-            expected = best.get(size, CostCurve(best).seconds(size)) * passes
-            if time.perf_counter() + expected > deadline or len(target.tokens) + size > target.n_ctx:
+            left = deadline - time.perf_counter()
+            expected = best.get(size, CostCurve(best).seconds(size))
+            passes = 2 if not tried and size > 1 and 2 * expected <= left else run
+            if passes * expected > left or len(target.tokens) + size > target.n_ctx:
                 continue
             times = [time_pass(target, size) for _ in range(passes)]
-            if not tried and size > 1:
+            if not tried and passes > 1:
                 tried, run = True, 2 if times[1] <= FIRST * times[0] else 1
             # The first run of a size pays for more than the change.
             if fast and size != last and number:

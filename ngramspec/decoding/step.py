@@ -137,6 +137,10 @@ class Stats:
 
     @property
     def estimated_gain(self) -> float | None:
-        """Plain decoding's time for these tokens, by the cost curve, over the time taken; None if unmeasured."""
+        """Plain decoding's time for these tokens, by the cost curve, over the time taken; None if nobody measured that.
+
+        None too where nothing was drafted: the curve was measured at another moment, and would be compared with that.
+        """
         seconds = self.seconds + self.draft_seconds
-        return self.plain_seconds / seconds if seconds > 0 and self.plain_seconds > 0 else None
+        known = self.drafted and seconds > 0 and self.plain_seconds > 0
+        return self.plain_seconds / seconds if known else None

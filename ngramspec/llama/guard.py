@@ -22,14 +22,18 @@ from ngramspec.errors import TargetError
 SOURCE = "ggml-rpc"
 """What stands in ggml's message if it was the RPC backend that failed: the name of its source file."""
 
+LOOK = 0.1
+"""Seconds between two looks at a call. A signal that comes right before a wait begins does not end that wait."""
+
 
 class _Call:
     """A call, and its end: what was returned, or the error; the first one counts."""
 
-    __slots__ = ("args", "ended", "function", "wake")
+    __slots__ = ("args", "begun", "ended", "function", "wake")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         self.function, self.args = function, args
+        self.begun = False
         self.ended: list[tuple[Any, BaseException | None]] = []
         self.wake: SimpleQueue[None] = SimpleQueue()
 
@@ -81,6 +85,10 @@ class Guard:
             if self.lost.is_set():
                 raise TargetError(self.reason)
             self._await(call)
+        except BaseException:
+            if not call.ended:
+                self._lose("a call of llama.cpp was given up; start again")
+            raise
         finally:
             self._waiting.discard(call)
         found, error = call.ended[0]
@@ -106,30 +114,37 @@ class Guard:
     def _await(self, call: _Call) -> None:
         """Have a call made, and wait for its end; a signal's exception is raised then."""
         interruption: BaseException | None = None
-        asked = False
+        queued = False
         while True:
             try:
-                if not asked:
-                    asked = True  # first: what a signal raises comes after `put`
+                if not queued:
                     self.alive()
-                    self._calls.put(call)
+                    self._calls.put(call)  # once more, if a signal comes right behind this; it is made once
+                    queued = True
                 while not call.ended:
-                    call.wake.get(timeout=max(0.01, self._heard + self.patience - time.monotonic()))
+                    self._look(call)
                 break
-            except Empty:
-                if time.monotonic() - self._heard >= self.patience:
-                    self._lose(self.explain(None))
             except BaseException as raised:
                 if interruption is not None:
-                    self._lose("a call of llama.cpp was given up; start again")
                     raise
                 interruption = raised
         if interruption is not None:
             raise interruption
 
+    def _look(self, call: _Call) -> None:
+        """Wait a moment for the end of a call, and give it up if nothing was heard for too long."""
+        try:
+            call.wake.get(timeout=min(LOOK, max(0.01, self._heard + self.patience - time.monotonic())))
+        except Empty:
+            if time.monotonic() - self._heard >= self.patience:
+                self._lose(self.explain(None))
+
     def _work(self) -> None:
         while True:
             call = self._calls.get()
+            if call.begun:
+                continue
+            call.begun = True
             self.alive()
             try:
                 call.end(call.function(*call.args), None)

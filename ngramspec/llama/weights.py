@@ -60,7 +60,7 @@ class Weights(Vocabulary):
 
     def _can_load_head(self) -> bool:
         """Whether the model's own head can be run here; a note says why not."""
-        why = head_missing(self.path)
+        why = "its layer is not run over --rpc" if rpc.joined() else head_missing(self.path)
         if why:
             self.notes.append(f"the model does not draft for itself: {why}")
         return not why

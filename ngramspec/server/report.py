@@ -27,7 +27,7 @@ def timings(prompt_tokens: int, done: Done | Progress) -> dict[str, Any]:
     }
     if stats.drafted:
         told |= {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
-    if stats.drafted and stats.estimated_gain is not None:
+    if stats.estimated_gain is not None:
         told["gain"] = stats.estimated_gain
     if stats.close_calls:
         told["close_calls"] = stats.close_calls

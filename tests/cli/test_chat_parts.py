@@ -6,6 +6,7 @@ import re
 import signal
 from collections.abc import Sequence
 from io import StringIO
+from typing import Any
 
 import pytest
 from ngramspec_cli.chat import ChatSampling
@@ -129,8 +130,8 @@ def test_stopped_while_the_prompt_is_read(
 ) -> None:
     decode = Passes.decode
 
-    def press(passes: Passes, feeds: Sequence[Feed]) -> None:
-        decode(passes, feeds)
+    def press(passes: Passes, feeds: Sequence[Feed], **options: Any) -> None:
+        decode(passes, feeds, **options)
         session.stop_key._on_signal(signal.SIGINT, None)
 
     with monkeypatch.context() as patched:
@@ -167,9 +168,9 @@ def test_the_next_turn_reuses_the_cache(session: Session, target: Target, monkey
     computed = []
     decode = Passes.decode
 
-    def count(passes: Passes, feeds: Sequence[Feed]) -> None:
+    def count(passes: Passes, feeds: Sequence[Feed], **options: Any) -> None:
         computed.extend(len(tokens) for _, tokens, rows in feeds if rows < len(tokens))
-        decode(passes, feeds)
+        decode(passes, feeds, **options)
 
     monkeypatch.setattr(Passes, "decode", count)
     session.ask("more")

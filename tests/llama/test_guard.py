@@ -76,30 +76,39 @@ def test_what_else_ggml_ends_the_process_for_still_does(capfd: pytest.CaptureFix
     assert guard(abs, -1) == 1
 
 
-@pytest.mark.usefixtures("_interruptible")
 def test_a_signal_waits_for_the_end_of_the_call_and_a_second_one_does_not() -> None:
-    guard = Guard(60, explained)
+    guard = Guard(600, explained)
     ended: list[int] = []
-    go_on = threading.Event()
+    handled = threading.Semaphore(0)
+
+    def interrupt(number: int, frame: object) -> None:
+        handled.release()
+        raise KeyboardInterrupt
+
+    def press() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        handled.acquire()
 
     def interrupted() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        threading.Timer(0.2, go_on.set).start()
-        go_on.wait()
+        press()
         ended.append(1)
 
-    with pytest.raises(KeyboardInterrupt):
-        guard(interrupted)
-    assert ended == [1]
-
     def stuck() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        threading.Timer(0.2, os.kill, [os.getpid(), signal.SIGINT]).start()
+        press()
+        press()
         threading.Event().wait()
 
-    with pytest.raises(KeyboardInterrupt):
-        guard(stuck)
-    assert guard.lost.is_set()
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            guard(interrupted)
+        assert ended == [1]
+        assert not guard.lost.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            guard(stuck)
+        assert guard.lost.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_functions_of_a_module_are_guarded_in_place() -> None:

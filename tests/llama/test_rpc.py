@@ -6,15 +6,19 @@ import ast
 from pathlib import Path
 
 import pytest
+from architectures.files import write_model
 from support.cli_runner import DEMO
 
 from ngramspec.llama import rpc
+from ngramspec.llama.target import Target
 from ngramspec.llama.weights import tuning_key
 
 LOCAL = {
     "llama_backend_init", "llama_log_set", "llama_get_memory", "llama_memory_seq_rm", "llama_memory_seq_pos_max",
     "llama_memory_seq_pos_min", "llama_n_rs_seq", "llama_print_system_info", "llama_set_n_threads", "llama_tokenize",
     "llama_token_to_piece",
+    # A model's own head is not run with workers.
+    "llama_set_embeddings_nextn", "llama_get_embeddings_nextn", "llama_get_embeddings_nextn_ith",
 }  # fmt: skip
 """Functions that look at what this process has itself; besides those of the families below."""
 
@@ -64,6 +68,14 @@ def test_what_was_measured_on_one_machine_is_not_used_on_several(monkeypatch: py
     monkeypatch.setattr(rpc, "_joined", rpc._Joined(("b:2", "a:1")))
     assert len({here, there, tuning_key(DEMO, -1, ("f16", "f16"))}) == 3
     assert tuning_key(DEMO, 0, ("f16", "f16")) == none_offloaded
+
+
+def test_a_model_s_own_head_is_not_run_with_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model = write_model(tmp_path / "head.gguf", "glm4moe", head=True)
+    monkeypatch.setattr(rpc, "_joined", rpc._Joined(("a:1",)))
+    target = Target(model, n_ctx=64, n_gpu_layers=0, threads=1, head=True)
+    assert target.head is None
+    assert "the model does not draft for itself: its layer is not run over --rpc" in target.notes
 
 
 def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:
