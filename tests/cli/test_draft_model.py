@@ -24,7 +24,7 @@ ALONE = (*TWIN, "--drafter", "model")
 
 def test_a_model_that_drafts_for_itself_is_always_right(env: dict[str, str]) -> None:
     said = []
-    for drafts in (("--no-draft",), (*ALONE, "--policy", "fixed"), TWIN):
+    for drafts in (("--no-draft",), (*ALONE, "--policy", "fixed"), (*TWIN, "--policy", "fixed")):
         done = run(env, "complete", str(DEMO), *SMALL, "-s", "3", "-n", "40", "--json", *drafts, stdin=PROMPT.encode())
         assert done.code == 0, done.err
         said.append(json.loads(done.out))
