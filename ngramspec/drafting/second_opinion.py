@@ -46,6 +46,12 @@ class SecondOpinion:
         self._kept = [FadingRate(fade=FADE) for _ in range(len(EDGES) + 1)]
         self._right = [FadingRate(fade=FADE) for _ in range(len(EDGES) + 1)]
 
+    def beside(self) -> SecondOpinion:
+        """For another text at the same time: the weights are learnt by both, the counts are its own."""
+        other = SecondOpinion()
+        other._weights = self._weights
+        return other
+
     def begin(self) -> None:
         """Start a text: what asking gave counts for less, lest a model that failed in one text is never asked again."""
         for rates, least in ((self._kept, KEPT), (self._right, RIGHT)):

@@ -96,7 +96,8 @@ class CostPolicy(Policy):
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         if curve is None:
             return None
-        stake = self.STAKE * max(0.0, self._funds(curve, curve.padded(sizes)[self._texts][1]))
+        # Every text has a drafter, and what all of them take may be lost.
+        stake = self.STAKE * max(0.0, self._funds(curve, curve.padded(sizes)[self._texts][1])) / self._texts
         return TokenPrice(self._worth(curve, sizes), curve.slopes(sizes)[self._texts - 1 :], curve.level, stake)
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
