@@ -75,7 +75,8 @@ def run(
                 lost: str | None = wait_for_loss()
             except (KeyboardInterrupt, Terminated):
                 lost = None
-                _drain(server)
+                note(f"stopping: running requests have {DRAIN_SECONDS:g} s to end; again: at once")
+            _drain(server)
             stop_answering()
             if lost is not None:
                 fail(lost)
@@ -131,9 +132,8 @@ def _load(
 
 
 def _drain(server: Server) -> None:
-    """Let running requests end; a second signal ends the program."""
+    """Let running requests end, which they do at their next pass if a worker is lost; a signal ends the program."""
     server.draining = True
-    note(f"stopping: running requests have {DRAIN_SECONDS:g} s to end; again: at once")
     assert server.model is not None
     try:
         server.model.service.stop(DRAIN_SECONDS)
