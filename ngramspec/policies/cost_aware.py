@@ -90,14 +90,15 @@ class CostPolicy(Policy):
 
     def limit(self) -> int:
         in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
-        in_debt |= self._dear and self._saved + self.ALLOWANCE * self._spent + self.CREDIT * self._plain_seconds < 0
+        in_debt |= self._dear and self._funds(self._plain_seconds) < 0
         return 0 if in_debt or self._plain_due else self._draft_max
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         if curve is None:
             return None
-        # Every text has a drafter, and what all of them take may be lost.
-        stake = self.STAKE * max(0.0, self._funds(curve, curve.padded(sizes)[self._texts][1])) / self._texts
+        funds = self._funds(curve.padded(sizes)[self._texts][1] * curve.level)
+        # Every text has a drafter of its own, and what all of them take may be lost.
+        stake = self.STAKE * max(0.0, funds) / self._texts / curve.level
         return TokenPrice(self._worth(curve, sizes), curve.slopes(sizes)[self._texts - 1 :], curve.level, stake)
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
@@ -129,7 +130,7 @@ class CostPolicy(Policy):
         plain, plain_cost = costs[1]
         if not draft.tokens and (debt is not None or not curve.switch):
             return 0, plain
-        funds = self._funds(curve, plain_cost)
+        funds = self._funds(plain_cost * curve.level) / curve.level
         if funds < 0:
             return 0, plain
         stake = self.STAKE * funds
@@ -169,9 +170,9 @@ class CostPolicy(Policy):
             best_size = costs[1 + best][0]
         return best, best_size
 
-    def _funds(self, curve: CostCurve, plain_cost: float) -> float:
-        """What may still be lost, in units of T(1)."""
-        return (self._saved + self.ALLOWANCE * self._spent) / curve.level + self.CREDIT * plain_cost
+    def _funds(self, plain_seconds: float) -> float:
+        """What may still be lost, in seconds; a plain pass takes `plain_seconds`."""
+        return self._saved + self.ALLOWANCE * self._spent + self.CREDIT * plain_seconds
 
     def plan_together(
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
@@ -191,7 +192,7 @@ class CostPolicy(Policy):
         n = self._texts
         self._measured = curve.measured
         plain_cost = sum(map(curve.ratio, batches([1] * n)))
-        funds = self._funds(curve, plain_cost)
+        funds = self._funds(plain_cost * curve.level) / curve.level
         best = [(0, 1)] * n
         if funds < 0:
             return best
