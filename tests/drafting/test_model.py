@@ -104,9 +104,11 @@ def test_what_was_refused_is_taken_back_and_nothing_is_evaluated_twice() -> None
     drafter.begin(PROMPT)
     guesses = drafter.propose(4).tokens
     model.batches.clear()
+    model.prefilled.clear()
     drafter.accept([*guesses, 7])
     drafter.propose(2)
-    assert model.batches == [2, 1]  # the last guess and the target's token together, then the first new guess
+    # The last guess and the target's token together, without the logits between them; then the first new guess.
+    assert (model.prefilled, model.batches) == ([2], [1])
     model.batches.clear()
     drafter.accept([9])
     drafter.propose(1)
