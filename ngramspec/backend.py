@@ -193,6 +193,21 @@ class Switching(Model, Protocol):
         """A context to measure a setting in, whatever the cache holds. TargetError: there is no memory for it."""
 
 
+# --------------------------------------------------------------------------- a head of its own
+
+
+@runtime_checkable
+class Headed(Protocol):
+    """A model that may have a head of its own, which guesses from what the model's layers made of a text.
+
+    Attributes:
+        feeds_head: whether passes keep what the head goes by. A text that was evaluated meanwhile is one of which the
+            head knows nothing.
+    """
+
+    feeds_head: bool
+
+
 # --------------------------------------------------------------------------- several texts in one cache
 
 
