@@ -104,8 +104,13 @@ class DraftModelOptions(SecondModelOptions):
         """The option that makes a model draft; "" if none does."""
         return "-md" if self.draft_model is not None else "--mtp" if self.mtp else ""
 
-    def check_draft_model(self, drafter: str) -> None:
-        """End the program where these options contradict each other, or the drafter that is named."""
+    def check_drafter(self, drafter: str, *, memory: bool = False) -> None:
+        """End the program where these options contradict each other, or the drafter that is named.
+
+        Args:
+            drafter: its name, known or not.
+            memory: as in `make_drafter`.
+        """
         flag = self.draft_model_flag
         if self.draft_model is not None and self.mtp:
             usage_error("-md and --mtp exclude each other")
@@ -117,6 +122,11 @@ class DraftModelOptions(SecondModelOptions):
                 f"with {flag} a model drafts, beside {DEFAULT}, or alone with --drafter {ALONE};"
                 f" leave out --drafter {drafter}"
             )
+        if not flag:
+            try:
+                make_drafter(drafter, memory=memory)
+            except ValueError as error:
+                usage_error(str(error))
 
     def load_drafter(
         self, target: Target, drafter: str, memory: Recall | None = None, kept: Path | None = None

@@ -17,7 +17,7 @@ import typer
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.exactness.choice import Exact
@@ -308,10 +308,8 @@ class DraftOptions(DraftModelOptions):
 
     def __post_init__(self) -> None:
         # Checked here, before a model is fetched and loaded for nothing.
-        self.check_draft_model(self.drafter)
+        self.check_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
         try:
-            if not self.draft_model_flag:
-                make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
             usage_error(str(error))

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ngramspec.drafting import DEFAULT, make_drafter
+from ngramspec.drafting import DEFAULT
 from ngramspec.exactness.auto import ExactAuto
 from ngramspec.llama.target import Target
 from ngramspec.prompts import Case, Skipped, load_prompts, prepare
@@ -53,12 +53,7 @@ def verify(
 
     Ends with exit code 1 if something that must hold does not; the last line says so, and what there was no time for.
     """
-    draft_model.check_draft_model(drafter)
-    try:
-        if not draft_model.draft_model_flag:
-            make_drafter(drafter)
-    except ValueError as wrong:
-        usage_error(str(wrong))
+    draft_model.check_drafter(drafter)
     selected = load_prompts(prompts)
     with JsonOutput(as_json) as output:
         target = load.load(load.find(model), head=draft_model.mtp)

@@ -21,7 +21,7 @@ protocols: `Model`, which evaluates tokens, and `Vocabulary`, which knows what t
    Measured costs of passes are kept under it; while it is "" they are measured in every process.
 5. `fill_in_tokens` beside `Vocabulary` (`ngramspec.fill_in.FillInTokenizer`), where models can fill gaps: for editors.
    `Switching`, where the library can trade speed for logits that do not depend on the batch size (`exact="auto"`), and
-   `BranchingTarget` for beam search. All three are optional for good.
+   `BranchingTarget` for beam search, and `Headed`, where models draft for themselves. All four are optional for good.
 
 Tests to run: first `pytest tests/test_backend.py` with your runner added to its list: the contract of 1 to 3 on any
 model, the logits of single tokens and batches against each other, and texts with drafts against texts without. Then
@@ -191,6 +191,21 @@ class Switching(Model, Protocol):
 
     def trial(self, setting: str) -> Trial:
         """A context to measure a setting in, whatever the cache holds. TargetError: there is no memory for it."""
+
+
+# --------------------------------------------------------------------------- a head of its own
+
+
+@runtime_checkable
+class Headed(Protocol):
+    """A model that may have a head of its own, which guesses from what the model's layers made of a text.
+
+    Attributes:
+        feeds_head: whether passes keep what the head goes by. A text that was evaluated meanwhile is one of which the
+            head knows nothing.
+    """
+
+    feeds_head: bool
 
 
 # --------------------------------------------------------------------------- several texts in one cache

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ngramspec.acceptance.verifier import Acceptance, Verifier
-from ngramspec.backend import Logits, Model, Progress, Switching, Vocabulary
+from ngramspec.backend import Headed, Logits, Model, Progress, Switching, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.generation import Generation
@@ -191,6 +191,9 @@ class SpeculativeDecoder:
 
     def _stand(self, prompt: Sequence[int], tokens: int) -> Footing:
         """Settle how a request is decoded, and open the target's context for it."""
+        if isinstance(self.target, Headed):
+            # So that plain decoding on a target with a head is as fast as on one without.
+            self.target.feeds_head = self.drafter is not None
         if self.exact == "on":
             sizes = None
             if self.target.can_rollback and self.target.exact_rollback:

@@ -39,7 +39,8 @@ class Draft:
         chances: estimated probability that the target accepts the token, given that it accepted all
             before it; empty when the drafter makes no estimate: `Speculation` then makes one from its record.
         source: which drafter made it.
-        entropy: of the law by which a draft model guessed the first token (`ngramspec.sampling.entropy`), if one did.
+        entropy: reckons that of the law by which a draft model guessed the first token (`ngramspec.sampling.entropy`);
+            None: no model did.
     """
 
     tokens: tuple[int, ...] = ()
@@ -48,7 +49,7 @@ class Draft:
     support: tuple[int, ...] = ()
     chances: tuple[float, ...] = ()
     source: str = ""
-    entropy: float | None = None
+    entropy: Callable[[], float] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

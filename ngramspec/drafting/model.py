@@ -13,6 +13,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import partial
 from typing import Self
 
 import numpy as np
@@ -199,7 +200,8 @@ class ModelDrafter(Drafter):
         q: list[Mapping[int, float]] = []
         chances: list[float] = []
         reach = 1.0
-        entropy = normalised_entropy(row[: self.n_vocab])
+        # It takes longer than copying the row, which does not outlive the next guess, and few policies ask for it.
+        entropy = partial(normalised_entropy, row[: self.n_vocab].copy())
         while True:
             best = int(row[: self.n_vocab].argmax())
             if not math.isfinite(row[best]):
@@ -306,14 +308,17 @@ class ModelDrafter(Drafter):
     def _read(self, end: int) -> Logits:
         """Let the cache hold the first `end` tokens of the text, of which it lacks the last; the logits after them."""
         tokens = self._text[self._held : end]
-        if self._has_read and len(tokens) <= self.model.max_batch:
+        if self._has_read:
             self.model.rollback(self._held)
+        if self._has_read and len(tokens) == 1:
             row = self._evaluate(tokens)
         else:
+            # Of several tokens `prefill` gives the last one's logits alone, at a smaller price than `evaluate`.
+            passed = self.model.owed + len(tokens)
             began = self._clock()
             row = self.model.prefill(self._text[:end])
             seconds = self._clock() - began
-            self.pace.saw(len(tokens), seconds)
+            self.pace.saw(passed, seconds)
             if not self._has_read:
                 self.read_seconds += seconds
         self._held = end

@@ -110,6 +110,16 @@ class Context(Weights):
             params = self._params(self.n_ctx + MAX_EVALUATE, 0, self.setting)
             self.head = Head(self._model, params, self._states, n_ctx=self.n_ctx)
 
+    @property
+    def feeds_head(self) -> bool:
+        """Whether passes keep what the model's own head goes by; see `ngramspec.backend.Headed`."""
+        return self._states is not None and self._states.wanted
+
+    @feeds_head.setter
+    def feeds_head(self, wanted: bool) -> None:
+        if self._states is not None:
+            self._states.wanted = wanted
+
     # ------------------------------------------------------------------ opening
 
     def _snapshots(self, wanted: int, setting: str) -> int:

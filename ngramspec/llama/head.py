@@ -91,6 +91,7 @@ class Head:
         self.tokens: list[int] = []
         self._first = 0  # number of the first token that the cache holds
         self._true = 0  # number of the first token that is to be evaluated again
+        self._known = 0  # tokens of which the target's states were there when that was asked last
         self._own: list[States] = []  # the head's output after its last tokens, as far as it is known
         self._width: int = llama.llama_model_n_embd_out(model)
         self._n_batch: int = params.n_batch
@@ -130,6 +131,7 @@ class Head:
         if back:
             del self.tokens[length:], self._own[max(0, len(self._own) - back) :]
             self._first, self._true = min(self._first, length), min(self._true, length)
+            self._known = min(self._known, length)
             self._cut(length)
 
     def clear(self) -> None:
@@ -137,6 +139,7 @@ class Head:
         self._check_open()
         self._empty(0)
         self.tokens.clear()
+        self._known = 0
 
     @property
     def owed(self) -> int:
@@ -175,7 +178,7 @@ class Head:
         """Evaluate the tokens from number `start` on, and what is owed; the logits after the last `rows` of them."""
         end, states = len(self.tokens), self._states
         read = end - rows  # the first whose logits are wanted
-        known = states.known(self.tokens)
+        known = self._known = states.known(self.tokens, self._known)
         # Tokens from this one on follow states that are yet to come. Where all that is known is newer, none will come.
         told = end if end <= states.first else min(end, known + 1) if known else 0
         seen = np.empty((0, self.n_vocab), np.float32)

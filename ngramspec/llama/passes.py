@@ -69,6 +69,7 @@ class Passes:
         self.n_batch = n_batch
         self.n_vocab = n_vocab
         self._states = states
+        self._asks = False  # whether the context's passes give their states now
         batch = self._batch = api.llama_batch_init(n_batch, 0, 1)
         # Not as numpy's arrays, which take three times as long to be given a few tokens.
         self._tokens = _array(batch.token, n_batch)
@@ -100,7 +101,10 @@ class Passes:
             self._decode(feeds)
             return
         start = feeds[0].cache.length
-        hidden.ask(self._context, states)
+        states = states and hidden.wanted
+        if states != self._asks:
+            hidden.ask(self._context, states)
+            self._asks = states
         try:
             self._decode(feeds)
         except BaseException:
@@ -109,7 +113,7 @@ class Passes:
         if states:
             hidden.took(self._context, start, feeds[0].tokens)
         else:
-            hidden.forget()
+            hidden.missed(start)
 
     def _decode(self, feeds: Sequence[Feed]) -> None:
         end = 0

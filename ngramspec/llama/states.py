@@ -1,7 +1,7 @@
 """`HiddenStates`: what a target's layers made of its last tokens, for a head that guesses from that.
 
     states.took(context, 100, tokens)       # after a llama_decode of `tokens`, the first of which is number 100
-    states.known(text)                      # how many tokens of `text` have their states here, older ones aside
+    states.known(text, 90)                  # how many tokens of `text` have their states here, older ones aside
     states.before(101, 104)                 # the states after the tokens in front of numbers 101, 102 and 103
 
 llama.cpp's buffer holds those of the last pass alone.
@@ -37,6 +37,7 @@ class HiddenStates:
 
     Attributes:
         first: number in the text of the first token whose state is here.
+        wanted: whether passes are to hand out their states.
     """
 
     def __init__(self, width: int, kept: int = KEPT) -> None:
@@ -44,24 +45,30 @@ class HiddenStates:
         self._width = width
         self._kept = kept
         self._rows = np.zeros((2 * kept, width), np.float32)
+        self._begin: int = self._rows.ctypes.data
         self._tokens: list[int] = []
+        self._same = 0  # tokens that are what they were when `known` was asked last
         self.first = 0
+        self.wanted = True
 
     def ask(self, context: Any, wanted: bool) -> None:
         """Have the next passes of a context give their states, or not."""
         self._ext.llama_set_embeddings_nextn(context, wanted, False)
 
     def forget(self) -> None:
-        """Hold nothing: a pass failed, or its states were not asked for."""
+        """Hold nothing: a pass failed."""
         self._tokens.clear()
-        self.first = 0
+        self.first = self._same = 0
+
+    def missed(self, start: int) -> None:
+        """Drop the states of a text from token number `start` on: a pass over those gave none."""
+        self._same = min(self._same, start)
+        del self._tokens[max(0, start - self.first) :]
 
     def took(self, context: Any, start: int, tokens: Sequence[int]) -> None:
         """Take the states of the pass that a context has just made over tokens of one text, from number `start` on."""
-        there = start - self.first
-        if 0 <= there <= len(self._tokens):
-            del self._tokens[there:]
-        else:
+        self.missed(start)
+        if start != self.first + len(self._tokens):
             self._tokens.clear()
         size = len(tokens)
         skipped = max(0, size - self._kept)
@@ -71,14 +78,23 @@ class HiddenStates:
             self._tokens = self._tokens[len(self._tokens) - left :]
         held = len(self._tokens)
         self.first = start + skipped - held
-        found = rows_at(self._ext.llama_get_embeddings_nextn(context), size, self._width)
-        self._rows[held : held + size - skipped] = found[skipped:]
+        found = ctypes.addressof(self._ext.llama_get_embeddings_nextn(context).contents)
+        # Every pass of the target comes here: numpy's views of what a pointer points to take longer than the copy.
+        state = self._rows.itemsize * self._width
+        ctypes.memmove(self._begin + held * state, found + skipped * state, (size - skipped) * state)
         self._tokens += tokens[skipped:]
 
-    def known(self, text: Sequence[int]) -> int:
-        """How many tokens of a text have states here, those before `first` included; 0: none."""
-        same = common_prefix(self._tokens, text[self.first : self.first + len(self._tokens)])
-        return self.first + same if same else 0
+    def known(self, text: Sequence[int], sure: int = 0) -> int:
+        """How many tokens of a text have states here, those before `first` included; 0: none.
+
+        Args:
+            text: of which token number `first` and those behind it are looked at.
+            sure: so many were found the last time, and are in the text still: they are not compared again.
+        """
+        start = max(self.first, min(sure, self._same))
+        end = self._same = self.first + len(self._tokens)
+        same = start + common_prefix(self._tokens[start - self.first :], text[start:end])
+        return same if same > self.first else 0
 
     def before(self, start: int, end: int) -> States:
         """What a head is given beside the tokens number `start` to `end`: the states after those in front of them.

@@ -64,7 +64,7 @@ class EntropyPolicy(FixedPolicy):
         self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
     ) -> tuple[int, int]:
         if draft.entropy is not None and self._entropy is not None:
-            self._learn(draft.entropy)
+            self._learn(draft.entropy())
         return super().plan(draft, curve, sizes, debt)
 
     def _learn(self, entropy: float) -> None:

@@ -20,6 +20,7 @@ from ngramspec.decoding.step import Stats
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.model import PROBES, ModelDrafter
 from ngramspec.drafting.price import TokenPrice
+from ngramspec.sampling.entropy import normalised_entropy
 from ngramspec.sampling.settings import Sampling
 
 PROMPT = [3, 1, 4, 1, 5]
@@ -64,6 +65,15 @@ def test_it_drafts_what_the_model_would_write() -> None:
     assert model.tokens == [*PROMPT, *draft.tokens[:-1]]
 
 
+def test_the_entropy_of_the_first_law_can_be_asked_for_after_the_draft() -> None:
+    model = MockTarget(40, peak=2.0)
+    drafter = ModelDrafter(model, n_vocab=30)
+    drafter.begin(PROMPT)
+    draft = drafter.propose(4).head(2)
+    assert draft.entropy is not None
+    assert draft.entropy() == pytest.approx(normalised_entropy(model.row(PROMPT)[:30]))
+
+
 def test_a_guess_is_as_sure_as_the_model_at_first_and_is_then_what_came_of_such_guesses() -> None:
     model = MockTarget(40, peak=2.0)
     drafter = ModelDrafter(model)
@@ -104,9 +114,11 @@ def test_what_was_refused_is_taken_back_and_nothing_is_evaluated_twice() -> None
     drafter.begin(PROMPT)
     guesses = drafter.propose(4).tokens
     model.batches.clear()
+    model.prefilled.clear()
     drafter.accept([*guesses, 7])
     drafter.propose(2)
-    assert model.batches == [2, 1]  # the last guess and the target's token together, then the first new guess
+    # The last guess and the target's token together, without the logits between them; then the first new guess.
+    assert (model.prefilled, model.batches) == ([2], [1])
     model.batches.clear()
     drafter.accept([9])
     drafter.propose(1)

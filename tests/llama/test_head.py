@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +12,17 @@ from architectures.files import write_model
 from architectures.reference_head import HeadReference
 from support.tiny_models import write_model as write_tiny
 
+from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.model import ModelDrafter
 from ngramspec.llama import bindings, head
 from ngramspec.llama.head import Head
 from ngramspec.llama.states import HiddenStates
 from ngramspec.llama.target import Target
+from ngramspec.tokens import common_prefix
 
 NAMES = sorted(head.ARCHITECTURES)
+FREE = GivenCurve({1: 1.0, 64: 1.0})
 CLOSE = 0.05
 """Rounding: half-precision caches, and sizes of batches. Wrong states move logits by more than 1."""
 
@@ -153,6 +159,40 @@ def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkey
     assert np.array_equal(head.prefill(text), late)
 
 
+def test_states_are_handed_out_only_while_something_drafts(target: Target, reference: HeadReference) -> None:
+    head, text = own_head(target), list(range(20, 60))
+    states = target._states
+    assert states is not None
+    plain = SpeculativeDecoder(target, drafter=None, exact="off", curve=FREE)
+    drafted = SpeculativeDecoder(target, drafter=ModelDrafter(head), exact="off", curve=FREE)
+    target.clear()
+    head.clear()
+    drafted.read(text, 1)
+    written = [token for step in plain.generate(text, max_tokens=8) for token in step.tokens]
+    assert states.known([*text, *written]) == len(text) - 1  # the prompt's last token was evaluated again
+    drafted.read(text, 1)
+    assert states.known([*text, *written]) == len(text)
+    assert head.prefill([*text, 7]) == pytest.approx(reference.rows([*text, 7])[-1], abs=CLOSE)
+
+
+def test_tokens_that_gave_no_states_leave_a_gap_behind_which_the_head_begins(target: Target) -> None:
+    head, text = own_head(target), list(range(20, 50))
+    target.clear()
+    target.prefill(text[:-1])
+    head.clear()
+    head.prefill(text)
+    for wanted, count in ((False, 4), (True, 3)):
+        target.feeds_head = wanted
+        for token in range(count):
+            target.evaluate(text[-1:])
+            text.append(90 + token)
+    late = head.prefill(text).copy()
+    head.clear()
+    assert np.array_equal(head.prefill(text), late)
+    assert head.evaluate([5]).shape == (1, head.n_vocab)
+    assert head.owed == 1
+
+
 def test_the_target_s_logits_are_those_without_a_head(files: dict[str, Path], target: Target) -> None:
     text = list(range(20, 60))
     with Target(files["qwen35"], n_ctx=400, threads=1, exact="off") as plain:
@@ -196,6 +236,35 @@ def test_the_states_of_long_texts_are_the_last_ones(target: Target, monkeypatch:
     assert states.known([4000]) == 0
     states.forget()
     assert states.known(text) == 0
+
+
+def test_what_is_known_is_found_without_comparing_all_of_it_again(target: Target) -> None:
+    """Two keep the same states; one is told what it found the last time."""
+    rng = random.Random(4)
+    quick, thorough = HiddenStates(128, kept=16), HiddenStates(128, kept=16)
+    text: list[int] = []  # the target's
+    asked: list[int] = []  # the head's
+    sure = 0
+    found = []
+    target.clear()
+    for _ in range(120):
+        back = rng.choice((0, 0, 0, 1, 2, 5))
+        del text[max(0, len(text) - back) :]
+        target.rollback(len(text))
+        tokens = [rng.randrange(30, 33) for _ in range(rng.choice((1, 1, 2, 4)))]
+        target.evaluate(tokens)
+        for states in (quick, thorough):
+            states.took(target._ctx, len(text), tokens)
+        text += tokens
+        same = common_prefix(asked, text)
+        kept = rng.randrange(same, len(asked) + 1)
+        sure = min(sure, kept)
+        asked = [*asked[:kept], *(text[kept:] if kept == same else [rng.randrange(30, 33)])]
+        if rng.random() < 0.7:
+            sure = quick.known(asked, sure)
+            found.append(sure)
+            assert sure == thorough.known(asked)
+    assert len(set(found)) > 20
 
 
 # ------------------------------------------------------------------ models and builds without one

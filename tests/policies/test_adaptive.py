@@ -121,13 +121,13 @@ def test_entropy_reads_that_of_a_draft_model() -> None:
     policy = EntropyPolicy(16)
     policy.see(even(1))
     assert policy.limit() == 16
-    undecided = replace(draft([0.9] * 16), entropy=2 / 3)
+    undecided = replace(draft([0.9] * 16), entropy=lambda: 2 / 3)
     assert policy.plan(undecided, None, ALL) == (2, 3)  # 1 + 15 / 10
     assert policy.explain()["entropy"] == pytest.approx(1 / 3)
     policy.see(even(1))
     assert policy.explain()["entropy"] == pytest.approx(1 / 6)
     before = policy.explain()
-    for broken in (None, math.nan):
+    for broken in (None, lambda: math.nan):
         policy.plan(replace(undecided, entropy=broken), None, ALL)
         assert policy.explain() == before
 
