@@ -33,10 +33,10 @@ class CostPolicy(Policy):
 
         E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
 
-    tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), and what that leaves to the passes
-    after it (see `Outlook`); lambda is the recent throughput in tokens per second: time is worth what it lately bought.
-    T is the cost of the cheapest allowed batch that holds the draft (a padded batch may cost less than an exact one).
-    Where a change of batch size costs something, it is charged, and a size that recurs is credited (see
+    tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), and what the passes after it can
+    make of the rest (see `Outlook`); lambda is the recent throughput in tokens per second: time is worth what it lately
+    bought. T is the cost of the cheapest allowed batch that holds the draft (a padded batch may cost less than an exact
+    one). Where a change of batch size costs something, it is charged, and a size that recurs is credited (see
     `RecurringSizes`).
 
     Never slower, by construction:
@@ -67,7 +67,7 @@ class CostPolicy(Policy):
 
     ALLOWANCE = 0.004
     CREDIT = 1.0
-    STAKE = 1 / 3
+    STAKE = 1 / 2
     SURE = 0.8
     START = 1.0
     OVERHEAD = 0.004
