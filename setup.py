@@ -15,6 +15,7 @@ MODULES = (
     "ngramspec.drafting.mixture.sightings",
     "ngramspec.drafting.mixture.guesser",
     "ngramspec.drafting.suffix_automaton",
+    "ngramspec.policies.outlook",
     "ngramspec.policies.cost_aware",
 )
 

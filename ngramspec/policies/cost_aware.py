@@ -12,8 +12,10 @@ import cython
 
 if cython.compiled:
     from cython.cimports.ngramspec.cost.curve import CostCurve
+    from cython.cimports.ngramspec.policies.outlook import Outlook
 else:
     from ngramspec.cost.curve import CostCurve
+    from ngramspec.policies.outlook import Outlook
 
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.price import TokenPrice
@@ -31,10 +33,11 @@ class CostPolicy(Policy):
 
         E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
 
-    tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), where lambda is the
-    recent throughput in tokens per second: time is worth what it lately bought. T is the cost of the cheapest
-    allowed batch that holds the draft (a padded batch may cost less than an exact one). Where a change of batch size
-    costs something, it is charged, and a size that recurs is credited (see `RecurringSizes`).
+    tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), and what the passes after it can
+    make of the rest (see `Outlook`); lambda is the recent throughput in tokens per second: time is worth what it lately
+    bought. T is the cost of the cheapest allowed batch that holds the draft (a padded batch may cost less than an exact
+    one). Where a change of batch size costs something, it is charged, and a size that recurs is credited (see
+    `RecurringSizes`).
 
     Never slower, by construction:
 
@@ -64,7 +67,7 @@ class CostPolicy(Policy):
 
     ALLOWANCE = 0.004
     CREDIT = 1.0
-    STAKE = 1 / 3
+    STAKE = 1 / 2
     SURE = 0.8
     START = 1.0
     OVERHEAD = 0.004
@@ -84,6 +87,7 @@ class CostPolicy(Policy):
         self._in_a_row = self._plain_due = 0
         self._measured = False
         self._recurring = RecurringSizes()
+        self._outlook = Outlook()
 
     def begin(self) -> None:
         self._saved = min(self._saved, self.START * self._plain_seconds - self.ALLOWANCE * self._spent)
@@ -119,12 +123,9 @@ class CostPolicy(Policy):
         size: cython.Py_ssize_t
         plain: cython.Py_ssize_t
         best: cython.Py_ssize_t = 0
-        p: cython.double
+        longest: cython.Py_ssize_t
         cost: cython.double
         value: cython.double
-        reach: cython.double = 1.0
-        expected: cython.double = 1.0
-        least: cython.double = math.inf
         self._measured = curve.measured
         costs = curve.padded(sizes)
         plain, plain_cost = costs[1]
@@ -137,32 +138,28 @@ class CostPolicy(Policy):
         worth: cython.double = self._worth(curve, sizes)
         if debt is not None:
             return self._plan_in_debt(draft, curve, sizes, worth, debt, stake)
-        offers = [Offer(0, 1.0, plain, plain_cost)] if curve.switch else None
-        sure: cython.double = self.SURE
-        most: cython.double = plain_cost + stake
+        outlook: Outlook = self._outlook
+        dearest: cython.double = max(plain_cost + stake, self._least(draft, costs))
+        longest = outlook.read(draft.chances, costs, worth, dearest)
+        offers = [Offer(0, outlook.tokens[0], plain, plain_cost)] if curve.switch else None
         last: cython.Py_ssize_t = curve.last
         pads: cython.bint = last != plain and last in sizes
         best_size: cython.Py_ssize_t = plain
-        best_value: cython.double = 1.0 - worth * plain_cost
-        for k, p in enumerate(draft.chances[: sizes[-1] - 1], 1):
-            reach *= p
-            expected += reach
+        best_value: cython.double = outlook.tokens[0] - worth * plain_cost
+        for k in range(1, longest + 1):
             size, cost = costs[1 + k]
-            if cost <= sure * (1 + k) and cost < least:
-                least = cost
-            if cost > most and cost > least:
+            if cost > dearest:
                 continue
             if offers is not None:
-                offers.append(Offer(k, expected, size, cost))
+                offers.append(Offer(k, outlook.tokens[k], size, cost))
                 continue
             # What was padded to before may have become a little cheaper.
             if pads and last > k + 1 and curve.ratio(last) < cost:
                 size, cost = last, curve.ratio(last)
-            value = expected - worth * cost
+            value = outlook.tokens[k] - worth * cost
             if value > best_value:
                 best, best_size, best_value = k, size, value
         if offers is not None:
-            dearest = max(plain_cost + stake, 0.0 if least == math.inf else least)
             best, _, best_size, _ = self._recurring.choose(offers, curve, sizes, worth, dearest)
         # `chances` may be longer than the draft: see `blind` in `Drafter.propose`.
         if best > len(draft.tokens):
@@ -173,6 +170,11 @@ class CostPolicy(Policy):
     def _funds(self, plain_seconds: float) -> float:
         """What may still be lost, in seconds; a plain pass takes `plain_seconds`."""
         return self._saved + self.ALLOWANCE * self._spent + self.CREDIT * plain_seconds
+
+    def _least(self, draft: Draft, costs: Sequence[tuple[int, float]]) -> float:
+        """Cost of the cheapest draft that takes at most SURE of the time of its tokens one by one; 0: there is none."""
+        most = min(len(draft.chances), len(costs) - 2)
+        return min((costs[n][1] for n in range(2, most + 2) if costs[n][1] <= self.SURE * n), default=0.0)
 
     def plan_together(
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches

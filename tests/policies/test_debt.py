@@ -54,7 +54,7 @@ def test_the_length_is_the_best_of_all(seed: int) -> None:
 
 
 def test_a_refusal_costs() -> None:
-    t, acceptance = curve(0.3), [0.7] * 8
+    t, acceptance = curve(0.4), [0.7] * 8
     free, _ = Rich().plan(draft(acceptance), t, SIZES)
     cheap, _ = Rich().plan(draft(acceptance), t, SIZES, Debt(0, 0.0, 0.0))
     dear, _ = Rich().plan(draft(acceptance), t, SIZES, Debt(0, 0.5, 0.5))

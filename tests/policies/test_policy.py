@@ -86,16 +86,27 @@ def test_smallest_size_that_fits() -> None:
 
 
 def brute_force(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], rate: float) -> float:
-    """The largest value of E[tokens(k)] - rate * T(1 + k), T over the cheapest allowed batch that holds it."""
-    best = -math.inf
-    for k in range(min(len(acceptance), sizes[-1] - 1) + 1):
-        best = max(best, value(acceptance, k, costs, sizes, rate))
-    return best
+    """The largest value of a pass, and of those after it while the chain holds; batches are the cheapest that fit."""
+    return max(_values(acceptance, costs, sizes, rate))
 
 
 def value(acceptance: Sequence[float], k: int, costs: Cost, sizes: Sequence[int], rate: float) -> float:
-    tokens = 1 + sum(math.prod(acceptance[:j]) for j in range(1, k + 1))
-    return tokens - rate * min(costs(n) for n in sizes if n >= 1 + k)
+    """That of a pass with k draft tokens: E[tokens(k)] - rate * T(1 + k), and what the passes after it are worth."""
+    return _values(acceptance, costs, sizes, rate)[k]
+
+
+def _values(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], rate: float) -> list[float]:
+    time = [rate * min(costs(n) for n in sizes if n > k) for k in range(sizes[-1])]
+    values: list[float] = []
+    later = [0.0, 0.0]  # behind all of the chain, and behind one token of it less
+    for begin in range(max(0, len(acceptance) - 1), -1, -1):
+        chain = acceptance[begin:]
+        values = [
+            1 + sum(math.prod(chain[:j]) for j in range(1, k + 1)) - time[k] + math.prod(chain[: k + 1]) * later[-k - 1]
+            for k in range(min(len(chain), sizes[-1] - 1) + 1)
+        ]
+        later.append(max(values))
+    return values
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)
