@@ -193,6 +193,34 @@ class Switching(Model, Protocol):
         """A context to measure a setting in, whatever the cache holds. TargetError: there is no memory for it."""
 
 
+# --------------------------------------------------------------------------- questions beside a draft
+
+
+LEAVES = 8
+"""Most branches of questions in a pass."""
+
+Path = tuple[int, tuple[int, ...]]
+"""A question: how many tokens of a pass stand before it behind the first one, and those behind these, its own last."""
+
+
+@runtime_checkable
+class Asked(Model, Protocol):
+    """A model whose passes can also evaluate tokens beside the text, which leave nothing in the cache.
+
+    Attributes:
+        leaves: most branches of such tokens; 0: none can be asked.
+    """
+
+    leaves: int
+
+    def ask(self, tokens: Sequence[int], questions: Sequence[Path]) -> Logits:
+        """Append tokens in one pass, as `evaluate` does, with questions beside them.
+
+        Returns:
+            the logits after each token, then after each question.
+        """
+
+
 # --------------------------------------------------------------------------- several texts in one cache
 
 

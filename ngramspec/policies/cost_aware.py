@@ -15,7 +15,7 @@ if cython.compiled:
 else:
     from ngramspec.cost.curve import CostCurve
 
-from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.draft import Draft, Question
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 from ngramspec.policies.recurring import Offer, RecurringSizes
@@ -166,6 +166,30 @@ class CostPolicy(Policy):
         if best > len(draft.tokens):
             best = len(draft.tokens)
             best_size = costs[1 + best][0]
+        return best, best_size
+
+    def ask(
+        self, questions: Sequence[Question], length: int, size: int, curve: CostCurve | None, sizes: Sequence[int]
+    ) -> tuple[int, int]:
+        """As many as are worth their rows: what is said behind a token that comes is a token of the next pass, for a
+        row there. Rows that pad the batch anyway cost nothing."""
+        if curve is None:
+            return 0, size
+        costs = curve.padded(sizes)
+        plain_cost = costs[1][1]
+        worth, now = self._worth(curve, sizes), curve.ratio(size)
+        most = max(now, plain_cost + self.STAKE * self._funds(curve, plain_cost))
+        share = max(0.0, 1.0 - worth * curve.slopes(sizes)[length])
+        best, best_size, best_value, expected = 0, size, 0.0, 0.0
+        for k, question in enumerate(questions[: sizes[-1] - 1 - length], 1):
+            expected += share * question.chance
+            wider, cost = (size, now) if 1 + length + k <= size else costs[1 + length + k]
+            if cost > most:
+                continue
+            change = curve.switching(wider, costs[1][0]) - curve.switching(size, costs[1][0])
+            value = expected - worth * (cost - now + change)
+            if value > best_value:
+                best, best_size, best_value = k, wider, value
         return best, best_size
 
     def _funds(self, curve: CostCurve, plain_cost: float) -> float:

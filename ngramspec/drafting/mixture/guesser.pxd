@@ -15,6 +15,8 @@ cdef class Guesser:
     cdef public int[::1] lengths
     cdef int[::1] _best
     cdef public int pending
+    cdef public Py_ssize_t aside
+    cdef public int fork
     cdef Py_ssize_t _prompt
     cdef double _recent
     cdef int _streak

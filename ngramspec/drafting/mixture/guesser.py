@@ -152,6 +152,8 @@ class Guesser:
         guesses: token ids of the chain.
         chances: for each guess, the probability that it is right if all before it are.
         lengths: for each guess, the length of the match behind it.
+        aside: by how much the number of a position is larger than the number of guesses before it; 0: in the chain.
+        fork: of a position that is not in the chain, how many guesses it has in common with it.
     """
 
     def __init__(self, beside: Guesser | None = None) -> None:
@@ -177,6 +179,7 @@ class Guesser:
         assert len(self.odds.facts) == cells * BIASES
         assert len(self.correction.facts) == POSITIONS * FACTS
         self.pending = 0
+        self.aside = self.fork = 0
         self.begin(())
 
     def shared(self) -> dict[str, memoryview]:
@@ -210,7 +213,8 @@ class Guesser:
     def look(self, at: cython.Py_ssize_t) -> cython.int:
         """Gather and judge the candidates for position `at` of the chain; returns the likeliest's number, or -1."""
         t = self.history.tokens
-        end: cython.Py_ssize_t = self.history.size + at
+        depth: cython.Py_ssize_t = at - self.aside
+        end: cython.Py_ssize_t = self.history.size + depth
         if at == 0:
             self._at_place = self._place
             self._at_copied = self._copied
@@ -238,7 +242,7 @@ class Guesser:
         if n == 0:
             return -1
         copied: cython.int = _doublings(self._at_copied, 9)
-        streak: cython.int = self._streak + cython.cast(cython.int, at)
+        streak: cython.int = cython.cast(cython.int, depth) + (self._streak if self.aside == 0 else -1 - self.fork)
         run: cython.int = streak if streak < 3 else 3 if streak < 8 else 4
         recent: cython.int = cython.cast(cython.int, self._recent * 6)
         recent = min(recent, 5)
@@ -250,7 +254,7 @@ class Guesser:
         elif longest > 0:
             whence = 1 if found.best >= self._prompt else 0
         back: cython.int = _doublings(end - found.best, 13) if whence < 2 else 0
-        step: cython.int = cython.cast(cython.int, at) if at < 7 else 7
+        step: cython.int = cython.cast(cython.int, depth) if depth < 7 else 7
         last: cython.ulonglong = t[end - 1] if end > 0 else 0
         before: cython.ulonglong = t[end - 2] if end > 1 else 0
         odds: ChanceMixer = self.odds
