@@ -165,7 +165,9 @@ class Generation:
 
     def _answers(self, plan: Plan, rows: Logits, fork: int) -> list[int]:
         """What the target said behind the last token, where it was asked."""
-        asked = {question.path: row for question, row in zip(plan.questions, rows, strict=True) if question.fork == fork}
+        asked = {
+            question.path: row for question, row in zip(plan.questions, rows, strict=True) if question.fork == fork
+        }
         path: tuple[int, ...] = (self.last,)
         said: list[int] = []
         while path in asked:

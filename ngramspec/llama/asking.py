@@ -78,7 +78,9 @@ class Asking:
             self._cut(sequence, start)
         if status != 0:
             self._cut(0, start)
-            raise TargetError(f"llama_decode returned {status} for {n} tokens at position {start}, questions among them")
+            raise TargetError(
+                f"llama_decode returned {status} for {n} tokens at position {start}, questions among them"
+            )
         lane.cache.decoded(len(tokens))
         lane.tokens += tokens
         return self._passes.logits(n)

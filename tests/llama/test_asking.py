@@ -12,6 +12,7 @@ from support.cli_runner import DEMO
 from support.tiny_models import write_model
 
 from ngramspec.backend import LEAVES, Asked, Logits, Node
+from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import TargetError
@@ -125,9 +126,10 @@ def test_texts_are_those_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> N
             return ask(tokens, questions)
 
         monkeypatch.setattr(target, "ask", counted)
-        flat = GivenCurve({1: 1.0, 64: 1.0})
-        plain = SpeculativeDecoder(target, drafter=None, exact="on", curve=flat)
-        drafted = SpeculativeDecoder(target, exact="on", curve=flat)
+        known = Calibration.given(GivenCurve({1: 1.0, 64: 1.0}))
+        known.exact_sizes = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
+        plain = SpeculativeDecoder(target, drafter=None, exact="on", calibration=known)
+        drafted = SpeculativeDecoder(target, exact="on", calibration=known)
         for sampling in (Sampling(), Sampling(0.7, seed=4), Sampling(repeat_penalty=1.2)):
             texts = [
                 [t for step in decoder.generate(target.tokenize(TEXT), max_tokens=100, sampling=sampling)

@@ -134,9 +134,7 @@ class MixtureDrafter(Drafter):
     def hear(self, answers: Sequence[int]) -> None:
         self._heard = answers
 
-    def _draw(
-        self, limit: int, choose: Chooser, price: TokenPrice | None, start: int
-    ) -> tuple[dict[int, float], ...]:
+    def _draw(self, limit: int, choose: Chooser, price: TokenPrice | None, start: int) -> tuple[dict[int, float], ...]:
         """Make a chain of tokens picked by `choose`, behind the `start` that stand already; returns their q.
 
         Without a price, no look at the tokens decides on their number.

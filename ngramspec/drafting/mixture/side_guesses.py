@@ -99,13 +99,14 @@ class SideGuesses:
             best = NOBODY
             reach = 0.0
             for node in range(n):
-                if (node <= sent or node >= start) and self._offer[node] > reach:
-                    # The first row after a side node goes on with its branch; any other is a branch more.
-                    if leaves > 0 or (node >= start and not self._goes_on[node]):
-                        reach = self._offer[node]
-                        best = node
+                if sent < node < start or (leaves == 0 and (node < start or self._goes_on[node])):
+                    continue
+                if self._offer[node] > reach:
+                    reach = self._offer[node]
+                    best = node
             if best == NOBODY or reach < least or not price.pays(reach, sent + n - start):
                 break
+            # The first row after a side node goes on with its branch; any other is a branch more.
             if best < start or self._goes_on[best]:
                 leaves -= 1
             else:
