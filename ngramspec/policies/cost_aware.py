@@ -51,7 +51,7 @@ class CostPolicy(Policy):
       a credit of ASKING_CREDIT plain passes. A right guess is not in vain, even if it did not pay yet.
     - What asking takes beyond CHEAP plain passes, as a draft model does, is booked to the account too, and once the
       funds are used up such a drafter is not asked.
-    - A token known a pass ahead counts as ANSWER tokens: the text may end before, and a guess might have done as well.
+    - A token known a pass ahead counts as ANSWER tokens: its draft is not yet made, and the text may end before.
     - After PLAIN_EVERY drafted passes in a row come two without a draft. If such passes were never timed, nothing would
       show that a measured curve is wrong about them.
 
@@ -92,13 +92,13 @@ class CostPolicy(Policy):
 
     def limit(self) -> int:
         in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
-        in_debt |= self._dear and self._saved + self.ALLOWANCE * self._spent + self.CREDIT * self._plain_seconds < 0
+        in_debt |= self._dear and self._funds(self._plain_seconds) < 0
         return 0 if in_debt or self._plain_due else self._draft_max
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         if curve is None:
             return None
-        stake = self.STAKE * max(0.0, self._funds(curve, curve.padded(sizes)[self._texts][1]))
+        stake = self.STAKE * max(0.0, self._funds(curve.padded(sizes)[self._texts][1] * curve.level)) / curve.level
         return TokenPrice(self._worth(curve, sizes), curve.slopes(sizes)[self._texts - 1 :], curve.level, stake)
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
@@ -130,7 +130,7 @@ class CostPolicy(Policy):
         plain, plain_cost = costs[1]
         if not draft.tokens and (debt is not None or not curve.switch):
             return 0, plain
-        funds = self._funds(curve, plain_cost)
+        funds = self._funds(plain_cost * curve.level) / curve.level
         if funds < 0:
             return 0, plain
         stake = self.STAKE * funds
@@ -183,7 +183,7 @@ class CostPolicy(Policy):
         costs = curve.padded(sizes)
         plain_cost = costs[1][1]
         worth, now = self._worth(curve, sizes), curve.ratio(size)
-        most = max(now, plain_cost + self.STAKE * self._funds(curve, plain_cost))
+        most = max(now, plain_cost + self.STAKE * self._funds(curve.level * plain_cost) / curve.level)
         share = self.ANSWER * max(0.0, 1.0 - worth * curve.slopes(sizes)[length])
         best, best_size, best_value, expected = 0, size, 0.0, 0.0
         for k, question in enumerate(questions[: sizes[-1] - 1 - length], 1):
@@ -197,9 +197,9 @@ class CostPolicy(Policy):
                 best, best_size, best_value = k, wider, value
         return best, best_size
 
-    def _funds(self, curve: CostCurve, plain_cost: float) -> float:
-        """What may still be lost, in units of T(1)."""
-        return (self._saved + self.ALLOWANCE * self._spent) / curve.level + self.CREDIT * plain_cost
+    def _funds(self, plain_seconds: float) -> float:
+        """What may still be lost, in seconds; a plain pass takes `plain_seconds`."""
+        return self._saved + self.ALLOWANCE * self._spent + self.CREDIT * plain_seconds
 
     def plan_together(
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
@@ -219,7 +219,7 @@ class CostPolicy(Policy):
         n = self._texts
         self._measured = curve.measured
         plain_cost = sum(map(curve.ratio, batches([1] * n)))
-        funds = self._funds(curve, plain_cost)
+        funds = self._funds(plain_cost * curve.level) / curve.level
         best = [(0, 1)] * n
         if funds < 0:
             return best
