@@ -60,6 +60,7 @@ class Target(Context):
         can_rollback: whether refused drafts can be taken back.
         replays: whether that is done by evaluating tokens again from a checkpoint on: the model has a recurrent
             state, and llama.cpp keeps no snapshots for this architecture.
+        leaves: most branches of questions in `ask`; 0 where the cache cannot hold any, or would give away what they share.
         max_batch: most tokens of a pass of which all but the first can be taken back; `evaluate` takes more.
 
     Raises:
@@ -104,15 +105,12 @@ class Target(Context):
         self._check_open()
         return self._lanes[0].evaluate(tokens)
 
-    @property
-    def leaves(self) -> int:
-        """Most branches of questions; 0 where the cache cannot hold any, or would give away what they share."""
-        return self.n_seq - 1 if self.can_branch and not self.window else 0
-
     def ask(self, tokens: Sequence[int], questions: Sequence[Path]) -> Logits:
         """See `ngramspec.backend.Asked`; errors as of `evaluate`, and ValueError for more than `leaves` branches."""
         self._check_open()
         if self._asking is None:
+            if not self.leaves:
+                raise ValueError("questions need a target with n_seq above 1 and a memory that keeps what they share")
             self._asking = Asking(llama, self._ctx, self._passes, self._lanes[0], self.leaves)
         return self._asking.evaluate(tokens, questions)
 

@@ -30,7 +30,7 @@ class Pass:
         drafted: token ids sent as a draft.
         accepted: how many of them were emitted.
         guessed: how many tokens of the drafter's proposal were right, sent or not.
-        batch: tokens in the pass, padding and tokens that were evaluated again included.
+        batch: tokens in the pass, padding, questions and tokens that were evaluated again included.
         seconds: of the target pass (of the whole prefill at the first step).
         disturbed: how many of them an interruption by the system added (see `CostCurve.undisturbed`).
         draft_seconds: spent on asking the drafter, and on being able to take a refused draft back.

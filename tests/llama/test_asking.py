@@ -107,12 +107,12 @@ def test_what_does_not_fit_is_refused_and_changes_nothing(target: Target, monkey
     assert (target.evaluate([8, 8])[0] == row).all()
 
 
-def test_models_that_cannot_be_asked_have_one_sequence(model: Path, tmp_path: Path) -> None:
-    for kind in ("gemma2", "mamba"):
-        with Target(write_model(tmp_path / kind, kind), **OPTIONS) as target:  # type: ignore[arg-type]
-            assert (target.leaves, target.n_seq) == (0, 1)
+def test_one_sequence_cannot_be_asked(model: Path) -> None:
     with Target(model, **OPTIONS, n_seq=1) as target:  # type: ignore[arg-type]
         assert target.leaves == 0
+        target.prefill([5])
+        with pytest.raises(ValueError, match="n_seq above 1"):
+            target.ask([6], [(0, (7,))])
     with Target(model, **OPTIONS) as target:  # type: ignore[arg-type]
         assert target.leaves == LEAVES
 
