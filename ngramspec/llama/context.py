@@ -34,11 +34,6 @@ takes as much space as the state itself, and on some architectures each is copie
 SNAPSHOT_SHARE = 1 / 16
 """Snapshots may take at most this part of the free RAM or GPU memory; one is kept in any case."""
 
-BLOCKS_OF_CELLS = ("qwen4exp",)
-"""Architectures that choose what to attend to by blocks of cells, not of tokens: in one pool a text's logits would
-depend on where its cells lie (llama-cpp-python 0.3.36). Their lanes have caches of their own in any case, and nothing is
-asked beside a text."""
-
 assert LEAST_MICRO >= MAX_EVALUATE  # a pass with the longest draft is one micro-batch
 
 _FLASH = {"auto": -1, "off": 0, "on": 1}
@@ -105,7 +100,7 @@ class Context(Weights):
         self.cache_types = (cache_type_k, cache_type_v)
         self.exact = exact
         # Sequences of a recurrent state, or of a sliding window, take memory each; where cells are shared they do not.
-        may_ask = not (head or self._recurrent or self.window or self.architecture in BLOCKS_OF_CELLS)
+        may_ask = not (head or self._recurrent or self.window)
         self.n_seq = n_seq or (1 + LEAVES if may_ask else 1)
         self.leaves = self.n_seq - 1 if may_ask else 0
         attention_can_go = not self.on_gpu and cache_type_v in UNQUANTISED

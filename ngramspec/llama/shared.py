@@ -17,11 +17,15 @@ import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Lane, Logits, Part
 from ngramspec.errors import ModelError
-from ngramspec.llama.context import BLOCKS_OF_CELLS, Context
+from ngramspec.llama.context import Context
 from ngramspec.llama.kv_cache import CacheType
 from ngramspec.llama.lane import Piece, SequenceLane, append
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.split import equally, in_order
+
+BLOCKS_OF_CELLS = ("qwen4exp",)
+"""Architectures that choose what to attend to by blocks of cells, not of tokens: in one pool a text's logits would
+depend on where its cells lie (llama-cpp-python 0.3.36). Their lanes have caches of their own in any case."""
 
 OWN_STATES = ("deepseek4",)
 """Hybrid architectures whose batches are made as if each lane had a cache of its own, even where they share a pool."""

@@ -60,7 +60,7 @@ class Target(Context):
         can_rollback: whether refused drafts can be taken back.
         replays: whether that is done by evaluating tokens again from a checkpoint on: the model has a recurrent
             state, and llama.cpp keeps no snapshots for this architecture.
-        leaves: most branches of questions in `ask`; 0 where the cache cannot hold any, or would give away what they share.
+        leaves: most branches of questions; 0 where the cache cannot hold any, or would give away what they share.
         max_batch: most tokens of a pass of which all but the first can be taken back; `evaluate` takes more.
 
     Raises:
