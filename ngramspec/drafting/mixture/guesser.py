@@ -152,8 +152,6 @@ class Guesser:
         guesses: token ids of the chain.
         chances: for each guess, the probability that it is right if all before it are.
         lengths: for each guess, the length of the match behind it.
-        aside: by how much the number of a position is larger than the number of guesses before it; 0: in the chain.
-        fork: of a position that is not in the chain, how many guesses it has in common with it.
     """
 
     def __init__(self, beside: Guesser | None = None) -> None:
@@ -179,7 +177,9 @@ class Guesser:
         assert len(self.odds.facts) == cells * BIASES
         assert len(self.correction.facts) == POSITIONS * FACTS
         self.pending = 0
-        self.aside = self.fork = 0
+        # Of a position beside the chain: by how much its number exceeds the number of guesses before it, and how many
+        # of these are the chain's.
+        self._aside = self._fork = 0
         self.begin(())
 
     def shared(self) -> dict[str, memoryview]:
@@ -213,7 +213,7 @@ class Guesser:
     def look(self, at: cython.Py_ssize_t) -> cython.int:
         """Gather and judge the candidates for position `at` of the chain; returns the likeliest's number, or -1."""
         t = self.history.tokens
-        depth: cython.Py_ssize_t = at - self.aside
+        depth: cython.Py_ssize_t = at - self._aside
         end: cython.Py_ssize_t = self.history.size + depth
         if at == 0:
             self._at_place = self._place
@@ -242,7 +242,7 @@ class Guesser:
         if n == 0:
             return -1
         copied: cython.int = _doublings(self._at_copied, 9)
-        streak: cython.int = cython.cast(cython.int, depth) + (self._streak if self.aside == 0 else -1 - self.fork)
+        streak: cython.int = cython.cast(cython.int, depth) + (self._streak if self._aside == 0 else -1 - self._fork)
         run: cython.int = streak if streak < 3 else 3 if streak < 8 else 4
         recent: cython.int = cython.cast(cython.int, self._recent * 6)
         recent = min(recent, 5)
@@ -316,6 +316,23 @@ class Guesser:
         self._near_token = near
         self._near_place = place
         self.lengths[at] = longest if longest > recalled else recalled
+        return best
+
+    @cython.ccall
+    def look_aside(self, at: cython.Py_ssize_t, depth: cython.Py_ssize_t, fork: cython.int) -> cython.int:
+        """The same for a position beside the chain, behind `depth` guesses that stand in `history` behind the text.
+
+        Args:
+            at: its number, behind those of the chain.
+            depth: as above.
+            fork: how many of these guesses are the chain's.
+        """
+        best: cython.int
+        self._aside, self._fork = at - depth, fork
+        self._at_place, self._at_copied = NOWHERE, 0
+        self.sightings._kept = 0
+        best = self.look(at)
+        self._aside = 0
         return best
 
     @cython.cfunc

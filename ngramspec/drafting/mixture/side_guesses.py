@@ -28,7 +28,6 @@ from ngramspec.drafting.draft import Question
 
 CANDIDATES = cython.declare(cython.int, 10)
 POSITIONS = cython.declare(cython.int, 64)
-NOWHERE = cython.declare(cython.int, -1)
 NOBODY = cython.declare(cython.int, -1)
 
 
@@ -94,6 +93,8 @@ class SideGuesses:
                 reach *= chances[node]
             elif guesser.sightings.found[node] > 0:
                 self._rate(node, guesser.correction.p[node], -1)
+        # A token known a pass ahead takes a row there.
+        share: cython.double = max(0.0, 1.0 - price.worth * price.slopes[sent])
         limit = min(limit, POSITIONS - start, cython.cast(cython.int, len(price.slopes)) - 1 - sent)
         for n in range(start, start + limit):
             best = NOBODY
@@ -104,7 +105,7 @@ class SideGuesses:
                 if self._offer[node] > reach:
                     reach = self._offer[node]
                     best = node
-            if best == NOBODY or reach < least or not price.pays(reach, sent + n - start):
+            if best == NOBODY or reach < least or not price.pays(share * reach, sent + n - start):
                 break
             # The first row after a side node goes on with its branch; any other is a branch more.
             if best < start or self._goes_on[best]:
@@ -128,7 +129,6 @@ class SideGuesses:
             path.reverse()
             found.append(Question(self._fork[n], tuple(path), reach))
             self._look(n)
-        guesser.aside = 0
         return found
 
     @cython.cfunc
@@ -144,12 +144,7 @@ class SideGuesses:
             at = self._parent[at]
         for i in range(at):
             t[guesser.history.size + i] = guesser.guesses[i]
-        guesser.aside = node - self._depth[node]
-        guesser.fork = self._fork[node]
-        guesser.sightings._kept = 0
-        guesser._at_place = NOWHERE
-        guesser._at_copied = 0
-        if guesser.look(node) >= 0:
+        if guesser.look_aside(node, self._depth[node], self._fork[node]) >= 0:
             self._rate(node, guesser.correction.p[node], -1)
 
     @cython.cfunc
@@ -164,13 +159,14 @@ class SideGuesses:
         guesser: Guesser = self._guesser
         c: cython.int
         cell: cython.int = node * CANDIDATES
-        first: cython.int = guesser._best[node]
+        first: cython.int = -1
         others: cython.double = 0.0
-        if taken >= 0:
-            first = -1
-            for c in range(guesser.sightings.found[node]):
-                if guesser.sightings.tokens[cell + c] == taken:
+        for c in range(guesser.sightings.found[node]):
+            if taken < 0:
+                if first < 0 or guesser.odds.p[cell + c] > guesser.odds.p[cell + first]:
                     first = c
+            elif guesser.sightings.tokens[cell + c] == taken:
+                first = c
         for c in range(guesser.sightings.found[node]):
             if c != first:
                 others += guesser.odds.p[cell + c]
