@@ -15,6 +15,7 @@ from ngramspec.backend import LEAVES, Asked, Logits, Node
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.errors import TargetError
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
@@ -138,4 +139,7 @@ def test_texts_are_those_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> N
             ]  # fmt: skip
             assert texts[0] == texts[1]
             assert asked[0] > 20
+            # What was said came true: of the 50 that it imagines at first and those since.
+            assert isinstance(drafted.drafter, MixtureDrafter)
+            assert drafted.drafter._trust.value > 0.97
             asked[0] = 0
