@@ -14,6 +14,7 @@ MODULES = (
     "ngramspec.drafting.mixture.correction",
     "ngramspec.drafting.mixture.sightings",
     "ngramspec.drafting.mixture.guesser",
+    "ngramspec.drafting.mixture.side_guesses",
     "ngramspec.drafting.suffix_automaton",
     "ngramspec.policies.outlook",
     "ngramspec.policies.cost_aware",

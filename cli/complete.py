@@ -136,7 +136,7 @@ def complete(
     shown = texts if echo else Texts("")
     writer = TraceWriter(trace) if trace is not None else None
     target = load.load(
-        load.find(model), n_seq=1 if beams is None else SEQUENCES, draft_max=draft.longest, head=draft.mtp
+        load.find(model), n_seq=None if beams is None else SEQUENCES, draft_max=draft.longest, head=draft.mtp
     )
     check_sampling(target, chosen, logprobs)
     if beams is not None:

@@ -269,7 +269,9 @@ class LoadOptions:
             "draft_max": None if self.exact == "on" else draft_max,
         }
 
-    def load(self, source: ModelSource, *, n_seq: int = 1, draft_max: int | None = None, head: bool = False) -> Target:
+    def load(
+        self, source: ModelSource, *, n_seq: int | None = None, draft_max: int | None = None, head: bool = False
+    ) -> Target:
         """Load a model, for so many sequences and drafts of that length; notes on it go to stderr, a line each.
 
         Settings that are kept for it are used; see `tuned`. With `head` its own head is loaded too; see `Target`.

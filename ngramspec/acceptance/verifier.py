@@ -14,6 +14,7 @@ from ngramspec.acceptance.rules import (
     Verdict,
     Watch,
     coupled_choice,
+    gumbel_pick,
     rejection_choice,
     verify_coupled,
     verify_greedy,
@@ -139,6 +140,9 @@ class Verifier(Protocol):
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict: ...
 
+    def answer(self, row: Row, position: int) -> int | None:
+        """What the target would probably emit, given its logits; None if that cannot be told. Nothing is emitted."""
+
 
 class RuleVerifier:
     """One way of verifying logits, at work on one text.
@@ -171,6 +175,23 @@ class RuleVerifier:
     def choose(self, position: int) -> Chooser | None:
         """What the drafter is to pick with, for a draft whose first token has index `position`."""
         return None if self.rule.choose is None else self.rule.choose(position)
+
+    def answer(self, row: Row, position: int) -> int | None:
+        """See `Verifier`.
+
+        It depends on what was emitted and on the draft before, not on a number that the next draft is judged by. So a
+        draft of it is a rule's pick in the sense of `verify_rejection`, and has a law that is sure of it.
+        """
+        sampling = self.sampler.sampling
+        if sampling.selects or sampling.xtc_probability > 0:
+            return None  # these draw random numbers of their own, and another draw would change the text
+        try:
+            law = self.sampler.distribution(row)
+        except (BadLogits, GrammarError):
+            return None
+        if self.rule.name in ("coupled", "match"):
+            return gumbel_pick(sampling.seed, position, law)
+        return int(law.ids[law.probs.argmax()])
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
         """Verify a draft (an empty one: just choose a token); see `ngramspec.acceptance.rules`.

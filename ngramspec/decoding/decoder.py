@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ngramspec.acceptance.verifier import Acceptance, Verifier
-from ngramspec.backend import Headed, Logits, Model, Progress, Switching, Vocabulary
+from ngramspec.backend import Asked, Headed, Logits, Model, Progress, Switching, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.generation import Generation
@@ -98,6 +98,7 @@ class SpeculativeDecoder:
         )
         if not target.can_rollback or (exact == "on" and not target.exact_rollback):
             self.speculation.drafter = None
+        self._asked = target if isinstance(target, Asked) else None
         self.exact = exact
         self.footing = Footing()
         self._folder = calibration_folder
@@ -251,7 +252,10 @@ class SpeculativeDecoder:
                     raise RuntimeError("another generation began on this target before this one ended")
 
                 # 3. One pass over the last token, the draft, and what pads it to its size.
-                rows = target.evaluate(generation.batch(plan))
+                if plan.questions and self._asked is not None:
+                    rows = self._asked.ask(generation.batch(plan), [(q.fork, q.path) for q in plan.questions])
+                else:
+                    rows = target.evaluate(generation.batch(plan))
                 seconds = clock() - asked
 
                 # 4. What of the draft is kept, and what is not is taken back.
@@ -280,7 +284,8 @@ class SpeculativeDecoder:
             curve = self.calibration.ensure_curve(self.target, left)
             self.speculation.first(first)
         sizes = footing.sizes or range(1, self.target.max_batch + 1)
-        self.speculation.prepare(curve, sizes, self.calibration.replay)
+        leaves = self._asked.leaves if self._asked is not None else 0
+        self.speculation.prepare(curve, sizes, self.calibration.replay, leaves)
 
     def _take_back(self, length: int) -> float:
         """Roll the target back; the seconds that it took."""

@@ -134,8 +134,9 @@ class Generation:
         return step
 
     def batch(self, plan: Plan) -> list[int]:
-        """The tokens that a pass evaluates: the last one, the draft, and what pads it to its size."""
-        return [self.last, *plan.sent.tokens, *[self.last] * (plan.size - 1 - len(plan.sent))]
+        """The tokens that a pass evaluates: the last one, the draft, and what pads it to its size, with questions."""
+        padding = plan.size - 1 - len(plan.sent) - len(plan.questions)
+        return [self.last, *plan.sent.tokens, *[self.last] * padding]
 
     def take(
         self, plan: Plan, rows: Logits, proposer: Proposer, *, batch: int, seconds: float, bound: float = 0.0
@@ -158,4 +159,21 @@ class Generation:
         self.settled += len(step.tokens)
         self.last = step.tokens[-1]
         self.error = verdict.error if self._text.stop is None else None
+        if plan.questions and self._text.stop is None:
+            proposer.hear(self._answers(plan, rows[plan.size - len(plan.questions) :], len(step.tokens) - 1))
         return step
+
+    def _answers(self, plan: Plan, rows: Logits, fork: int) -> list[int]:
+        """What the target said behind the last token, where it was asked."""
+        asked = {
+            question.path: row for question, row in zip(plan.questions, rows, strict=True) if question.fork == fork
+        }
+        path: tuple[int, ...] = (self.last,)
+        said: list[int] = []
+        while path in asked:
+            token = self._verifier.answer(asked[path], self.settled + 1 + len(said))
+            if token is None:
+                break
+            said.append(token)
+            path = (*path, token)
+        return said

@@ -22,7 +22,7 @@ from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
 from ngramspec.drafting.chances import Record
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Question
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
@@ -37,12 +37,14 @@ class Plan(NamedTuple):
             drawn blindly. That token is refused without being sent; its q says how to draw the one in its place.
         size: of the batch: one token more than the draft, or padded further.
         ends: whether the draft's last token ends the text.
+        questions: evaluated beside the draft, in the same batch.
     """
 
     sent: Draft
     judged: Draft
     size: int
     ends: bool
+    questions: Sequence[Question] = ()
 
 
 NO_PLAN = Plan(NO_DRAFT, NO_DRAFT, 0, ends=False)
@@ -146,6 +148,11 @@ class Proposer:
         if self.drafter is not None and self.drafter.wants_logits:
             self.drafter.see((last, *draft.tokens), rows[: 1 + len(draft)])
 
+    def hear(self, answers: Sequence[int]) -> None:
+        """Tell the drafter what the target said behind the tokens that `settle` is told of next."""
+        if self.drafter is not None:
+            self.drafter.hear(answers)
+
     def settle(self, done: Pass) -> None:
         """Learn what came of the proposal, and tell the record of the pass how much of it was right."""
         self._record.settle(done.tokens)
@@ -177,11 +184,18 @@ class Speculation(Proposer):
         self._explained: Mapping[str, float] = {}
         self.prepare(None, (1,))
 
-    def prepare(self, curve: CostCurve | None, sizes: Sequence[int], replay: Replay | None = None) -> None:
-        """Set what holds from here on: the cost curve, the batch sizes, and what taking back costs (None: nothing)."""
+    def prepare(
+        self, curve: CostCurve | None, sizes: Sequence[int], replay: Replay | None = None, leaves: int = 0
+    ) -> None:
+        """Set what holds from here on: the cost curve, the batch sizes, and what taking back costs (None: nothing).
+
+        Args:
+            leaves: most branches of questions beside a draft.
+        """
         self.curve = curve
         self.sizes = sizes
         self.replay = replay
+        self.leaves = leaves
         self.plain = curve.padded(sizes)[1][0] if curve else smallest(1, sizes)
 
     def begin(
@@ -219,7 +233,19 @@ class Speculation(Proposer):
         length, size = self.policy.plan(draft, self.curve, self.sizes, debt)
         if not length:
             return Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
-        return self.trimmed(draft.head(length), size, self.sizes)
+        plan = self.trimmed(draft.head(length), size, self.sizes)
+        return self._asking(plan) if self.leaves else plan
+
+    def _asking(self, plan: Plan) -> Plan:
+        """The plan with the questions that are worth asking beside it."""
+        price = self.policy.price(self.curve, self.sizes)
+        sent = len(plan.sent)
+        if self.drafter is None or price is None or self._guide is not None or not sent:
+            return plan
+        # Behind the text's end nobody asks.
+        found = self.drafter.questions(sent - plan.ends, self.sizes[-1] - 1 - sent, self.leaves, price)
+        count, size = self.policy.ask(found, sent, plan.size, self.curve, self.sizes)
+        return plan._replace(size=size, questions=found[:count])
 
     def see(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
         if self.drafter is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.settings import Sampling
@@ -72,6 +72,20 @@ class Draft:
 NO_DRAFT = Draft()
 
 
+class Question(NamedTuple):
+    """A guess beside a draft, evaluated with it for what the target says behind it, and never accepted.
+
+    Attributes:
+        fork: how many tokens of the draft stand before it.
+        path: the tokens that stand behind these instead of the draft's, its own last.
+        chance: that the text goes on so.
+    """
+
+    fork: int
+    path: tuple[int, ...]
+    chance: float
+
+
 class Drafter(Protocol):
     """Proposes tokens and learns from what was emitted. One instance serves many requests, in order.
 
@@ -106,6 +120,21 @@ class Drafter(Protocol):
                 token, or at one after it, decided whether the token stays in the draft.
             price: what one more token costs; None is to propose whatever has a chance.
         """
+
+    def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
+        """What to ask beside the last proposal, likeliest first, each after those that begin its path.
+
+        Args:
+            sent: how many tokens of the proposal are sent; no question leaves it behind these.
+            limit: most questions.
+            leaves: most paths that do not go on in another one.
+            price: as in `propose`.
+        """
+        return ()
+
+    def hear(self, answers: Sequence[int]) -> None:
+        """What is nearly sure to follow the tokens that `accept` is told of next: what the target said when asked."""
+        return
 
     def accept(self, tokens: Sequence[int]) -> int:
         """Learn from the tokens that the target has emitted since, in order, drafted or not.

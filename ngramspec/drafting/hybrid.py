@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ngramspec.drafting.asked_model import AskedModel
-from ngramspec.drafting.draft import Chooser, Draft
+from ngramspec.drafting.draft import Chooser, Draft, Question
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
@@ -102,6 +102,10 @@ class HybridDrafter(MixtureDrafter):
         self._chain: list[Guess] = []
         self._asked_about: list[Asked] = []
         self._by_model = False
+
+    def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
+        # Beside what the model guessed there are no candidates, and asking the model about branches takes its time.
+        return ()
 
     def accept(self, tokens: Sequence[int]) -> int:
         by_model, proposed = self._by_model, self.model.accept(tokens)

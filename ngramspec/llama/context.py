@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import llama_cpp.llama_cpp as llama
 
+from ngramspec.backend import LEAVES
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.choice import EXACT, Exact
 from ngramspec.exactness.trial import ROOM
@@ -60,7 +61,7 @@ class Context(Weights):
         mmap: bool = True,
         exact: Exact = "auto",
         extra_buffers: bool | None = None,
-        n_seq: int = 1,
+        n_seq: int | None = None,
         draft_max: int | None = None,
         head: bool = False,
     ) -> None:
@@ -80,11 +81,11 @@ class Context(Weights):
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}")
-        if not 1 <= n_seq <= MAX_EVALUATE:
+        if n_seq is not None and not 1 <= n_seq <= MAX_EVALUATE:
             raise ValueError(f"n_seq is {n_seq}, but must be 1 to {MAX_EVALUATE}")
         if draft_max is not None and not 1 <= draft_max < MAX_EVALUATE:
             raise ValueError(f"draft_max is {draft_max}, but must be 1 to {MAX_EVALUATE - 1}")
-        if head and max(n_seq, self._texts) > 1:
+        if head and max(n_seq or 1, self._texts) > 1:
             raise ValueError("the model's head drafts for one sequence; head and n_seq exclude each other")
         super().__init__(
             path,
@@ -98,7 +99,10 @@ class Context(Weights):
         self._micro_batch = micro_batch
         self.cache_types = (cache_type_k, cache_type_v)
         self.exact = exact
-        self.n_seq = n_seq
+        # Sequences of a recurrent state, or of a sliding window, take memory each; where cells are shared they do not.
+        may_ask = not (head or self._recurrent or self.window)
+        self.n_seq = n_seq or (1 + LEAVES if may_ask else 1)
+        self.leaves = self.n_seq - 1 if may_ask else 0
         attention_can_go = not self.on_gpu and cache_type_v in UNQUANTISED
         self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
         self._longest = draft_max or SNAPSHOTS

@@ -95,6 +95,7 @@ class SharedTarget(Context):
             mmap=mmap,
             exact=exact,
             extra_buffers=extra_buffers,
+            n_seq=1,
             draft_max=draft_max,
         )
         self.max_tokens = self.n_batch

@@ -74,6 +74,8 @@ class Cache:
         self._sole = sole
         # A recurrent state that several sequences share forgets which snapshot it is to go back to.
         self._shares = pooled and not recurrent
+        # What questions beside the text hold of it in sequences of their own is cut with it.
+        self._cuts = -1 if self._shares and sole else sequence
         self.length = 0
         self.snapshots = Snapshots(int(api.llama_n_rs_seq(context)) if recurrent else 0)
         self._kept: list[Checkpoint] = []
@@ -162,7 +164,7 @@ class Cache:
     def _remove(self, length: int) -> bool:
         """Cut llama.cpp's memory; whether it is right then."""
         self.snapshots.used_up()
-        if not self._api.llama_memory_seq_rm(self._memory, self.sequence, length, -1):
+        if not self._api.llama_memory_seq_rm(self._memory, self._cuts, length, -1):
             return False
         if self.recurrent or not self.window or not length:
             return True

@@ -16,7 +16,8 @@ from collections.abc import Sequence
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.backend import Logits, Node, Progress
+from ngramspec.backend import Logits, Node, Path, Progress
+from ngramspec.llama.asking import Asking
 from ngramspec.llama.context import Context
 from ngramspec.llama.sequences import Sequences
 from ngramspec.llama.weights import Weights
@@ -43,7 +44,8 @@ class Target(Context):
         extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
             `amx_broken` is true). True takes all of ggml's extra buffer types for weights, unchecked and before a
             GPU's host memory; False takes none. Both are for the check itself.
-        n_seq: most sequences in the cache, 1 to MAX_EVALUATE; they share its cells. `sequences` needs several.
+        n_seq: most sequences in the cache, 1 to MAX_EVALUATE; they share its cells. `sequences` and `ask` need several.
+            None: as many as `ask` needs where the model can be asked, else 1.
         draft_max: the longest draft that will be sent, if known: of a recurrent state as many snapshots are kept
             (None: SNAPSHOTS), or fewer if the machine is short of memory (`notes` then says so).
         head: also load the model's own head, which drafts for it, where the file holds one and this build runs it
@@ -58,12 +60,15 @@ class Target(Context):
         can_rollback: whether refused drafts can be taken back.
         replays: whether that is done by evaluating tokens again from a checkpoint on: the model has a recurrent
             state, and llama.cpp keeps no snapshots for this architecture.
+        leaves: most branches of questions; 0 where the cache cannot hold any, or would give away what they share.
         max_batch: most tokens of a pass of which all but the first can be taken back; `evaluate` takes more.
 
     Raises:
         ValueError: an argument is out of its range.
         ModelError: the file cannot be loaded, cannot generate text, or the context does not fit.
     """
+
+    _asking: Asking | None = None
 
     @property
     def tokens(self) -> list[int]:
@@ -99,6 +104,15 @@ class Target(Context):
         """
         self._check_open()
         return self._lanes[0].evaluate(tokens)
+
+    def ask(self, tokens: Sequence[int], questions: Sequence[Path]) -> Logits:
+        """See `ngramspec.backend.Asked`; errors as of `evaluate`, and ValueError for more than `leaves` branches."""
+        self._check_open()
+        if self._asking is None:
+            if not self.leaves:
+                raise ValueError("questions need a target with n_seq above 1 and a memory that keeps what they share")
+            self._asking = Asking(llama, self._ctx, self._passes, self._lanes[0], self.leaves)
+        return self._asking.evaluate(tokens, questions)
 
     def rollback(self, length: int) -> None:
         """Let the cache stand for the first `length` of its tokens.
@@ -143,6 +157,12 @@ class Target(Context):
         self._close_context()
         self._open_context(self.n_ctx, setting)
 
+    def _close_context(self) -> None:
+        if self._asking is not None:
+            self._asking.close()
+            self._asking = None
+        super()._close_context()
+
     # ------------------------------------------------------------------ several continuations
 
     @property
@@ -162,6 +182,8 @@ class Target(Context):
         self._check_open()
         if self.n_seq < 2 or not self.can_branch:
             raise ValueError("a tree needs a target with n_seq above 1 and a memory that is not recurrent")
+        if self._asking is not None:
+            self._asking.leave()
         self._lanes[0].settle()
         if root.length != len(self.tokens) or not self.tokens:
             raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")

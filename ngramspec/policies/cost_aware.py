@@ -17,7 +17,7 @@ else:
     from ngramspec.cost.curve import CostCurve
     from ngramspec.policies.outlook import Outlook
 
-from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.draft import Draft, Question
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 from ngramspec.policies.recurring import Offer, RecurringSizes
@@ -54,6 +54,7 @@ class CostPolicy(Policy):
       a credit of ASKING_CREDIT plain passes. A right guess is not in vain, even if it did not pay yet.
     - What asking takes beyond CHEAP plain passes, as a draft model does, is booked to the account too, and once the
       funds are used up such a drafter is not asked.
+    - A token known a pass ahead counts as ANSWER tokens: its draft is not yet made, and the text may end before.
     - After PLAIN_EVERY drafted passes in a row come two without a draft. If such passes were never timed, nothing would
       show that a measured curve is wrong about them.
 
@@ -76,6 +77,7 @@ class CostPolicy(Policy):
     ASKING_CREDIT = 0.25
     CHEAP = 0.05
     PLAIN_EVERY = 48
+    ANSWER = 0.8
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         self._draft_max = draft_max
@@ -165,6 +167,33 @@ class CostPolicy(Policy):
         if best > len(draft.tokens):
             best = len(draft.tokens)
             best_size = costs[1 + best][0]
+        return best, best_size
+
+    def ask(
+        self, questions: Sequence[Question], length: int, size: int, curve: CostCurve | None, sizes: Sequence[int]
+    ) -> tuple[int, int]:
+        """As many as are worth their rows; those that pad the batch anyway cost nothing.
+
+        What the target says behind a token that comes is a token of the next pass, for a row there: worth
+        ANSWER * (1 - lambda * slope) tokens of this one.
+        """
+        if curve is None:
+            return 0, size
+        costs = curve.padded(sizes)
+        plain_cost = costs[1][1]
+        worth, now = self._worth(curve, sizes), curve.ratio(size)
+        most = max(now, plain_cost + self.STAKE * self._funds(curve.level * plain_cost) / curve.level)
+        share = self.ANSWER * max(0.0, 1.0 - worth * curve.slopes(sizes)[length])
+        best, best_size, best_value, expected = 0, size, 0.0, 0.0
+        for k, question in enumerate(questions[: sizes[-1] - 1 - length], 1):
+            expected += share * question.chance
+            wider, cost = (size, now) if 1 + length + k <= size else costs[1 + length + k]
+            if cost > most:
+                continue
+            change = curve.switching(wider, costs[1][0]) - curve.switching(size, costs[1][0])
+            value = expected - worth * (cost - now + change)
+            if value > best_value:
+                best, best_size, best_value = k, wider, value
         return best, best_size
 
     def _funds(self, plain_seconds: float) -> float:

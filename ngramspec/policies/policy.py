@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.draft import Draft, Question
 from ngramspec.drafting.price import TokenPrice
 
 
@@ -30,7 +30,7 @@ class Pass:
         drafted: token ids sent as a draft.
         accepted: how many of them were emitted.
         guessed: how many tokens of the drafter's proposal were right, sent or not.
-        batch: tokens in the pass, padding and tokens that were evaluated again included.
+        batch: tokens in the pass, padding, questions and tokens that were evaluated again included.
         seconds: of the target pass (of the whole prefill at the first step).
         disturbed: how many of them an interruption by the system added (see `CostCurve.undisturbed`).
         draft_seconds: spent on asking the drafter, and on being able to take a refused draft back.
@@ -108,6 +108,19 @@ class Policy(Protocol):
             sizes: batch sizes that may be used, ascending.
             debt: what taking the draft back would cost; None where it costs nothing.
         """
+
+    def ask(
+        self, questions: Sequence[Question], length: int, size: int, curve: CostCurve | None, sizes: Sequence[int]
+    ) -> tuple[int, int]:
+        """How many questions to send beside a draft, and in a batch of what size then.
+
+        Args:
+            questions: see `ngramspec.drafting.draft.Question`; the first ones are sent.
+            length: draft tokens that are sent.
+            size: of the batch without questions.
+            curve, sizes: as in `plan`.
+        """
+        return 0, size
 
     def record(self, done: Pass) -> None:
         """Learn from a pass."""

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ngramspec.acceptance.rules import Rows, Verdict
-from ngramspec.backend import Logits, ModelBase, Progress
+from ngramspec.acceptance.rules import Row, Rows, Verdict
+from ngramspec.backend import LEAVES, Logits, ModelBase, Path, Progress
 from ngramspec.cost.given import LARGEST, GivenCurve
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.sampling.sampler import Sampler
@@ -44,6 +44,7 @@ class RecordedTarget(ModelBase):
     n_ctx = ENDLESS
     n_vocab = 0
     max_batch = LARGEST
+    leaves = LEAVES
 
     def __init__(self, curve: GivenCurve) -> None:
         self.tokens: list[int] = []
@@ -70,6 +71,11 @@ class RecordedTarget(ModelBase):
             self._last = size
         self.tokens += tokens
         return self._rows[:size]
+
+    def ask(self, tokens: Sequence[int], questions: Sequence[Path]) -> Logits:
+        rows = self.evaluate([*tokens, *[0] * len(questions)])
+        del self.tokens[len(self.tokens) - len(questions) :]
+        return rows
 
     def rollback(self, length: int) -> None:
         del self.tokens[length:]
@@ -121,3 +127,7 @@ class RecordedVerifier:
                 break
             right += 1
         return Verdict(truth[: right + 1], right)
+
+    def answer(self, row: Row, position: int) -> int | None:
+        offset = position - self._start
+        return self._response[offset] if offset < len(self._response) else None

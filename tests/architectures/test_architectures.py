@@ -60,6 +60,24 @@ def test_drafts_change_no_architecture_s_text(name: str, files: dict[str, Path],
         bench.close()
 
 
+@pytest.mark.parametrize("name", ["llama", "qwen3moe", "deepseek2", "minimax-m2"])
+def test_questions_move_no_bit_of_the_text(name: str, files: dict[str, Path]) -> None:
+    with Target(files[name], n_ctx=256, threads=1, exact="off") as target:
+        target.prefill(list(range(40, 80)))
+        rows = np.array(target.ask([5, 6], [(0, (7,)), (0, (7, 8)), (1, (9,))]))
+    with Target(files[name], n_ctx=256, threads=1, exact="off", n_seq=1) as target:
+        target.prefill(list(range(40, 80)))
+        assert (rows[:2] == target.evaluate([5, 6, 5, 5, 5])[:2]).all()
+        target.rollback(40)
+        np.testing.assert_allclose(rows[3], target.evaluate([5, 7, 8])[2], atol=0.01)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "mamba", "qwen4exp"])
+def test_whose_cache_cannot_be_shared_is_not_asked(name: str, files: dict[str, Path]) -> None:
+    with Target(files[name], n_ctx=256, threads=1) as target:
+        assert (target.leaves, target.n_seq) == (0, 1)
+
+
 @pytest.mark.parametrize("name", AT_RISK)
 @pytest.mark.parametrize(("exact", "threads"), [(True, 1), (False, 2)])
 def test_nor_do_they_in_exact_mode_and_with_threads(

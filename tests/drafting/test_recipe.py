@@ -80,7 +80,7 @@ class Run:
         self.proposals: list[Draft] = []
         at = 9
         while at < len(truth):
-            draft, _, size, _ = speculation.plan(len(truth) - at)
+            draft, _, size, *_ = speculation.plan(len(truth) - at)
             asked = ask if speculation.proposal is not None else 0.0
             self.proposals += [speculation.proposal] if speculation.proposal else []
             tokens = tuple(truth[at : at + common_prefix(draft.tokens, truth[at:]) + 1])

@@ -392,7 +392,7 @@ def test_which_targets_have_no_trees(files: dict[str, Path]) -> None:
             target.sequences(Node(None, -1, 2))
         with pytest.raises(ModelError, match="recurrent"):
             BeamSearch(target, 2)
-    with Target(files["llama"], n_ctx=64, threads=1) as target:
+    with Target(files["llama"], n_ctx=64, threads=1, n_seq=1) as target:
         assert target.can_branch
         target.prefill([3, 4])
         with pytest.raises(ValueError, match="n_seq"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -166,6 +167,25 @@ def test_the_meter_counts_drafting_and_nothing_else() -> None:
     steps.close()
     assert meter.begin_seconds == 2.0  # the prompt, and the first token
     assert meter.work_seconds == 4.0  # two passes, before and after
+
+
+def test_what_was_asked_saves_passes_where_rows_are_cheap_and_is_not_asked_where_they_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(6)
+    answer = [t for _ in range(150) for t in (1, 2, *rng.choice([[3, 5, 6], [4, 7, 8]]))]
+    recording = Recording("kind", "one", [1, 2, 3, 5, 6, 1, 2, 4, 7, 8], answer)
+
+    def replay(curve: GivenCurve, leaves: int) -> Tally:
+        monkeypatch.setattr(RecordedTarget, "leaves", leaves)
+        steps: list[Step] = []
+        tally = Replay(make_drafter("mixture"), curve=curve).run(recording, steps.append)
+        assert [t for step in steps for t in step.tokens] == answer
+        return tally
+
+    assert replay(FLAT, 8).stats.passes < 0.9 * replay(FLAT, 0).stats.passes
+    steep = GivenCurve({1: 1.0, 64: 58.0})
+    assert replay(steep, 8).batches == replay(steep, 0).batches
 
 
 class Verifier10:

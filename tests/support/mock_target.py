@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from support.samplers import make_sampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
-from ngramspec.backend import Vocabulary
+from ngramspec.backend import Path, Vocabulary
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
@@ -68,6 +68,7 @@ class MockTarget:
         seed: another seed is another model.
         vocabulary: what the tokens stand for, in place of n_vocab and eog.
         words: the only tokens whose logits are not -inf; None: all.
+        leaves: most branches of questions.
     """
 
     def __init__(
@@ -89,8 +90,12 @@ class MockTarget:
         seed: int = 0,
         vocabulary: Vocabulary | None = None,
         words: Sequence[int] | None = None,
+        leaves: int = 4,
     ) -> None:
         self.n_vocab = n_vocab = vocabulary.n_vocab if vocabulary is not None else n_vocab
+        self.leaves = leaves
+        self.questions = 0
+        """Questions of all `ask` calls so far."""
         self.n_ctx = n_ctx
         self.n_batch = n_batch
         self.max_batch = min(max_batch, n_batch)
@@ -190,6 +195,23 @@ class MockTarget:
         if self._seconds is not None and self._clock is not None:
             self._clock.now += self._seconds(size)
         return self._give([self._inexact(start + i + 1) for i in range(len(tokens))])
+
+    def ask(self, tokens: Sequence[int], questions: Sequence[Path]) -> NDArray[np.float32]:
+        """`evaluate`, and behind its rows those of questions, which leave nothing behind."""
+        start, asked = len(self.tokens), dict.fromkeys(questions)
+        if len(asked) < len(questions):
+            raise ValueError(f"a question twice: {questions}")
+        ends = [(fork, path) for fork, path in asked if not any(q[0] == fork and q[1][:-1] == path for q in asked)]
+        if len(ends) > self.leaves:
+            raise ValueError(f"{len(ends)} branches of {self.leaves}")
+        rows = self.evaluate([*tokens, *[0] * len(questions)])
+        for i, (fork, path) in enumerate(questions):
+            if fork >= len(tokens) or (len(path) > 1 and (fork, path[:-1]) not in questions[:i]):
+                raise ValueError(f"question {fork, path} has nothing before it")
+            rows[len(tokens) + i] = self.row([*self.tokens[: start + fork + 1], *path])
+        self._cut(start + len(tokens))
+        self.questions += len(questions)
+        return rows
 
     def rollback(self, length: int) -> None:
         """Cut the cache to its first `length` tokens; always fine where that is all of them."""

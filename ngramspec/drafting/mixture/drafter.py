@@ -11,10 +11,12 @@ from copy import copy
 from pathlib import Path
 from typing import Self
 
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.draft import Chooser, Draft, Drafter, Question
+from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.secondary import OutcomeMap
+from ngramspec.drafting.mixture.side_guesses import SideGuesses
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
 from ngramspec.tokens import common_prefix
@@ -42,6 +44,11 @@ class MixtureDrafter(Drafter):
 
     def __init__(self, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
         self._guesser = Guesser()
+        self._sides = SideGuesses(self._guesser)
+        self._heard: Sequence[int] = ()
+        self._said: Sequence[int] = ()
+        self._trust = FadingRate(50.0, 50.5, fade=0.99)
+        self._chances: Sequence[float] = ()
         self._own: Recall | None = None
         if memory is True:
             self._own = memory = Recall()
@@ -72,6 +79,7 @@ class MixtureDrafter(Drafter):
             raise ValueError("a drafter that remembers requests by itself drafts for one text at a time")
         other = copy(self)
         other._guesser = Guesser(self._guesser)
+        other._sides = SideGuesses(other._guesser)
         other._asked = other._kept = None
         return other
 
@@ -82,6 +90,7 @@ class MixtureDrafter(Drafter):
             self._own.hear(before[self._known :])
             self._known = common_prefix(before, prompt)
         self._asked = None
+        self._heard = self._said = ()
         if self._memory is not None:
             self._memory.refresh()
         self._guesser.begin(prompt)
@@ -92,31 +101,50 @@ class MixtureDrafter(Drafter):
         guesser = self._guesser
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
+        start = self._repeat(limit)
+        sure = (self._trust.value,) * start
         if choose is None:
-            guesser.guess(limit, HOPELESS, price)
+            guesser.guess(limit, HOPELESS, price, start, self._trust.value**start)
             tokens, match, chances = guesser.chain()
             self._asked = None
-            return Draft(tokens, (), match, (), chances, self.name)
+            self._chances = (*sure, *chances[start:])
+            return Draft(tokens, (), match, (), self._chances, self.name)
         if blind:
             # The likeliest chain is not drawn, so its chances may decide on the length of the one that is.
-            limit = guesser.guess(limit, HOPELESS, price)
+            limit = guesser.guess(limit, HOPELESS, price, start, self._trust.value**start)
             likeliest = guesser.chain()[2]
-        q = self._draw(limit, choose, None if blind else price)
+            self._repeat(start)
+        q = self._draw(limit, choose, None if blind else price, start)
         tokens, match, chances = guesser.chain()
         self._asked = (self._blind, likeliest) if blind else (self._drawn, chances)
         secondary, given = self._asked
-        return Draft(tokens, q, match, (), tuple([secondary.estimate(p) for p in given]), self.name)
+        self._chances = (*sure, *[secondary.estimate(p) for p in given[start:]])
+        return Draft(tokens, q, match, (), self._chances, self.name)
 
-    def _draw(self, limit: int, choose: Chooser, price: TokenPrice | None) -> tuple[dict[int, float], ...]:
-        """Make a chain of tokens picked by `choose`; returns their q.
+    def _repeat(self, limit: int) -> int:
+        """Begin the chain with what the target said when it was asked; how many tokens that are."""
+        known = self._said[:limit]
+        for at, token in enumerate(known):
+            self._guesser.look(at)
+            self._guesser.put(at, token)
+        return len(known)
+
+    def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
+        return self._sides.find(self._chances, sent, limit, leaves, HOPELESS, price)
+
+    def hear(self, answers: Sequence[int]) -> None:
+        self._heard = answers
+
+    def _draw(self, limit: int, choose: Chooser, price: TokenPrice | None, start: int) -> tuple[dict[int, float], ...]:
+        """Make a chain of tokens picked by `choose`, behind the `start` that stand already; returns their q.
 
         Without a price, no look at the tokens decides on their number.
         """
         guesser = self._guesser
-        guesser.pending = 0
-        q = []
-        reach = 1.0
-        for at in range(limit):
+        guesser.pending = start
+        q = [{guesser.guesses[at]: 1.0} for at in range(start)]
+        reach = self._trust.value**start
+        for at in range(start, limit):
             if guesser.look(at) < 0:
                 break
             law = guesser.law(at)
@@ -129,13 +157,19 @@ class MixtureDrafter(Drafter):
         return tuple(q)
 
     def accept(self, tokens: Sequence[int]) -> int:
+        for said, token in zip(self._said, tokens, strict=False):
+            self._trust.add(said == token)
+            if said != token:
+                break
+        repeated = len(self._said)
+        self._said, self._heard = self._heard, ()
         proposed = self._guesser.pending
         hits = self._guesser.accept(tokens)
         if self._asked is not None:
             secondary, chances = self._asked
             self._asked = None
-            for at, p in enumerate(chances[: min(hits + 1, proposed, len(tokens))]):
-                secondary.learn(p, at < hits)
+            for at in range(repeated, min(hits + 1, proposed, len(tokens), len(chances))):
+                secondary.learn(chances[at], at < hits)
         return hits
 
 

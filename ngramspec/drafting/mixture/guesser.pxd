@@ -22,9 +22,12 @@ cdef class Guesser:
     cdef int _copied
     cdef Py_ssize_t _at_place
     cdef int _at_copied
+    cdef Py_ssize_t _aside
+    cdef int _fork
     cdef int _near_token
     cdef Py_ssize_t _near_place
     cpdef int look(self, Py_ssize_t at)
+    cpdef int look_aside(self, Py_ssize_t at, Py_ssize_t depth, int fork)
     cdef _correct(self, Py_ssize_t at, int whence, int n)
     cpdef take(self, Py_ssize_t at, int c)
     cpdef put(self, Py_ssize_t at, int token)

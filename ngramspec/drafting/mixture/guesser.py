@@ -177,6 +177,9 @@ class Guesser:
         assert len(self.odds.facts) == cells * BIASES
         assert len(self.correction.facts) == POSITIONS * FACTS
         self.pending = 0
+        # Of a position beside the chain: by how much its number exceeds the number of guesses before it, and how many
+        # of these are the chain's.
+        self._aside = self._fork = 0
         self.begin(())
 
     def shared(self) -> dict[str, memoryview]:
@@ -210,7 +213,8 @@ class Guesser:
     def look(self, at: cython.Py_ssize_t) -> cython.int:
         """Gather and judge the candidates for position `at` of the chain; returns the likeliest's number, or -1."""
         t = self.history.tokens
-        end: cython.Py_ssize_t = self.history.size + at
+        depth: cython.Py_ssize_t = at - self._aside
+        end: cython.Py_ssize_t = self.history.size + depth
         if at == 0:
             self._at_place = self._place
             self._at_copied = self._copied
@@ -238,7 +242,7 @@ class Guesser:
         if n == 0:
             return -1
         copied: cython.int = _doublings(self._at_copied, 9)
-        streak: cython.int = self._streak + cython.cast(cython.int, at)
+        streak: cython.int = cython.cast(cython.int, depth) + (self._streak if self._aside == 0 else -1 - self._fork)
         run: cython.int = streak if streak < 3 else 3 if streak < 8 else 4
         recent: cython.int = cython.cast(cython.int, self._recent * 6)
         recent = min(recent, 5)
@@ -250,7 +254,7 @@ class Guesser:
         elif longest > 0:
             whence = 1 if found.best >= self._prompt else 0
         back: cython.int = _doublings(end - found.best, 13) if whence < 2 else 0
-        step: cython.int = cython.cast(cython.int, at) if at < 7 else 7
+        step: cython.int = cython.cast(cython.int, depth) if depth < 7 else 7
         last: cython.ulonglong = t[end - 1] if end > 0 else 0
         before: cython.ulonglong = t[end - 2] if end > 1 else 0
         odds: ChanceMixer = self.odds
@@ -312,6 +316,23 @@ class Guesser:
         self._near_token = near
         self._near_place = place
         self.lengths[at] = longest if longest > recalled else recalled
+        return best
+
+    @cython.ccall
+    def look_aside(self, at: cython.Py_ssize_t, depth: cython.Py_ssize_t, fork: cython.int) -> cython.int:
+        """The same for a position beside the chain, behind `depth` guesses that stand in `history` behind the text.
+
+        Args:
+            at: its number, behind those of the chain.
+            depth: as above.
+            fork: how many of these guesses are the chain's.
+        """
+        best: cython.int
+        self._aside, self._fork = at - depth, fork
+        self._at_place, self._at_copied = NOWHERE, 0
+        self.sightings._kept = 0
+        best = self.look(at)
+        self._aside = 0
         return best
 
     @cython.cfunc

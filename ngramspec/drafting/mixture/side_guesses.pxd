@@ -1,0 +1,18 @@
+from ngramspec.drafting.mixture.guesser cimport Guesser
+from ngramspec.drafting.price cimport TokenPrice
+
+cdef class SideGuesses:
+    cdef Guesser _guesser
+    cdef int _start
+    cdef int[::1] _parent
+    cdef int[::1] _token
+    cdef int[::1] _depth
+    cdef int[::1] _fork
+    cdef int[::1] _goes_on
+    cdef double[::1] _reach
+    cdef double[::1] _left
+    cdef int[::1] _offered
+    cdef double[::1] _offer
+    cdef _rate(self, int node, double chance, int taken)
+    cdef _next(self, int node)
+    cdef _look(self, int node)
