@@ -9,6 +9,10 @@ RECENT = 15
 """Passes that the pace is the median of: one that the system interrupted, or the first, which sets things up, is not
 seen in it."""
 
+FEW = 8
+"""Tokens in the largest pass of those that are timed apart: kernels for a few tokens may take longer for each of them
+than those for many do."""
+
 
 class Pace:
     """Seconds of a pass over one token, and of each token more, as medians of the latest passes.
@@ -23,6 +27,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._ones: deque[float] = deque(maxlen=RECENT)
+        self._few: deque[float] = deque(maxlen=RECENT)
         self._more: deque[float] = deque(maxlen=RECENT)
 
     def saw(self, tokens: int, seconds: float) -> None:
@@ -30,7 +35,8 @@ class Pace:
         if tokens == 1:
             self._ones.append(seconds)
         elif tokens > 1:
-            self._more.append(max(0.0, (seconds - self.token) / (tokens - 1)))
+            times = self._few if tokens <= FEW else self._more
+            times.append(max(0.0, (seconds - self.token) / (tokens - 1)))
 
     @property
     def token(self) -> float:
@@ -40,5 +46,6 @@ class Pace:
     def reading(self, tokens: int) -> float:
         """Seconds that it takes to read so many tokens, at least one; no longer than one by one."""
         one = self.token
-        each = min(one, median_low(self._more)) if self._more else one
+        times = (self._few if tokens <= FEW else self._more) or self._more or self._few
+        each = min(one, median_low(times)) if times else one
         return one + each * (tokens - 1)

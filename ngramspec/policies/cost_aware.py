@@ -96,8 +96,13 @@ class CostPolicy(Policy):
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         if curve is None:
             return None
-        stake = self.STAKE * max(0.0, self._funds(curve, curve.padded(sizes)[self._texts][1]))
-        return TokenPrice(self._worth(curve, sizes), curve.slopes(sizes)[self._texts - 1 :], curve.level, stake)
+        costs = curve.padded(sizes)
+        plain = costs[self._texts][1]
+        stake = self.STAKE * max(0.0, self._funds(curve, plain))
+        slopes, level = curve.slopes(sizes)[self._texts - 1 :], curve.level
+        return TokenPrice(
+            self._worth(curve, sizes), slopes, level, stake, [cost - plain for _, cost in costs[self._texts :]]
+        )
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
         """Recent throughput, in tokens per time of a one-token pass; never less than that of plain decoding."""
