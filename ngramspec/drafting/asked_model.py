@@ -80,8 +80,8 @@ class AskedModel(ModelDrafter):
     def entry(self, price: TokenPrice) -> float:
         """How much more the first question of a draft must be worth, in units of the price.
 
-        It is what reading the text takes that the model has not read, over the passes made without it since: see
-        `ModelDrafter` for the reason.
+        It is what reading the text takes that the model has not read, over the passes made without it since, and those
+        that are expected where it has read nothing yet: see `ModelDrafter` for the reason.
         """
         unread = len(self._text) - self._held
         if self._caught_up or unread <= 1 or not price.seconds:

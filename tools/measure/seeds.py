@@ -216,13 +216,14 @@ def main() -> None:
         seen[prompt.category] = seen.get(prompt.category, 0) + 1
         plain: list[int] = []
         for row, decoder in zip(table, decoders, strict=True):
-            alone = table[0].play(decoders[0], ids, options.n)[1] if options.clock and plain else Stats()
+            alone = table[0].play(decoders[0], ids, options.n)[1] if options.clock and plain else None
             before = draft.calls if draft else 0
             text, stats = row.play(decoder, ids, options.n)
             plain = plain or text
             row.different += text != plain
             row.calls += (draft.calls if draft else 0) - before
-            if alone.tokens_per_second and stats.tokens_per_second:
+            alone = alone or stats
+            if options.clock and alone.tokens_per_second and stats.tokens_per_second:
                 row.clock.append((alone.tokens_per_second, stats.tokens_per_second))
     print(f"{sum(seen.values())} prompts of {len(seen)} kinds, {options.n} tokens each, greedy;", end=" ")
     print(f"curve {options.curve}, a draft model's pass {options.x:g}" if curve else "seconds of this machine")
