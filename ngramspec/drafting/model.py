@@ -68,8 +68,9 @@ class ModelDrafter(Drafter):
     of all. A text is not read before the passes made without the model could have gained what reading takes, so that
     one that ends early has not paid for what it cannot use (ski rental: Karlin et al. 1988, "Competitive snoopy
     caching"); passes that are yet to come count too, as many as the latest texts lead to expect (Purohit, Svitkina,
-    Kumar 2018, "Improving online algorithms via ML predictions"). A draft goes on while the next guess, which is yet to be made, is expected to pay for its time and for
-    its place in the target's pass, and while its guesses have not taken all that may be lost (`TokenPrice.stake`).
+    Kumar 2018, "Improving online algorithms via ML predictions"). A draft goes on while the next guess, which is yet to
+    be made, is expected to pay for its time and for its place in the target's pass, and while its guesses have not
+    taken all that may be lost (`TokenPrice.stake`).
 
     A guess is accepted with about the probability that the model gives it; what such probabilities meant lately
     corrects it.

@@ -23,6 +23,9 @@ class Pace:
     >>> pace.saw(11, 0.07)
     >>> pace.token, round(pace.reading(101), 3)
     (0.02, 0.52)
+    >>> pace.saw(4, 0.08)
+    >>> round(pace.reading(3), 3)
+    0.06
     """
 
     def __init__(self) -> None:
