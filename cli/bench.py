@@ -62,7 +62,7 @@ class Compared(DraftOptions):
         decoder = first.decoder(target, memory, keep=False)
         if decoder.drafter is None:
             return [decoder]
-        drafts = decoder.drafter.beside if isinstance(decoder.drafter, ModelDrafter | HybridDrafter) else lambda: None
+        drafts = decoder.drafter.anew if isinstance(decoder.drafter, ModelDrafter | HybridDrafter) else lambda: None
         known = decoder.calibration
         return [decoder, *(other.quiet_decoder(target, memory, known, drafter=drafts()) for other in others)]
 

@@ -1,10 +1,13 @@
-"""The options of a draft model, and how it is loaded beside its target."""
+"""The options of a draft model, and how it is loaded beside its target.
+
+`SecondModelOptions` are those of a second file, which `serve` has too; `DraftModelOptions` know a model's head as well.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -13,10 +16,10 @@ from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.recall import Recall
-from ngramspec.errors import ModelError
-from ngramspec.llama.same_vocabulary import common_tokens
+from ngramspec.llama.draft_model import asked_for
+from ngramspec.llama.shared import SharedTarget
 from ngramspec.llama.target import Target
-from ngramspec.models.find import resolve
+from ngramspec.models.find import ModelSource, resolve
 from ngramspec.tuning.settings import MOST_THREADS
 
 from .completion import models
@@ -27,8 +30,8 @@ ALONE = "model"
 
 
 @dataclass(frozen=True, slots=True)
-class DraftModelOptions:
-    """Which model drafts, if one does, and how it is run."""
+class SecondModelOptions:
+    """Which second model drafts, if one does, and how it is run."""
 
     draft_model: Annotated[
         str | None,
@@ -37,7 +40,7 @@ class DraftModelOptions:
             "--draft-model",
             metavar="MODEL",
             autocompletion=models,
-            help="Draft with this model of the same vocabulary too, or (--drafter model) alone; named as MODEL is.",
+            help="Draft with this model of the same vocabulary too; named as MODEL is.",
             show_default=False,
         ),
     ] = None
@@ -53,6 +56,45 @@ class DraftModelOptions:
             "-td", "--threads-draft", min=1, max=MOST_THREADS, help="CPU threads of the draft model; default: as -t."
         ),
     ] = None
+
+    def check_second_model(self) -> None:
+        """End the program where options are for a draft model, and there is none."""
+        if self.draft_model is None and (self.gpu_layers_draft, self.threads_draft) != (None, None):
+            usage_error("-ngld and -td are for a draft model; name it with -md, or leave them out")
+
+    def find_draft_model(self) -> ModelSource | None:
+        """Find the draft model's file, and fetch it if need be; None if there is none. ModelError: there is no such."""
+        if self.draft_model is None:
+            return None
+        with download_bar() as progress:
+            return resolve(self.draft_model, progress=progress)
+
+    def load_asked(self, target: Target | SharedTarget, source: ModelSource) -> AskedModel:
+        """The draft model of a target, with a context, or as many lanes, as long. Notes on it go to stderr.
+
+        Raises:
+            ModelError: it cannot be loaded, has another vocabulary, or cannot take back what it has evaluated.
+        """
+        settings: dict[str, Any] = {
+            "n_ctx": target.n_ctx,
+            "n_gpu_layers": -1 if self.gpu_layers_draft is None else self.gpu_layers_draft,
+            "threads": self.threads_draft or target.threads,
+            "exact": "off",
+        }
+        model: Target | SharedTarget
+        if isinstance(target, SharedTarget):
+            model = SharedTarget(source.path, lanes=len(target.lanes), apart=True, **settings)
+        else:
+            model = Target(source.path, **settings)
+        for line in [line for line in model.notes if line not in target.notes]:
+            note(f"draft model: {line}")
+        return asked_for(target, model)
+
+
+@dataclass(frozen=True, slots=True)
+class DraftModelOptions(SecondModelOptions):
+    """Which model drafts, if one does, and how it is run."""
+
     mtp: Annotated[
         bool, typer.Option("--mtp", help="Draft with the model's own NextN (MTP) layer, where it has one.")
     ] = False
@@ -67,8 +109,7 @@ class DraftModelOptions:
         flag = self.draft_model_flag
         if self.draft_model is not None and self.mtp:
             usage_error("-md and --mtp exclude each other")
-        if self.draft_model is None and (self.gpu_layers_draft, self.threads_draft) != (None, None):
-            usage_error("-ngld and -td are for a draft model; name it with -md, or leave them out")
+        self.check_second_model()
         if not flag and drafter == ALONE:
             usage_error(f"--drafter {ALONE} is for a draft model; name it with -md, or leave out --drafter")
         if flag and drafter not in (DEFAULT, ALONE):
@@ -100,23 +141,8 @@ class DraftModelOptions:
     def _asked(self, target: Target) -> AskedModel | None:
         if target.head is not None:
             return AskedModel(target.head, n_vocab=target.n_vocab)
-        if self.draft_model is None:
+        source = self.find_draft_model()
+        if source is None:
             return None
-        with download_bar() as progress:
-            source = resolve(self.draft_model, progress=progress)
         with signals_deferred():
-            model = Target(
-                source.path,
-                n_ctx=target.n_ctx,
-                n_gpu_layers=-1 if self.gpu_layers_draft is None else self.gpu_layers_draft,
-                threads=self.threads_draft or target.threads,
-                exact="off",
-            )
-        for line in [line for line in model.notes if line not in target.notes]:
-            note(f"draft model: {line}")
-        shared = common_tokens(target, model)
-        if not model.can_rollback:
-            raise ModelError(
-                f"{source.path} cannot draft: what it has evaluated cannot be taken back; take another -md"
-            )
-        return AskedModel(model, n_vocab=shared)
+            return self.load_asked(target, source)

@@ -38,7 +38,7 @@ from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, fla
 
 from .completion import models
 from .console import download_bar, note, signals_deferred, usage_error
-from .draft_model import DraftModelOptions
+from .draft_model import ALONE, DraftModelOptions
 from .memory_option import open_memory
 from .tuned import as_options, file_for
 
@@ -56,6 +56,9 @@ Model = Annotated[
 ]
 
 DrafterName = Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")]
+DrafterOrModel = Annotated[
+    str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}; {ALONE}: the draft model without n-grams.")
+]
 PolicyName = Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}.")]
 DraftMax = Annotated[int | None, typer.Option(min=1, max=63, help="Most tokens in a draft; default: the policy's.")]
 
@@ -284,7 +287,7 @@ class DraftOptions(DraftModelOptions):
     """Whether, how and how much to draft."""
 
     no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
-    drafter: DrafterName = DEFAULT
+    drafter: DrafterOrModel = DEFAULT
     policy: PolicyName = "cost"
     draft_max: DraftMax = None
     memory: Annotated[

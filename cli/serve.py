@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .console import fail
+from .console import fail, usage_error
+from .draft_model import SecondModelOptions
 from .options import LoadOptions, Model
 from .serve_options import AccessOptions, DefaultSampling, EngineOptions
 
@@ -15,6 +16,7 @@ def serve(
     load: LoadOptions,
     access: AccessOptions,
     engine: EngineOptions,
+    draft_model: SecondModelOptions,
     sampling: DefaultSampling,
     model: Model = None,
     alias: Annotated[
@@ -31,6 +33,9 @@ def serve(
     SIGTERM and Ctrl-C let running requests end for some seconds; a second Ctrl-C ends at once. The log on stderr has
     a line for each request, and no text of anybody's.
     """
+    draft_model.check_second_model()
+    if draft_model.draft_model is not None and engine.no_draft:
+        usage_error("-md is for drafts; leave out --no-draft")
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -38,4 +43,4 @@ def serve(
         fail("serve needs packages that are not installed: pip install 'ngramspec[server]'")
     from .serve_run import run
 
-    run(load, access, engine, sampling.defaults(), model, alias, open_page)
+    run(load, access, engine, draft_model, sampling.defaults(), model, alias, open_page)

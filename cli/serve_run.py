@@ -28,6 +28,7 @@ from ngramspec.server.sampling_fields import SamplingDefaults
 from ngramspec.server.served import ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
+from .draft_model import SecondModelOptions
 from .memory_option import open_memory
 from .options import LoadOptions
 from .serve_options import LONGEST_DRAFT, AccessOptions, EngineOptions
@@ -42,6 +43,7 @@ def run(
     load: LoadOptions,
     access: AccessOptions,
     options: EngineOptions,
+    draft_model: SecondModelOptions,
     defaults: SamplingDefaults,
     model: str | None,
     alias: str | None,
@@ -49,6 +51,7 @@ def run(
 ) -> None:
     """Serve until a signal comes."""
     source = load.find(model)
+    small = draft_model.find_draft_model()
     load = load.tuned(source)
     server = Server(defaults=defaults)
     app = make_app(
@@ -66,20 +69,31 @@ def run(
                 note("anybody who can reach this address can use the model; --api-key asks for a key")
             if open_page:
                 webbrowser.open(address)
-            server.model = _load(load, options, source, alias)
+            server.model = _load(load, options, source, alias, draft_model, small)
             note(f"{server.model.name} is ready: {options.parallel} requests at once, {server.model.n_ctx} tokens each")
             try:
                 lost: str | None = wait_for_loss()
             except (KeyboardInterrupt, Terminated):
                 lost = None
-                _drain(server)
+                note(f"stopping: running requests have {DRAIN_SECONDS:g} s to end; again: at once")
+            _drain(server)
             stop_answering()
             if lost is not None:
                 fail(lost)
 
 
-def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias: str | None) -> ServedModel:
-    """The model, ready to answer. The thread that opens it is the engine's, for the reason that `Engine` gives."""
+def _load(
+    load: LoadOptions,
+    options: EngineOptions,
+    source: ModelSource,
+    alias: str | None,
+    draft_model: SecondModelOptions,
+    small: ModelSource | None,
+) -> ServedModel:
+    """The model, ready to answer, and a small one that drafts for it, if there is one.
+
+    The thread that opens them is the engine's, for the reason that `Engine` gives.
+    """
     executor = ThreadPoolExecutor(1, "engine")
     with signals_deferred():
         opening = executor.submit(
@@ -95,12 +109,17 @@ def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias:
     drafts = not options.no_draft and shared.can_rollback
     if not options.no_draft and not drafts:
         note("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
+    asked = None
+    if drafts and small is not None:
+        with signals_deferred():
+            asked = executor.submit(draft_model.load_asked, shared, small).result()
     memory = open_memory(options.memory, shared, keep=False) if drafts and not options.no_memory else None
     starting = executor.submit(
         open_engine,
         shared,
         drafts=drafts,
         draft_max=options.draft_max or LONGEST_DRAFT,
+        model=asked,
         memory=memory,
         kept=file_of(shared.vocabulary_hash) if drafts and not options.no_memory else None,
         cache_room=options.cache_room,
@@ -113,9 +132,8 @@ def _load(load: LoadOptions, options: EngineOptions, source: ModelSource, alias:
 
 
 def _drain(server: Server) -> None:
-    """Let running requests end; a second signal ends the program."""
+    """Let running requests end, which they do at their next pass if a worker is lost; a signal ends the program."""
     server.draining = True
-    note(f"stopping: running requests have {DRAIN_SECONDS:g} s to end; again: at once")
     assert server.model is not None
     try:
         server.model.service.stop(DRAIN_SECONDS)

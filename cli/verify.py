@@ -21,7 +21,7 @@ from .about import exact_mode, load_settings, model_lines, provenance
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
 from .draft_model import DraftModelOptions
 from .json_output import JsonOutput, json_option
-from .options import DrafterName, LoadOptions, Model, PromptFiles
+from .options import DrafterOrModel, LoadOptions, Model, PromptFiles
 from .verify_view import show
 from .view import timed_bar
 
@@ -30,7 +30,7 @@ def verify(
     load: LoadOptions,
     draft_model: DraftModelOptions,
     model: Model = None,
-    drafter: DrafterName = DEFAULT,
+    drafter: DrafterOrModel = DEFAULT,
     prompts: PromptFiles = None,
     predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per text.")] = 64,
     seconds: Annotated[

@@ -78,13 +78,13 @@ class Writing:
             self._turn += self._together
         began = self._clock()
         formation = Formation(self._model, list(map(_lane, jobs)), self._curve, self._sizes[-1])
-        plans, asked = self._plans(jobs, formation)
-        owed = sum(_lane(job).owed for job in jobs)
-        for job, plan in zip(jobs, plans, strict=True):
-            _secure(_lane(job), plan)
-        batches = [_text(job).batch(plan) for job, plan in zip(jobs, plans, strict=True)]
-        planned = self._clock()
         try:
+            plans, asked = self._plans(jobs, formation)
+            owed = sum(_lane(job).owed for job in jobs)
+            for job, plan in zip(jobs, plans, strict=True):
+                _secure(_lane(job), plan)
+            batches = [_text(job).batch(plan) for job, plan in zip(jobs, plans, strict=True)]
+            planned = self._clock()
             rows = formation.evaluate(batches)
         except TargetError as error:
             if len(jobs) == 1:
@@ -96,6 +96,8 @@ class Writing:
         steps, ended = self._take(jobs, plans, rows, seconds)
         overhead = self._clock() - began - seconds if asked else 0.0
         for job, step in steps:
+            step.read_seconds = job.proposer.read_seconds
+            overhead -= step.read_seconds
             job.proposer.settle(step)
         self._learn([step for _, step in steps], plans, formation, owed, seconds, overhead)
         self.passes += 1

@@ -69,6 +69,11 @@ class Proposer:
         self._is_eog: Callable[[int], bool] | None = None
         self._blind = False
 
+    @property
+    def read_seconds(self) -> float:
+        """Seconds of the last proposal that went into reading the text; see `Drafter`."""
+        return 0.0 if self.drafter is None or self.proposal is None else self.drafter.read_seconds
+
     def begin(
         self,
         prompt: Sequence[int],
@@ -237,8 +242,8 @@ class Speculation(Proposer):
         if curve is not None:
             done.plain_seconds = curve.seconds(self.plain)
             done.disturbed = done.seconds - curve.undisturbed(done.batch, done.seconds)
-        if self.proposal is not None and self.drafter is not None:
-            done.read_seconds = self.drafter.read_seconds
+        if self.proposal is not None:
+            done.read_seconds = self.read_seconds
             done.draft_seconds = plan_seconds - done.read_seconds
         self.settle(done)
         if self.drafter is not None:

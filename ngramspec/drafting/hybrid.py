@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.chain_value import ChainValue
@@ -89,9 +89,16 @@ class HybridDrafter(MixtureDrafter):
     def follow(self, sampling: Sampling) -> None:
         self.model.follow(sampling)
 
-    def beside(self) -> HybridDrafter:
-        """Another drafter on the same model, for other texts: never for one while this one drafts for another."""
-        return HybridDrafter(self.model.beside(), self._memory)
+    def anew(self) -> HybridDrafter:
+        """See `ModelDrafter.anew`."""
+        return HybridDrafter(self.model.anew(), self._memory)
+
+    def beside(self) -> Self:
+        """See `MixtureDrafter.beside` and `ModelDrafter.beside`."""
+        other = super().beside()
+        other.model, other.opinion = self.model.beside(), self.opinion.beside()
+        other._forget()
+        return other
 
     def begin(self, prompt: Sequence[int]) -> None:
         super().begin(prompt)

@@ -13,11 +13,12 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from copy import copy
 from typing import Self
 
 import numpy as np
 
-from ngramspec.backend import Logits, Model
+from ngramspec.backend import Logits, Model, SharedModel
 from ngramspec.drafting.chances import HOPELESS, pick
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
 from ngramspec.drafting.fading import FadingRate
@@ -80,6 +81,7 @@ class ModelDrafter(Drafter):
         n_vocab: so many tokens, from 0 on, mean the same to the target; None: all. No others are drafted, and a text
             that has others in it gets no drafts.
         clock: tells the seconds that the model takes; None is `time.perf_counter`.
+        shared: whose first lane `model` is, where `beside` is to make drafters in the others.
 
     Attributes:
         model, n_vocab: as above.
@@ -93,13 +95,22 @@ class ModelDrafter(Drafter):
 
     name = "model"
 
-    def __init__(self, model: Model, *, n_vocab: int | None = None, clock: Callable[[], float] | None = None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_vocab: int | None = None,
+        clock: Callable[[], float] | None = None,
+        shared: SharedModel | None = None,
+    ) -> None:
         if not model.can_rollback:
             raise ValueError("this model cannot draft: what it has evaluated cannot be taken back")
         self.model = model
         self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
         self.pace = Pace()
         self._clock = clock or time.perf_counter
+        self._shared = shared  # its lanes alone would not keep it open
+        self._free = list(shared.lanes[1:]) if shared is not None else []
         # What probabilities mean: of the likeliest token, of one drawn, of the likeliest where one is yet to be drawn.
         self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
         self._rates = [FadingRate(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT, fade=FADE) for _ in range(POSITIONS)]
@@ -109,9 +120,24 @@ class ModelDrafter(Drafter):
         self.follow(Sampling())
         self.begin(())
 
-    def beside(self) -> Self:
-        """Another drafter on the same model, for other texts: never for one while this one drafts for another."""
+    def anew(self) -> Self:
+        """Another drafter on the same model, which has learnt nothing; never while this one drafts for a text."""
         return type(self)(self.model, n_vocab=self.n_vocab, clock=self._clock)
+
+    def beside(self) -> Self:
+        """A drafter for another text at the same time, in the next lane of the model. What is learnt of the model,
+        its pace and how its guesses fare, is learnt by both.
+
+        Raises:
+            ValueError: there is no lane left.
+        """
+        if not self._free:
+            raise ValueError("the draft model has no further lane to draft in")
+        other = copy(self)
+        other.model = self._free.pop(0)
+        other._credit = 0.0
+        other.begin(())
+        return other
 
     # ------------------------------------------------------------------ the text
 

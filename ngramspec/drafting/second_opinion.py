@@ -119,6 +119,12 @@ class SecondOpinion:
         self._answers = [Answers(p) for p in (0.0, *EDGES)]
         self._all = Answers(0.5)
 
+    def beside(self) -> SecondOpinion:
+        """For another text at the same time: the weights are learnt by both, the counts are its own."""
+        other = SecondOpinion()
+        other._weights = self._weights
+        return other
+
     def begin(self) -> None:
         """Start a text: what asking gave counts for less, lest a model that failed in one text is never asked again."""
         for answers in (*self._answers, self._all):

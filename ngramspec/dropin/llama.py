@@ -9,6 +9,7 @@ sampler chooses the drafted tokens. So the sampler is asked for the same tokens 
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 from ngramspec.decoding.step import Stats
 from ngramspec.dropin.look_ahead import LookAhead
 from ngramspec.exactness.choice import EXACT, Exact
-from ngramspec.llama.borrowed import LlamaCpp, mend, obstacle
+from ngramspec.llama.borrowed import DraftModel, LlamaCpp, asked_by, mend, obstacle, spread
+from ngramspec.llama.target import Target
 
 
 class Llama(LlamaCpp):  # type: ignore[misc]
@@ -28,25 +30,52 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             are enough for drafts under the settings given; else of all sizes, and rounding may then decide between two
             tokens. "on": never others. "off": all sizes, and nothing is measured.
         keep: take up and keep, from one process to the next, how drafts about single tokens fared.
-        settings: what the parent takes. With `draft_model` that model drafts, in the parent's way.
+        draft_model: a GGUF file of the same vocabulary that drafts too, where that pays; or a `Target`, which is then
+            this object's alone. A `LlamaDraftModel` drafts in the parent's way, and nothing else does.
+        rpc_servers: machines to spread the layers over, "HOST:PORT,...", where `ngramspec rpc-worker` runs; they serve
+            this process, whatever it loads afterwards. `n_gpu_layers` is then -1 unless it is given.
+        settings: what the parent takes.
 
     Attributes:
         exact, keep: as above.
         no_drafts: why nothing is drafted for this model under these settings; None where something is.
 
     Raises:
-        ValueError: an unknown `exact`; and as the parent.
+        ValueError: an unknown `exact`, a list of machines that is none, or no layer for them; and as the parent.
+        TypeError: a `draft_model` that is a `Llama`.
+        ModelError: the draft model cannot be used; this build has no RPC backend, or a machine cannot be reached.
+        TargetError: a machine was lost; every later call raises it too.
     """
 
     _look: LookAhead | None = None
 
-    def __init__(self, model_path: str, *, exact: Exact = "auto", keep: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        exact: Exact = "auto",
+        keep: bool = True,
+        draft_model: str | os.PathLike[str] | Target | DraftModel | None = None,
+        rpc_servers: str | None = None,
+        **settings: Any,
+    ) -> None:
         if exact not in EXACT:
             raise ValueError(f"exact is {exact!r}, but must be one of: {', '.join(EXACT)}")
+        if isinstance(draft_model, LlamaCpp):
+            raise TypeError("draft_model is a Llama, whose context is its own; give the path of its file, or a Target")
         self.exact, self.keep = exact, keep
+        self._small = draft_model if isinstance(draft_model, str | os.PathLike | Target) else None
+        self._rpc_servers = rpc_servers
+        if rpc_servers is not None:
+            if settings.setdefault("n_gpu_layers", -1) == 0:
+                raise ValueError("n_gpu_layers=0 leaves no layer to rpc_servers; leave out one of them")
+            spread(rpc_servers)
         mend(settings.get("n_gpu_layers", 0))
-        super().__init__(model_path, **settings)
+        super().__init__(model_path, draft_model=draft_model if self._small is None else None, **settings)
         self.no_drafts = obstacle(self)
+        self._asked = None
+        if self._small is not None and self.no_drafts is None:
+            self._asked = asked_by(self, self._small)
         if self.draft_model is not None:
             warnings.warn(
                 "ngramspec.Llama drafts by itself, but leaves it to a draft_model that is given: drop that argument",
@@ -68,7 +97,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             yield from super().generate(tokens, *args, **settings)
             return
         if self._look is None:
-            self._look = LookAhead(self, self.exact, keep=self.keep)
+            self._look = LookAhead(self, self.exact, keep=self.keep, model=self._asked)
         look, grammar = self._look, settings.get("grammar")
         mine = look.begin(grammar._grammar if grammar is not None and grammar._root == "root" else None)
         try:
@@ -124,11 +153,12 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     def close(self) -> None:
         """See `llama_cpp.Llama.close`."""
-        look, self._look = self._look, None
+        look, self._look, self._asked = self._look, None, None
         if look is not None:
             look.close()
         if hasattr(self, "_stack"):  # not where `__init__` refused its arguments
             super().close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "exact": self.exact, "keep": self.keep}
+        state = {**super().__getstate__(), "exact": self.exact, "keep": self.keep, "rpc_servers": self._rpc_servers}
+        return state if self._small is None else state | {"draft_model": self._small}

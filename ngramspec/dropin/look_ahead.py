@@ -19,7 +19,9 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.speculation import NO_PLAN, Speculation
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DEFAULT, make_drafter
+from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.errors import GrammarError, TargetError
 from ngramspec.exactness.auto import ExactAuto
@@ -38,6 +40,7 @@ class LookAhead:
     Args:
         owner: it has no `obstacle`.
         exact, keep: see `ngramspec.dropin.llama.Llama`.
+        model: is asked where that pays; None: n-grams alone.
 
     Attributes:
         stats: counters over all passes that were asked for one by one.
@@ -45,10 +48,11 @@ class LookAhead:
         behind: how many rows of logits stand behind the last token's in llama.cpp's buffer.
     """
 
-    def __init__(self, owner: LlamaCpp, exact: Exact, *, keep: bool) -> None:
+    def __init__(self, owner: LlamaCpp, exact: Exact, *, keep: bool, model: AskedModel | None = None) -> None:
         self._lane = lane = BorrowedLane(owner)
         self._vocabulary = BorrowedVocabulary(owner)
-        drafter = make_drafter(DEFAULT, kept=file_of(self._vocabulary.vocabulary_hash) if keep else None)
+        kept = file_of(self._vocabulary.vocabulary_hash) if keep else None
+        drafter = make_drafter(DEFAULT, kept=kept) if model is None else HybridDrafter(model, kept=kept)
         self._speculation = Speculation(drafter, make_policy("cost", None))
         self._calibration = Calibration.load(lane)
         self._exact = exact

@@ -10,6 +10,7 @@ The owner keeps the model and the context, and frees them: both must not be used
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,23 +19,55 @@ from llama_cpp import Llama as LlamaCpp
 from llama_cpp._ggml import libggml
 from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
+from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.exactness.trial import ROOM
-from ngramspec.llama import amx
+from ngramspec.llama import amx, log, rpc
+from ngramspec.llama.draft_model import asked_for
 from ngramspec.llama.lane import Piece, SequenceLane, append
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.state import Cache
+from ngramspec.llama.target import Target
 from ngramspec.llama.trial import Trial
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import has_broken_amx, is_recurrent, machine_key
 from ngramspec.models.gguf import read_header
 
-__all__ = ["BorrowedLane", "BorrowedVocabulary", "DraftModel", "LlamaCpp", "mend", "obstacle"]
+__all__ = ["BorrowedLane", "BorrowedVocabulary", "DraftModel", "LlamaCpp", "asked_by", "mend", "obstacle", "spread"]
 
 
 def mend(n_gpu_layers: int) -> None:
     """Before a `Llama` is made: leave AMX out for the rest of the process if this build's kernels for it are broken."""
     if has_broken_amx(n_gpu_layers):
         amx.hide(libggml)
+
+
+def spread(rpc_servers: str) -> None:
+    """Before a `Llama` is made: make other machines devices of this process; see `ngramspec.llama.rpc`.
+
+    Raises:
+        ValueError: a name is not HOST:PORT.
+        ModelError: as of `ngramspec.llama.rpc.connect`.
+    """
+    names = rpc.workers(rpc_servers)
+    try:
+        rpc.connect(names)
+    finally:
+        log.give_back()
+
+
+def asked_by(owner: LlamaCpp, model: str | os.PathLike[str] | Target) -> AskedModel:
+    """What asks a model for guesses at the text of a `Llama`; a file is loaded with the threads and layers of that one.
+
+    Raises:
+        ModelError: it cannot be loaded, has another vocabulary, or cannot take back what it has evaluated.
+    """
+    if not isinstance(model, Target):
+        layers = owner.model_params.n_gpu_layers
+        try:
+            model = Target(model, n_ctx=owner.n_ctx(), n_gpu_layers=layers, threads=owner.n_threads, exact="off")
+        finally:
+            log.give_back()
+    return asked_for(BorrowedVocabulary(owner), model)
 
 
 def obstacle(owner: LlamaCpp) -> str | None:

@@ -31,3 +31,11 @@ def init_backend() -> None:
     """Make llama.cpp ready, and its log go to `tail`."""
     llama.llama_log_set(_collect_log, ctypes.c_void_p(0))
     bindings.init_backend(llama)
+
+
+def give_back() -> None:
+    """Let the log go where llama-cpp-python's own classes print it, as it did before `init_backend`."""
+    from llama_cpp import _logger
+
+    name = "llama_log_callback" if hasattr(_logger, "llama_log_callback") else "ggml_log_callback"
+    llama.llama_log_set(getattr(_logger, name), ctypes.c_void_p(0))

@@ -35,10 +35,15 @@ BUILD = 'CMAKE_ARGS="-DGGML_RPC=on" pip install --force-reinstall --no-cache-dir
 CALLS = (
     "llama_model_load_from_file",
     "llama_init_from_model",
+    "llama_adapter_lora_init",
     "llama_decode",
+    "llama_encode",
     "llama_get_logits_ith",
     "llama_memory_clear",
     "llama_memory_seq_cp",
+    "llama_state_get_data",
+    "llama_state_get_size",
+    "llama_state_set_data",
     "llama_state_seq_get_data",
     "llama_state_seq_get_data_ext",
     "llama_state_seq_get_size",
@@ -46,9 +51,9 @@ CALLS = (
     "llama_state_seq_set_data",
     "llama_state_seq_set_data_ext",
 )
-"""The functions of llama.cpp used in this room that may speak to a worker."""
+"""The functions of llama.cpp that may speak to a worker: those used in this room, and by llama-cpp-python's `Llama`."""
 
-FREES = ("llama_free", "llama_model_free")
+FREES = ("llama_free", "llama_model_free", "llama_adapter_lora_free")
 
 
 @dataclass(slots=True)
@@ -122,7 +127,26 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
     guard.patience, guard.explain = patience, lambda said: _loss(names, said, patience)
     guard.watch(llama, CALLS, FREES)
     guard.watch(devices, ("devices",), ())
+    _load_noisily()
     _joined.names = names
+
+
+def _load_noisily() -> None:
+    """Have every model that is loaded say that it gets on, whoever loads it: that may take longer than patience."""
+    load = llama.llama_model_load_from_file
+
+    def loading(path: bytes, params: Any) -> Any:
+        if not params.progress_callback:
+            params.progress_callback = _gets_on
+        return load(path, params)
+
+    llama.llama_model_load_from_file = loading
+
+
+@llama.llama_progress_callback  # type: ignore[untyped-decorator]
+def _gets_on(_done: float, _data: Any) -> bool:
+    alive()
+    return True
 
 
 def alive() -> None:

@@ -11,8 +11,12 @@ import llm
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, make_drafter
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.exactness.choice import Exact
+from ngramspec.llama.draft_model import asked_for
+from ngramspec.llama.rpc import connect, workers
 from ngramspec.llama.target import Target
 from ngramspec.llama.weights import tuning_key
 from ngramspec.memory import Memory, MemoryFileError, Store
@@ -35,11 +39,21 @@ class Loading:
     exact: Exact
     no_draft: bool
     no_memory: bool
+    draft_model: str | None
+    rpc: str | None
 
 
 def loading(options: llm.Options) -> Loading:
-    """The part of a prompt's options that loading depends on."""
+    """The part of a prompt's options that loading depends on.
+
+    Raises:
+        ValueError: two of them contradict each other.
+    """
     given: Any = options  # made of `prompt_options`
+    if given.draft_model is not None and given.no_draft:
+        raise ValueError("the option draft_model is for drafts; leave out no_draft")
+    if given.rpc is not None and given.gpu_layers == 0:
+        raise ValueError("gpu_layers 0 leaves no layer to the option rpc; leave out one of them")
     return Loading(
         given.ctx_size,
         -1 if given.gpu_layers is None else given.gpu_layers,
@@ -47,6 +61,8 @@ def loading(options: llm.Options) -> Loading:
         given.exact or "auto",
         bool(given.no_draft),
         bool(given.no_memory),
+        given.draft_model,
+        given.rpc,
     )
 
 
@@ -60,11 +76,14 @@ class Opened:
         loading: how.
 
     Raises:
-        ModelError: there is no such model, or it cannot be loaded.
+        ModelError: there is no such model, it cannot be loaded, or the draft model cannot draft for it; the machines of
+            `rpc` cannot be reached, or the process is connected to others.
+        ValueError: `rpc` is no list of machines.
     """
 
     def __init__(self, name: str | None, loading: Loading) -> None:
         self.loading = loading
+        connect(() if loading.rpc is None else workers(loading.rpc))
         path = resolve(name).path
         self.tuned = _tuned(path, loading)
         settings: dict[str, Any] = {"threads": loading.threads, **self.tuned}
@@ -78,17 +97,32 @@ class Opened:
         )
         drafts = self.target.can_rollback and not loading.no_draft
         self.memory = _memory(self.target) if drafts and not loading.no_memory else None
-        kept = None if loading.no_memory else file_of(self.target.vocabulary_hash)
+        self._small = self._load_small() if drafts and loading.draft_model is not None else None
         self.decoder = SpeculativeDecoder(
             self.target,
             vocabulary=_Shown(self.target),
-            drafter=make_drafter(DEFAULT, memory=self.memory, kept=kept) if drafts else None,
+            drafter=self._drafter() if drafts else None,
             exact=loading.exact,
         )
 
+    def _load_small(self) -> Target:
+        """The draft model, with the target's context, threads and share of the GPU."""
+        target, loading = self.target, self.loading
+        path = resolve(loading.draft_model).path
+        layers = loading.gpu_layers
+        return Target(path, n_ctx=target.n_ctx, n_gpu_layers=layers, threads=target.threads, exact="off")
+
+    def _drafter(self) -> Drafter:
+        kept = None if self.loading.no_memory else file_of(self.target.vocabulary_hash)
+        if self._small is None:
+            return make_drafter(DEFAULT, memory=self.memory, kept=kept)
+        return HybridDrafter(asked_for(self.target, self._small), self.memory, kept)
+
     def close(self) -> None:
-        """Free the model."""
+        """Free the models."""
         self.target.close()
+        if self._small is not None:
+            self._small.close()
 
 
 def _tuned(path: Path, loading: Loading) -> Mapping[str, Any]:

@@ -32,6 +32,8 @@ _MORE: dict[str, Any] = {
     "ctx_size": (int, Field(None, ge=16, le=2**24, description="Context in tokens; default: the model's, if it fits.")),
     "gpu_layers": (int, Field(None, ge=-1, le=9999, description="Layers on the GPU; default: all.")),
     "threads": (int, Field(None, ge=1, le=MOST_THREADS, description="CPU threads; default: the physical cores.")),
+    "draft_model": (str, Field(None, min_length=1, description="Draft with this model of the same vocabulary too.")),
+    "rpc": (str, Field(None, description="Machines to spread the layers over, HOST:PORT,...; trusted networks only.")),
 }
 
 

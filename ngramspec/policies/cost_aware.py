@@ -90,16 +90,17 @@ class CostPolicy(Policy):
 
     def limit(self) -> int:
         in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
-        in_debt |= self._dear and self._saved + self.ALLOWANCE * self._spent + self.CREDIT * self._plain_seconds < 0
+        in_debt |= self._dear and self._funds(self._plain_seconds) < 0
         return 0 if in_debt or self._plain_due else self._draft_max
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         if curve is None:
             return None
         costs = curve.padded(sizes)
-        plain = costs[self._texts][1]
-        stake = self.STAKE * max(0.0, self._funds(curve, plain))
-        slopes, level = curve.slopes(sizes)[self._texts - 1 :], curve.level
+        plain, level = costs[self._texts][1], curve.level
+        # Every text has a drafter of its own, and what all of them take may be lost.
+        stake = self.STAKE * max(0.0, self._funds(plain * level)) / self._texts / level
+        slopes = curve.slopes(sizes)[self._texts - 1 :]
         return TokenPrice(
             self._worth(curve, sizes), slopes, level, stake, [cost - plain for _, cost in costs[self._texts :]]
         )
@@ -133,7 +134,7 @@ class CostPolicy(Policy):
         plain, plain_cost = costs[1]
         if not draft.tokens and (debt is not None or not curve.switch):
             return 0, plain
-        funds = self._funds(curve, plain_cost)
+        funds = self._funds(plain_cost * curve.level) / curve.level
         if funds < 0:
             return 0, plain
         stake = self.STAKE * funds
@@ -173,9 +174,9 @@ class CostPolicy(Policy):
             best_size = costs[1 + best][0]
         return best, best_size
 
-    def _funds(self, curve: CostCurve, plain_cost: float) -> float:
-        """What may still be lost, in units of T(1)."""
-        return (self._saved + self.ALLOWANCE * self._spent) / curve.level + self.CREDIT * plain_cost
+    def _funds(self, plain_seconds: float) -> float:
+        """What may still be lost, in seconds; a plain pass takes `plain_seconds`."""
+        return self._saved + self.ALLOWANCE * self._spent + self.CREDIT * plain_seconds
 
     def plan_together(
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
@@ -195,7 +196,7 @@ class CostPolicy(Policy):
         n = self._texts
         self._measured = curve.measured
         plain_cost = sum(map(curve.ratio, batches([1] * n)))
-        funds = self._funds(curve, plain_cost)
+        funds = self._funds(plain_cost * curve.level) / curve.level
         best = [(0, 1)] * n
         if funds < 0:
             return best

@@ -10,6 +10,8 @@ from typing import Literal, cast
 from ngramspec.backend import Switching
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.ready import exactness_is_cheap, ready
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.recall import Recall
 from ngramspec.exactness.choice import Exact
@@ -40,6 +42,7 @@ def open_engine(
     *,
     drafts: bool,
     draft_max: int,
+    model: AskedModel | None = None,
     memory: Recall | None,
     kept: Path | None,
     cache_room: int,
@@ -52,17 +55,21 @@ def open_engine(
         shared: the model; the engine has it to itself.
         drafts: whether anything is drafted.
         draft_max, cache_room, crashed, executor: see `Engine`.
+        model: drafts too, and is asked where that pays; it has as many lanes as `shared`.
         memory: what is drafted from beside the contexts; it hears every answer. None: neither.
         kept: see `MixtureDrafter`.
     """
     calibration, footing = ready(shared, exact=shared.exact == "on")
+    drafter = None
+    if drafts and shared.can_rollback:
+        drafter = MixtureDrafter(memory, kept) if model is None else HybridDrafter(model, memory, kept)
     return Engine(
         shared,
         shared,
         shown=shared.shown,
         calibration=calibration,
         footing=footing,
-        drafter=MixtureDrafter(memory, kept) if drafts and shared.can_rollback else None,
+        drafter=drafter,
         draft_max=draft_max,
         memory=memory,
         cache_room=cache_room,

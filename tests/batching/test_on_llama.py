@@ -14,10 +14,13 @@ from ngramspec.batching.ready import ready
 from ngramspec.batching.request import Done, Request
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.recall import Recall
 from ngramspec.exactness.auto import Footing
+from ngramspec.llama.draft_model import asked_for
 from ngramspec.llama.shared import SharedTarget
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
@@ -131,3 +134,36 @@ def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact:
         assert prompt_text.tokens == text or any(
             event.close_calls for event in prompt_text.events if hasattr(event, "close_calls")
         )
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen35", "mamba2"])
+def test_a_draft_model_has_a_lane_for_each_text(models: dict[str, Path], name: str) -> None:
+    """It is asked always, as the curve says that a pass takes a second; it is the model itself, and changes nothing."""
+    chance = random.Random(name)
+    with (
+        SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, exact="on") as shared,
+        SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, apart=True) as small,
+    ):
+        prompts = [[chance.randrange(3, shared.n_vocab - 3) for _ in range(30)] for _ in range(5)]
+        found, counted = [], []
+        for drafter in (None, HybridDrafter(asked_for(shared, small))):
+            engine = Engine(
+                shared,
+                shared,
+                shown=shared.shown,
+                calibration=Calibration.given(GivenCurve({1: 1.0, 64: 1.2})),
+                footing=Footing(range(1, 33), aligned=True),
+                drafter=drafter,
+                draft_max=8,
+            )
+            ears = [Ear() for _ in prompts]
+            for i, (prompt, ear) in enumerate(zip(prompts, ears, strict=True)):
+                engine.submit(Request(prompt, 40, Sampling(0.8 * (i % 2), seed=i)), ear)
+            ends = [ear.wait() for ear in ears]
+            assert all(isinstance(end, Done) for end in ends)
+            found.append([ear.tokens for ear in ears])
+            counted.append(engine.report().stats)
+            engine.stop()
+        assert found[0] == found[1]
+        assert counted[1].accepted > 0.5 * counted[1].drafted > 0
+        assert shared.drafts_alone or all(lane.tokens for lane in small.lanes)

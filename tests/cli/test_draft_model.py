@@ -52,15 +52,20 @@ def test_verify_and_bench_draft_with_it(env: dict[str, str], tmp_path: Path) -> 
 def test_bad_models_and_places_are_a_line(env: dict[str, str], tmp_path: Path) -> None:
     other = write_model(tmp_path / "other.gguf", "llama")
     complete = ("complete", str(DEMO), "-t", "1", "-c", "256", "-n", "4", "--temp", "0")
+    serve = ("serve", str(DEMO), "-t", "1", "-c", "256", "--port", "0")
     for arguments, said in (
         ((*complete, "-md", str(tmp_path / "gone.gguf")), "gone.gguf"),
         ((*complete, "-md", str(other)), "their vocabularies differ, at token"),
-        (("serve", str(DEMO), "-md", str(DEMO)), "No such option: -m"),
+        ((*serve, "-md", str(tmp_path / "gone.gguf")), "gone.gguf"),
+        ((*serve, "-md", str(other)), "their vocabularies differ, at token"),
+        ((*serve, "-md", str(DEMO), "--no-draft"), "leave out --no-draft"),
+        ((*serve, "-td", "1"), "name it with -md"),
     ):
         done = run(env, *arguments, stdin=PROMPT.encode())
         assert done.code != 0
         assert done.out == ""
         assert said in done.complaint
+        assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import httpx
 import pytest
 from ngramspec_cli import app
 from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, environment, run
@@ -240,6 +241,22 @@ def test_a_worker_that_hangs_is_one_line(home: dict[str, str], pair: tuple[Worke
     assert done.code == 1
     assert done.raw
     assert "said nothing for 1 s" in done.complaint
+
+
+@needs_rpc
+def test_a_server_that_loses_a_worker_ends(home: dict[str, str], pair: tuple[Worker, Worker], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [*COMMAND, "serve", "-t", "1", "-c", "256", "--port", "0", str(DEMO), "--rpc", pair[0].name]
+    with log.open("wb") as errors, subprocess.Popen(command, env=home, stderr=errors) as process:
+        deadline = time.monotonic() + PATIENCE
+        while "is ready" not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        address = next(line.split()[-1] for line in log.read_text().splitlines() if "listening on" in line)
+        pair[0].process.send_signal(signal.SIGKILL)
+        answer = httpx.post(f"{address}/completion", json={"prompt": "def", "n_predict": 4}, timeout=PATIENCE)
+        assert answer.status_code == 500
+        assert process.wait(PATIENCE) == 1
+    assert "no RPC worker listens any more" in log.read_text().splitlines()[-1]
 
 
 @needs_rpc

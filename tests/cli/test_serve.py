@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,23 @@ def test_text_is_what_the_command_line_gives(served: Served, env: dict[str, str]
     body = {"prompt": PROMPT, "n_predict": 40, "temperature": 0}
     told = httpx.post(f"{served.address}/completion", json=body, timeout=PATIENCE).json()
     assert told["content"] == done.stdout.decode().removesuffix("\n")
+
+
+def test_a_draft_model_changes_no_text(served: Served, env: dict[str, str], tmp_path: Path) -> None:
+    """Two at once, twice: the demo model drafts for itself, and is right, where it is asked."""
+    bodies = [{"prompt": text, "n_predict": 60, "temperature": 0, "seed": 1} for text in (PROMPT, "def add(a, b):")]
+
+    def ask(server: Served) -> list[str]:
+        def one(body: dict[str, object]) -> str:
+            told = httpx.post(f"{server.address}/completion", json=body, timeout=PATIENCE).json()
+            return str(told["content"])
+
+        with ThreadPoolExecutor(2) as clients:
+            return list(clients.map(one, bodies))
+
+    with serving(env, tmp_path, "-c", "512", "-np", "2", "-md", str(DEMO), "-td", "1") as server:
+        server.wait_for("is ready")
+        assert ask(server) == ask(server) == ask(served)
 
 
 def test_a_taken_port_is_one_line(served: Served, env: dict[str, str]) -> None:

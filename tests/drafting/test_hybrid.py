@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.decoder_loop import CLOCK, cheap, drive, milliseconds, unmeasured
 from support.laws import Path, check_law, law_of_text
+from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.decoding.step import Stats
@@ -190,10 +191,35 @@ def test_another_drafter_on_the_same_model_drafts_the_same() -> None:
     model, prompt = Small(), [1, 2, 3, 4] * 3
     first = hybrid(model)
     drafts = []
-    for drafter in (first, first.beside(), first):
+    for drafter in (first, first.anew(), first):
         drafter.begin(prompt)
         drafts.append(drafter.propose(6).tokens)
     assert drafts[0] == drafts[1] == drafts[2]
+
+
+def test_a_drafter_beside_works_in_the_next_lane_and_knows_what_the_first_learnt() -> None:
+    small = MockShared(3, n_vocab=N, peak=6.0, clock=CLOCK)
+    first = HybridDrafter(AskedModel(small.lanes[0], clock=milliseconds, shared=small))
+    drafters = [first, first.beside(), first.beside()]
+    assert [drafter.model.model for drafter in drafters] == small.lanes
+    assert all(drafter.model.pace is first.model.pace for drafter in drafters)
+    prompt = [1, 2, 3, 4] * 3
+    drafts = []
+    for drafter in drafters:
+        drafter.begin(prompt)
+        drafts.append(drafter.propose(6).tokens)
+    assert drafts[0] == drafts[1] == drafts[2]
+    for _ in range(30):  # guesses that fail make the same guesses of the others unlikely
+        first.begin(prompt)
+        first.propose(6)
+        first.accept([0])
+    drafters[1].begin(prompt)
+    unlikely = drafters[1].propose(6).chances[0]
+    with pytest.raises(ValueError, match="no further lane"):
+        first.beside()
+    other = hybrid(MockTarget(N, peak=6.0, clock=CLOCK))
+    other.begin(prompt)
+    assert unlikely < other.propose(6).chances[0]
 
 
 # --------------------------------------------------------------------------- the text is the target's

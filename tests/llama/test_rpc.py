@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from typing import Any
 
+import llama_cpp
 import pytest
 from architectures.files import write_model
 from support.cli_runner import DEMO
@@ -19,6 +21,11 @@ LOCAL = {
     "llama_token_to_piece",
     # A model's own head is not run with workers.
     "llama_set_embeddings_nextn", "llama_get_embeddings_nextn", "llama_get_embeddings_nextn_ith",
+    # Of llama-cpp-python's class: what a pass has fetched already, and what the next one will do.
+    "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_ith", "llama_get_embeddings_seq",
+    "llama_memory_seq_add", "llama_memory_seq_keep", "llama_set_adapters_lora", "llama_n_ctx", "llama_numa_init",
+    "llama_max_parallel_sequences", "llama_perf_context_print", "llama_perf_context_reset", "llama_pooling_type",
+    "llama_token", "llama_sampler",
 }  # fmt: skip
 """Functions that look at what this process has itself; besides those of the families below."""
 
@@ -79,9 +86,10 @@ def test_a_model_s_own_head_is_not_run_with_workers(monkeypatch: pytest.MonkeyPa
 
 
 def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:
-    """Of those that this room calls. One that is not would wait for a lost worker for good."""
+    """Of those that this room calls, and `Llama`. One that is not would wait for a lost worker for good."""
     called = set()
-    for path in Path(rpc.__file__).parent.glob("*.py"):
+    theirs = Path(llama_cpp.llama.__file__)
+    for path in (*Path(rpc.__file__).parent.glob("*.py"), theirs, theirs.with_name("_internals.py")):
         if path.stem in ("first_load", "amx_trial"):  # children of their own, without workers
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -92,3 +100,21 @@ def test_every_function_that_may_speak_to_a_worker_is_guarded() -> None:
     assert guarded <= called
     unknown = {n for n in called - guarded - LOCAL if not n.startswith(LOCAL_FAMILIES) and not n.endswith("_params")}
     assert unknown == set()
+
+
+def test_whoever_loads_a_model_says_that_it_gets_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+
+    def load(path: bytes, params: Any) -> int:
+        assert params.progress_callback(0.5, None)
+        return len(path)
+
+    monkeypatch.setattr(rpc, "alive", lambda: heard.append("alive"))
+    monkeypatch.setattr(rpc.llama, "llama_model_load_from_file", load)
+    rpc._load_noisily()
+    assert rpc.llama.llama_model_load_from_file(b"model", rpc.llama.llama_model_default_params()) == 5
+    assert heard == ["alive"]
+    own = rpc.llama.llama_model_default_params()
+    own.progress_callback = rpc.llama.llama_progress_callback(lambda *_: bool(heard.append("own") or 1))
+    rpc.llama.llama_model_load_from_file(b"", own)
+    assert heard == ["alive", "own"]

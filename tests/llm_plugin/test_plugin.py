@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from support.cli_runner import DEMO, Done, run
+from support.tiny_models import write_model
 
 llm = pytest.importorskip("llm")
 pytest.importorskip("llama_cpp")
@@ -20,6 +21,8 @@ from ngramspec.decoding.step import Step  # noqa: E402
 from ngramspec.llm_plugin.model import NGramSpec, PromptFailed  # noqa: E402
 from ngramspec.llm_plugin.opened import loading  # noqa: E402
 from ngramspec.llm_plugin.options import sampling_of  # noqa: E402
+from ngramspec.policies.cost_aware import CostPolicy  # noqa: E402
+from ngramspec.policies.simple import FixedPolicy  # noqa: E402
 from ngramspec.sampling.settings import Sampling  # noqa: E402
 
 REPETITIVE = "Repeat: one two three four five six. one two three four five six. one two three"
@@ -117,6 +120,26 @@ def test_drafts_change_nothing_and_the_model_stays_loaded(home: Path, model: NGr
     assert plain.usage().details is None
 
 
+def test_a_draft_model_changes_nothing(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = NGramSpec(str(DEMO))
+    plain = made.prompt(REPETITIVE, no_draft=True, **GREEDY).text()
+    # The demo model is right about itself, though it is never cheap enough.
+    monkeypatch.setattr(CostPolicy, "plan", FixedPolicy(4).plan)
+    monkeypatch.setattr(CostPolicy, "price", lambda *_: None)
+    drafted = made.prompt(REPETITIVE, draft_model=str(DEMO), **GREEDY)
+    assert drafted.text() == plain
+    usage = drafted.usage().details or {}
+    assert usage["accepted"] > 0.6 * usage["drafted"] > 0
+    opened = made._opened
+    other = write_model(tmp_path / "other.gguf", "llama")
+    with pytest.raises(llm.ModelError, match="their vocabularies differ, at token"):
+        made.prompt("Hi", draft_model=str(other), **GREEDY).text()
+    assert opened is not None
+    assert opened._small is not None
+    assert opened.target.closed
+    assert opened._small.closed
+
+
 def test_an_answer_of_a_schema_is_json_of_it(home: Path, model: NGramSpec) -> None:
     schema = {"type": "object", "properties": {"ok": {"type": "boolean"}}, "required": ["ok"]}
     answer = json.loads(model.prompt("Is it?", schema=schema, **GREEDY).text())
@@ -164,6 +187,11 @@ def test_a_seed_is_random_unless_it_is_named() -> None:
         ("no such file.gguf", {}, "no such file"),
         (str(DEMO), {"mirostat": 2, "temperature": 0}, "mirostat"),
         (str(DEMO), {"samplers": "bogus"}, "unknown sampler 'bogus'"),
+        (str(DEMO), {"draft_model": "gone.gguf"}, "gone.gguf"),
+        (str(DEMO), {"draft_model": str(DEMO), "no_draft": True}, "leave out no_draft"),
+        (str(DEMO), {"rpc": "host"}, "'host' is not HOST:PORT"),
+        (str(DEMO), {"rpc": "127.0.0.1:1", "gpu_layers": 0}, "leaves no layer to the option rpc"),
+        (str(DEMO), {"rpc": "127.0.0.1:1"}, "DGGML_RPC=on|cannot be reached"),
     ],
 )
 def test_what_cannot_be_answered_is_one_line(home: Path, name: str, given: dict[str, Any], complaint: str) -> None:

@@ -24,6 +24,7 @@ from ngramspec.cost.measure import SHARED_ORDER
 from ngramspec.decoding.speculation import Proposer
 from ngramspec.drafting.draft import Draft, Drafter
 from ngramspec.exactness.auto import Footing
+from ngramspec.policies.cost_aware import CostPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
 
@@ -44,6 +45,14 @@ def value(chances: Sequence[Sequence[float]], lengths: Sequence[int], rate: floa
     for of, length in zip(chances, lengths, strict=True):
         expected += sum(math.prod(of[: i + 1]) for i in range(length))
     return expected - rate * cost
+
+
+def test_what_may_be_lost_is_divided_among_the_drafters() -> None:
+    curve = CostCurve(dict.fromkeys(SIZES, 1.0))  # so that a pass of four texts costs what one costs
+    alone, shared = (CostPolicy(texts=texts).price(curve, SIZES) for texts in (1, 4))
+    assert alone is not None
+    assert shared is not None
+    assert 0 < shared.stake == pytest.approx(alone.stake / 4)
 
 
 CHANCES = st.lists(st.lists(st.floats(0.01, 0.99), max_size=4), min_size=2, max_size=4)

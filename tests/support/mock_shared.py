@@ -73,6 +73,7 @@ class MockShared:
         drafts_alone: as in `SharedModel`.
         fails: asked before each pass for whether it fails.
         seconds: what a batch of n tokens takes on `clock`.
+        clock: None: one of its own.
     """
 
     def __init__(
@@ -83,9 +84,10 @@ class MockShared:
         drafts_alone: bool = False,
         fails: Callable[[Sequence[Part]], bool] | None = None,
         seconds: Callable[[int], float] = lambda n: 1e-3 + 1e-5 * n,
+        clock: Clock | None = None,
         **settings: Any,
     ) -> None:
-        self.clock = clock = Clock()
+        self.clock = clock = clock or Clock()
         self.lanes = [MockLane(number, seconds=seconds, clock=clock, **settings) for number in range(lanes)]
         first = self.lanes[0]
         self.n_ctx, self.max_tokens, self.max_rows = first.n_ctx, first.n_batch, first.max_batch

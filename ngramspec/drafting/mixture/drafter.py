@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
+from typing import Self
 
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.mixture import learnt
@@ -61,7 +62,7 @@ class MixtureDrafter(Drafter):
         if self._kept is not None:
             learnt.keep(self._kept, self._guesser.about_tokens())
 
-    def beside(self) -> MixtureDrafter:
+    def beside(self) -> Self:
         """A drafter for another text at the same time: it shares memory, and what is learnt about tokens.
 
         Raises:

@@ -1,0 +1,187 @@
+"""A draft model beside the engine: its texts are the target's, its time is everybody's."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+from support.ear import WAIT, Ear
+from support.mock_shared import MockShared
+from support.mock_target import Clock, MockTarget, plain_generate
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.request import Done, Failed, Request
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.step import Stats, Step
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.drafting.recall import Recall
+from ngramspec.errors import TargetError
+from ngramspec.sampling.settings import Sampling
+
+N = 400
+"""Tokens, so many that nothing repeats by itself."""
+
+PASS = 1e-3
+SLOPE = 0.05
+
+
+def seconds(n: int) -> float:
+    """Of a pass of the target."""
+    return PASS * (1 + SLOPE * (n - 1))
+
+
+class Drafted:
+    """An engine whose target is drafted for by a mock of itself.
+
+    Args:
+        lanes: of both.
+        cost: of a pass of the draft model, as part of one of the target; None: there is no draft model.
+        blur: scale of what moves the target's logits in the draft model.
+    """
+
+    def __init__(self, lanes: int = 4, *, cost: float | None = 0.05, blur: float = 0.0, **options: Any) -> None:
+        clock = Clock(1e-7)
+        self.target = MockShared(lanes, seconds=seconds, clock=clock, n_vocab=N, peak=6.0, **options)
+        drafter = MixtureDrafter(Recall())
+        if cost is not None:
+            took = cost * PASS
+            self.small = MockShared(lanes, seconds=lambda _: took, clock=clock, n_vocab=N, peak=6.0, replays=False)
+            for lane in self.small.lanes:
+                self._slow_and_blurred(lane, took, blur)
+            model = AskedModel(self.small.lanes[0], clock=clock.perf_counter, shared=self.small)
+            drafter = HybridDrafter(model, Recall())
+        curve = CostCurve({1: PASS, 64: seconds(64)})
+        self.engine = Engine(
+            self.target,
+            self.target.lanes[0],
+            shown=self.target.lanes[0].piece,
+            calibration=Calibration.given(curve),
+            drafter=drafter,
+            cache_room=1 << 24,
+            clock=clock.perf_counter,
+        )
+
+    def _slow_and_blurred(self, lane: Any, took: float, blur: float) -> None:
+        prefill, row = lane.prefill, lane.row
+
+        def slow(tokens: Sequence[int], **rest: Any) -> Any:
+            self.small.clock.now += took
+            return prefill(tokens, **rest)
+
+        def blurred(context: Sequence[int]) -> Any:
+            rng = np.random.default_rng((7, *context[-2:]))
+            return row(context) + (blur * rng.standard_normal(N)).astype(np.float32)
+
+        lane.prefill, lane.row = slow, blurred
+
+    def ask(self, prompt: Sequence[int], tokens: int = 60, **rest: Any) -> Ear:
+        ear = Ear()
+        self.engine.submit(Request(prompt, tokens, **rest), ear)
+        return ear
+
+
+@contextmanager
+def drafted(*args: Any, **options: Any) -> Iterator[Drafted]:
+    made = Drafted(*args, **options)
+    try:
+        yield made
+    finally:
+        made.engine.stop()
+
+
+def prompts(n: int) -> list[list[int]]:
+    return [[(31 * i + 7 * j * (i + 2)) % N for j in range(20 + 5 * i)] for i in range(n)]
+
+
+def alone(prompt: Sequence[int], tokens: int = 60, sampling: Sampling | None = None) -> list[int]:
+    return plain_generate(MockTarget(N, peak=6.0), prompt, tokens, sampling or Sampling())
+
+
+@pytest.mark.parametrize("lanes", [1, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.9])
+@pytest.mark.parametrize("blur", [0.0, 2.0])
+def test_texts_are_those_without_it(lanes: int, temperature: float, blur: float) -> None:
+    with drafted(lanes, blur=blur) as made:
+        asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(5))]
+        ears = [made.ask(prompt, sampling=sampling) for prompt, sampling in asked]
+        for ear in ears:
+            assert ear.wait().reason == "length"
+        # Their next turns, of which lanes hold the beginning.
+        more = [made.ask([*prompt, *ear.tokens, 5], 20) for (prompt, _), ear in zip(asked, ears, strict=True)]
+        for ear in more:
+            assert ear.wait().cached > 0
+    for ear, later, (prompt, sampling) in zip(ears, more, asked, strict=True):
+        assert ear.tokens == alone(prompt, sampling=sampling)
+        assert later.tokens == alone([*prompt, *ear.tokens, 5], 20)
+    assert all(lane.batches for lane in made.small.lanes)
+    assert sum(len(done) for done in made.target.passes) < 0.8 * 5 * 80
+
+
+def test_a_cancelled_request_leaves_its_lane_to_the_next() -> None:
+    with drafted(1) as made:
+        first, second = prompts(2)
+        ear = Ear()
+        ticket = made.engine.submit(Request(first, 3000), ear)
+        while not any(isinstance(event, Step) for event in ear.events):
+            ear.heard.get(timeout=WAIT)
+        ticket.cancel()
+        assert ear.wait().reason in ("cancelled", "length")
+        for prompt in (second, [*first, *ear.tokens[:3]]):
+            again = made.ask(prompt)
+            again.wait()
+            assert again.tokens == alone(prompt)
+
+
+def rate(n: int, **options: Any) -> tuple[float, Stats]:
+    """Tokens of n texts at once per second of their passes and drafts, and what the engine counted."""
+    with drafted(n, **options) as made:
+        gate = threading.Event()
+        made.target._fails = lambda _: not gate.wait(WAIT)  # until all are there
+        ears = [made.ask(prompt, 250) for prompt in prompts(n)]
+        gate.set()
+        for ear in ears:
+            assert isinstance(ear.wait(), Done)
+        stats = made.engine.report().stats
+        return stats.generated / made.target.clock.now, stats
+
+
+@pytest.mark.parametrize("n", [1, 4])
+def test_a_cheap_model_makes_texts_faster_and_a_dear_one_none_slower(n: int) -> None:
+    plain, _ = rate(n, cost=None)
+    fast, stats = rate(n, cost=0.03)
+    assert fast > (2.0 if n == 1 else 1.5) * plain
+    assert stats.accepted > 0
+    for cost, blur in ((0.5, 0.0), (1.0, 30.0)):
+        slow, _ = rate(n, cost=cost, blur=blur)
+        assert slow > 0.98 * plain
+
+
+def test_reading_the_text_counts_as_reading() -> None:
+    with drafted(1) as made:
+        end = made.ask(list(range(300)), 200).wait()
+        assert isinstance(end, Done)
+        reads = [step for step in made.small.lanes[0].prefilled if step > 100]
+    assert reads
+    assert end.stats.draft_seconds < 0.1 * end.stats.seconds + sum(made.small.lanes[0].batches) * 0.05 * PASS
+
+
+def test_a_draft_model_that_fails_ends_the_requests_that_ask_it() -> None:
+    with drafted(2) as made:
+        broken = made.small.lanes[1]
+
+        def fails(_: Sequence[int], **__: Any) -> Any:
+            raise TargetError("no memory for the draft model")
+
+        broken.prefill = broken.evaluate = fails
+        ears = [made.ask(prompt, 200) for prompt in prompts(2)]
+        ends = [ear.wait() for ear in ears]
+        assert [type(end) for end in ends] == [Done, Failed]
+        assert ears[0].tokens == alone(prompts(1)[0], 200)
+        assert ears[1].tokens == alone(prompts(2)[1], 200)[: len(ears[1].tokens)]
