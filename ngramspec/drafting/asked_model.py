@@ -20,6 +20,9 @@ from ngramspec.drafting.draft import Chooser
 from ngramspec.drafting.model import ModelDrafter
 from ngramspec.drafting.price import TokenPrice
 
+PART = 1 / 2
+"""Of what may be lost by a refusal, so much may go into questions: once all is lost others draft no more either."""
+
 
 class Answer(NamedTuple):
     """What the model would put at a position.
@@ -68,7 +71,7 @@ class AskedModel(ModelDrafter):
         if not price.seconds:
             return 0.0
         time_of = self.pace.reading(max(1, guesses if self._caught_up else guesses + 1)) / price.seconds
-        return math.inf if self._spent / price.seconds + time_of > price.stake else time_of
+        return math.inf if self._spent / price.seconds + time_of > PART * price.stake else time_of
 
     def again(self, price: TokenPrice) -> float:
         """The time of one guess more, in units of the price."""
@@ -77,14 +80,15 @@ class AskedModel(ModelDrafter):
     def entry(self, price: TokenPrice) -> float:
         """How much more the first question of a draft must be worth, in units of the price.
 
-        It is what reading the text takes that the model has not read, over the passes made without it since: see
-        `ModelDrafter` for the reason.
+        It is what reading the text takes that the model has not read, over the passes made without it since, and those
+        that are expected where it has read nothing yet: see `ModelDrafter` for the reason.
         """
         unread = len(self._text) - self._held
         if self._caught_up or unread <= 1 or not price.seconds:
             return 0.0
         reading = self.pace.reading(unread) - self.pace.token
-        return reading / price.seconds / self._since if self._since else math.inf
+        passes = self._since + self._left()
+        return reading / price.seconds / passes if passes else math.inf
 
     def promises(self, limit: int, price: TokenPrice) -> float:
         """What a draft that the model makes alone is expected to gain, in tokens."""

@@ -122,12 +122,13 @@ class ChanceEstimator:
         self._streak = 0
         self.open(None)
 
-    def open(self, price: TokenPrice | None) -> None:
-        """Start a chain."""
+    def open(self, price: TokenPrice | None, hopeless: float = HOPELESS) -> None:
+        """Start a chain, which ends when the probability that all of it is accepted has fallen below `hopeless`."""
         self.chances: list[float] = []
         self._cells: list[Cell] = []
         self._guesses: Sequence[int] = ()
         self._price = price
+        self._hopeless = hopeless
         self._reach = 1.0
 
     def go_on(self, match: int, count: float, support: int) -> bool:
@@ -138,7 +139,7 @@ class ChanceEstimator:
         self.chances.append(p)
         self._reach *= p
         reach, price = self._reach, self._price
-        return reach >= HOPELESS and (price is None or price.pays(reach, len(self._cells)))
+        return reach >= self._hopeless and (price is None or price.pays(reach, len(self._cells)))
 
     def blind(self, match: int, q: Mapping[int, float], support: int) -> float:
         """The estimate of a chain's first guess, whichever is drawn from `q`; see `blind` in `Drafter.propose`."""

@@ -5,23 +5,31 @@ expected to add is worth more than its time. It then reads the n-grams' guesses 
 says of each what it would have guessed: where both agree the guess is surer, where they differ the likelier one stands.
 Behind it the n-grams go on, free again, and the question comes anew, so that either continues the other's chain.
 
+What a question is worth is thought through before it is asked: for each answer that may come, how much the chain that
+is then best gains by the cost of its pass. The first token of a draft may cost more than the next ten, and then a guess
+that is likely right is worth nothing unless others follow it.
+
 That a model checks cheaper guesses before the target does is known as staged speculation (Spector and Re 2023, arXiv
 2308.04623); here the price decides where.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
 from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.chain_value import ChainValue
 from ngramspec.drafting.draft import Chooser, Draft, Question
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
-from ngramspec.drafting.second_opinion import BOTH, MODEL, NGRAMS, SecondOpinion
+from ngramspec.drafting.second_opinion import ALONE, BOTH, LEVELS, MODEL, NGRAMS, SecondOpinion
 from ngramspec.sampling.settings import Sampling
+
+FARTHEST = 10
+"""Most guesses that are thought ahead: how many the model reads, and how many questions follow."""
 
 
 class Guess(NamedTuple):
@@ -206,37 +214,52 @@ class HybridDrafter(MixtureDrafter):
     def _worth_asking(self, settled: int, limit: int, reach: float, price: TokenPrice, read: int) -> int | None:
         """How many guesses behind the settled ones the model is to read before its own; None: it is not asked."""
         ps = [guess.p for guess in self._chain[settled:]]
-        slopes, worth = price.slopes, price.worth
-        # What the n-grams' guesses behind position i add if it is right: tokens, and the time of their places.
-        adds, takes = [0.0] * (len(ps) + 1), [0.0] * (len(ps) + 1)
-        for i in range(len(ps) - 1, -1, -1):
-            at = settled + i
-            more, time = ps[i] * (1 + adds[i + 1]), slopes[at] + takes[i + 1]
-            if reach * more > worth * time:
-                adds[i], takes[i] = more, time
-        without = reach * adds[0] - worth * takes[0]
-        # What further questions add behind a guess of the model's that is right, one guess each.
-        _, right = self.opinion.expected(0.0)
-        further, more = 0.0, right
-        for at in range(settled + 1, limit):
-            value = reach * more - worth * (slopes[at] + self.model.again(price))
-            if value <= 0:
-                break
-            further += value / reach
-            more *= right
-        best, along = without + worth * self.model.entry(price), None
-        gain, kept = 0.0, reach
-        for i in range(min(len(ps), limit - settled - 1) + 1):
-            at = settled + i
-            stands, right = self.opinion.expected(ps[i] if i < len(ps) else 0.0)
-            behind = kept * stands
-            gain += max(0.0, kept * right - worth * slopes[at]) + (kept * right - behind) * further
-            tail = max(0.0, behind * adds[i + 1] - worth * takes[i + 1]) if i < len(ps) else 0.0
-            value = gain + tail - worth * self.model.costs(at - read, price)
-            if value > best:
-                best, along = value, i
-            kept = behind
+        value = ChainValue()
+        for guess in self._chain[:settled]:
+            value = value.then(guess.chance, price)
+        further = self._further(price, limit)
+        best = value.along(ps, price) + price.worth * self.model.entry(price)
+        along = None
+        ended, agreed = 0.0, 1.0
+        for i in range(min(len(ps), limit - settled - 1, FARTHEST) + 1):
+            prospects = self.opinion.expected(ps[i] if i < len(ps) else 0.0)
+            for share, chance in prospects.others:
+                ended += agreed * (1.0 - prospects.agrees) * share * further(value.then(chance, price))
+            agreed *= prospects.agrees
+            expected = ended
+            if agreed:
+                value = value.then(prospects.surer, price)
+                expected += agreed * max(value.along(ps[i + 1 :], price), further(value))
+            expected -= price.worth * self.model.costs(settled + i - read, price)
+            if expected > best:
+                best, along = expected, i
         return along
+
+    def _further(self, price: TokenPrice, limit: int) -> Callable[[ChainValue], float]:
+        """What a chain is worth if the model may be asked behind it, guess by guess, while its guesses are good."""
+        prospects = self.opinion.expected()
+        outcomes = [((1.0 - prospects.agrees) * share, chance) for share, chance in prospects.others]
+        outcomes.append((prospects.agrees, prospects.surer))
+        ways = []
+        for least in LEVELS:
+            good = [(share, chance) for share, chance in outcomes if chance > least]
+            often = sum(share for share, _ in good)
+            if often:
+                ways.append((often, sum(share * chance for share, chance in good) / often))
+        asking = price.worth * self.model.again(price)
+
+        def further(value: ChainValue) -> float:
+            best = value.most
+            for often, chance in ways:
+                goes_on, ended, at = 1.0, 0.0, value
+                for _ in range(min(limit - value.length, FARTHEST)):
+                    ended += goes_on * ((1.0 - often) * at.most - asking)
+                    goes_on *= often
+                    at = at.then(chance, price)
+                    best = max(best, ended + goes_on * at.most)
+            return best
+
+        return further
 
     def _ask(self, settled: int, along: int, read: int, choose: Chooser | None, reach: float) -> tuple[int, float, int]:
         """Let the model read `along` guesses, and judge these and the next.
@@ -257,7 +280,8 @@ class HybridDrafter(MixtureDrafter):
             if answer == ours.token:
                 better = ours._replace(chance=opinion.chance(BOTH, ours.p, m))
             else:
-                better = Guess(answer, ours.p, opinion.chance(MODEL, ours.p, m), law)
+                case = MODEL if ours.token >= 0 else ALONE
+                better = Guess(answer, ours.p, opinion.chance(case, ours.p, m), law)
                 if ours.token >= 0 and (stands := opinion.chance(NGRAMS, ours.p, m)) > better.chance:
                     better = ours._replace(chance=stands)
             self._asked_about.append(Asked(at, ours.p, m, ours.token, answer, better.token))

@@ -14,16 +14,12 @@ The prompt's n-grams are pooled too, an option of the authors' code (POOL_FROM_P
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.drafting.chances import ChanceEstimator, pick
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
-from ngramspec.drafting.price import TokenPrice
-from ngramspec.drafting.recycle import STEADY, Successors, top_two
+from ngramspec.drafting.successors import Guess, SuccessorDrafter, Successors, top_two
 
 WINDOW = 15
 """Most tokens in a draft: W, the window's length, in llama.cpp's example of lookahead decoding."""
@@ -35,7 +31,7 @@ POOLED = 65_536
 """Most contexts in the pool; the one that was not evaluated for longest goes first."""
 
 
-class LookaheadDrafter(Drafter):
+class LookaheadDrafter(SuccessorDrafter):
     """Drafts whole windows of guesses, and learns from the logits computed behind each of them.
 
     A guess is the first that there is of these: what followed the last 3, 2 or 1 tokens in the prompt, or was likeliest
@@ -54,13 +50,9 @@ class LookaheadDrafter(Drafter):
     """
 
     name = "lookahead"
-    wants_logits = True
-
-    def __init__(self) -> None:
-        self._pool: OrderedDict[tuple[int, ...], Successors] = OrderedDict()
-        self._n_vocab = 0
-        self._judge = ChanceEstimator()
-        self.begin(())
+    longest = WINDOW
+    # A judge would end a draft without hope: its rows are worth what they cost as long as that is 0.
+    hopeless = 0.0
 
     def begin(self, prompt: Sequence[int]) -> None:
         # Pooled when the first logits are seen, which tell whether the pool is this model's.
@@ -71,10 +63,7 @@ class LookaheadDrafter(Drafter):
         self._judge.begin()
 
     def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
-        if rows.shape[1] != self._n_vocab:
-            # Another model: its tokens have other meanings, and some of these may not be among them.
-            self._pool.clear()
-            self._n_vocab = rows.shape[1]
+        super().see(tokens, rows)
         prompt, self._unread = self._unread, []
         for end, token in enumerate(prompt):
             self._pool_in(prompt[max(0, end - LONGEST) : end], token, {token: 1.0})
@@ -88,51 +77,21 @@ class LookaheadDrafter(Drafter):
 
     def _pool_in(self, context: Sequence[int], best: int, law: Mapping[int, float]) -> None:
         """Note what follows a context of at most `LONGEST` tokens, and the shorter ones within it."""
-        pool = self._pool
         for start in range(len(context)):
-            key = tuple(context[start:])
-            before = pool.pop(key, None)
-            run = min(STEADY, before.run + 1) if before is not None and before.best == best else 1
-            pool[key] = Successors(best, law, run)
-        while len(pool) > POOLED:
-            pool.popitem(last=False)
+            self._learn(tuple(context[start:]), best, law)
+        while len(self._pool) > POOLED:
+            self._pool.popitem(last=False)
 
-    def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
-    ) -> Draft:
-        judge = self._judge
-        judge.open(price)
-        tokens: list[int] = []
-        q: list[Mapping[int, float]] = []
-        match: list[int] = []
-        chances: Sequence[float] = judge.chances
-        reach = 1.0
-        while self._tail and len(tokens) < min(limit, WINDOW):
-            length, known = self._guess([*self._tail, *tokens], len(tokens))
-            token = known.best
-            if choose is not None:
-                token = pick(choose, len(tokens), known.law)
-                q.append(known.law)
-                if blind and not tokens:
-                    chances = [judge.blind(length, known.law, known.run)] * limit
-            tokens.append(token)
-            match.append(length)
-            judge.go_on(length, known.law[token] * known.run, known.run)
-            reach *= judge.chances[-1]
-            # Unlike the judge, who ends a draft without hope: its rows are worth what they cost as long as that is 0.
-            if price is not None and not price.pays(reach, len(tokens)):
-                break
-        judge.close(tokens)
-        return Draft(tuple(tokens), tuple(q), tuple(match), (), tuple(chances), self.name)
-
-    def _guess(self, text: Sequence[int], position: int) -> tuple[int, Successors]:
-        """The guess at a position of the draft that follows a text, and how many tokens of context it rests on."""
+    def _guess(self, tokens: Sequence[int]) -> Guess | None:
+        text = [*self._tail, *tokens]
         for length in range(min(LONGEST, len(text)), 0, -1):
             pooled = self._pool.get(tuple(text[-length:]))
             if pooled is not None:
-                return length, pooled
-        expected = self._trajectory[position] if position < len(self._trajectory) else None
-        return 0, expected or Successors(text[-1], {text[-1]: 1.0}, 1)
+                return Guess(pooled, length, length)
+        if not text:
+            return None
+        expected = self._trajectory[len(tokens)] if len(tokens) < len(self._trajectory) else None
+        return Guess(expected or Successors(text[-1], {text[-1]: 1.0}, 1), 0, 0)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._tail = [*self._tail, *tokens][-LONGEST:]

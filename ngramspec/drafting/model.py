@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
@@ -42,6 +43,9 @@ FIRST_READ = 8
 PROBES = 0.004
 """Part of the time that may go into asking a model that does not pay, to see whether that is still so."""
 
+TEXTS = 8
+"""Latest texts that tell how long the next one is expected to be."""
+
 POSITIONS = 8
 """Positions of a draft whose acceptance is counted apart; those behind them are counted with the last."""
 
@@ -65,8 +69,10 @@ class ModelDrafter(Drafter):
     tokens a pass. Where that is not positive the model is not asked, but for a rare probe, whose time is at most PROBES
     of all. A text is not read before the passes made without the model could have gained what reading takes, so that
     one that ends early has not paid for what it cannot use (ski rental: Karlin et al. 1988, "Competitive snoopy
-    caching"). A draft goes on while the next guess, which is yet to be made, is expected to pay for its time and for
-    its place in the target's pass, and while its guesses have not taken all that may be lost (`TokenPrice.stake`).
+    caching"); passes that are yet to come count too, as many as the latest texts lead to expect (Purohit, Svitkina,
+    Kumar 2018, "Improving online algorithms via ML predictions"). A draft goes on while the next guess, which is yet to
+    be made, is expected to pay for its time and for its place in the target's pass, and while its guesses have not
+    taken all that may be lost (`TokenPrice.stake`).
 
     A guess is accepted with about the probability that the model gives it; what such probabilities meant lately
     corrects it.
@@ -110,6 +116,8 @@ class ModelDrafter(Drafter):
         self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
         self._rates = [FadingRate(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT, fade=FADE) for _ in range(POSITIONS)]
         self._credit = 0.0
+        self._lengths: deque[int] = deque(maxlen=TEXTS)
+        self._passes = 0
         self.follow(Sampling())
         self.begin(())
 
@@ -144,6 +152,8 @@ class ModelDrafter(Drafter):
         self._readable = self._can_read(prompt)
         self._held = common_prefix(self.model.tokens, self._text)
         self._has_read = False
+        if self._passes:
+            self._lengths.append(self._passes)
         self._passes = 0
         self.read_seconds = 0.0
         self._forget()
@@ -269,12 +279,18 @@ class ModelDrafter(Drafter):
         reading = (self.pace.reading(max(1, behind)) - self.pace.token) / price.seconds
         gain = self._gain(limit, price)
         if gain > 0:
-            return price.worth * reading <= gain * self._passes
+            return price.worth * reading <= gain * (self._passes + self._left())
         self._credit += PROBES
         if self._credit < self.pace.token / price.seconds + reading:
             return False
         self._credit = 0.0
         return True
+
+    def _left(self) -> float:
+        """How many passes more a text is expected to take that is not read yet, by the latest texts; else 0."""
+        if self._has_read or not self._lengths:
+            return 0.0
+        return sum(max(0, length - self._passes) for length in self._lengths) / len(self._lengths)
 
     def _time(self) -> None:
         """Read a little of the text where nothing tells yet what that takes."""

@@ -9,6 +9,10 @@ RECENT = 15
 """Passes that the pace is the median of: one that the system interrupted, or the first, which sets things up, is not
 seen in it."""
 
+FEW = 8
+"""Tokens in the largest pass of those that are timed apart: kernels for a few tokens may take longer for each of them
+than those for many do."""
+
 
 class Pace:
     """Seconds of a pass over one token, and of each token more, as medians of the latest passes.
@@ -19,10 +23,14 @@ class Pace:
     >>> pace.saw(11, 0.07)
     >>> pace.token, round(pace.reading(101), 3)
     (0.02, 0.52)
+    >>> pace.saw(4, 0.08)
+    >>> round(pace.reading(3), 3)
+    0.06
     """
 
     def __init__(self) -> None:
         self._ones: deque[float] = deque(maxlen=RECENT)
+        self._few: deque[float] = deque(maxlen=RECENT)
         self._more: deque[float] = deque(maxlen=RECENT)
 
     def saw(self, tokens: int, seconds: float) -> None:
@@ -30,7 +38,8 @@ class Pace:
         if tokens == 1:
             self._ones.append(seconds)
         elif tokens > 1:
-            self._more.append(max(0.0, (seconds - self.token) / (tokens - 1)))
+            times = self._few if tokens <= FEW else self._more
+            times.append(max(0.0, (seconds - self.token) / (tokens - 1)))
 
     @property
     def token(self) -> float:
@@ -40,5 +49,6 @@ class Pace:
     def reading(self, tokens: int) -> float:
         """Seconds that it takes to read so many tokens, at least one; no longer than one by one."""
         one = self.token
-        each = min(one, median_low(self._more)) if self._more else one
+        times = (self._few if tokens <= FEW else self._more) or self._more or self._few
+        each = min(one, median_low(times)) if times else one
         return one + each * (tokens - 1)

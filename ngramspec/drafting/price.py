@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Sequence
+from itertools import accumulate
 
 import cython
 
@@ -25,15 +26,25 @@ class TokenPrice:
             curve from there on. At least as many entries as a draft can have tokens, and one more.
         seconds: of a unit of time, for drafters that take time themselves; 0: nobody knows.
         stake: units of time that may be lost if the draft is refused.
+        costs: entry k is what a draft of k tokens takes longer than none; by default what the slopes add up to.
 
     Attributes:
-        worth, slopes, seconds, stake: as above. The unit of time is the caller's; by custom that of a one-token pass.
+        worth, slopes, seconds, stake, costs: as above. The unit of time is the caller's; by custom that of a one-token
+            pass.
     """
 
-    def __init__(self, worth: float, slopes: Sequence[float], seconds: float = 0.0, stake: float = math.inf) -> None:
+    def __init__(
+        self,
+        worth: float,
+        slopes: Sequence[float],
+        seconds: float = 0.0,
+        stake: float = math.inf,
+        costs: Sequence[float] | None = None,
+    ) -> None:
         self.worth = worth
         self.seconds = seconds
         self.stake = stake
+        self.costs = list(accumulate(slopes[:-1], initial=0.0)) if costs is None else costs
         self.slopes = self._slopes = slopes if isinstance(slopes, array) else array("d", slopes)
 
     @cython.ccall

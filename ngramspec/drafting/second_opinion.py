@@ -1,24 +1,28 @@
 """`SecondOpinion`: how likely a guess is right once a model was asked too, and, before that, what asking would give.
 
 At a position n-grams guess a token for nothing, with a chance p that is right on average; a draft model, asked at its
-price, guesses one with a probability m of its own. Each of three cases (the guess that both make; where they differ,
-the model's and the n-grams') has a chance that is mixed of p and m in the domain of log-odds, by weights learnt online:
-logistic mixing, as in compressors of the PAQ family (Mahoney 2005, section 3).
+price, guesses one with a probability m of its own. Each of four cases (the guess that both make; where they differ,
+the model's and the n-grams'; where n-grams have none, the model's) has a chance that is mixed of p and m in the domain
+of log-odds, by weights learnt online: logistic mixing, as in compressors of the PAQ family (Mahoney 2005, section 3).
 
-Before the model is asked only p is known. By classes of p it is counted how often a right guess of the n-grams still
-stood once the model was asked, and how often what stood was right.
+Before the model is asked only p is known. By classes of p it is counted how often the two agreed, how often they were
+right then, and otherwise how likely the guess that stood seemed, and how often it was right. A mean of all this would
+not do: where a drafted token costs time, the worth of asking is that bad guesses are not sent.
 """
 
 from __future__ import annotations
 
 import math
+from itertools import chain
+from typing import NamedTuple
 
 from ngramspec.drafting.fading import FadingRate
 
-BOTH, MODEL, NGRAMS = range(3)
-"""The cases: the guess that both make; where they differ, the model's guess, and the n-grams'."""
+BOTH, MODEL, NGRAMS, ALONE = range(4)
+"""The cases: the guess that both make; where they differ, the model's guess, and the n-grams'; where n-grams have none,
+the model's."""
 
-START = ((0.8, 0.3, 0.8), (-0.3, -0.3, 0.7), (-0.7, 0.6, -0.5))
+START = ((0.8, 0.3, 0.8), (0.0, -0.3, 0.7), (-0.7, 0.6, -0.5), (0.2, 0.0, 0.8))
 """For each case the weights to begin with, of 1 and of the log-odds of p and m."""
 
 RATE = 0.02
@@ -27,9 +31,15 @@ RATE = 0.02
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 """Upper ends of the classes of p: the first is for positions where n-grams have no guess."""
 
-KEPT, RIGHT = 0.85, 0.7
-"""Before anything was counted: how often a right guess of the n-grams stands, unless they are surer than that, and how
-often the model is right where they know nothing."""
+LEVELS = (0.45, 0.8)
+"""Between the classes of a guess that stands where the two do not agree: poor, fair, and good."""
+
+AGREED, SURER = 0.9, 0.85
+"""Before anything was counted: how often the two agree, as a part of p, and how often they are right then, unless the
+n-grams are surer than that."""
+
+OTHERS = ((0.3, 0.3), (0.3, 0.6), (0.4, 0.9))
+"""Likewise, where they do not agree: how often each class of LEVELS comes, and how often it is right."""
 
 STRENGTH, CARRIED, FADE = 4.0, 8.0, 0.98
 """What that counts as, in outcomes, and what earlier texts count as; the weight of the past at each new outcome."""
@@ -38,13 +48,76 @@ NONE = 0.02
 """What p counts as where n-grams have no guess."""
 
 
+class Prospects(NamedTuple):
+    """What asking may give at a position.
+
+    Attributes:
+        agrees: the probability that the model makes the same guess.
+        surer: the chance of that guess then.
+        others: otherwise, how likely the guess that stands is of each class of LEVELS, and its chance then.
+    """
+
+    agrees: float
+    surer: float
+    others: tuple[tuple[float, float], ...]
+
+
+class Answers:
+    """What asking gave at positions where n-grams gave their guess about the chance p; 0: they had none."""
+
+    def __init__(self, p: float) -> None:
+        self._agrees, self._surer = Rate(AGREED * p), Rate(max(SURER, p))
+        self._others = [(Rate(share), Rate(right)) for share, right in OTHERS]
+
+    def begin(self) -> None:
+        """Start a text."""
+        for rate in (self._agrees, self._surer, *chain.from_iterable(self._others)):
+            rate.carry()
+
+    def add(self, agrees: bool, chance: float, right: bool) -> None:
+        """Count an answer: whether the model agreed, the chance of the guess that stood, and whether it was right."""
+        self._agrees.add(agrees)
+        if agrees:
+            self._surer.add(right)
+            return
+        level = sum(chance > edge for edge in LEVELS)
+        for i, (share, _) in enumerate(self._others):
+            share.add(i == level)
+        self._others[level][1].add(right)
+
+    @property
+    def prospects(self) -> Prospects:
+        total = sum(share.value for share, _ in self._others)
+        others = tuple((share.value / total, right.value) for share, right in self._others)
+        return Prospects(self._agrees.value, self._surer.value, others)
+
+
+class Rate:
+    """How often something lately came true, beginning with what is expected."""
+
+    def __init__(self, expected: float) -> None:
+        self._expected = expected
+        self._counted = FadingRate(fade=FADE)
+
+    @property
+    def value(self) -> float:
+        return self._counted.towards(self._expected, STRENGTH)
+
+    def add(self, hit: bool) -> None:
+        self._counted.add(hit)
+
+    def carry(self) -> None:
+        """What was counted counts for less from now on."""
+        self._counted = FadingRate(CARRIED * self.value, CARRIED, fade=FADE)
+
+
 class SecondOpinion:
     """Mixes what n-grams and a model say of a position. All takes constant time."""
 
     def __init__(self) -> None:
         self._weights = [list(weights) for weights in START]
-        self._kept = [FadingRate(fade=FADE) for _ in range(len(EDGES) + 1)]
-        self._right = [FadingRate(fade=FADE) for _ in range(len(EDGES) + 1)]
+        self._answers = [Answers(p) for p in (0.0, *EDGES)]
+        self._all = Answers(0.5)
 
     def beside(self) -> SecondOpinion:
         """For another text at the same time: the weights are learnt by both, the counts are its own."""
@@ -54,34 +127,28 @@ class SecondOpinion:
 
     def begin(self) -> None:
         """Start a text: what asking gave counts for less, lest a model that failed in one text is never asked again."""
-        for rates, least in ((self._kept, KEPT), (self._right, RIGHT)):
-            for at, edge in enumerate((0.0, *EDGES)):
-                carried = CARRIED * rates[at].towards(max(least, edge), STRENGTH)
-                rates[at] = FadingRate(carried, CARRIED, fade=FADE)
+        for answers in (*self._answers, self._all):
+            answers.begin()
 
     def chance(self, case: int, p: float, m: float) -> float:
         """The probability that a guess is right; see the module docstring."""
         bias, ours, theirs = self._weights[case]
         return _squash(bias + ours * _stretch(p or NONE) + theirs * _stretch(m))
 
-    def expected(self, p: float) -> tuple[float, float]:
-        """What asking gives: how likely the n-grams' guess stands and is right, and how likely what stands is right."""
-        at = _class(p)
-        stands = p * self._kept[at].towards(max(KEPT, p), STRENGTH)
-        return stands, max(stands, self._right[at].towards(max(RIGHT, p), STRENGTH))
+    def expected(self, p: float | None = None) -> Prospects:
+        """What asking may give where n-grams give their guess the chance p; 0: they have none; None: anywhere."""
+        return (self._all if p is None else self._answers[_class(p)]).prospects
 
     def learn(self, p: float, m: float, guess: int, answer: int, better: int, token: int) -> None:
         """Learn what came: `guess` was the n-grams', `answer` the model's, `better` was taken, `token` is the truth."""
-        at = _class(p)
-        if guess == answer:
-            self._mix(BOTH, p, m, guess == token)
-        else:
-            self._mix(MODEL, p, m, answer == token)
-            if guess >= 0:
-                self._mix(NGRAMS, p, m, guess == token)
-        if guess == token:
-            self._kept[at].add(better == token)
-        self._right[at].add(better == token)
+        agrees = guess == answer
+        theirs = BOTH if agrees else MODEL if guess >= 0 else ALONE
+        chance = self.chance(theirs if better == answer else NGRAMS, p, m)
+        for answers in (self._answers[_class(p)], self._all):
+            answers.add(agrees, chance, better == token)
+        self._mix(theirs, p, m, answer == token)
+        if theirs == MODEL:
+            self._mix(NGRAMS, p, m, guess == token)
 
     def _mix(self, case: int, p: float, m: float, right: bool) -> None:
         error = RATE * (right - self.chance(case, p, m))

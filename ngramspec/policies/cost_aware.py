@@ -102,10 +102,14 @@ class CostPolicy(Policy):
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         if curve is None:
             return None
-        funds = self._funds(curve.padded(sizes)[self._texts][1] * curve.level)
+        costs = curve.padded(sizes)
+        plain, level = costs[self._texts][1], curve.level
         # Every text has a drafter of its own, and what all of them take may be lost.
-        stake = self.STAKE * max(0.0, funds) / self._texts / curve.level
-        return TokenPrice(self._worth(curve, sizes), curve.slopes(sizes)[self._texts - 1 :], curve.level, stake)
+        stake = self.STAKE * max(0.0, self._funds(plain * level)) / self._texts / level
+        slopes = curve.slopes(sizes)[self._texts - 1 :]
+        return TokenPrice(
+            self._worth(curve, sizes), slopes, level, stake, [cost - plain for _, cost in costs[self._texts :]]
+        )
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
         """Recent throughput, in tokens per time of a one-token pass; never less than that of plain decoding."""

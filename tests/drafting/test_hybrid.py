@@ -82,6 +82,20 @@ def test_a_dear_model_is_left_alone() -> None:
     assert drafted.tokens_per_pass == alone.tokens_per_pass
 
 
+def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
+    """However little each token more costs: the first of them costs more than all could bring, or does not."""
+    asked = []
+    for first in (0.0, 30.0):
+        model = Small(slow=0.01e-3)
+        drafter = hybrid(model)
+        drafter.begin(novel(30))
+        drafter.accept([31])
+        costs = [0.0, *(first + 0.01 * length for length in range(1, 12))]
+        drafter.propose(10, price=TokenPrice(1.0, [0.01] * 12, seconds=1.0, costs=costs))
+        asked.append(model.passes > 0)
+    assert asked == [True, False]
+
+
 def test_where_n_grams_have_nothing_a_cheap_model_guesses() -> None:
     wide = 4000
     mock, prompt = target(wide, peak=9.0), novel(30)

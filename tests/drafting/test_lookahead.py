@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget, plain_generate
+from support.successors import check_blind_drafts, rows_to
 
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -22,13 +23,6 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.settings import Sampling
 
 FREE = GivenCurve({1: 1.0, 64: 1.0})
-
-
-def rows_to(best: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
-    """Rows in which these tokens are the best, in turn."""
-    rows = np.zeros((len(best), n_vocab), np.float32)
-    rows[np.arange(len(best)), best] = 4.0
-    return rows
 
 
 def after_a_pass() -> LookaheadDrafter:
@@ -165,22 +159,7 @@ def test_q_is_the_law_drawn_from_and_a_blind_estimate_does_not_look_at_the_draw(
         tokens = [drafter._tail[-1], *(rng.randrange(5) for _ in range(3))]
         drafter.see(tokens, np.array([[rng.gauss(0, 2) for _ in range(5)] for _ in tokens], np.float32))
         drafter.accept(tokens[1 : 1 + rng.randrange(1, 3)])
-    asked: list[dict[int, float]] = []
-
-    def choose(offset: int, weights: Mapping[int, float]) -> int:
-        asked.append(dict(weights))
-        return rng.choice(list(weights))
-
-    seen = set()
-    for _ in range(12):
-        asked.clear()
-        draft = drafter.propose(limit, choose, blind=True)
-        assert [dict(q) for q in draft.q] == asked
-        assert all(sum(q.values()) == pytest.approx(1) for q in draft.q)
-        assert all(token in q for token, q in zip(draft.tokens, draft.q, strict=True))
-        assert len(draft.chances) == limit >= len(draft)
-        seen.add(draft.chances)
-    assert len(seen) == 1
+    check_blind_drafts(drafter, limit, rng)
 
 
 # --------------------------------------------------------------------------- the loop

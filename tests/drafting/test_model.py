@@ -378,6 +378,30 @@ def test_a_long_prompt_is_read_once_that_can_have_paid_for_itself() -> None:
     assert long.prefill_seconds > 0.1 * 400  # reading it counts as that
 
 
+def test_a_prompt_is_read_at_once_where_earlier_texts_were_long_enough_to_pay_for_it() -> None:
+    clock = Clock(tick=1e-6)
+
+    class Timed(MockTarget):
+        def prefill(self, tokens: Sequence[int], **options: Any) -> Any:
+            row = super().prefill(tokens, **options)
+            clock.now += 0.1 * self.prefilled[-1]
+            return row
+
+    model = Timed(40, peak=8.0, seconds=lambda size: 0.1 * size, clock=clock)
+    drafter = ModelDrafter(model, clock=clock.perf_counter)
+    price = TokenPrice(1.0, [0.1] * 10, seconds=1.0)
+    prompt = [i % 7 for i in range(400)]
+    read = []
+    for text in (3, 200, 3):
+        drafter.begin(prompt)
+        drafter.propose(4, price=price)
+        read.append(len(model.tokens) >= 400)
+        for _ in range(text):
+            drafter.accept([1])
+        model.clear()
+    assert read == [False, False, True]
+
+
 def test_reading_is_not_held_against_drafts() -> None:
     drafter = ModelDrafter(MockTarget(40))
     drafter.begin(PROMPT)

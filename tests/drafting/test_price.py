@@ -27,6 +27,12 @@ def test_a_token_pays_where_what_it_brings_is_worth_its_time(module: ModuleType,
         made.pays(0.5, 3)
 
 
+@BOTH
+def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better(module: ModuleType) -> None:
+    assert list(module.TokenPrice(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
+    assert list(module.TokenPrice(1.5, [0.5, 0.25, 0.25], costs=[0.0, 2.0, 2.0]).costs) == [0.0, 2.0, 2.0]
+
+
 def test_a_rate_counts_imagined_outcomes_and_forgets_old_ones() -> None:
     rate = FadingRate(1.0, 4.0, fade=0.5)
     assert rate.value == 0.25

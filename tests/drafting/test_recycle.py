@@ -15,6 +15,7 @@ from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
 from support.cli_runner import run
 from support.mock_target import MockTarget
+from support.successors import check_blind_drafts, rows_to
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -22,7 +23,8 @@ from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.drafting.recycle import RecycleDrafter, top_two
+from ngramspec.drafting.recycle import RecycleDrafter
+from ngramspec.drafting.successors import top_two
 from ngramspec.replay.replay import Replay
 
 FREE = GivenCurve({1: 1.0, 64: 1.0})
@@ -30,13 +32,6 @@ FREE = GivenCurve({1: 1.0, 64: 1.0})
 
 def logits(*values: float) -> NDArray[np.float32]:
     return np.array(values, np.float32)
-
-
-def rows_to(successors: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
-    """Rows in which these tokens are the best, in turn."""
-    rows = np.zeros((len(successors), n_vocab), np.float32)
-    rows[np.arange(len(successors)), successors] = 4.0
-    return rows
 
 
 def knowing(pairs: Mapping[int, int], times: int = 1) -> RecycleDrafter:
@@ -144,22 +139,7 @@ def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int) -> No
         tokens = [rng.randrange(5) for _ in range(3)]
         drafter.see(tokens, np.array([[rng.gauss(0, 2) for _ in range(5)] for _ in tokens], np.float32))
         drafter.accept(tokens)
-    asked: list[dict[int, float]] = []
-
-    def choose(offset: int, weights: Mapping[int, float]) -> int:
-        asked.append(dict(weights))
-        return rng.choice(list(weights))
-
-    seen = set()
-    for _ in range(12):
-        asked.clear()
-        draft = drafter.propose(limit, choose, blind=True)
-        assert [dict(q) for q in draft.q] == asked
-        assert all(sum(q.values()) == pytest.approx(1) for q in draft.q)
-        assert all(token in q for token, q in zip(draft.tokens, draft.q, strict=True))
-        assert len(draft.chances) == limit >= len(draft)
-        seen.add(draft.chances)
-    assert len(seen) == 1
+    check_blind_drafts(drafter, limit, rng)
     with pytest.raises(ValueError, match="not among"):
         drafter.propose(3, lambda offset, weights: 77)
 

@@ -25,11 +25,35 @@ def test_what_asking_gives_is_learnt(p: float) -> None:
     for _ in range(300):
         good.learn(p, 0.9, guess, 7, 7, 7)
         bad.learn(p, 0.9, guess, 7, 7, 5)
-    assert good.expected(p)[1] > 0.9
-    assert bad.expected(p)[1] < 0.1
-    for opinion in (good, bad):
-        kept, right = opinion.expected(p)
-        assert 0 <= kept <= min(p, right) <= 1
+    for opinion, sign in ((good, 1), (bad, -1)):
+        for prospects in (opinion.expected(p), opinion.expected()):
+            assert prospects.agrees < 0.1
+            share, right = max(prospects.others)
+            assert share > 0.8
+            assert sign * (right - 0.5) > 0.3
+            assert sum(share for share, _ in prospects.others) == pytest.approx(1)
+
+
+def test_who_agrees_is_surer() -> None:
+    opinion = SecondOpinion()
+    before = opinion.expected(0.6)
+    for i in range(300):
+        opinion.learn(0.6, 0.9, 5, 5 if i % 2 else 7, 5, 5 if i % 2 else 6)
+    after = opinion.expected(0.6)
+    assert after.agrees == pytest.approx(0.5, abs=0.05)
+    assert after.surer > max(before.surer, 0.95)
+    assert opinion.expected(0.2) == SecondOpinion().expected(0.2), "another class of p learnt nothing"
+
+
+def test_a_new_text_remembers_a_little() -> None:
+    """A model that failed is expected to fail, but asked again."""
+    opinion = SecondOpinion()
+    for _ in range(300):
+        opinion.learn(0.0, 0.9, -1, 7, 7, 5)
+    failed = max(opinion.expected(0.0).others)[1]
+    opinion.begin()
+    again = max(opinion.expected(0.0).others)[1]
+    assert failed < again < max(SecondOpinion().expected(0.0).others)[1]
 
 
 def test_chances_become_what_came_true() -> None:

@@ -3,12 +3,14 @@
     python tools/measure/seeds.py TARGET --draft SMALL                      seconds of this machine
     python tools/measure/seeds.py TARGET --draft SMALL --curve flat -x 0.1  modelled: passes take what the curve says,
                                                                             those of the draft model a tenth of that
+    python tools/measure/seeds.py TARGET --draft SMALL --clock              each beside a plain run of the same prompt
 
 Every prompt is continued greedily by each of them in turn; they write the same text but for rounding, and how many
 texts differ is told. `tokens/pass` counts the token of the target's own, `alpha` is accepted / judged, `formula` what
 Leviathan et al. 2023, equation (1), gives for that alpha and the drafts' lengths, `calls` the draft model's passes.
-`gain` is the speed over plain decoding of the same prompts in this run, drafting included, prefill not. Modelled
-figures and counts need no quiet machine, seconds do.
+`gain` is the speed over plain decoding of the same prompts in this run, drafting included, prefill not; with `--clock`
+the median over prompts, each against the plain run right before it, and `tokens/s` has the median speeds of both.
+Modelled figures and counts need no quiet machine, seconds do.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ngramspec.backend import Logits, Model
+from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, find_curves
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -75,7 +79,11 @@ class Counted(Modelled):
 
 @dataclass
 class Row:
-    """A system: what it is called elsewhere, the options that it is here, and what was counted."""
+    """A system: what it is called elsewhere, the options that it is here, and what was counted.
+
+    Attributes:
+        clock: tokens per second, plain and so drafted, of each prompt; empty without `--clock`.
+    """
 
     seed: str
     options: str
@@ -86,6 +94,18 @@ class Row:
     lengths: list[int] = field(default_factory=list)
     calls: int = 0
     different: int = 0
+    clock: list[tuple[float, float]] = field(default_factory=list)
+
+    def play(self, decoder: SpeculativeDecoder, ids: Sequence[int], n: int) -> tuple[list[int], Stats]:
+        """Continue a prompt; its tokens, and what was counted, which is added here too."""
+        stats, text = Stats(), list[int]()
+        for step in decoder.generate(ids, max_tokens=n):
+            stats.add(step)
+            text += step.tokens
+            if step.batch:
+                self.lengths.append(len(step.drafted))
+        self.stats.merge(stats)
+        return text, stats
 
     def line(self, plain: Row) -> str:
         s = self.stats
@@ -93,10 +113,15 @@ class Row:
         alpha = s.accepted / tested if tested else 0.0
         formula = sum(expected_tokens(alpha, length) for length in self.lengths) / s.passes
         gain = (s.tokens_per_second or 0) / (plain.stats.tokens_per_second or 1)
+        clock = ""
+        if self.clock:
+            gain = median(drafted / alone for alone, drafted in self.clock)
+            alone, drafted = (median(speeds) for speeds in zip(*self.clock, strict=True))
+            clock = f" {alone:.1f} -> {drafted:.1f} |"
         differ = f" ({self.different} texts differ)" if self.different else ""
         return (
             f"| {self.seed} | `{self.options}` | {s.tokens_per_pass:.2f} | {alpha:.3f} | {formula:.2f}"
-            f" | {self.calls or ''} | {gain:.2f}{differ} |"
+            f" | {self.calls or ''} | {gain:.2f}{differ} |{clock}"
         )
 
 
@@ -152,6 +177,7 @@ def main() -> None:
     parser.add_argument("--draft", type=Path, help="a smaller model of the same vocabulary")
     parser.add_argument("--corpus", type=Path, nargs="+", default=[], help="text files, for REST")
     parser.add_argument("--curve", choices=CURVES, help="what passes take; without it they are timed")
+    parser.add_argument("--clock", action="store_true", help="a plain run before each, and the speeds of both")
     parser.add_argument("-x", type=float, default=0.1, help="with --curve: a draft model's pass, in the target's")
     parser.add_argument("-n", type=int, default=64)
     parser.add_argument("-c", type=int, default=2048)
@@ -159,6 +185,8 @@ def main() -> None:
     parser.add_argument("--limit", type=int, default=2, help="prompts per category")
     parser.add_argument("--only", nargs="+", help="systems whose name has one of these in it; plain decoding always")
     options = parser.parse_args()
+    if options.clock and options.curve:
+        parser.error("--clock needs the time that passes take here: leave --curve out")
     target = Target(options.target, n_ctx=options.c, threads=options.t)
     small = Target(options.draft, n_ctx=options.c, threads=options.t) if options.draft else None
     curve = find_curves(options.curve)[options.curve] if options.curve else None
@@ -169,6 +197,7 @@ def main() -> None:
     table = rows(draft, now, read(target, options.corpus) if options.corpus else None)
     if options.only:
         table = [r for r in table if r is table[0] or any(name in r.seed for name in options.only)]
+    known = Calibration.load(target) if curve is None else None
     decoders = [
         SpeculativeDecoder(
             model,
@@ -178,6 +207,7 @@ def main() -> None:
             draft_max=row.draft_max,
             exact="off",
             curve=curve,
+            calibration=known,
             clock=now,
         )
         for row in table
@@ -190,20 +220,20 @@ def main() -> None:
         seen[prompt.category] = seen.get(prompt.category, 0) + 1
         plain: list[int] = []
         for row, decoder in zip(table, decoders, strict=True):
-            before, stats = (draft.calls if draft else 0), Stats()
-            text: list[int] = []
-            for step in decoder.generate(ids, max_tokens=options.n):
-                stats.add(step)
-                text += step.tokens
-                if step.batch:
-                    row.lengths.append(len(step.drafted))
+            alone = table[0].play(decoders[0], ids, options.n)[1] if options.clock and plain else None
+            before = draft.calls if draft else 0
+            text, stats = row.play(decoder, ids, options.n)
             plain = plain or text
             row.different += text != plain
             row.calls += (draft.calls if draft else 0) - before
-            row.stats.merge(stats)
+            alone = alone or stats
+            if options.clock and alone.tokens_per_second and stats.tokens_per_second:
+                row.clock.append((alone.tokens_per_second, stats.tokens_per_second))
     print(f"{sum(seen.values())} prompts of {len(seen)} kinds, {options.n} tokens each, greedy;", end=" ")
     print(f"curve {options.curve}, a draft model's pass {options.x:g}" if curve else "seconds of this machine")
-    print("\n| system | options | tokens/pass | alpha | formula | calls | gain |\n|---|---|---|---|---|---|---|")
+    heads = ["system", "options", "tokens/pass", "alpha", "formula", "calls", "gain"]
+    heads += ["tokens/s"] if options.clock else []
+    print("\n" + "".join(f"| {head} " for head in heads) + "|\n" + "|---" * len(heads) + "|")
     for row in table:
         print(row.line(table[0]))
 
