@@ -60,7 +60,7 @@ class RecycleDrafter(Drafter):
         self._last = prompt[-1] if prompt else None
         self._judge.begin()
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         if rows.shape[1] != self._n_vocab:
             # Another model: its tokens have other meanings, and some of these may not be among them.
             self._successors.clear()

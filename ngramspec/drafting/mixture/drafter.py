@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.mixture import learnt
@@ -16,7 +17,12 @@ from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.secondary import OutcomeMap
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
+from ngramspec.drafting.refused_rows import RefusedRows
 from ngramspec.tokens import common_prefix
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LONGEST = 63
 """Most tokens in a draft."""
@@ -52,6 +58,7 @@ class MixtureDrafter(Drafter):
         # that a token yet to be drawn is accepted: each needs an estimate of its own.
         self._drawn, self._blind = OutcomeMap(), OutcomeMap()
         self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
+        self._rows, self._to_read = RefusedRows(), 0
         self._kept = kept
         if kept is not None:
             learnt.take_up(self._guesser.about_tokens(), learnt.read(kept))
@@ -91,6 +98,8 @@ class MixtureDrafter(Drafter):
         guesser = self._guesser
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
+        self._to_read = self._rows.worth_reading(price) if guesser.local else 0
+        self.wants_logits = self._to_read > 0
         if choose is None:
             guesser.guess(limit, HOPELESS, price)
             tokens, match, chances = guesser.chain()
@@ -127,7 +136,14 @@ class MixtureDrafter(Drafter):
                 break
         return tuple(q)
 
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        refused = rows[1 + accepted : len(tokens)][: self._to_read]
+        if refused.size:
+            self._guesser.hear(tokens[1:], accepted, self._rows.read(refused))
+
     def accept(self, tokens: Sequence[int]) -> int:
+        # Rows are wanted of a pass that was drafted for at a price that says so, and of no other.
+        self.wants_logits = False
         proposed = self._guesser.pending
         hits = self._guesser.accept(tokens)
         if self._asked is not None:
