@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
+from support.mock_target import MockTarget, plain_generate
 from support.uncompiled import plain_modules
 
+from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.mixture.answers import Answers
 from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.refused_rows import CHEAP, MOST, RefusedRows
+from ngramspec.sampling.settings import Sampling
 
 FREE = TokenPrice(1.0, [0.0] * 65)
 DEAR = TokenPrice(1.0, [2 * CHEAP] * 65)
@@ -24,7 +32,7 @@ def text(*tokens: int) -> History:
     return history
 
 
-def rows_to(*tokens: int) -> np.ndarray:
+def rows_to(*tokens: int) -> NDArray[np.float32]:
     rows = np.zeros((len(tokens), 100), np.float32)
     rows[np.arange(len(tokens)), tokens] = 4.0
     return rows
@@ -80,21 +88,17 @@ def ready(guesser: Guesser) -> Guesser:
     return guesser
 
 
-def test_an_answer_is_a_candidate_and_learns_what_it_is_worth() -> None:
+def test_answers_that_come_true_count_for_more() -> None:
     guesser = ready(Guesser())
-    guesser.guess(1, 0.0, FREE)
-    assert 77 in guesser.law(0)
-    before = guesser.law(0)[77]
-    for _ in range(20):
+    chances = []
+    for _ in range(12):
         guesser.guess(1, 0.0, FREE)
-        size = guesser.history.size
-        guesser.history.tokens[size] = 50
+        assert guesser.chain()[0] == (77,)
+        chances += guesser.chain()[2]
         guesser.accept([77])
-        guesser.begin([1, 2, 3, 4, 5, 1])
-        guesser.guess(2, 0.0, FREE)
-        guesser.hear([2, 3], 1, [77])
-        guesser.accept([2, 9])
-    assert before > 0
+        guesser.hear([50], 0, [77])  # what was said behind 50 stands where 77 will, whatever came before
+        guesser.accept([len(chances) + 100])
+    assert chances[-1] > 1.5 * chances[0]
 
 
 def test_without_answers_nothing_changes() -> None:
@@ -138,6 +142,33 @@ def test_compiled_and_plain_answers_agree() -> None:
     for guesser in (one := ready(Guesser()), other := ready(plain())):
         guesser.guess(1, 0.0, FREE)
     assert one.law(0) == pytest.approx(other.law(0), rel=1e-12)
+
+
+class Chain(MockTarget):
+    """The next token follows from the last, but for every 40th: so a row behind a wrong token is right about it."""
+
+    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
+        row = np.zeros(self.n_vocab, np.float32)
+        row[(7 * context[-1] + 31 * (context[-1] % 5 == 0) * context[-2] + 1) % self.n_vocab] = 5.0
+        if len(context) % 40 == 0:
+            row[(context[-1] + 11) % self.n_vocab] = 9.0
+        return row
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, seed=3)], ids=["greedy", "sampled"])
+def test_reading_saves_passes_and_the_text_is_the_targets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
+) -> None:
+    mock, passes = Chain(211), []
+    plain = plain_generate(mock, [3, 4], 400, sampling)
+    for reads in (True, False):
+        if not reads:
+            monkeypatch.setattr(RefusedRows, "worth_reading", lambda self, price: 0)
+        decoder = SpeculativeDecoder(mock, curve=GivenCurve({1: 1.0, 64: 1.0}), calibration_folder=tmp_path)
+        steps = list(decoder.generate([3, 4], max_tokens=400, sampling=sampling))
+        assert [token for step in steps for token in step.tokens] == plain
+        passes.append(len(steps))
+    assert passes[0] < passes[1]
 
 
 def test_reading_takes_a_small_part_of_a_pass() -> None:
