@@ -146,7 +146,7 @@ class Proposer:
             accepted: how many tokens of the draft were accepted; `rows[accepted]` decided the last token emitted.
         """
         if self.drafter is not None and self.drafter.wants_logits:
-            self.drafter.see((last, *draft.tokens), rows[: 1 + len(draft)])
+            self.drafter.see((last, *draft.tokens), rows[: 1 + len(draft)], accepted)
 
     def hear(self, answers: Sequence[int]) -> None:
         """Tell the drafter what the target said behind the tokens that `settle` is told of next."""
@@ -251,7 +251,7 @@ class Speculation(Proposer):
         if self.drafter is None:
             return
         if self.drafter.wants_logits:
-            super().see(last, draft, rows)
+            super().see(last, draft, rows, accepted)
         if self.policy.wants_logits:
             self.policy.see(rows[accepted])
 

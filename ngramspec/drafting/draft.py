@@ -143,13 +143,14 @@ class Drafter(Protocol):
             how many tokens of the last proposal were right, whether they were sent to the target or not.
         """
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         """Learn from the logits that the target computed, those of refused positions too; called before `accept`.
 
         Args:
             tokens: what was evaluated: the token before the draft, then the draft.
             rows: of shape (len(tokens), n_vocab): row i was computed after tokens[i]. Valid during the call alone,
                 not to be written to, and unchecked: nan and inf may be among them.
+            accepted: how many tokens of the draft were accepted; row `accepted` decided the last token emitted.
         """
         return
 

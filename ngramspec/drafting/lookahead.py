@@ -62,7 +62,7 @@ class LookaheadDrafter(SuccessorDrafter):
         self._trajectory: list[Successors | None] = []
         self._judge.begin()
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         super().see(tokens, rows)
         prompt, self._unread = self._unread, []
         for end, token in enumerate(prompt):

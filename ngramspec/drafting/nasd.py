@@ -32,7 +32,7 @@ class NasdDrafter(NGramDrafter):
         super().begin(prompt)
         self._rows: list[NDArray[np.intp]] = []
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         self._rows = [largest(row, FILLER) for row in rows]
 
     def accept(self, tokens: Sequence[int]) -> int:

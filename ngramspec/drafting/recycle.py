@@ -31,7 +31,7 @@ class RecycleDrafter(SuccessorDrafter):
         self._last = prompt[-1:]
         self._judge.begin()
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         super().see(tokens, rows)
         for token, row in zip(tokens, rows, strict=True):
             best, law = top_two(row)

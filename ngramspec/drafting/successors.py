@@ -71,7 +71,7 @@ class SuccessorDrafter(Drafter):
         self._judge = ChanceEstimator()
         self.begin(())
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         if rows.shape[1] != self._n_vocab:
             # Another model: its tokens have other meanings, and some of these may not be among them.
             self._pool.clear()

@@ -166,7 +166,7 @@ class Reader(Drafter):
     def accept(self, tokens: Sequence[int]) -> int:
         return 0
 
-    def see(self, tokens: Sequence[int], rows: NDArray[np.float32]) -> None:
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         self.seen.append((tuple(tokens), rows.copy()))
 
 

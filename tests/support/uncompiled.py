@@ -18,6 +18,7 @@ NAMES = (
     "mixture.odds",
     "mixture.correction",
     "mixture.sightings",
+    "mixture.answers",
     "mixture.guesser",
     "mixture.side_guesses",
     "mixture.secondary",

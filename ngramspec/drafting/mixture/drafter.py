@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, Question
 from ngramspec.drafting.fading import FadingRate
@@ -19,7 +19,12 @@ from ngramspec.drafting.mixture.secondary import OutcomeMap
 from ngramspec.drafting.mixture.side_guesses import SideGuesses
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
+from ngramspec.drafting.refused_rows import RefusedRows
 from ngramspec.tokens import common_prefix
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 LONGEST = 63
 """Most tokens in a draft."""
@@ -60,6 +65,7 @@ class MixtureDrafter(Drafter):
         # that a token yet to be drawn is accepted: each needs an estimate of its own.
         self._drawn, self._blind = OutcomeMap(), OutcomeMap()
         self._asked: tuple[OutcomeMap, Sequence[float]] | None = None
+        self._rows, self._to_read = RefusedRows(), 0
         self._kept = kept
         if kept is not None:
             learnt.take_up(self._guesser.about_tokens(), learnt.read(kept))
@@ -103,6 +109,8 @@ class MixtureDrafter(Drafter):
         limit = min(limit, LONGEST, len(price.slopes) - 1)
         start = self._repeat(limit)
         sure = (self._trust.value,) * start
+        self._to_read = self._rows.worth_reading(price) if guesser.local else 0
+        self.wants_logits = self._to_read > 0
         if choose is None:
             guesser.guess(limit, HOPELESS, price, start, self._trust.value**start)
             tokens, match, chances = guesser.chain()
@@ -156,6 +164,11 @@ class MixtureDrafter(Drafter):
                 break
         return tuple(q)
 
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        refused = rows[1 + accepted : len(tokens)][: self._to_read]
+        if refused.size:
+            self._guesser.hear(tokens[1:], accepted, self._rows.read(refused))
+
     def accept(self, tokens: Sequence[int]) -> int:
         for said, token in zip(self._said, tokens, strict=False):
             self._trust.add(said == token)
@@ -163,6 +176,8 @@ class MixtureDrafter(Drafter):
                 break
         repeated = len(self._said)
         self._said, self._heard = self._heard, ()
+        # Rows are wanted of a pass that was drafted for at a price that says so, and of no other.
+        self.wants_logits = False
         proposed = self._guesser.pending
         hits = self._guesser.accept(tokens)
         if self._asked is not None:

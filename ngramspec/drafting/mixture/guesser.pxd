@@ -1,3 +1,4 @@
+from ngramspec.drafting.mixture.answers cimport Answers
 from ngramspec.drafting.mixture.correction cimport Correction
 from ngramspec.drafting.mixture.history cimport History
 from ngramspec.drafting.mixture.odds cimport ChanceMixer
@@ -8,6 +9,8 @@ cdef class Guesser:
     cdef public ChanceMixer odds
     cdef public Correction correction
     cdef public ContextCounts sightings
+    cdef public Answers answers
+    cdef int[::1] _answered
     cdef public list memory
     cdef public bint local
     cdef public int[::1] guesses

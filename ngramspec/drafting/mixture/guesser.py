@@ -19,19 +19,21 @@ from typing import TYPE_CHECKING
 import cython
 
 if cython.compiled:
+    from cython.cimports.ngramspec.drafting.mixture.answers import Answers
     from cython.cimports.ngramspec.drafting.mixture.correction import Correction
     from cython.cimports.ngramspec.drafting.mixture.history import History, mix
     from cython.cimports.ngramspec.drafting.mixture.odds import ChanceMixer
     from cython.cimports.ngramspec.drafting.mixture.sightings import ContextCounts
     from cython.cimports.ngramspec.drafting.price import TokenPrice
 else:
+    from ngramspec.drafting.mixture.answers import Answers
     from ngramspec.drafting.mixture.correction import Correction
     from ngramspec.drafting.mixture.history import History, mix
     from ngramspec.drafting.mixture.odds import ChanceMixer
     from ngramspec.drafting.mixture.sightings import ContextCounts
     from ngramspec.drafting.price import TokenPrice
 
-from ngramspec.drafting.mixture.learnt import start, take_up
+from ngramspec.drafting.mixture.learnt import of_answers, start, take_up
 
 if TYPE_CHECKING:
     from ngramspec.drafting.token_index import TokenIndex
@@ -164,6 +166,8 @@ class Guesser:
         self.memory: list[TokenIndex] = [] if beside is None else beside.memory
         self.local: bool = beside is None or beside.local
         self.sightings = ContextCounts(POSITIONS)
+        self.answers = Answers(POSITIONS * CANDIDATES)
+        self._answered = array("i", bytes(4 * POSITIONS))
         self.guesses = array("i", bytes(4 * POSITIONS))
         self.chances = array("d", bytes(8 * POSITIONS))
         self.lengths = array("i", bytes(4 * POSITIONS))
@@ -195,6 +199,8 @@ class Guesser:
         token: cython.int
         take_up(self.shared(), start())
         self.history.clear()
+        self.answers.begin()
+        take_up(self.answers.shared(), of_answers())
         for token in prompt:
             self.history.add(token)
         self._prompt = self.history.size
@@ -238,6 +244,13 @@ class Guesser:
             if place != NOWHERE:
                 near = t[place]
                 found.enter(at, near)
+        answered: cython.bint = self.answers.look(self.history, end)
+        self._answered[at] = answered
+        if answered:
+            if self.answers.aligned >= 0:
+                found.enter(at, self.answers.aligned)
+            if self.answers.pooled >= 0:
+                found.enter(at, self.answers.pooled)
         n: cython.int = found.found[at]
         if n == 0:
             return -1
@@ -308,6 +321,8 @@ class Guesser:
             odds.facts[f + 11] = _pair(mix(mix(both, 361), two))
             odds.facts[f + 12] = _pair(mix(mix(both, 371), x))
             p: cython.double = odds.judge(cell)
+            if answered:
+                p = odds.p[cell] = self.answers.judge(cell, token, p, top, length)
             if p > chance:
                 chance = p
                 best = c
@@ -448,6 +463,19 @@ class Guesser:
         tokens = self.sightings.tokens
         return {tokens[at * CANDIDATES + c]: self.odds.p[at * CANDIDATES + c] / whole for c in range(n)}
 
+    def hear(self, sent: Sequence[int], accepted: int, answers: Sequence[int]) -> None:
+        """Keep what the target said behind refused tokens, as candidates for what follows; called before `accept`.
+
+        Args:
+            sent: the draft, fewer than `POSITIONS` tokens.
+            accepted: how many of it were accepted.
+            answers: what it held likeliest after the first refused token, after the next, and so on.
+        """
+        at: cython.Py_ssize_t
+        for at in range(len(sent)):
+            self.history.tokens[self.history.size + at] = sent[at]
+        self.answers.hear(self.history, self.history.size + accepted, answers)
+
     def accept(self, tokens: Sequence[int]) -> int:
         """Learn from emitted tokens; how many of the chain's guesses were right."""
         n: cython.Py_ssize_t = len(tokens)
@@ -459,7 +487,10 @@ class Guesser:
         for at in range(min(self.pending, n)):
             token = tokens[at]
             for c in range(self.sightings.found[at]):
-                self.odds.learn(at * CANDIDATES + c, self.sightings.tokens[at * CANDIDATES + c] == token)
+                right = self.sightings.tokens[at * CANDIDATES + c] == token
+                self.odds.learn(at * CANDIDATES + c, right)
+                if self._answered[at]:
+                    self.answers.learn(at * CANDIDATES + c, right)
             if self.sightings.found[at] > 0:
                 self.correction.learn(at, self.sightings.tokens[at * CANDIDATES + self._best[at]] == token)
             right = self.guesses[at] == token

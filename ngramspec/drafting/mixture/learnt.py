@@ -28,6 +28,9 @@ LAYOUT = 1
 START = Path(__file__).with_name("start.npz")
 """Made by `tools/train_judge.py`."""
 
+ANSWERS = Path(__file__).with_name("answers.npz")
+"""Made by `tools/train_answers.py`."""
+
 Arrays = Mapping[str, NDArray[np.float32]]
 
 
@@ -72,6 +75,12 @@ def take_up(learnt: Mapping[str, memoryview], arrays: Arrays) -> None:
 def start() -> Arrays:
     """What every judge starts every text from."""
     return read(START)
+
+
+@cache
+def of_answers() -> Arrays:
+    """What every judge takes answers of the target's to be worth when a text starts; see `answers.py`."""
+    return read(ANSWERS)
 
 
 def files() -> list[Path]:

@@ -1,0 +1,22 @@
+from ngramspec.drafting.mixture.correction cimport Correction
+from ngramspec.drafting.mixture.history cimport History
+
+cdef class Answers:
+    cdef readonly int aligned
+    cdef readonly int pooled
+    cdef Correction _correction
+    cdef unsigned long long[::1] _checks
+    cdef int[::1] _answers
+    cdef int[::1] _runs
+    cdef long long[::1] _places
+    cdef int[::1] _tokens
+    cdef int[::1] _depths
+    cdef long long[::1] _passes
+    cdef int[::1] _behind
+    cdef long long _heard
+    cdef int _in_place
+    cdef int _in_pool
+    cpdef begin(self)
+    cpdef bint look(self, History h, Py_ssize_t end)
+    cpdef double judge(self, Py_ssize_t cell, int token, double p, int top, int length) noexcept
+    cpdef void learn(self, Py_ssize_t cell, bint right) noexcept

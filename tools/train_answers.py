@@ -1,0 +1,47 @@
+"""Learn what answers behind refused tokens are worth to begin with: `ngramspec/drafting/mixture/answers.npz`.
+
+    train_answers.py MODEL PROMPTS        JSONL as `ngramspec bench --prompts` reads it
+
+It starts from nothing and lets the model answer every prompt greedily, with long drafts. Records
+will not do: what the target says behind a token that it did not choose is in none of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.mixture import learnt
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.llama.target import Target
+from ngramspec.prompts import load_prompts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("prompts", type=Path)
+    parser.add_argument("-n", type=int, default=64, help="tokens of each answer")
+    parser.add_argument("-c", type=int, default=2048)
+    parser.add_argument("-t", type=int, default=None)
+    parser.add_argument("--draft-max", type=int, default=20)
+    options = parser.parse_args()
+    path = learnt.ANSWERS
+    learnt.ANSWERS = Path(os.devnull)
+    target = Target(options.model, n_ctx=options.c, threads=options.t)
+    drafter = MixtureDrafter()
+    decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", draft_max=options.draft_max, exact="off")
+    tokens = 0
+    for prompt in load_prompts(options.prompts):
+        ids = target.tokenize(prompt.text) if prompt.text else target.chat_prompt(prompt.messages or ())
+        if len(ids) + options.n + 64 <= options.c:
+            tokens += sum(len(step.tokens) for step in decoder.generate(ids, max_tokens=options.n))
+    learnt.keep(path, drafter._guesser.answers.shared())
+    path.chmod(0o644)  # it is the package's, not a user's
+    print(f"{path}: {path.stat().st_size} bytes, from {tokens} tokens")
+
+
+if __name__ == "__main__":
+    main()
