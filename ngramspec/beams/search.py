@@ -68,7 +68,9 @@ class BeamSearch:
         clock: Callable[[], float] | None = None,
     ) -> None:
         if not target.can_branch:
-            raise ModelError("this model's memory is recurrent and cannot hold several texts; leave out --beams")
+            raise ModelError(
+                "this model's memory is recurrent or read in blocks, and cannot hold several texts; leave out --beams"
+            )
         if not 1 <= beams < target.n_seq:
             raise ValueError(f"beams is {beams}, but must be 1 to {target.n_seq - 1}")
         if draft_max < 1:

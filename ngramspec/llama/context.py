@@ -100,7 +100,7 @@ class Context(Weights):
         self.cache_types = (cache_type_k, cache_type_v)
         self.exact = exact
         # Sequences of a recurrent state, or of a sliding window, take memory each; where cells are shared they do not.
-        may_ask = not (head or self._recurrent or self.window)
+        may_ask = self.can_pool and not (head or self._recurrent or self.window)
         self.n_seq = n_seq or (1 + LEAVES if may_ask else 1)
         self.leaves = self.n_seq - 1 if may_ask else 0
         attention_can_go = not self.on_gpu and cache_type_v in UNQUANTISED

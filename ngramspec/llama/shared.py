@@ -23,10 +23,6 @@ from ngramspec.llama.lane import Piece, SequenceLane, append
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.split import equally, in_order
 
-BLOCKS_OF_CELLS = ("qwen4exp",)
-"""Architectures that choose what to attend to by blocks of cells, not of tokens: in one pool a text's logits would
-depend on where its cells lie (llama-cpp-python 0.3.36). Their lanes have caches of their own in any case."""
-
 OWN_STATES = ("deepseek4",)
 """Hybrid architectures whose batches are made as if each lane had a cache of its own, even where they share a pool."""
 
@@ -112,7 +108,7 @@ class SharedTarget(Context):
 
     @property
     def _pooled(self) -> bool:
-        return self.exact == "off" and not self._apart and self.architecture not in BLOCKS_OF_CELLS
+        return self.exact == "off" and not self._apart and self.can_pool
 
     def _open_context(self, n_ctx: int, setting: str) -> None:
         if not self._pooled and self._texts > 1 and self.architecture in ABORTS:

@@ -168,7 +168,7 @@ class Target(Context):
     @property
     def can_branch(self) -> bool:
         """Whether several continuations can share a beginning in the cache; recurrent states cannot be shared."""
-        return not self._recurrent
+        return self.can_pool and not self._recurrent
 
     def sequences(self, root: Node) -> Sequences:
         """A tree of continuations of what the cache holds; nothing else may be evaluated until it is closed.
@@ -181,7 +181,9 @@ class Target(Context):
         """
         self._check_open()
         if self.n_seq < 2 or not self.can_branch:
-            raise ValueError("a tree needs a target with n_seq above 1 and a memory that is not recurrent")
+            raise ValueError(
+                "a tree needs a target with n_seq above 1 and a memory that is not recurrent, nor read in blocks"
+            )
         if self._asking is not None:
             self._asking.leave()
         self._lanes[0].settle()

@@ -115,6 +115,11 @@ class Weights(Vocabulary):
         return huge_pages.told(self._mapped and not self.on_gpu)
 
     @property
+    def can_pool(self) -> bool:
+        """Whether sequences can share a pool of cells without changing what the model says."""
+        return self.architecture not in BLOCKS_OF_CELLS
+
+    @property
     def window(self) -> int:
         """Tokens that a sliding window shows, the shortest if there are several; 0: none slides."""
         told = int(llama.llama_model_n_swa(self._model))
@@ -162,6 +167,11 @@ class Weights(Vocabulary):
         threads = f"{self.threads}" if self.threads_batch == self.threads else f"{self.threads}/{self.threads_batch}"
         devices = [d.name for d in self.devices]
         return machine_key(self.path, f"{threads} {self._loaded_as} {settings} {devices}")
+
+
+BLOCKS_OF_CELLS = ("minimax-m3", "qwen4exp")
+"""Architectures that choose what to attend to by blocks of cells (llama-cpp-python 0.3.36). Where several sequences share a
+pool, a text's logits would depend on where its cells lie (qwen4exp), or all is attended to instead (minimax-m3)."""
 
 
 def is_recurrent(model: Any) -> bool:

@@ -72,7 +72,7 @@ def test_questions_move_no_bit_of_the_text(name: str, files: dict[str, Path]) ->
         np.testing.assert_allclose(rows[3], target.evaluate([5, 7, 8])[2], atol=0.01)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "mamba", "qwen4exp"])
+@pytest.mark.parametrize("name", ["gemma3", "mamba", "minimax-m3", "qwen4exp"])
 def test_whose_cache_cannot_be_shared_is_not_asked(name: str, files: dict[str, Path]) -> None:
     with Target(files[name], n_ctx=256, threads=1) as target:
         assert (target.leaves, target.n_seq) == (0, 1)
