@@ -5,8 +5,8 @@
     draft() -> list[int]   what to send after the last token; -1 pads the batch to a size that costs less
 
 It is what the decoding loop uses, `ngramspec.decoding.speculation`, with the default drafter and the cost policy;
-passes take what the curve says. `ngramspec replay` gives the same counts where nothing is asked beside a draft: harnesses
-have no rows for that.
+passes take what the curve says. `ngramspec replay` gives the same counts where nothing is asked beside a draft:
+harnesses have no rows for that.
 """
 
 from __future__ import annotations

@@ -170,8 +170,8 @@ class Weights(Vocabulary):
 
 
 BLOCKS_OF_CELLS = ("minimax-m3", "qwen4exp")
-"""Architectures that choose what to attend to by blocks of cells (llama-cpp-python 0.3.36). Where several sequences share a
-pool, a text's logits would depend on where its cells lie (qwen4exp), or all is attended to instead (minimax-m3)."""
+"""Architectures that choose what to attend to by blocks of cells (llama-cpp-python 0.3.36). Where several sequences
+share a pool, logits would depend on where a text's cells lie (qwen4exp), or all is attended to instead (minimax-m3)."""
 
 
 def is_recurrent(model: Any) -> bool:
