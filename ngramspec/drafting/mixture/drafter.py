@@ -50,8 +50,10 @@ class MixtureDrafter(Drafter):
     def __init__(self, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
         self._guesser = Guesser()
         self._sides = SideGuesses(self._guesser)
+        # What the target said when it was asked: behind the tokens that `accept` is told of next, and behind the text.
         self._heard: Sequence[int] = ()
         self._said: Sequence[int] = ()
+        # How often it says the same in the pass after: nearly always, but for rounding and for what was drawn anew.
         self._trust = FadingRate(50.0, 50.5, fade=0.99)
         self._chances: Sequence[float] = ()
         self._own: Recall | None = None
