@@ -8,7 +8,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
+# numpy imports it when it is first used, which is in the middle of an answer, and a signal in that import can be lost.
+from numpy.random import default_rng
 
 from ngramspec.backend import Model
 from ngramspec.cost.curve import CostCurve
@@ -138,7 +139,7 @@ def time_pass(target: Model, size: int) -> float:
     if len(target.tokens) + size > target.n_ctx:
         raise ValueError(f"no room for {size} tokens in the context to measure in")
     # Different tokens: a mixture of experts pays for the experts that a batch touches.
-    return time_batch(target, [int(t) for t in np.random.default_rng(size).integers(0, target.n_vocab, size)])
+    return time_batch(target, [int(t) for t in default_rng(size).integers(0, target.n_vocab, size)])
 
 
 def time_batch(target: Model, tokens: Sequence[int]) -> float:
