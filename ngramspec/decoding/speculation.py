@@ -226,7 +226,8 @@ class Speculation(Proposer):
         limit = min(self.policy.limit(), left - 1, self.sizes[-1] - 1 - owed)
         if limit <= 0:
             return plain
-        draft = self.propose(limit, self.policy.price(self.curve, self.sizes), choose)
+        price = self.policy.price(self.curve, self.sizes)
+        draft = self.propose(limit, price, choose)
         debt = None
         if self.replay is not None:
             debt = Debt(owed, 0.0 if owed else self.replay.save, self.replay.restore)
@@ -234,16 +235,15 @@ class Speculation(Proposer):
         if not length:
             return Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
         plan = self.trimmed(draft.head(length), size, self.sizes)
-        return self._asking(plan) if self.leaves else plan
-
-    def _asking(self, plan: Plan) -> Plan:
-        """The plan with the questions that are worth asking beside it."""
-        price = self.policy.price(self.curve, self.sizes)
-        sent = len(plan.sent)
-        if self.drafter is None or price is None or self._guide is not None or not sent:
+        if price is None or not self.leaves or not plan.sent or self._guide is not None:
             return plan
+        return self._asking(plan, self.drafter, price)
+
+    def _asking(self, plan: Plan, drafter: Drafter, price: TokenPrice) -> Plan:
+        """The plan with the questions that are worth asking beside it."""
+        sent = len(plan.sent)
         # Behind the text's end nobody asks.
-        found = self.drafter.questions(sent - plan.ends, self.sizes[-1] - 1 - sent, self.leaves, price)
+        found = drafter.questions(sent - plan.ends, self.sizes[-1] - 1 - sent, self.leaves, price)
         count, size = self.policy.ask(found, sent, plan.size, self.curve, self.sizes)
         return plan._replace(size=size, questions=found[:count])
 
