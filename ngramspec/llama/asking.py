@@ -19,6 +19,7 @@ from ngramspec.backend import Logits, Path
 from ngramspec.errors import TargetError
 from ngramspec.llama.lane import SequenceLane
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
+from ngramspec.llama.sequences import cut_sequence
 
 
 class Asking:
@@ -75,9 +76,9 @@ class Asking:
             batch.logits[i] = 1
         status = self._api.llama_decode(self._context, batch)
         for sequence in range(1, used + 1):
-            self._cut(sequence, start)
+            cut_sequence(self._api, self._memory, sequence, start)
         if status != 0:
-            self._cut(0, start)
+            cut_sequence(self._api, self._memory, 0, start)
             raise TargetError(
                 f"llama_decode returned {status} for {n} tokens at position {start}, questions among them"
             )
@@ -103,14 +104,10 @@ class Asking:
                     owners[i] += of
         return owners, used
 
-    def _cut(self, sequence: int, length: int) -> None:
-        if not self._api.llama_memory_seq_rm(self._memory, sequence, length, -1):
-            raise TargetError(f"llama.cpp did not cut sequence {sequence} to {length} tokens")
-
     def leave(self) -> None:
         """Empty the sequences beside the text's."""
         for sequence in range(1, 1 + self._leaves):
-            self._cut(sequence, 0)
+            cut_sequence(self._api, self._memory, sequence, 0)
 
     def close(self) -> None:
         """Free the batch, and nothing else."""

@@ -146,7 +146,7 @@ class Sequences:
             while at is not None and at.mark != self._keeps:
                 at = at.parent
             if at is not tip:
-                self._cut(sequence, at.length if at else 0)
+                cut_sequence(self._api, self._memory, sequence, at.length if at else 0)
                 self._tips[sequence] = at
             if sequence and sequence not in pinned:
                 self._free.setdefault(at, []).append(sequence)
@@ -157,9 +157,9 @@ class Sequences:
             return
         self._api.llama_batch_free(self._batch)
         self._batch = None
-        self._cut(-1, self.root.length)
+        cut_sequence(self._api, self._memory, -1, self.root.length)
         for sequence in range(1, len(self._tips)):
-            self._cut(sequence, 0)
+            cut_sequence(self._api, self._memory, sequence, 0)
 
     def __enter__(self) -> Self:
         return self
@@ -187,7 +187,7 @@ class Sequences:
         held = self._tips[sequence]
         common = 0 if held is None or self.windowed else common_ancestor(held, base).length
         if held is not None and held.length > common:
-            self._cut(sequence, common)
+            cut_sequence(self._api, self._memory, sequence, common)
         if common < base.length:
             self._api.llama_memory_seq_cp(self._memory, base.holder, sequence, common, base.length)
         self._tips[sequence] = base
@@ -202,10 +202,12 @@ class Sequences:
             raise ValueError(f"the tree has more leaves than {self.leaves} sequences can hold")
         return sequences.pop()
 
-    def _cut(self, sequence: int, length: int) -> None:
-        if not self._api.llama_memory_seq_rm(self._memory, sequence, length, -1):
-            raise TargetError(f"llama.cpp did not cut sequence {sequence} to {length} tokens")
-
 
 def _length(node: Node) -> int:
     return node.length
+
+
+def cut_sequence(api: Any, memory: Any, sequence: int, length: int) -> None:
+    """Leave the first `length` tokens in a sequence of llama.cpp's memory; -1: in all. TargetError if it does not."""
+    if not api.llama_memory_seq_rm(memory, sequence, length, -1):
+        raise TargetError(f"llama.cpp did not cut sequence {sequence} to {length} tokens")
