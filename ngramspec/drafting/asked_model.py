@@ -9,33 +9,18 @@ model.guess(rows[-1], 2, choose)         # what the model would put there
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
 from ngramspec.backend import Logits
-from ngramspec.drafting.chances import pick
 from ngramspec.drafting.draft import Chooser
+from ngramspec.drafting.draft_sampler import ModelGuess
 from ngramspec.drafting.model import ModelDrafter
 from ngramspec.drafting.price import TokenPrice
 
 PART = 1 / 2
 """Of what may be lost by a refusal, so much may go into questions: once all is lost others draft no more either."""
-
-
-class Answer(NamedTuple):
-    """What the model would put at a position.
-
-    Attributes:
-        token: its guess.
-        m: the model's probability of it.
-        q: the law that it was drawn from; empty in greedy decoding.
-    """
-
-    token: int
-    m: float
-    q: Mapping[int, float]
 
 
 class AskedModel(ModelDrafter):
@@ -92,7 +77,7 @@ class AskedModel(ModelDrafter):
 
     def promises(self, limit: int, price: TokenPrice) -> float:
         """What a draft that the model makes alone is expected to gain, in tokens."""
-        return self._gain(limit, price) - price.worth * self.entry(price) if price.seconds else math.inf
+        return self._payoff.gain(limit, price) - price.worth * self.entry(price) if price.seconds else math.inf
 
     def reads(self, guesses: Sequence[int], known: int) -> Logits:
         """Let the model read more of the chain, in one pass.
@@ -125,7 +110,7 @@ class AskedModel(ModelDrafter):
         self.model.checkpoint()
         return np.concatenate([rows, self._rows(guesses)]) if guesses else rows
 
-    def guess(self, row: Logits, offset: int, choose: Chooser | None) -> Answer | None:
+    def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
         """The model's guess by some logits; None where they hold no guess: it is then not asked again in this draft.
 
         Args:
@@ -133,12 +118,7 @@ class AskedModel(ModelDrafter):
             offset: its place in the chain.
             choose: as in `Drafter.propose`.
         """
-        best = int(row[: self.n_vocab].argmax())
-        if not math.isfinite(row[best]):
+        guess = self._sampler.guess(row, offset, choose)
+        if guess is None:
             self._mute = True
-            return None
-        if choose is None:
-            return Answer(best, self._confidence(row, best), {})
-        law = self._law(row)
-        token = pick(choose, offset, law)
-        return Answer(token, law[token], law)
+        return guess

@@ -1,6 +1,6 @@
 """`ChainValue`: what a chain of guesses is expected to gain by the cost of the pass that it is sent in.
 
->>> price = TokenPrice(1.0, [0.4, 0.1, 0.1], costs=[0.0, 1.0, 1.1, 1.2])
+>>> price = TokenPrice(1.0, [0.4, 0.1, 0.1], costs=lambda: [0.0, 1.0, 1.1, 1.2])
 >>> one = ChainValue().then(0.9, price)
 >>> one.most, round(one.along([0.9, 0.9], price), 3)
 (0.0, 1.239)

@@ -9,7 +9,6 @@ text, and how long a draft gets.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,25 +16,16 @@ from copy import copy
 from functools import partial
 from typing import Self
 
-import numpy as np
-
 from ngramspec.backend import Logits, Model, SharedModel
-from ngramspec.drafting.chances import HOPELESS, pick
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
-from ngramspec.drafting.fading import FadingRate
+from ngramspec.drafting.draft_sampler import DraftSampler
 from ngramspec.drafting.mixture.secondary import OutcomeMap
 from ngramspec.drafting.pace import Pace
+from ngramspec.drafting.payoff import Payoff
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.sampling.distribution import largest
 from ngramspec.sampling.entropy import normalised_entropy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
-
-RARE = 0.01
-"""Tokens less likely than this part of the likeliest are not drafted when a draft is drawn."""
-
-WIDEST = 32
-"""Most tokens that one is drawn from."""
 
 FIRST_READ = 8
 """Tokens of the first pass over several, which tells what reading takes."""
@@ -46,13 +36,6 @@ PROBES = 0.004
 TEXTS = 8
 """Latest texts that tell how long the next one is expected to be."""
 
-POSITIONS = 8
-"""Positions of a draft whose acceptance is counted apart; those behind them are counted with the last."""
-
-PRIOR, PRIOR_WEIGHT, FADE = 0.8, 4.0, 0.98
-"""Acceptance of a guess before any was judged, as so many outcomes, and the weight of the past at each new one: a draft
-model that was chosen for its target is right at 50 to 90 % of the positions (Leviathan et al., section 4.2)."""
-
 
 class ModelDrafter(Drafter):
     """Drafts what a model of the same vocabulary holds likely.
@@ -60,19 +43,12 @@ class ModelDrafter(Drafter):
     Its KV cache follows the text: what it has in common with the text stays, guesses that were refused are taken back,
     and tokens that it has not seen yet are evaluated in the pass that begins the next draft.
 
-    Where the price of a token is known in seconds, so is what the model gains. With p_j the share of guesses at
-    position j that lately were right, s_j the least that a drafted token costs the target, and t the model's time for a
-    token, a draft of k tokens gains
-
-        max over k of  sum over j <= k of (p_1 * ... * p_j - worth * (s_j + t))
-
-    tokens a pass. Where that is not positive the model is not asked, but for a rare probe, whose time is at most PROBES
-    of all. A text is not read before the passes made without the model could have gained what reading takes, so that
-    one that ends early has not paid for what it cannot use (ski rental: Karlin et al. 1988, "Competitive snoopy
-    caching"); passes that are yet to come count too, as many as the latest texts lead to expect (Purohit, Svitkina,
-    Kumar 2018, "Improving online algorithms via ML predictions"). A draft goes on while the next guess, which is yet to
-    be made, is expected to pay for its time and for its place in the target's pass, and while its guesses have not
-    taken all that may be lost (`TokenPrice.stake`).
+    Where the price of a token is known in seconds, so is what the model gains (see `Payoff`). Where that is not
+    positive the model is not asked, but for a rare probe, whose time is at most PROBES of all. A text is not read
+    before the passes made without the model could have gained what reading takes, so that one that ends early has not
+    paid for what it cannot use (ski rental: Karlin et al. 1988, "Competitive snoopy caching"); passes that are yet to
+    come count too, as many as the latest texts lead to expect (Purohit, Svitkina, Kumar 2018, "Improving online
+    algorithms via ML predictions"). A draft goes on while the next guess is expected to pay.
 
     A guess is accepted with about the probability that the model gives it; what such probabilities meant lately
     corrects it.
@@ -109,12 +85,12 @@ class ModelDrafter(Drafter):
         self.model = model
         self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
         self.pace = Pace()
+        self._payoff = Payoff(self.pace)
         self._clock = clock or time.perf_counter
         self._shared = shared  # its lanes alone would not keep it open
         self._free = list(shared.lanes[1:]) if shared is not None else []
         # What probabilities mean: of the likeliest token, of one drawn, of the likeliest where one is yet to be drawn.
         self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
-        self._rates = [FadingRate(PRIOR * PRIOR_WEIGHT, PRIOR_WEIGHT, fade=FADE) for _ in range(POSITIONS)]
         self._credit = 0.0
         self._lengths: deque[int] = deque(maxlen=TEXTS)
         self._passes = 0
@@ -143,9 +119,7 @@ class ModelDrafter(Drafter):
     # ------------------------------------------------------------------ the text
 
     def follow(self, sampling: Sampling) -> None:
-        self._temperature = sampling.temperature or 1.0
-        rare = self._temperature * math.log(RARE)
-        self._deepest = max(rare, math.log(sampling.min_p)) if sampling.min_p > 0 else rare
+        self._sampler = DraftSampler(self.n_vocab, sampling)
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt)
@@ -162,7 +136,7 @@ class ModelDrafter(Drafter):
         hits = common_prefix(self._guesses, tokens)
         judged = min(hits + 1, len(self._guesses), len(tokens))
         for at in range(judged):
-            self._rate(at).add(at < hits)
+            self._payoff.learn(at, at < hits)
             outcomes, p = self._asked[at]
             outcomes.learn(p, at < hits)
         if judged and self._before is not None:
@@ -213,62 +187,30 @@ class ModelDrafter(Drafter):
         # It takes longer than copying the row, which does not outlive the next guess, and few policies ask for it.
         entropy = partial(normalised_entropy, row[: self.n_vocab].copy())
         while True:
-            best = int(row[: self.n_vocab].argmax())
-            if not math.isfinite(row[best]):
+            guess = self._sampler.guess(row, len(tokens), choose)
+            if guess is None:
                 break
-            if choose is None:
-                token, p, outcomes = best, self._confidence(row, best), self._likeliest
-            else:
-                law = self._law(row)
-                token = pick(choose, len(tokens), law)
-                q.append(law)
-                p, outcomes = law[token], self._drawn
+            outcomes, p = self._likeliest, _inside(guess.m)
+            if choose is not None:
+                outcomes = self._drawn
+                q.append(guess.q)
                 if blind and not tokens:
-                    self._before = _inside(max(law.values()))
-            p = _inside(p)
-            tokens.append(token)
+                    self._before = _inside(max(guess.q.values()))
+            tokens.append(guess.token)
             self._asked.append((outcomes, p))
             chances.append(outcomes.estimate(p))
             reach *= chances[-1]
-            if len(tokens) >= limit or not self._goes_on(reach, len(tokens), price):
+            if len(tokens) >= limit or not self._payoff.goes_on(reach, len(tokens), price):
                 break
             if len(tokens) == 1 and self.model.replays:
                 self.model.checkpoint()
             row = self._evaluate(tokens[-1:])
         self._guesses = tuple(tokens)
         if self._before is not None:
-            chances = [self._undrawn.estimate(self._before), *(self._rate(at).value for at in range(1, limit))]
+            chances = [self._undrawn.estimate(self._before), *(self._payoff.rate(at) for at in range(1, limit))]
         return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy)
 
-    def _confidence(self, row: Logits, token: int) -> float:
-        """The model's probability of its likeliest token."""
-        return 1.0 / float(np.exp(row[: self.n_vocab] - row[token]).sum())
-
-    def _law(self, row: Logits) -> dict[int, float]:
-        """What the model holds likely at the target's temperature: its likeliest tokens, with their probabilities."""
-        gaps = row[: self.n_vocab] - row[: self.n_vocab].max()
-        ids = np.flatnonzero(gaps >= self._deepest)
-        if ids.size > WIDEST:
-            ids = ids[largest(gaps[ids], WIDEST)]
-        weights = np.exp(gaps[ids].astype(np.float64) / self._temperature)
-        return dict(zip(ids.tolist(), (weights / weights.sum()).tolist(), strict=True))
-
     # ------------------------------------------------------------------ what it costs
-
-    def _rate(self, at: int) -> FadingRate:
-        return self._rates[min(at, POSITIONS - 1)]
-
-    def _goes_on(self, reach: float, length: int, price: TokenPrice | None) -> bool:
-        """Whether to make one more guess, after `length` that are all accepted with probability `reach`."""
-        if reach < HOPELESS or price is None:
-            return reach >= HOPELESS
-        if not price.seconds:
-            return bool(price.pays(reach, length))
-        time_of = self.pace.token / price.seconds
-        if time_of * (length + 1) > price.stake:
-            return False
-        cost = price.slopes[length] + time_of
-        return reach * self._rate(length).value >= price.worth * cost
 
     def _pays(self, limit: int, price: TokenPrice | None) -> bool:
         """Whether the model is to be asked now."""
@@ -277,7 +219,7 @@ class ModelDrafter(Drafter):
         self._time()
         behind = len(self._text) - self._held
         reading = (self.pace.reading(max(1, behind)) - self.pace.token) / price.seconds
-        gain = self._gain(limit, price)
+        gain = self._payoff.gain(limit, price)
         if gain > 0:
             return price.worth * reading <= gain * (self._passes + self._left())
         self._credit += PROBES
@@ -297,17 +239,6 @@ class ModelDrafter(Drafter):
         if not self.pace.token and len(self._text) - self._held > FIRST_READ + 2:
             for size in (1, 1, FIRST_READ):
                 self._read(self._held + size)
-
-    def _gain(self, limit: int, price: TokenPrice) -> float:
-        """What a draft is expected to gain, in tokens; see the class."""
-        gain, reach = 0.0, 1.0
-        for at in range(limit):
-            reach *= self._rate(at).value
-            more = reach - price.worth * (price.slopes[at] + self.pace.token / price.seconds)
-            if more <= 0:
-                break
-            gain += more
-        return gain
 
     # ------------------------------------------------------------------ the model
 

@@ -3,6 +3,7 @@ cdef class TokenPrice:
     cdef readonly double seconds
     cdef readonly double stake
     cdef readonly object slopes
-    cdef readonly object costs
+    cdef object _make_costs
+    cdef object _costs
     cdef double[::1] _slopes
     cpdef bint pays(self, double reach, Py_ssize_t length) except? -1

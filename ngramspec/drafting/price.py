@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import cython
@@ -26,11 +26,11 @@ class TokenPrice:
             curve from there on. At least as many entries as a draft can have tokens, and one more.
         seconds: of a unit of time, for drafters that take time themselves; 0: nobody knows.
         stake: units of time that may be lost if the draft is refused.
-        costs: entry k is what a draft of k tokens takes longer than none; by default what the slopes add up to.
+        costs: makes the list whose entry k is what a draft of k tokens takes longer than none; by default that is what
+            the slopes add up to. Called when `costs` is first read: drafters without a draft model never do.
 
     Attributes:
-        worth, slopes, seconds, stake, costs: as above. The unit of time is the caller's; by custom that of a one-token
-            pass.
+        worth, slopes, seconds, stake: as above. The unit of time is the caller's; by custom that of a one-token pass.
     """
 
     def __init__(
@@ -39,13 +39,22 @@ class TokenPrice:
         slopes: Sequence[float],
         seconds: float = 0.0,
         stake: float = math.inf,
-        costs: Sequence[float] | None = None,
+        costs: Callable[[], Sequence[float]] | None = None,
     ) -> None:
         self.worth = worth
         self.seconds = seconds
         self.stake = stake
-        self.costs = list(accumulate(slopes[:-1], initial=0.0)) if costs is None else costs
+        self._make_costs = costs
+        self._costs: Sequence[float] | None = None
         self.slopes = self._slopes = slopes if isinstance(slopes, array) else array("d", slopes)
+
+    @property
+    def costs(self) -> Sequence[float]:
+        """Entry k is what a draft of k tokens takes longer than none."""
+        if self._costs is None:
+            make = self._make_costs
+            self._costs = list(accumulate(self.slopes[:-1], initial=0.0)) if make is None else make()
+        return self._costs
 
     @cython.ccall
     @cython.exceptval(-1)

@@ -62,7 +62,7 @@ class Prospects(NamedTuple):
     others: tuple[tuple[float, float], ...]
 
 
-class Answers:
+class AskingRecord:
     """What asking gave at positions where n-grams gave their guess about the chance p; 0: they had none."""
 
     def __init__(self, p: float) -> None:
@@ -116,8 +116,8 @@ class SecondOpinion:
 
     def __init__(self) -> None:
         self._weights = [list(weights) for weights in START]
-        self._answers = [Answers(p) for p in (0.0, *EDGES)]
-        self._all = Answers(0.5)
+        self._records = [AskingRecord(p) for p in (0.0, *EDGES)]
+        self._all = AskingRecord(0.5)
 
     def beside(self) -> SecondOpinion:
         """For another text at the same time: the weights are learnt by both, the counts are its own."""
@@ -127,8 +127,8 @@ class SecondOpinion:
 
     def begin(self) -> None:
         """Start a text: what asking gave counts for less, lest a model that failed in one text is never asked again."""
-        for answers in (*self._answers, self._all):
-            answers.begin()
+        for record in (*self._records, self._all):
+            record.begin()
 
     def chance(self, case: int, p: float, m: float) -> float:
         """The probability that a guess is right; see the module docstring."""
@@ -137,15 +137,15 @@ class SecondOpinion:
 
     def expected(self, p: float | None = None) -> Prospects:
         """What asking may give where n-grams give their guess the chance p; 0: they have none; None: anywhere."""
-        return (self._all if p is None else self._answers[_class(p)]).prospects
+        return (self._all if p is None else self._records[_class(p)]).prospects
 
     def learn(self, p: float, m: float, guess: int, answer: int, better: int, token: int) -> None:
         """Learn what came: `guess` was the n-grams', `answer` the model's, `better` was taken, `token` is the truth."""
         agrees = guess == answer
         theirs = BOTH if agrees else MODEL if guess >= 0 else ALONE
         chance = self.chance(theirs if better == answer else NGRAMS, p, m)
-        for answers in (self._answers[_class(p)], self._all):
-            answers.add(agrees, chance, better == token)
+        for record in (self._records[_class(p)], self._all):
+            record.add(agrees, chance, better == token)
         self._mix(theirs, p, m, answer == token)
         if theirs == MODEL:
             self._mix(NGRAMS, p, m, guess == token)

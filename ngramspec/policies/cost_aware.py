@@ -19,6 +19,7 @@ else:
 
 from ngramspec.drafting.draft import Draft, Question
 from ngramspec.drafting.price import TokenPrice
+from ngramspec.policies.account import Account
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 from ngramspec.policies.recurring import Offer, RecurringSizes
 
@@ -41,19 +42,12 @@ class CostPolicy(Policy):
 
     Never slower, by construction:
 
-    - A running account holds the seconds that drafting saved: those that the tokens of drafted passes would have taken
-      one by one, less those they took. The past fades. The funds are this account, plus ALLOWANCE of the time spent,
-      plus CREDIT plain passes. When they are used up, drafting stops until time has diluted the loss.
+    - Gains and losses are booked in an `Account`. When its funds are used up, drafting stops until time has diluted the
+      loss.
     - A draft is a bet that may be lost whole, so its pass may cost at most STAKE of the funds more than a plain one. It
       is a fraction because the estimates are uncertain (fractional Kelly betting; Thorp 2006, "The Kelly criterion in
       blackjack, sports betting, and the stock market"). The cheapest draft that takes at most SURE of the time of its
       tokens one by one is always allowed; otherwise nothing would ever be won.
-    - A new text may lose at most START plain passes of what earlier texts left, so that none is much slower because
-      others were faster.
-    - Where drafts do not pay, the drafter is asked less often: asking in vain takes less than OVERHEAD of the time, and
-      a credit of ASKING_CREDIT plain passes. A right guess is not in vain, even if it did not pay yet.
-    - What asking takes beyond CHEAP plain passes, as a draft model does, is booked to the account too, and once the
-      funds are used up such a drafter is not asked.
     - A token known a pass ahead counts as ANSWER tokens: its draft is not yet made, and the text may end before.
     - After PLAIN_EVERY drafted passes in a row come two without a draft. If such passes were never timed, nothing would
       show that a measured curve is wrong about them.
@@ -66,16 +60,9 @@ class CostPolicy(Policy):
 
     name = "cost"
 
-    ALLOWANCE = 0.004
-    CREDIT = 1.0
     STAKE = 1 / 2
     SURE = 0.8
-    START = 1.0
-    OVERHEAD = 0.004
     DECAY = 0.93
-    FADE = 0.995
-    ASKING_CREDIT = 0.25
-    CHEAP = 0.05
     PLAIN_EVERY = 48
     ANSWER = 0.8
 
@@ -83,21 +70,17 @@ class CostPolicy(Policy):
         self._draft_max = draft_max
         self._texts = texts
         self._tokens = self._seconds = 0.0
-        self._saved = self._spent = self._asked = 0.0
-        self._plain_seconds = 0.0
-        self._dear = False
+        self._account = Account(texts)
         self._in_a_row = self._plain_due = 0
         self._measured = False
         self._recurring = RecurringSizes()
         self._outlook = Outlook()
 
     def begin(self) -> None:
-        self._saved = min(self._saved, self.START * self._plain_seconds - self.ALLOWANCE * self._spent)
+        self._account.begin()
 
     def limit(self) -> int:
-        in_debt = self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds
-        in_debt |= self._dear and self._funds(self._plain_seconds) < 0
-        return 0 if in_debt or self._plain_due else self._draft_max
+        return self._draft_max if not self._plain_due and self._account.can_ask() else 0
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         if curve is None:
@@ -105,10 +88,10 @@ class CostPolicy(Policy):
         costs = curve.padded(sizes)
         plain, level = costs[self._texts][1], curve.level
         # Every text has a drafter of its own, and what all of them take may be lost.
-        stake = self.STAKE * max(0.0, self._funds(plain * level)) / self._texts / level
+        stake = self.STAKE * max(0.0, self._account.funds(plain, level)) / self._texts
         slopes = curve.slopes(sizes)[self._texts - 1 :]
         return TokenPrice(
-            self._worth(curve, sizes), slopes, level, stake, [cost - plain for _, cost in costs[self._texts :]]
+            self._worth(curve, sizes), slopes, level, stake, lambda: [cost - plain for _, cost in costs[self._texts :]]
         )
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
@@ -137,7 +120,7 @@ class CostPolicy(Policy):
         plain, plain_cost = costs[1]
         if not draft.tokens and (debt is not None or not curve.switch):
             return 0, plain
-        funds = self._funds(plain_cost * curve.level) / curve.level
+        funds = self._account.funds(plain_cost, curve.level)
         if funds < 0:
             return 0, plain
         stake = self.STAKE * funds
@@ -186,7 +169,7 @@ class CostPolicy(Policy):
         costs = curve.padded(sizes)
         plain_cost = costs[1][1]
         worth, now = self._worth(curve, sizes), curve.ratio(size)
-        most = max(now, plain_cost + self.STAKE * self._funds(curve.level * plain_cost) / curve.level)
+        most = max(now, plain_cost + self.STAKE * self._account.funds(plain_cost, curve.level))
         share = self.ANSWER * max(0.0, 1.0 - worth * curve.slopes(sizes)[length])
         best, best_size, best_value, expected = 0, size, 0.0, 0.0
         for k, question in enumerate(questions[: sizes[-1] - 1 - length], 1):
@@ -199,10 +182,6 @@ class CostPolicy(Policy):
             if value > best_value:
                 best, best_size, best_value = k, wider, value
         return best, best_size
-
-    def _funds(self, plain_seconds: float) -> float:
-        """What may still be lost, in seconds; a plain pass takes `plain_seconds`."""
-        return self._saved + self.ALLOWANCE * self._spent + self.CREDIT * plain_seconds
 
     def _least(self, draft: Draft, costs: Sequence[tuple[int, float]]) -> float:
         """Cost of the cheapest draft that takes at most SURE of the time of its tokens one by one; 0: there is none."""
@@ -227,7 +206,7 @@ class CostPolicy(Policy):
         n = self._texts
         self._measured = curve.measured
         plain_cost = sum(map(curve.ratio, batches([1] * n)))
-        funds = self._funds(plain_cost * curve.level) / curve.level
+        funds = self._account.funds(plain_cost, curve.level)
         best = [(0, 1)] * n
         if funds < 0:
             return best
@@ -250,31 +229,15 @@ class CostPolicy(Policy):
         return best
 
     def record(self, done: Pass) -> None:
-        stayed = self._recurring.passed()
-        passed = done.seconds - done.disturbed
-        seconds = passed + done.draft_seconds
+        drafting = self._recurring.passed() or bool(done.drafted)
         self._tokens = self._tokens * self.DECAY + len(done.tokens)
-        self._seconds = self._seconds * self.DECAY + seconds
-        self._spent = self._spent * self.FADE + seconds
-        self._saved *= self.FADE
-        self._asked *= self.FADE
-        self._plain_seconds = self._texts * done.plain_seconds
-        dear = max(0.0, done.draft_seconds - self.CHEAP * self._plain_seconds)
-        self._dear = dear > 0 or (self._dear and not done.draft_seconds)
-        if done.drafted or stayed:
-            self._saved += len(done.tokens) * done.plain_seconds - seconds
-            self._in_a_row += 1
-            if self._measured and self._in_a_row % self.PLAIN_EVERY == 0:
-                self._plain_due = 2
-            return
-        if self._in_a_row:
-            # The first pass of another size builds its graph anew, for which the drafts before it are to blame.
-            self._saved -= max(0.0, passed - self._plain_seconds)
-        self._in_a_row = 0
-        self._plain_due = max(0, self._plain_due - 1)
-        self._saved -= dear
-        if not done.guessed:
-            self._asked += done.draft_seconds - dear
+        self._seconds = self._seconds * self.DECAY + (done.seconds - done.disturbed + done.draft_seconds)
+        self._account.book(done, drafting)
+        self._in_a_row = self._in_a_row + 1 if drafting else 0
+        if not drafting:
+            self._plain_due = max(0, self._plain_due - 1)
+        elif self._measured and self._in_a_row % self.PLAIN_EVERY == 0:
+            self._plain_due = 2
 
     def _plan_in_debt(
         self, draft: Draft, curve: CostCurve, sizes: Sequence[int], worth: float, debt: Debt, stake: float

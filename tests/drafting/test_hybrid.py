@@ -91,7 +91,7 @@ def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
         drafter.begin(novel(30))
         drafter.accept([31])
         costs = [0.0, *(first + 0.01 * length for length in range(1, 12))]
-        drafter.propose(10, price=TokenPrice(1.0, [0.01] * 12, seconds=1.0, costs=costs))
+        drafter.propose(10, price=TokenPrice(1.0, [0.01] * 12, seconds=1.0, costs=lambda costs=costs: costs))
         asked.append(model.passes > 0)
     assert asked == [True, False]
 

@@ -30,7 +30,16 @@ def test_a_token_pays_where_what_it_brings_is_worth_its_time(module: ModuleType,
 @BOTH
 def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better(module: ModuleType) -> None:
     assert list(module.TokenPrice(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
-    assert list(module.TokenPrice(1.5, [0.5, 0.25, 0.25], costs=[0.0, 2.0, 2.0]).costs) == [0.0, 2.0, 2.0]
+    made: list[list[float]] = []
+
+    def better() -> list[float]:
+        made.append([0.0, 2.0, 2.0])
+        return made[-1]
+
+    price = module.TokenPrice(1.5, [0.5, 0.25, 0.25], costs=better)
+    assert not made
+    assert [list(price.costs), list(price.costs)] == [[0.0, 2.0, 2.0]] * 2
+    assert len(made) == 1
 
 
 def test_a_rate_counts_imagined_outcomes_and_forgets_old_ones() -> None:

@@ -9,7 +9,9 @@ from ngramspec.policies.policy import Pass
 class Rich(CostPolicy):
     """One that can afford to lose any draft."""
 
-    CREDIT = 1e6
+    def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
+        super().__init__(draft_max, texts)
+        self._account.CREDIT = 1e6
 
 
 def passed(
