@@ -14,6 +14,7 @@ MODULES = (
     "ngramspec.drafting.mixture.correction",
     "ngramspec.drafting.mixture.sightings",
     "ngramspec.drafting.mixture.answers",
+    "ngramspec.drafting.mixture.pointers",
     "ngramspec.drafting.mixture.guesser",
     "ngramspec.drafting.mixture.side_guesses",
     "ngramspec.drafting.suffix_automaton",

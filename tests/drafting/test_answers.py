@@ -93,12 +93,11 @@ def test_answers_that_come_true_count_for_more() -> None:
     chances = []
     for _ in range(12):
         guesser.guess(1, 0.0, FREE)
-        assert guesser.chain()[0] == (77,)
-        chances += guesser.chain()[2]
+        chances.append(guesser.law(0)[77])
         guesser.accept([77])
         guesser.hear([50], 0, [77])  # what was said behind 50 stands where 77 will, whatever came before
         guesser.accept([len(chances) + 100])
-    assert chances[-1] > 1.5 * chances[0]
+    assert chances[-1] > max(0.5, 1.5 * chances[0])
 
 
 def test_without_answers_nothing_changes() -> None:
@@ -127,7 +126,8 @@ def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault() -> No
     drafter.see([1, 2, 3], rows_to(2, 9, 77), 1)
     drafter.accept([2, 9])
     assert not drafter.wants_logits
-    assert 77 in drafter.propose(1, price=FREE).tokens
+    drafter.propose(1, price=FREE)
+    assert 77 in drafter._guesser.law(0)
 
 
 def test_a_memory_alone_reads_no_rows() -> None:

@@ -19,6 +19,7 @@ NAMES = (
     "mixture.correction",
     "mixture.sightings",
     "mixture.answers",
+    "mixture.pointers",
     "mixture.guesser",
     "mixture.side_guesses",
     "mixture.secondary",

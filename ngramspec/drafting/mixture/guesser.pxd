@@ -2,6 +2,7 @@ from ngramspec.drafting.mixture.answers cimport Answers
 from ngramspec.drafting.mixture.correction cimport Correction
 from ngramspec.drafting.mixture.history cimport History
 from ngramspec.drafting.mixture.odds cimport ChanceMixer
+from ngramspec.drafting.mixture.pointers cimport Pointers
 from ngramspec.drafting.mixture.sightings cimport ContextCounts
 
 cdef class Guesser:
@@ -10,7 +11,9 @@ cdef class Guesser:
     cdef public Correction correction
     cdef public ContextCounts sightings
     cdef public Answers answers
+    cdef public Pointers pointers
     cdef int[::1] _answered
+    cdef int[::1] _pointed
     cdef public list memory
     cdef public bint local
     cdef public int[::1] guesses

@@ -21,15 +21,17 @@ import cython
 if cython.compiled:
     from cython.cimports.ngramspec.drafting.mixture.answers import Answers
     from cython.cimports.ngramspec.drafting.mixture.correction import Correction
-    from cython.cimports.ngramspec.drafting.mixture.history import History, mix
+    from cython.cimports.ngramspec.drafting.mixture.history import History, doublings, mix
     from cython.cimports.ngramspec.drafting.mixture.odds import ChanceMixer
+    from cython.cimports.ngramspec.drafting.mixture.pointers import Pointers
     from cython.cimports.ngramspec.drafting.mixture.sightings import ContextCounts
     from cython.cimports.ngramspec.drafting.price import TokenPrice
 else:
     from ngramspec.drafting.mixture.answers import Answers
     from ngramspec.drafting.mixture.correction import Correction
-    from ngramspec.drafting.mixture.history import History, mix
+    from ngramspec.drafting.mixture.history import History, doublings, mix
     from ngramspec.drafting.mixture.odds import ChanceMixer
+    from ngramspec.drafting.mixture.pointers import Pointers
     from ngramspec.drafting.mixture.sightings import ContextCounts
     from ngramspec.drafting.price import TokenPrice
 
@@ -54,6 +56,7 @@ PAIR_ROOM = cython.declare(cython.int, 1 << 18)
 FACTS = cython.declare(cython.int, 6)
 CURVES = cython.declare(cython.ulonglong, 1 << 13)
 FREE_CURVES = cython.declare(cython.ulonglong, 512)
+POINTERS = cython.declare(cython.int, 3)
 NOWHERE = cython.declare(cython.int, -1)
 ABSENT = cython.declare(cython.int, -1)
 
@@ -92,18 +95,6 @@ def _length(match: cython.int) -> cython.int:
 @cython.cfunc
 @cython.inline
 @cython.exceptval(check=False)
-def _doublings(n: cython.Py_ssize_t, most: cython.int) -> cython.int:
-    """The class of a count: 0, 1, 2 to 3, 4 to 7, ... and what is left in class `most`."""
-    k: cython.int = 0
-    while n > 0 and k < most:
-        n >>= 1
-        k += 1
-    return k
-
-
-@cython.cfunc
-@cython.inline
-@cython.exceptval(check=False)
 def _free(state: cython.ulonglong) -> cython.int:
     """The number of a fact in which no token is hashed."""
     return cython.cast(cython.int, (state >> 20) & (FREE_ROOM - 1))
@@ -135,8 +126,8 @@ def _rarity(p: cython.double) -> cython.int:
     return 4 if p < 0.3 else 5 if p < 0.5 else 6 if p < 0.8 else 7
 
 
-def _named(odds: dict[str, memoryview], correction: dict[str, memoryview]) -> dict[str, memoryview]:
-    return odds | {f"correction_{name}": array for name, array in correction.items()}
+def _named(odds: dict[str, memoryview], **others: dict[str, memoryview]) -> dict[str, memoryview]:
+    return odds | {f"{whose}_{name}": array for whose, known in others.items() for name, array in known.items()}
 
 
 @cython.cclass
@@ -167,7 +158,9 @@ class Guesser:
         self.local: bool = beside is None or beside.local
         self.sightings = ContextCounts(POSITIONS)
         self.answers = Answers(POSITIONS * CANDIDATES)
+        self.pointers = Pointers(POSITIONS * CANDIDATES)
         self._answered = array("i", bytes(4 * POSITIONS))
+        self._pointed = array("i", bytes(4 * POSITIONS))
         self.guesses = array("i", bytes(4 * POSITIONS))
         self.chances = array("d", bytes(8 * POSITIONS))
         self.lengths = array("i", bytes(4 * POSITIONS))
@@ -180,6 +173,7 @@ class Guesser:
         assert len(self.odds.views) == cells * VIEWS
         assert len(self.odds.facts) == cells * BIASES
         assert len(self.correction.facts) == POSITIONS * FACTS
+        assert len(self.pointers.tokens) == POINTERS
         self.pending = 0
         # Of a position beside the chain: by how much its number exceeds the number of guesses before it, and how many
         # of these are the chain's.
@@ -188,11 +182,11 @@ class Guesser:
 
     def shared(self) -> dict[str, memoryview]:
         """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
-        return _named(self.odds.shared(), self.correction.shared())
+        return _named(self.odds.shared(), correction=self.correction.shared(), pointers=self.pointers.shared())
 
     def about_tokens(self) -> dict[str, memoryview]:
         """The same of what was learnt about single tokens."""
-        return _named(self.odds.about_tokens(), self.correction.about_tokens())
+        return _named(self.odds.about_tokens(), correction=self.correction.about_tokens())
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a text. What was learnt about tokens stays; all else is taken up anew."""
@@ -200,6 +194,7 @@ class Guesser:
         take_up(self.shared(), start())
         self.history.clear()
         self.answers.begin()
+        self.pointers.begin()
         take_up(self.answers.shared(), of_answers())
         for token in prompt:
             self.history.add(token)
@@ -219,6 +214,8 @@ class Guesser:
     def look(self, at: cython.Py_ssize_t) -> cython.int:
         """Gather and judge the candidates for position `at` of the chain; returns the likeliest's number, or -1."""
         t = self.history.tokens
+        c: cython.int
+        i: cython.int
         depth: cython.Py_ssize_t = at - self._aside
         end: cython.Py_ssize_t = self.history.size + depth
         if at == 0:
@@ -251,10 +248,16 @@ class Guesser:
                 found.enter(at, self.answers.aligned)
             if self.answers.pooled >= 0:
                 found.enter(at, self.answers.pooled)
+        pointed: cython.bint = self.local and self._aside == 0 and self.pointers.look(self.history, end, at)
+        self._pointed[at] = pointed
+        if pointed:
+            for i in range(POINTERS):
+                if self.pointers.tokens[i] >= 0:
+                    found.enter(at, self.pointers.tokens[i])
         n: cython.int = found.found[at]
         if n == 0:
             return -1
-        copied: cython.int = _doublings(self._at_copied, 9)
+        copied: cython.int = doublings(self._at_copied, 9)
         streak: cython.int = cython.cast(cython.int, depth) + (self._streak if self._aside == 0 else -1 - self._fork)
         run: cython.int = streak if streak < 3 else 3 if streak < 8 else 4
         recent: cython.int = cython.cast(cython.int, self._recent * 6)
@@ -266,15 +269,13 @@ class Guesser:
             whence = 3
         elif longest > 0:
             whence = 1 if found.best >= self._prompt else 0
-        back: cython.int = _doublings(end - found.best, 13) if whence < 2 else 0
+        back: cython.int = doublings(end - found.best, 13) if whence < 2 else 0
         step: cython.int = cython.cast(cython.int, depth) if depth < 7 else 7
         last: cython.ulonglong = t[end - 1] if end > 0 else 0
         before: cython.ulonglong = t[end - 2] if end > 1 else 0
         odds: ChanceMixer = self.odds
         best: cython.int = -1
         chance: cython.double = -1.0
-        c: cython.int
-        i: cython.int
         for c in range(n):
             token: cython.int = found.tokens[at * CANDIDATES + c]
             cell: cython.Py_ssize_t = at * CANDIDATES + c
@@ -321,6 +322,8 @@ class Guesser:
             odds.facts[f + 11] = _pair(mix(mix(both, 361), two))
             odds.facts[f + 12] = _pair(mix(mix(both, 371), x))
             p: cython.double = odds.judge(cell)
+            if pointed:
+                p = odds.p[cell] = self.pointers.judge(cell, token, p, length)
             if answered:
                 p = odds.p[cell] = self.answers.judge(cell, token, p, top, length)
             if p > chance:
@@ -369,7 +372,7 @@ class Guesser:
         f: cython.Py_ssize_t = at * FACTS
         token: cython.ulonglong = self.sightings.tokens[at * CANDIDATES + best]
         facts[f] = 8 * _rarity(second) + _rarity(others)
-        facts[f + 1] = 64 + 4 * _doublings(self.history.size - self._prompt, 11) + whence
+        facts[f + 1] = 64 + 4 * doublings(self.history.size - self._prompt, 11) + whence
         facts[f + 2] = 128 + states[s]
         facts[f + 3] = 256 + states[s + 2]
         facts[f + 4] = 384 + states[s + NEAR]
@@ -384,6 +387,7 @@ class Guesser:
         self.chances[at] = self.correction.p[at] if c == self._best[at] else self.odds.p[at * CANDIDATES + c]
         self.history.tokens[self.history.size + at] = token
         self.pending = at + 1
+        self.pointers.take(token)
         if self._near_place != NOWHERE and token == self._near_token:
             self._at_place = self._near_place + 1
             self._at_copied += 1
@@ -407,6 +411,7 @@ class Guesser:
         self.lengths[at] = 0
         self.history.tokens[self.history.size + at] = token
         self.pending = at + 1
+        self.pointers.take(token)
         if self._at_place != NOWHERE:
             self._at_place += 1
             self._at_copied = 0
@@ -489,6 +494,8 @@ class Guesser:
             for c in range(self.sightings.found[at]):
                 right = self.sightings.tokens[at * CANDIDATES + c] == token
                 self.odds.learn(at * CANDIDATES + c, right)
+                if self._pointed[at]:
+                    self.pointers.learn(at * CANDIDATES + c, right)
                 if self._answered[at]:
                     self.answers.learn(at * CANDIDATES + c, right)
             if self.sightings.found[at] > 0:
@@ -519,4 +526,5 @@ class Guesser:
             else:
                 self._place += 1
                 self._copied = 0
+        self.pointers.add(self.history, token)
         self.history.add(token)

@@ -1,4 +1,5 @@
 cpdef unsigned long long mix(unsigned long long state, unsigned long long value) noexcept
+cpdef int doublings(Py_ssize_t n, int most) noexcept
 
 cdef class History:
     cdef public int[::1] tokens

@@ -34,6 +34,17 @@ def mix(state: cython.ulonglong, value: cython.ulonglong) -> cython.ulonglong:
     return state ^ (state >> 29)
 
 
+@cython.ccall
+@cython.exceptval(check=False)
+def doublings(n: cython.Py_ssize_t, most: cython.int) -> cython.int:
+    """The class of a count: 0, 1, 2 to 3, 4 to 7, ... and what is left in class `most`."""
+    k: cython.int = 0
+    while n > 0 and k < most:
+        n >>= 1
+        k += 1
+    return k
+
+
 @cython.cclass
 class History:
     """A growing text and its chains.

@@ -1,0 +1,238 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
+"""`Pointers`: places in the text that go on as it does now, kept from one token to the next.
+
+Whether a place with the same tokens before it is being copied shows only after some tokens. So a few places are kept
+and followed, across edits too (`History.near`). The more often the token that stood there came, the surer is a guess
+that says the same, and the less sure one that does not; and right after another one came, what stands behind it is a
+candidate that no context holds. New places are the latest ones where the last two, and the last four, tokens stood.
+
+Each candidate's log-odds are corrected by how often such places were right (`Correction`), by how well they fare and by
+whether they say this candidate. Where none says anything, nothing is changed.
+
+Constant time per token and per position.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import cython
+
+if cython.compiled:
+    from cython.cimports.ngramspec.drafting.mixture.correction import Correction
+    from cython.cimports.ngramspec.drafting.mixture.history import History, doublings, mix
+else:
+    from ngramspec.drafting.mixture.correction import Correction
+    from ngramspec.drafting.mixture.history import History, doublings, mix
+
+POINTERS = cython.declare(cython.int, 3)
+ORDERS = cython.declare(cython.int, 4)
+FACTS = cython.declare(cython.int, 6)
+FADE = cython.declare(cython.double, 0.9)
+"""What a confirmation is still worth after one more token."""
+PATIENCE = cython.declare(cython.int, 6)
+"""Misses in a row that a place survives."""
+STEPS = cython.declare(cython.int, 8)
+"""Links of a chain followed to find a context: others that share its hash take up some."""
+NOWHERE = cython.declare(cython.int, -1)
+NOBODY = cython.declare(cython.int, -1)
+
+
+@cython.cclass
+class Pointers:
+    """Keeps places of one text, and judges candidates by what stands there.
+
+    Args:
+        cells: how many candidates can be under judgement at a time.
+
+    Attributes:
+        tokens: int32 of shape (POINTERS,): what each place says at the position looked at last; -1: nothing.
+    """
+
+    def __init__(self, cells: int) -> None:
+        self._correction = Correction(cells)
+        self.tokens = array("i", [NOBODY]) * POINTERS
+        self._kinds = array("i", bytes(4 * POINTERS))
+        # Those of the text, the strongest first, and behind them the same as they are along a chain.
+        self._places = array("q", [NOWHERE]) * (2 * POINTERS)
+        self._confirmed = array("d", bytes(8 * 2 * POINTERS))
+        self._missed = array("i", bytes(4 * 2 * POINTERS))
+
+    @cython.ccall
+    def begin(self) -> None:
+        """Forget the places; what they were worth stays."""
+        i: cython.int
+        for i in range(POINTERS):
+            self._places[i] = NOWHERE
+
+    def shared(self) -> dict[str, memoryview]:
+        """What was learnt of what places are worth, by name: the arrays themselves, to be read or written to."""
+        return self._correction.shared()
+
+    @cython.ccall
+    def look(self, h: History, end: cython.Py_ssize_t, at: cython.Py_ssize_t) -> cython.bint:
+        """Find what the places say at position `end`, which is number `at` of a chain; whether any says something.
+
+        Along a chain a place is followed only while it says what the chain does.
+        """
+        i: cython.int
+        k: cython.int
+        confirmed: cython.Py_ssize_t
+        place: cython.Py_ssize_t
+        spoken: cython.bint = False
+        for i in range(POINTERS):
+            k = POINTERS + i
+            self.tokens[i] = NOBODY
+            self._kinds[i] = 0
+            if at == 0:
+                self._places[k] = h.near(end, self._places[i])
+                self._confirmed[k] = self._confirmed[i]
+                self._missed[k] = self._missed[i]
+            place = self._places[k]
+            if place == NOWHERE:
+                continue
+            if at > 0 and (place >= h.size or h.tokens[place - 1] != h.tokens[end - 1]):
+                self._places[k] = NOWHERE
+                continue
+            spoken = True
+            self.tokens[i] = h.tokens[place]
+            confirmed = cython.cast(cython.Py_ssize_t, self._confirmed[k])
+            self._kinds[i] = 1 + doublings(confirmed, 4) * 4 + min(self._missed[k], 3)
+        return spoken
+
+    @cython.ccall
+    def take(self, token: cython.int) -> None:
+        """Follow the chain by `token`, at the position looked at last."""
+        i: cython.int
+        for i in range(POINTERS):
+            self._follow(POINTERS + i, token, self.tokens[i])
+
+    @cython.ccall
+    def add(self, h: History, token: cython.int) -> None:
+        """Follow the text by `token`, which comes next in it; called before `h` has it."""
+        i: cython.int
+        order: cython.int
+        place: cython.Py_ssize_t
+        behind: cython.ulonglong
+        state: cython.ulonglong = 0
+        for i in range(POINTERS):
+            place = self._places[i] = h.near(h.size, self._places[i])
+            if place != NOWHERE:
+                self._follow(i, token, h.tokens[place])
+        self._order()
+        for order in range(1, ORDERS + 1):
+            if h.size < order:
+                break
+            behind = h.tokens[h.size - order]
+            state = mix(state, behind + 1)
+            if order % 2 == 0:
+                self._begin_at(h, self._latest(h, state, order), token)
+
+    @cython.cfunc
+    def _follow(self, i: cython.int, token: cython.int, said: cython.int) -> None:
+        """Go on by one token, in place `i`; it said `said`."""
+        if self._places[i] == NOWHERE:
+            return
+        self._places[i] += 1
+        self._confirmed[i] *= FADE
+        if token == said:
+            self._confirmed[i] += 1.0
+            self._missed[i] = 0
+        elif self._missed[i] < PATIENCE:
+            self._missed[i] += 1
+        else:
+            self._places[i] = NOWHERE
+
+    @cython.cfunc
+    def _latest(self, h: History, state: cython.ulonglong, order: cython.int) -> cython.Py_ssize_t:
+        """The latest place behind the last `order` tokens, whose hash is `state`; NOWHERE if it is not soon found."""
+        i: cython.int
+        steps: cython.int = 0
+        place: cython.Py_ssize_t = h.heads[h.chain(state, order)]
+        while place >= order and steps < STEPS:
+            steps += 1
+            i = 1
+            while i <= order and h.tokens[place - i] == h.tokens[h.size - i]:
+                i += 1
+            if i > order:
+                return place
+            place = h.links[place * ORDERS + order - 1]
+        return NOWHERE
+
+    @cython.cfunc
+    def _begin_at(self, h: History, place: cython.Py_ssize_t, token: cython.int) -> None:
+        """Keep a place instead of the weakest, unless that was confirmed."""
+        i: cython.int
+        if place == NOWHERE:
+            return
+        for i in range(POINTERS):
+            if self._places[i] == place + 1:
+                return
+        i = POINTERS - 1
+        if self._places[i] != NOWHERE and self._confirmed[i] >= 1.0:
+            return
+        self._places[i] = place
+        self._confirmed[i] = 0.0
+        self._missed[i] = 0
+        self._follow(i, token, h.tokens[place])
+        self._order()
+
+    @cython.cfunc
+    def _order(self) -> None:
+        """Put the most often confirmed first, and keep one of those at the same place."""
+        i: cython.int
+        k: cython.int
+        for i in range(1, POINTERS):
+            for k in range(i):
+                if self._places[i] == self._places[k]:
+                    self._places[k if self._stronger(i, k) else i] = NOWHERE
+        for i in range(1, POINTERS):
+            for k in range(i, 0, -1):
+                if not self._stronger(k, k - 1):
+                    break
+                self._places[k], self._places[k - 1] = self._places[k - 1], self._places[k]
+                self._confirmed[k], self._confirmed[k - 1] = self._confirmed[k - 1], self._confirmed[k]
+                self._missed[k], self._missed[k - 1] = self._missed[k - 1], self._missed[k]
+
+    @cython.cfunc
+    def _stronger(self, i: cython.int, k: cython.int) -> cython.bint:
+        if self._places[i] == NOWHERE or self._places[k] == NOWHERE:
+            return self._places[i] > self._places[k]
+        if self._confirmed[i] != self._confirmed[k]:
+            return self._confirmed[i] > self._confirmed[k]
+        if self._missed[i] != self._missed[k]:
+            return self._missed[i] < self._missed[k]
+        return self._places[i] > self._places[k]
+
+    @cython.ccall
+    @cython.exceptval(check=False)
+    def judge(self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, length: cython.int) -> cython.double:
+        """What `p` means for a candidate in view of the places looked at last.
+
+        Args:
+            cell, token, p: of the candidate.
+            length: the class of the longest match.
+        """
+        facts = self._correction.facts
+        f: cython.Py_ssize_t = cell * FACTS
+        i: cython.int
+        agree: cython.int = 0
+        same: cython.int = 0
+        other: cython.int = 0
+        for i in range(POINTERS):
+            facts[f + i] = i * 64 + self._kinds[i] * 2 + (self.tokens[i] == token)
+            if self.tokens[i] == token:
+                agree |= 1 << i
+                same += 1
+            elif self.tokens[i] != NOBODY:
+                other += 1
+        facts[f + 3] = 192 + same * 4 + other
+        facts[f + 4] = 208 + length * 8 + agree
+        facts[f + 5] = 304 + self._kinds[0] * 8 + agree
+        return self._correction.judge(cell, p)
+
+    @cython.ccall
+    @cython.exceptval(check=False)
+    def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
+        """Learn whether the candidate in `cell`, as last judged, was right."""
+        self._correction.learn(cell, right)
