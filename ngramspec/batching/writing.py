@@ -11,6 +11,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.speculation import Plan
 from ngramspec.decoding.step import Step
+from ngramspec.drafting.model_passes import made_together
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.auto import Footing
 from ngramspec.policies.policy import Debt, Pass
@@ -115,9 +116,13 @@ class Writing:
         most = self._budget.limit(n) if self._drafts and (n == 1 or not self._model.drafts_alone) else 0
         limits = [min(most, room, _text(job).left - 1) for job in jobs]
         price = self._budget.price(n, self._curve, self._sizes)
-        drafts = [
-            job.proposer.propose(limit, price, _text(job).chooser()) for job, limit in zip(jobs, limits, strict=True)
-        ]
+        drafts = made_together(
+            [
+                job.proposer.proposing(limit, price, _text(job).chooser())
+                for job, limit in zip(jobs, limits, strict=True)
+            ],
+            price,
+        )
         debt = None
         if self._replay is not None and n == 1:
             owed = _lane(jobs[0]).owed

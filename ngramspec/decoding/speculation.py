@@ -22,8 +22,9 @@ from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
 from ngramspec.drafting.chances import Record
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Question
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, Question
 from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.model_passes import made_alone
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 
@@ -103,8 +104,10 @@ class Proposer:
         if self.drafter is not None:
             self.drafter.accept((token,))
 
-    def propose(self, limit: int, price: TokenPrice | None, choose: Chooser | None = None) -> Draft:
+    def proposing(self, limit: int, price: TokenPrice | None, choose: Chooser | None = None) -> Drafting:
         """What may follow, with estimates, as the grammar allows it; nothing where `limit` is below 1.
+
+        It is a generator, like `Drafter.drafting`, so that several texts can be drafted for in step.
 
         Args:
             limit: most tokens.
@@ -113,7 +116,7 @@ class Proposer:
         self.proposal = None
         if self.drafter is None or limit < 1:
             return NO_DRAFT
-        draft = self.drafter.propose(limit, choose, blind=self._blind, price=price)
+        draft = yield from self.drafter.drafting(limit, choose, blind=self._blind, price=price)
         self.proposal = draft = self._record.estimated(draft, limit, blind=self._blind)
         return draft if self._guide is None else self._guide.shape(draft, limit, blind=self._blind)
 
@@ -227,7 +230,7 @@ class Speculation(Proposer):
         if limit <= 0:
             return plain
         price = self.policy.price(self.curve, self.sizes)
-        draft = self.propose(limit, price, choose)
+        draft = made_alone(self.proposing(limit, price, choose))
         debt = None
         if self.replay is not None:
             debt = Debt(owed, 0.0 if owed else self.replay.save, self.replay.restore)

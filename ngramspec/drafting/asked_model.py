@@ -2,14 +2,14 @@
 
 model.open(price)                        # a draft begins
 model.costs(2, price)                    # the time of two tokens and the guess behind them
-rows = model.reads([5, 9], 0)            # the logits behind the text, behind 5, and behind 5 9
+rows = yield from model.reads([5, 9], 0) # the logits behind the text, behind 5, and behind 5 9
 model.guess(rows[-1], 2, choose)         # what the model would put there
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ngramspec.backend import Logits
 from ngramspec.drafting.draft import Chooser
 from ngramspec.drafting.draft_sampler import ModelGuess
 from ngramspec.drafting.model import ModelDrafter
+from ngramspec.drafting.model_passes import Wish
 from ngramspec.drafting.price import TokenPrice
 
 PART = 1 / 2
@@ -55,12 +56,17 @@ class AskedModel(ModelDrafter):
             return math.inf
         if not price.seconds:
             return 0.0
-        time_of = self.pace.reading(max(1, guesses if self._caught_up else guesses + 1)) / price.seconds
+        tokens = max(1, guesses if self._caught_up else guesses + 1)
+        time_of = self.pace.share(tokens, self._texts(price)) / price.seconds
         return math.inf if self._spent / price.seconds + time_of > PART * price.stake else time_of
 
     def again(self, price: TokenPrice) -> float:
         """The time of one guess more, in units of the price."""
-        return self.pace.token / price.seconds if price.seconds else 0.0
+        return self.pace.share(1, self._texts(price)) / price.seconds if price.seconds else 0.0
+
+    def _texts(self, price: TokenPrice) -> int:
+        """Among how many texts a pass is divided, if all ask. Where too few do, their wishes are declined."""
+        return price.texts if self._passes.joint else 1
 
     def entry(self, price: TokenPrice) -> float:
         """How much more the first question of a draft must be worth, in units of the price.
@@ -79,36 +85,50 @@ class AskedModel(ModelDrafter):
         """What a draft that the model makes alone is expected to gain, in tokens."""
         return self._payoff.gain(limit, price) - price.worth * self.entry(price) if price.seconds else math.inf
 
-    def reads(self, guesses: Sequence[int], known: int) -> Logits:
+    def reads(
+        self, guesses: Sequence[int], known: int, gain: float = math.inf
+    ) -> Generator[Wish, Logits | None, Logits | None]:
         """Let the model read more of the chain, in one pass.
 
         Args:
             guesses: the tokens behind those; the first time in a draft there may be none.
             known: how many tokens of the chain it has read that still stand; 0 the first time.
+            gain: what that is expected to bring; see `Wish`.
 
         Returns:
-            The logits behind each of them; the first time also those behind the text.
+            The logits behind each of them; the first time also those behind the text. None: it was declined.
         """
+        first = not self._caught_up
+        held = self._catches_up(len(guesses)) if first else len(self._text) + known
+        text = self._text[held:] if first else []
+        # Where taking back needs a copy of a state, it is that behind the text.
+        copies = first and self.model.replays
+        along = () if copies else guesses
+        rows = yield self._wish(held, [*text, *along], first + len(along), gain)
+        if rows is None:
+            return None
         # What may be lost is what guesses take; the text would have to be read some time.
-        self._spent += self.pace.reading(max(1, len(guesses) + (not self._caught_up)))
-        if self._caught_up:
-            self.model.rollback(len(self._text) + known)
-            return self._rows(guesses)
+        self._spent += self.pace.share(max(1, first + len(guesses)), self._passes.texts)
+        if first:
+            self._has_read = self._caught_up = True
+            self._since = 0
+            self._held = len(self._text)
+        if copies:
+            rows = rows.copy()
+            self.model.checkpoint()
+            if guesses:
+                rows = np.concatenate([rows, (yield self._wish(self._held, guesses, len(guesses)))])
+        return rows
+
+    def _catches_up(self, guesses: int) -> int:
+        """Read the text as far as it does not fit in a pass with so many guesses; how much of it the cache holds."""
         last = len(self._text) - 1
         self._held = min(self._held, last)
-        if self._held < last and not (self._has_read and last + 1 - self._held + len(guesses) <= self.model.max_batch):
+        if self._held < last and not (self._has_read and last + 1 - self._held + guesses <= self.model.max_batch):
             self._read(last)
-        self._has_read = self._caught_up = True
-        self._since = 0
-        self.model.rollback(self._held)
-        text = self._text[self._held :]
-        self._held = last + 1
-        if not self.model.replays:
-            return self._rows([*text, *guesses])
-        # Guesses are taken back to the end of the text at most.
-        rows = self._rows(text)[-1:].copy()
-        self.model.checkpoint()
-        return np.concatenate([rows, self._rows(guesses)]) if guesses else rows
+            self._has_read = True
+            self._since = 0
+        return self._held
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
         """The model's guess by some logits; None where they hold no guess: it is then not asked again in this draft.

@@ -6,9 +6,9 @@ each of them. It knows nothing about models, logits or text.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.settings import Sampling
@@ -16,6 +16,8 @@ from ngramspec.sampling.settings import Sampling
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from ngramspec.drafting.model_passes import Wish
 
 Chooser = Callable[[int, Mapping[int, float]], int]
 """How a drafter picks among the continuations of a context: (offset in the draft, weights) -> token id.
@@ -71,6 +73,9 @@ class Draft:
 
 NO_DRAFT = Draft()
 
+Drafting: TypeAlias = "Generator[Wish, NDArray[np.float32] | None, Draft]"
+"""A draft in the making; see `Drafter.drafting`."""
+
 
 class Question(NamedTuple):
     """A guess beside a draft, evaluated with it for what the target says behind it, and never accepted.
@@ -120,6 +125,14 @@ class Drafter(Protocol):
                 token, or at one after it, decided whether the token stays in the draft.
             price: what one more token costs; None is to propose whatever has a chance.
         """
+
+    def drafting(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Drafting:
+        """`propose` as a generator, for drafters whose draft model other texts use too: it yields what it wishes of
+        the model, is sent the logits, and returns the draft. Others wish nothing."""
+        yield from ()
+        return self.propose(limit, choose, blind=blind, price=price)
 
     def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
         """What to ask beside the last proposal, likeliest first, each after those that begin its path.

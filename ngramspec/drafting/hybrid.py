@@ -15,14 +15,16 @@ That a model checks cheaper guesses before the target does is known as staged sp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self
 
+from ngramspec.backend import Logits
 from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.chain_value import ChainValue
-from ngramspec.drafting.draft import Chooser, Draft, Question
+from ngramspec.drafting.draft import Chooser, Draft, Drafting, Question
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter
+from ngramspec.drafting.model_passes import Wish, made_alone
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
 from ngramspec.drafting.second_opinion import ALONE, BOTH, LEVELS, MODEL, NGRAMS, SecondOpinion
@@ -129,14 +131,14 @@ class HybridDrafter(MixtureDrafter):
 
     # ------------------------------------------------------------------ a draft
 
-    def _propose_blindly(self, limit: int, choose: Chooser, price: TokenPrice) -> Draft:
+    def _drafting_blindly(self, limit: int, choose: Chooser, price: TokenPrice) -> Drafting:
         self._guesser.guess(limit, HOPELESS, price)
         gain, reach = 0.0, 1.0
         for at, p in enumerate(self._guesser.chain()[2]):
             reach *= self._blind.estimate(p)
             gain += max(0.0, reach - price.worth * price.slopes[at])
         if self.model.promises(limit, price) > gain:
-            draft = self.model.propose(limit, choose, blind=True, price=price)
+            draft = yield from self.model.drafting(limit, choose, blind=True, price=price)
             if draft.tokens:
                 self._by_model = True
                 return draft
@@ -145,21 +147,29 @@ class HybridDrafter(MixtureDrafter):
     def propose(
         self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
+        return made_alone(self.drafting(limit, choose, blind=blind, price=price))
+
+    def drafting(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Drafting:
         self._forget()
         self._asked = None
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
         self.model.open(price)
         if choose is not None and blind:
-            return self._propose_blindly(limit, choose, price)
+            return (yield from self._drafting_blindly(limit, choose, price))
         self._guesser.pending = 0
         settled, reach, read = 0, 1.0, 0
         while True:
             length = self._guess(settled, limit, choose, price, reach)
-            along = self._worth_asking(settled, limit, reach, price, read)
+            along, gain = self._worth_asking(settled, limit, price, read)
             if along is None:
                 break
-            settled, reach, read = self._ask(settled, along, read, choose, reach)
+            answered = yield from self._ask(settled, along, read, choose, reach, gain)
+            if answered is None:
+                break
+            settled, reach, read = answered
             if settled >= limit or reach < HOPELESS or not price.pays(reach, settled):
                 length = settled
                 break
@@ -211,15 +221,16 @@ class HybridDrafter(MixtureDrafter):
             self._guesser.look(at)
             self._guesser.put(at, guess.token)
 
-    def _worth_asking(self, settled: int, limit: int, reach: float, price: TokenPrice, read: int) -> int | None:
-        """How many guesses behind the settled ones the model is to read before its own; None: it is not asked."""
+    def _worth_asking(self, settled: int, limit: int, price: TokenPrice, read: int) -> tuple[int | None, float]:
+        """How many guesses behind the settled ones the model is to read before its own, and the gain before the time
+        that it takes; None: it is not asked."""
         ps = [guess.p for guess in self._chain[settled:]]
         value = ChainValue()
         for guess in self._chain[:settled]:
             value = value.then(guess.chance, price)
         further = self._further(price, limit)
-        best = value.along(ps, price) + price.worth * self.model.entry(price)
-        along = None
+        best = bare = value.along(ps, price) + price.worth * self.model.entry(price)
+        along, gain = None, 0.0
         ended, agreed = 0.0, 1.0
         for i in range(min(len(ps), limit - settled - 1, FARTHEST) + 1):
             prospects = self.opinion.expected(ps[i] if i < len(ps) else 0.0)
@@ -230,10 +241,10 @@ class HybridDrafter(MixtureDrafter):
             if agreed:
                 value = value.then(prospects.surer, price)
                 expected += agreed * max(value.along(ps[i + 1 :], price), further(value))
-            expected -= price.worth * self.model.costs(settled + i - read, price)
-            if expected > best:
-                best, along = expected, i
-        return along
+            paid = expected - price.worth * self.model.costs(settled + i - read, price)
+            if paid > best:
+                best, along, gain = paid, i, expected - bare
+        return along, gain
 
     def _further(self, price: TokenPrice, limit: int) -> Callable[[ChainValue], float]:
         """What a chain is worth if the model may be asked behind it, guess by guess, while its guesses are good."""
@@ -261,16 +272,20 @@ class HybridDrafter(MixtureDrafter):
 
         return further
 
-    def _ask(self, settled: int, along: int, read: int, choose: Chooser | None, reach: float) -> tuple[int, float, int]:
+    def _ask(
+        self, settled: int, along: int, read: int, choose: Chooser | None, reach: float, gain: float
+    ) -> Generator[Wish, Logits | None, tuple[int, float, int] | None]:
         """Let the model read `along` guesses, and judge these and the next.
 
         Returns:
             How many guesses are settled now, the probability that all of them are right, and how many of them the model
-            has read.
+            has read. None: the wish was declined.
         """
         chain, opinion = self._chain, self.opinion
         end = settled + along
-        rows = self.model.reads([guess.token for guess in chain[read:end]], read)
+        rows = yield from self.model.reads([guess.token for guess in chain[read:end]], read, gain)
+        if rows is None:
+            return None
         for at in range(settled, end + 1):
             answered = self.model.guess(rows[at - end - 1], at, choose)
             if answered is None:

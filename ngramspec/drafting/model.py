@@ -9,18 +9,18 @@ text, and how long a draft gets.
 
 from __future__ import annotations
 
-import time
+import math
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Self
 
 from ngramspec.backend import Logits, Model, SharedModel
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting
 from ngramspec.drafting.draft_sampler import DraftSampler
 from ngramspec.drafting.mixture.secondary import OutcomeMap
-from ngramspec.drafting.pace import Pace
+from ngramspec.drafting.model_passes import ModelPasses, Wish, made_alone
 from ngramspec.drafting.payoff import Payoff
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.entropy import normalised_entropy
@@ -35,6 +35,9 @@ PROBES = 0.004
 
 TEXTS = 8
 """Latest texts that tell how long the next one is expected to be."""
+
+Wishing = Generator[Wish, Logits, Logits]
+"""Part of a draft in the making that is asked for logits."""
 
 
 class ModelDrafter(Drafter):
@@ -84,22 +87,21 @@ class ModelDrafter(Drafter):
             raise ValueError("this model cannot draft: what it has evaluated cannot be taken back")
         self.model = model
         self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
-        self.pace = Pace()
+        self._passes = ModelPasses(clock, shared)
+        self.pace = self._passes.pace
         self._payoff = Payoff(self.pace)
-        self._clock = clock or time.perf_counter
-        self._shared = shared  # its lanes alone would not keep it open
         self._free = list(shared.lanes[1:]) if shared is not None else []
         # What probabilities mean: of the likeliest token, of one drawn, of the likeliest where one is yet to be drawn.
         self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
         self._credit = 0.0
         self._lengths: deque[int] = deque(maxlen=TEXTS)
-        self._passes = 0
+        self._length = 0
         self.follow(Sampling())
         self.begin(())
 
     def anew(self) -> Self:
         """Another drafter on the same model, which has learnt nothing; never while this one drafts for a text."""
-        return type(self)(self.model, n_vocab=self.n_vocab, clock=self._clock)
+        return type(self)(self.model, n_vocab=self.n_vocab, clock=self._passes.clock)
 
     def beside(self) -> Self:
         """A drafter for another text at the same time, in the next lane of the model. What is learnt of the model,
@@ -126,9 +128,9 @@ class ModelDrafter(Drafter):
         self._readable = self._can_read(prompt)
         self._held = common_prefix(self.model.tokens, self._text)
         self._has_read = False
-        if self._passes:
-            self._lengths.append(self._passes)
-        self._passes = 0
+        if self._length:
+            self._lengths.append(self._length)
+        self._length = 0
         self.read_seconds = 0.0
         self._forget()
 
@@ -146,7 +148,7 @@ class ModelDrafter(Drafter):
         self._readable = self._readable and self._can_read(tokens)
         held = self.model.tokens
         self._held += common_prefix(held[self._held :], self._text[self._held : len(held)])
-        self._passes += 1
+        self._length += 1
         return hits
 
     def _forget(self) -> None:
@@ -164,6 +166,11 @@ class ModelDrafter(Drafter):
     def propose(
         self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
+        return made_alone(self.drafting(limit, choose, blind=blind, price=price))
+
+    def drafting(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Drafting:
         self.read_seconds = 0.0
         self._forget()
         limit = min(limit, self.model.max_batch - 1, self.model.n_ctx + 1 - len(self._text))
@@ -171,11 +178,12 @@ class ModelDrafter(Drafter):
             limit = min(limit, len(price.slopes) - 1)
         if limit < 1 or not self._text or not self._readable or not self._pays(limit, price):
             return NO_DRAFT
-        return self._draft(self._catch_up(), limit, choose, blind=blind, price=price)
+        row = yield from self._catch_up()
+        return (yield from self._draft(row, limit, choose, blind=blind, price=price))
 
     def _draft(
         self, row: Logits, limit: int, choose: Chooser | None, *, blind: bool, price: TokenPrice | None
-    ) -> Draft:
+    ) -> Drafting:
         """The model's guesses, from the logits after the text on.
 
         What is drawn decides whether a token after it is drawn too, never whether it stays itself: see `blind`.
@@ -204,7 +212,7 @@ class ModelDrafter(Drafter):
                 break
             if len(tokens) == 1 and self.model.replays:
                 self.model.checkpoint()
-            row = self._evaluate(tokens[-1:])
+            row = yield from self._evaluate(tokens[-1:])
         self._guesses = tuple(tokens)
         if self._before is not None:
             chances = [self._undrawn.estimate(self._before), *(self._payoff.rate(at) for at in range(1, limit))]
@@ -221,7 +229,7 @@ class ModelDrafter(Drafter):
         reading = (self.pace.reading(max(1, behind)) - self.pace.token) / price.seconds
         gain = self._payoff.gain(limit, price)
         if gain > 0:
-            return price.worth * reading <= gain * (self._passes + self._left())
+            return price.worth * reading <= gain * (self._length + self._left())
         self._credit += PROBES
         if self._credit < self.pace.token / price.seconds + reading:
             return False
@@ -232,7 +240,7 @@ class ModelDrafter(Drafter):
         """How many passes more a text is expected to take that is not read yet, by the latest texts; else 0."""
         if self._has_read or not self._lengths:
             return 0.0
-        return sum(max(0, length - self._passes) for length in self._lengths) / len(self._lengths)
+        return sum(max(0, length - self._length) for length in self._lengths) / len(self._lengths)
 
     def _time(self) -> None:
         """Read a little of the text where nothing tells yet what that takes."""
@@ -242,47 +250,46 @@ class ModelDrafter(Drafter):
 
     # ------------------------------------------------------------------ the model
 
-    def _catch_up(self) -> Logits:
+    def _catch_up(self) -> Wishing:
         """Let the cache hold the text; the logits after it."""
         last = len(self._text) - 1
         self._held = min(self._held, last)
         if not self._has_read and self._held < last:
             self._read(last)  # apart, so that the pace of a single token is seen
-        row = self._read(last + 1)
+        if self._has_read and self._held == last:
+            self.model.rollback(last)
+            row = yield from self._evaluate(self._text[last:])
+            self._held = last + 1
+        else:
+            row = self._read(last + 1)
         self._has_read = True
         return row
 
     def _read(self, end: int) -> Logits:
-        """Let the cache hold the first `end` tokens of the text, of which it lacks the last; the logits after them."""
-        tokens = self._text[self._held : end]
+        """Let the cache hold the first `end` tokens of the text, of which it lacks the last; the logits after them.
+
+        Of several tokens `prefill` gives the last one's logits alone, at a smaller price than `evaluate`.
+        """
         if self._has_read:
             self.model.rollback(self._held)
-        if self._has_read and len(tokens) == 1:
-            row = self._evaluate(tokens)
-        else:
-            # Of several tokens `prefill` gives the last one's logits alone, at a smaller price than `evaluate`.
-            passed = self.model.owed + len(tokens)
-            began = self._clock()
-            row = self.model.prefill(self._text[:end])
-            seconds = self._clock() - began
-            self.pace.saw(passed, seconds)
-            if not self._has_read:
-                self.read_seconds += seconds
+        passed = self.model.owed + end - self._held
+        began = self._passes.clock()
+        row = self.model.prefill(self._text[:end])
+        seconds = self._passes.clock() - began
+        self.pace.saw(passed, seconds)
+        if not self._has_read:
+            self.read_seconds += seconds
         self._held = end
         return row
 
-    def _evaluate(self, tokens: Sequence[int]) -> Logits:
-        """One pass of the model; the logits after its last token."""
-        row: Logits = self._rows(tokens)[-1]
+    def _evaluate(self, tokens: Sequence[int]) -> Wishing:
+        """One pass of the model behind what its cache holds; the logits after the last of the tokens."""
+        rows = yield self._wish(len(self.model.tokens), tokens, 1)
+        row: Logits = rows[-1]
         return row
 
-    def _rows(self, tokens: Sequence[int]) -> Logits:
-        """One pass of the model; the logits after each of its tokens."""
-        passed = self.model.owed + len(tokens)
-        began = self._clock()
-        rows = self.model.evaluate(tokens)
-        self.pace.saw(passed, self._clock() - began)
-        return rows
+    def _wish(self, keep: int, tokens: Sequence[int], rows: int, gain: float = math.inf) -> Wish:
+        return Wish(self._passes, self.model, keep, tokens, rows, gain)
 
 
 def _inside(p: float) -> float:

@@ -52,3 +52,7 @@ class Pace:
         times = (self._few if tokens <= FEW else self._more) or self._more or self._few
         each = min(one, median_low(times)) if times else one
         return one + each * (tokens - 1)
+
+    def share(self, tokens: int, texts: int) -> float:
+        """Seconds of a pass over so many tokens of each of several texts, divided among these."""
+        return self.reading(tokens * texts) / texts

@@ -28,9 +28,10 @@ class TokenPrice:
         stake: units of time that may be lost if the draft is refused.
         costs: makes the list whose entry k is what a draft of k tokens takes longer than none; by default that is what
             the slopes add up to. Called when `costs` is first read: drafters without a draft model never do.
+        texts: how many are drafted for at this price at a time.
 
     Attributes:
-        worth, slopes, seconds, stake: as above. The unit of time is the caller's; by custom that of a one-token pass.
+        worth, slopes, seconds, stake, texts: as above. The unit of time is the caller's; by custom that of a one-token pass.
     """
 
     def __init__(
@@ -40,10 +41,12 @@ class TokenPrice:
         seconds: float = 0.0,
         stake: float = math.inf,
         costs: Callable[[], Sequence[float]] | None = None,
+        texts: int = 1,
     ) -> None:
         self.worth = worth
         self.seconds = seconds
         self.stake = stake
+        self.texts = texts
         self._make_costs = costs
         self._costs: Sequence[float] | None = None
         self.slopes = self._slopes = slopes if isinstance(slopes, array) else array("d", slopes)

@@ -91,7 +91,12 @@ class CostPolicy(Policy):
         stake = self.STAKE * max(0.0, self._account.funds(plain, level)) / self._texts
         slopes = curve.slopes(sizes)[self._texts - 1 :]
         return TokenPrice(
-            self._worth(curve, sizes), slopes, level, stake, lambda: [cost - plain for _, cost in costs[self._texts :]]
+            self._worth(curve, sizes),
+            slopes,
+            level,
+            stake,
+            lambda: [cost - plain for _, cost in costs[self._texts :]],
+            self._texts,
         )
 
     def _worth(self, curve: CostCurve, sizes: Sequence[int]) -> float:
