@@ -58,7 +58,14 @@ class AskedModel(ModelDrafter):
             return 0.0
         tokens = max(1, guesses if self._caught_up else guesses + 1)
         time_of = self.pace.share(tokens, self._texts(price)) / price.seconds
-        return math.inf if self._spent / price.seconds + time_of > PART * price.stake else time_of
+        lost = (self._spent + self._behind()) / price.seconds + time_of
+        return math.inf if lost > PART * price.stake else time_of
+
+    def _behind(self) -> float:
+        """Seconds of reading what came since the model was asked last."""
+        if self._caught_up or not self._has_read:
+            return 0.0
+        return self.pace.reading(len(self._text) - self._held) - self.pace.token
 
     def again(self, price: TokenPrice) -> float:
         """The time of one guess more, in units of the price."""
