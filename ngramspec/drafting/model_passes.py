@@ -99,7 +99,7 @@ class ModelPasses:
             gain += wishes[text].gain
             tokens += wishes[text].rows
             value = gain - time_of * self.pace.reading(tokens)
-            if value >= most:
+            if value > most or wishes[text].gain == math.inf:
                 count, most = n, value
         return order[:count]
 

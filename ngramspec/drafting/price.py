@@ -31,7 +31,8 @@ class TokenPrice:
         texts: how many are drafted for at this price at a time.
 
     Attributes:
-        worth, slopes, seconds, stake, texts: as above. The unit of time is the caller's; by custom that of a one-token pass.
+        worth, slopes, seconds, stake, texts: as above. The unit of time is the caller's, by custom that of a one-token
+            pass.
     """
 
     def __init__(

@@ -40,8 +40,8 @@ class SharedTarget(Context):
         exact: "on" gives each lane a cache of its own, under the settings that `Target` chooses for it: a text in a
             pass then has the logits that it has alone, bit for bit, as far as the sizes of the batches agree (see
             `batches`). "off" lets all share one pool of cells.
-        apart: give each lane a cache of its own in any case: for lanes that are never in a pass together, which would
-            attend over each other's cells for nothing.
+        apart: give each lane a cache of its own even so, unless a GPU holds the model: for lanes that are seldom in a
+            pass together, which would attend over each other's cells for nothing. A CPU saves little by such passes.
         path, n_gpu_layers, threads, threads_batch, micro_batch, flash_attn, cache_type_k, cache_type_v, mmap,
             extra_buffers, draft_max: as of `ngramspec.llama.target.Target`.
 
@@ -77,7 +77,7 @@ class SharedTarget(Context):
             raise ValueError(f"lanes is {lanes}, but must be 1 to {MAX_EVALUATE}")
         if exact not in ("on", "off"):
             raise ValueError(f"exact is {exact!r}, but must be one of: on, off")
-        self._texts, self._apart = lanes, apart
+        self._texts, self._seldom_together = lanes, apart
         super().__init__(
             path,
             n_ctx=n_ctx,
@@ -108,7 +108,8 @@ class SharedTarget(Context):
 
     @property
     def _pooled(self) -> bool:
-        return self.exact == "off" and not self._apart and self.can_pool
+        apart = self._seldom_together and not self.on_gpu
+        return self.exact == "off" and not apart and self.can_pool
 
     def _open_context(self, n_ctx: int, setting: str) -> None:
         if not self._pooled and self._texts > 1 and self.architecture in ABORTS:

@@ -44,17 +44,22 @@ class Drafted:
         lanes: of both.
         cost: of a pass of the draft model, as part of one of the target; None: there is no draft model.
         blur: scale of what moves the target's logits in the draft model.
+        apart: the draft model's lanes have caches of their own.
     """
 
-    def __init__(self, lanes: int = 4, *, cost: float | None = 0.05, blur: float = 0.0, **options: Any) -> None:
+    def __init__(
+        self, lanes: int = 4, *, cost: float | None = 0.05, blur: float = 0.0, apart: bool = False, **options: Any
+    ) -> None:
         clock = Clock(1e-7)
         self.target = MockShared(lanes, seconds=seconds, clock=clock, n_vocab=N, peak=6.0, **options)
         drafter = MixtureDrafter(Recall())
         if cost is not None:
-            took = cost * PASS
-            self.small = MockShared(lanes, seconds=lambda _: took, clock=clock, n_vocab=N, peak=6.0, replays=False)
+            self.cost = cost
+            self.small = MockShared(
+                lanes, seconds=lambda n: cost * seconds(n), clock=clock, n_vocab=N, peak=6.0, split=apart
+            )
             for lane in self.small.lanes:
-                self._slow_and_blurred(lane, took, blur)
+                self._slow_and_blurred(lane, blur)
             model = AskedModel(self.small.lanes[0], clock=clock.perf_counter, shared=self.small)
             drafter = HybridDrafter(model, Recall())
         curve = CostCurve({1: PASS, 64: seconds(64)})
@@ -68,12 +73,13 @@ class Drafted:
             clock=clock.perf_counter,
         )
 
-    def _slow_and_blurred(self, lane: Any, took: float, blur: float) -> None:
+    def _slow_and_blurred(self, lane: Any, blur: float) -> None:
         prefill, row = lane.prefill, lane.row
 
         def slow(tokens: Sequence[int], **rest: Any) -> Any:
-            self.small.clock.now += took
-            return prefill(tokens, **rest)
+            rows = prefill(tokens, **rest)
+            self.small.clock.now += self.cost * seconds(lane.prefilled[-1])
+            return rows
 
         def blurred(context: Sequence[int]) -> Any:
             rng = np.random.default_rng((7, *context[-2:]))
@@ -158,9 +164,17 @@ def test_a_cheap_model_makes_texts_faster_and_a_dear_one_none_slower(n: int) -> 
     fast, stats = rate(n, cost=0.03)
     assert fast > (2.0 if n == 1 else 1.5) * plain
     assert stats.accepted > 0
-    for cost, blur in ((0.5, 0.0), (1.0, 30.0)):
+    for cost, blur in ((0.5, 0.0), (1.0, 30.0), (0.1, 4.0), (0.3, 2.0)):
         slow, _ = rate(n, cost=cost, blur=blur)
-        assert slow > 0.98 * plain
+        assert slow > 0.97 * plain
+
+
+def test_a_pass_for_all_texts_pays_where_one_for_each_does_not() -> None:
+    plain, _ = rate(4, cost=None)
+    apart, _ = rate(4, cost=0.1, apart=True)
+    joint, _ = rate(4, cost=0.1)
+    assert apart < 1.2 * plain
+    assert joint > 1.4 * plain
 
 
 def test_reading_the_text_counts_as_reading() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from architectures.files import write_models
 from support.ear import Ear
 
+from ngramspec.backend import Logits, Part
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.ready import ready
 from ngramspec.batching.request import Done, Request
@@ -136,15 +138,32 @@ def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact:
         )
 
 
+def noted_passes(shared: SharedTarget, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list to which each pass over several lanes adds over how many it is."""
+    seen: list[int] = []
+    evaluate = shared.evaluate
+
+    def noted(parts: Sequence[Part]) -> list[Logits]:
+        seen.append(len(parts))
+        return evaluate(parts)
+
+    monkeypatch.setattr(shared, "evaluate", noted)
+    return seen
+
+
+@pytest.mark.parametrize("apart", [True, False])
 @pytest.mark.parametrize("name", ["llama", "gemma3", "qwen35", "mamba2"])
-def test_a_draft_model_has_a_lane_for_each_text(models: dict[str, Path], name: str) -> None:
+def test_a_draft_model_has_a_lane_for_each_text(
+    models: dict[str, Path], name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """It is asked always, as the curve says that a pass takes a second; it is the model itself, and changes nothing."""
     chance = random.Random(name)
     with (
         SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, exact="on") as shared,
-        SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, apart=True) as small,
+        SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, apart=apart) as small,
     ):
         prompts = [[chance.randrange(3, shared.n_vocab - 3) for _ in range(30)] for _ in range(5)]
+        together = noted_passes(small, monkeypatch)
         found, counted = [], []
         for drafter in (None, HybridDrafter(asked_for(shared, small))):
             engine = Engine(
@@ -167,3 +186,4 @@ def test_a_draft_model_has_a_lane_for_each_text(models: dict[str, Path], name: s
         assert found[0] == found[1]
         assert counted[1].accepted > 0.5 * counted[1].drafted > 0
         assert shared.drafts_alone or all(lane.tokens for lane in small.lanes)
+        assert (max(together, default=0) > 1) == (not apart and not shared.drafts_alone)

@@ -154,6 +154,21 @@ def test_a_model_that_is_far_behind_is_asked_again() -> None:
     assert model.passes > before
 
 
+def test_what_it_has_to_catch_up_with_must_not_cost_more_than_may_be_lost() -> None:
+    for stake, asked in ((0.2, False), (20.0, True)):
+        model = Small(seconds=lambda n: 0.05e-3 * n)
+        drafter = hybrid(model)
+        drafter.begin(novel(30))
+        price = TokenPrice(1.0, [0.05] * 10, seconds=1.0, stake=stake)
+        drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0))
+        for token in [31, 32, 33, 34] * 10:
+            drafter.accept([token])
+        drafter.accept([8])
+        before = model.passes
+        drafter.propose(4, price=price)
+        assert (model.passes > before) == asked
+
+
 @pytest.mark.parametrize("replays", [False, True])
 def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
     """Whatever was read, refused or replaced before: its cache held the text and the chain up to the position."""
