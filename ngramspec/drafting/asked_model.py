@@ -69,7 +69,9 @@ class AskedModel(ModelDrafter):
 
     def again(self, price: TokenPrice) -> float:
         """The time of one guess more, in units of the price."""
-        return self.pace.share(1, self._texts(price)) / price.seconds if price.seconds else 0.0
+        if not price.seconds:
+            return 0.0
+        return self.pace.share(1, max(1.0, self._texts(price) * self._passes.going_on.value)) / price.seconds
 
     def _texts(self, price: TokenPrice) -> int:
         """Among how many texts a pass is divided, if all ask. Where too few do, their wishes are declined."""
@@ -106,7 +108,14 @@ class AskedModel(ModelDrafter):
             The logits behind each of them; the first time also those behind the text. None: it was declined.
         """
         first = not self._caught_up
-        held = self._catches_up(len(guesses)) if first else len(self._text) + known
+        if first and self._is_far_behind(len(guesses)):
+            if (yield self._wish(0, (), 1 + len(guesses), gain)) is None:
+                return None
+            self._read(len(self._text) - 1)
+            self._has_read = True
+            self._since = 0
+            gain = math.inf
+        held = self._held if first else len(self._text) + known
         text = self._text[held:] if first else []
         # Where taking back needs a copy of a state, it is that behind the text.
         copies = first and self.model.replays
@@ -127,15 +136,12 @@ class AskedModel(ModelDrafter):
                 rows = np.concatenate([rows, (yield self._wish(self._held, guesses, len(guesses)))])
         return rows
 
-    def _catches_up(self, guesses: int) -> int:
-        """Read the text as far as it does not fit in a pass with so many guesses; how much of it the cache holds."""
+    def _is_far_behind(self, guesses: int) -> bool:
+        """Whether more of the text is to be read than fits in a pass with so many guesses."""
         last = len(self._text) - 1
         self._held = min(self._held, last)
-        if self._held < last and not (self._has_read and last + 1 - self._held + guesses <= self.model.max_batch):
-            self._read(last)
-            self._has_read = True
-            self._since = 0
-        return self._held
+        fits = self._has_read and last + 1 - self._held + guesses <= self.model.max_batch
+        return self._held < last and not fits
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
         """The model's guess by some logits; None where they hold no guess: it is then not asked again in this draft.

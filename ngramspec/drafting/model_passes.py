@@ -14,10 +14,17 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple, cast
 
+import numpy as np
+
 from ngramspec.backend import Lane, Logits, Model, Part, SharedModel
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting
+from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.pace import Pace
 from ngramspec.drafting.price import TokenPrice
+
+GOES_ON, GOES_ON_WEIGHT, FADE = 0.8, 4.0, 0.98
+"""How many of the texts in a pass are in the next one of the same drafts, before any was seen, and as so many passes; the
+weight of the past at each new one."""
 
 
 class Wish(NamedTuple):
@@ -27,7 +34,7 @@ class Wish(NamedTuple):
         passes: makes it.
         model: whose cache holds the text: a lane, where several texts share the model.
         keep: so many tokens of the cache stay.
-        tokens: are appended to them, at least one.
+        tokens: are appended to them; none: leave is asked for, to read a longer text by oneself.
         rows: for how many of the last of them logits are wanted.
         gain: what it is expected to bring, in tokens, before its time is counted. A wish of several is declined where
             that is too little: the answer to it is None.
@@ -41,6 +48,10 @@ class Wish(NamedTuple):
     gain: float = math.inf
 
 
+LEAVE: Logits = np.empty((0, 0), np.float32)
+"""The answer to a wish that has no tokens."""
+
+
 class ModelPasses:
     """Makes the passes of a draft model, and times them.
 
@@ -52,12 +63,14 @@ class ModelPasses:
         pace: what passes take.
         joint: whether a pass may be over several texts.
         texts: over how many the last one was.
+        going_on: how many of the texts in a pass lately were in the next one of the same drafts.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None, shared: SharedModel | None = None) -> None:
         self.clock = clock or time.perf_counter
         self.pace = Pace()
         self.texts = 1
+        self.going_on = FadingRate(GOES_ON * GOES_ON_WEIGHT, GOES_ON_WEIGHT, fade=FADE)
         self._shared = shared
         lanes = shared.lanes if shared is not None else ()
         # Where each lane has a cache of its own, texts that append more than others go on in batches of their own.
@@ -130,7 +143,7 @@ def made_alone(drafting: Drafting) -> Draft:
             wish = drafting.send(rows)
         except StopIteration as done:
             return cast(Draft, done.value)
-        [rows] = wish.passes.evaluate([wish])
+        rows = wish.passes.evaluate([wish])[0] if wish.tokens else LEAVE
 
 
 def made_together(draftings: Sequence[Drafting], price: TokenPrice | None) -> list[Draft]:
@@ -153,14 +166,23 @@ def made_together(draftings: Sequence[Drafting], price: TokenPrice | None) -> li
 
     for text in range(len(draftings)):
         go_on(text, None)
+    before: Sequence[int] = ()
     while wishes:
         asked = dict(wishes)
         wishes.clear()
         passes = next(iter(asked.values())).passes
         chosen = passes.worthwhile(asked, price)
+        if before:
+            passes.going_on.add(len(chosen) / len(before))
+        before = chosen
         for text in asked.keys() - set(chosen):
             go_on(text, None)
-        for group in passes.groups(chosen, asked):
+        for text in chosen:
+            if not asked[text].tokens:
+                go_on(text, LEAVE)
+        for group in passes.groups([text for text in chosen if asked[text].tokens], asked):
             for text, rows in zip(group, passes.evaluate([asked[text] for text in group]), strict=True):
                 go_on(text, rows)
+        if before and not wishes:
+            passes.going_on.add(0.0)
     return drafts

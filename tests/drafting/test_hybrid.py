@@ -155,18 +155,27 @@ def test_a_model_that_is_far_behind_is_asked_again() -> None:
 
 
 def test_what_it_has_to_catch_up_with_must_not_cost_more_than_may_be_lost() -> None:
+
+    class Reader(Small):
+        def prefill(self, tokens: Sequence[int], **options: Any) -> Any:
+            rows = super().prefill(tokens, **options)
+            CLOCK.now += 0.05e-3 * self.prefilled[-1]
+            return rows
+
     for stake, asked in ((0.2, False), (20.0, True)):
-        model = Small(seconds=lambda n: 0.05e-3 * n)
+        model = Reader(seconds=lambda n: 0.05e-3 * n)
         drafter = hybrid(model)
         drafter.begin(novel(30))
-        price = TokenPrice(1.0, [0.05] * 10, seconds=1.0, stake=stake)
+        for token in range(30, 40):
+            drafter.accept([token])
         drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0))
         for token in [31, 32, 33, 34] * 10:
             drafter.accept([token])
         drafter.accept([8])
         before = model.passes
-        drafter.propose(4, price=price)
+        drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0, stake=stake))
         assert (model.passes > before) == asked
+        assert before
 
 
 @pytest.mark.parametrize("replays", [False, True])
