@@ -69,9 +69,7 @@ class AskedModel(ModelDrafter):
 
     def again(self, price: TokenPrice) -> float:
         """The time of one guess more, in units of the price."""
-        if not price.seconds:
-            return 0.0
-        return self.pace.share(1, max(1.0, self._texts(price) * self._passes.going_on.value)) / price.seconds
+        return self.pace.share(1, self._texts(price)) / price.seconds if price.seconds else 0.0
 
     def _texts(self, price: TokenPrice) -> int:
         """Among how many texts a pass is divided, if all ask. Where too few do, their wishes are declined."""

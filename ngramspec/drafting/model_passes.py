@@ -18,13 +18,8 @@ import numpy as np
 
 from ngramspec.backend import Lane, Logits, Model, Part, SharedModel
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting
-from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.pace import Pace
 from ngramspec.drafting.price import TokenPrice
-
-GOES_ON, GOES_ON_WEIGHT, FADE = 0.8, 4.0, 0.98
-"""How many of the texts in a pass are in the next one of the same drafts, before any was seen, and as so many passes; the
-weight of the past at each new one."""
 
 
 class Wish(NamedTuple):
@@ -63,14 +58,12 @@ class ModelPasses:
         pace: what passes take.
         joint: whether a pass may be over several texts.
         texts: over how many the last one was.
-        going_on: how many of the texts in a pass lately were in the next one of the same drafts.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None, shared: SharedModel | None = None) -> None:
         self.clock = clock or time.perf_counter
         self.pace = Pace()
         self.texts = 1
-        self.going_on = FadingRate(GOES_ON * GOES_ON_WEIGHT, GOES_ON_WEIGHT, fade=FADE)
         self._shared = shared
         lanes = shared.lanes if shared is not None else ()
         # Where each lane has a cache of its own, texts that append more than others go on in batches of their own.
@@ -166,15 +159,11 @@ def made_together(draftings: Sequence[Drafting], price: TokenPrice | None) -> li
 
     for text in range(len(draftings)):
         go_on(text, None)
-    before: Sequence[int] = ()
     while wishes:
         asked = dict(wishes)
         wishes.clear()
         passes = next(iter(asked.values())).passes
         chosen = passes.worthwhile(asked, price)
-        if before:
-            passes.going_on.add(len(chosen) / len(before))
-        before = chosen
         for text in asked.keys() - set(chosen):
             go_on(text, None)
         for text in chosen:
@@ -183,6 +172,4 @@ def made_together(draftings: Sequence[Drafting], price: TokenPrice | None) -> li
         for group in passes.groups([text for text in chosen if asked[text].tokens], asked):
             for text, rows in zip(group, passes.evaluate([asked[text] for text in group]), strict=True):
                 go_on(text, rows)
-        if before and not wishes:
-            passes.going_on.add(0.0)
     return drafts

@@ -46,13 +46,13 @@ class Pace:
         """Seconds of a pass over one token; 0 while none was timed."""
         return median_low(self._ones) if self._ones else 0.0
 
-    def reading(self, tokens: float) -> float:
+    def reading(self, tokens: int) -> float:
         """Seconds that it takes to read so many tokens, at least one; no longer than one by one."""
         one = self.token
         times = (self._few if tokens <= FEW else self._more) or self._more or self._few
         each = min(one, median_low(times)) if times else one
         return one + each * (tokens - 1)
 
-    def share(self, tokens: int, texts: float) -> float:
+    def share(self, tokens: int, texts: int) -> float:
         """Seconds of a pass over so many tokens of each of several texts, divided among these."""
         return self.reading(tokens * texts) / texts
