@@ -49,7 +49,8 @@ class AskedModel(ModelDrafter):
     def costs(self, guesses: int, price: TokenPrice) -> float:
         """The time of reading so many guesses before the model's own, in units of the price; see `entry` for the text.
 
-        Infinite where the model cannot, and where more would be lost by a refusal than may be.
+        Infinite where the model cannot, and where more would be lost by a refusal than may be; what it has to catch up
+        with in a text that it reads is lost then too.
         """
         room = min(self.model.n_ctx - len(self._text), self.model.max_batch - 1) - guesses
         if self._mute or not self._readable or room < 0:
@@ -106,10 +107,13 @@ class AskedModel(ModelDrafter):
             The logits behind each of them; the first time also those behind the text. None: it was declined.
         """
         first = not self._caught_up
-        if first and self._is_far_behind(len(guesses)):
+        last = len(self._text) - 1
+        if first:
+            self._held = min(self._held, last)
+        if first and self._held < last and not (self._has_read and self._fits(len(guesses))):
             if (yield self._wish(0, (), 1 + len(guesses), gain)) is None:
                 return None
-            self._read(len(self._text) - 1)
+            self._read(last)
             self._has_read = True
             self._since = 0
             gain = math.inf
@@ -121,7 +125,6 @@ class AskedModel(ModelDrafter):
         rows = yield self._wish(held, [*text, *along], first + len(along), gain)
         if rows is None:
             return None
-        # What may be lost is what guesses take; the text would have to be read some time.
         self._spent += self.pace.share(max(1, first + len(guesses)), self._passes.texts)
         if first:
             self._has_read = self._caught_up = True
@@ -134,12 +137,9 @@ class AskedModel(ModelDrafter):
                 rows = np.concatenate([rows, (yield self._wish(self._held, guesses, len(guesses)))])
         return rows
 
-    def _is_far_behind(self, guesses: int) -> bool:
-        """Whether more of the text is to be read than fits in a pass with so many guesses."""
-        last = len(self._text) - 1
-        self._held = min(self._held, last)
-        fits = self._has_read and last + 1 - self._held + guesses <= self.model.max_batch
-        return self._held < last and not fits
+    def _fits(self, guesses: int) -> bool:
+        """Whether what the model has not read of the text fits in a pass with so many guesses."""
+        return len(self._text) - self._held + guesses <= self.model.max_batch
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
         """The model's guess by some logits; None where they hold no guess: it is then not asked again in this draft.
