@@ -11,7 +11,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.speculation import Plan
 from ngramspec.decoding.step import Step
-from ngramspec.drafting.model_passes import made_together
+from ngramspec.drafting.in_step import made_together
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.auto import Footing
 from ngramspec.policies.policy import Debt, Pass

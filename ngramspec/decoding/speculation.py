@@ -24,7 +24,7 @@ from ngramspec.cost.measure import Replay
 from ngramspec.drafting.chances import Record
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, Question
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.drafting.model_passes import made_alone
+from ngramspec.drafting.in_step import made_alone
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 

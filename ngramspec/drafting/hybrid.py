@@ -23,8 +23,9 @@ from ngramspec.backend import Logits
 from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.chain_value import ChainValue
 from ngramspec.drafting.draft import Chooser, Draft, Drafting, Question
+from ngramspec.drafting.in_step import made_alone
 from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter
-from ngramspec.drafting.model_passes import Wish, made_alone
+from ngramspec.drafting.model_passes import Wish
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
 from ngramspec.drafting.second_opinion import ALONE, BOTH, LEVELS, MODEL, NGRAMS, SecondOpinion

@@ -19,8 +19,9 @@ from typing import Self
 from ngramspec.backend import Logits, Model, SharedModel
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting
 from ngramspec.drafting.draft_sampler import DraftSampler
+from ngramspec.drafting.in_step import made_alone
 from ngramspec.drafting.mixture.secondary import OutcomeMap
-from ngramspec.drafting.model_passes import ModelPasses, Wish, made_alone
+from ngramspec.drafting.model_passes import ModelPasses, Wish
 from ngramspec.drafting.payoff import Payoff
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.entropy import normalised_entropy

@@ -19,9 +19,10 @@ from support.mock_target import Clock
 from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.draft import Draft, Drafting
 from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.in_step import made_alone, made_together
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.model import ModelDrafter
-from ngramspec.drafting.model_passes import ModelPasses, Wish, made_alone, made_together
+from ngramspec.drafting.model_passes import ModelPasses, Wish
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.errors import TargetError
 
