@@ -150,6 +150,7 @@ class HybridDrafter(MixtureDrafter):
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
         self.model.open(price)
+        self._want_rows(price)
         if choose is not None and blind:
             return self._propose_blindly(limit, choose, price)
         self._guesser.pending = 0
