@@ -158,6 +158,7 @@ class HybridDrafter(MixtureDrafter):
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
         self.model.open(price)
+        self._want_rows(price)
         if choose is not None and blind:
             return (yield from self._drafting_blindly(limit, choose, price))
         self._guesser.pending = 0

@@ -13,6 +13,8 @@ from support.uncompiled import plain_modules
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.answers import Answers
 from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
@@ -125,6 +127,21 @@ def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault() -> No
     assert draft.tokens == (2, 3)
     drafter.see([1, 2, 3], rows_to(2, 9, 77), 1)
     drafter.accept([2, 9])
+    assert not drafter.wants_logits
+    drafter.propose(1, price=FREE)
+    assert 77 in drafter._guesser.law(0)
+
+
+def test_beside_a_model_rows_are_read_too() -> None:
+    """Whoever guessed what was refused."""
+    drafter = HybridDrafter(AskedModel(MockTarget(100, words=[50])))
+    drafter.begin([1, 2, 3, 4, 5, 1])
+    drafter.propose(2, price=DEAR)
+    assert not drafter.wants_logits
+    drafter.propose(2, price=FREE)
+    assert drafter.wants_logits
+    drafter.see([1, 50, 3], rows_to(2, 77, 9), 0)
+    drafter.accept([2])
     assert not drafter.wants_logits
     drafter.propose(1, price=FREE)
     assert 77 in drafter._guesser.law(0)

@@ -26,7 +26,7 @@ from typing import Any
 from ngramspec.backend import Logits, Model
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.given import CURVES, find_curves
+from ngramspec.cost.given import CURVES, LARGEST, find_curves
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, make_drafter
@@ -38,6 +38,7 @@ from ngramspec.drafting.recall import Recall
 from ngramspec.llama.target import Target
 from ngramspec.prompts import load_prompts
 from ngramspec.theory import expected_tokens
+from ngramspec.tokens import common_prefix
 
 
 class Clock:
@@ -50,13 +51,19 @@ class Clock:
 
 
 class Modelled:
-    """A model whose passes take what a curve says, times `cost`; a prefill takes no time."""
+    """A model whose passes take what a curve says, times `cost`; a prefill is passes over up to LARGEST tokens."""
 
     def __init__(self, model: Model, curve: CostCurve, cost: float, clock: Clock) -> None:
         self._model, self._curve, self._cost, self._clock = model, curve, cost, clock
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
+
+    def prefill(self, tokens: Sequence[int], **options: Any) -> Logits:
+        # Not only prompts come by it: a draft model reads what was written without it.
+        new = len(tokens) - min(common_prefix(self._model.tokens, tokens), len(tokens) - 1)
+        self._clock.now += self._cost * sum(self._curve.ratio(min(LARGEST, new - at)) for at in range(0, new, LARGEST))
+        return self._model.prefill(tokens, **options)
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         self._clock.now += self._cost * self._curve.ratio(len(tokens))

@@ -111,8 +111,7 @@ class MixtureDrafter(Drafter):
         limit = min(limit, LONGEST, len(price.slopes) - 1)
         start = self._repeat(limit)
         sure = (self._trust.value,) * start
-        self._to_read = self._rows.worth_reading(price) if guesser.local else 0
-        self.wants_logits = self._to_read > 0
+        self._want_rows(price)
         if choose is None:
             guesser.guess(limit, HOPELESS, price, start, self._trust.value**start)
             tokens, match, chances = guesser.chain()
@@ -130,6 +129,11 @@ class MixtureDrafter(Drafter):
         secondary, given = self._asked
         self._chances = (*sure, *[secondary.estimate(p) for p in given[start:]])
         return Draft(tokens, q, match, (), self._chances, self.name)
+
+    def _want_rows(self, price: TokenPrice) -> None:
+        """Ask for rows behind refused tokens, where they are worth reading."""
+        self._to_read = self._rows.worth_reading(price) if self._guesser.local else 0
+        self.wants_logits = self._to_read > 0
 
     def _repeat(self, limit: int) -> int:
         """Begin the chain with what the target said when it was asked; how many tokens that are."""

@@ -1,0 +1,211 @@
+"""N-grams alone, a draft model alone, and both together, by what passes cost: see `ngramspec/drafting/README.md`.
+
+    python tools/measure/hybrid.py TARGET --draft SMALL... [--curve NAME...] [-x C...] [--prompts FILE] [-n N]
+
+The target continues each prompt greedily, plainly. The same text is then decoded with drafts of each kind, by the
+default policy, on a modelled clock: a pass of the target takes what the curve says, one of the draft model C times
+that. Printed are tokens in the time of a one-token pass of the target, and what both gain over the better one alone;
+below, for each curve, the kind of text that was slowest at any C, where plain decoding is 1, and what could be gained
+with hindsight: drafts of right guesses alone, by n-grams for nothing or by a pass of the model, as long as is best.
+
+No model evaluates a text twice (`remembered.py`), but every guess is judged by what the models really say behind it.
+Prompts are read as prefill, which the figures leave out; what a draft model reads of the answer counts. Each way begins
+with a drafter that has learnt nothing, and goes through the prompts in their order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from remembered import Answering, Memory, Remembered
+from seeds import Clock, Modelled
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import CURVES, LARGEST, find_curves
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Stats
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.mixture.drafter import FREE, MixtureDrafter
+from ngramspec.drafting.model import ModelDrafter
+from ngramspec.llama.target import Target
+from ngramspec.prompts import load_prompts, prepare
+
+
+@dataclass
+class Way:
+    """A drafter on a curve, and what was counted with it by kind of text; "": of all.
+
+    Args:
+        target: its memory.
+        curve: what passes take.
+        draft, x: the draft model's memory, and its pass in the target's; None: n-grams alone.
+        both: n-grams and the model, not the model alone.
+    """
+
+    target: Memory
+    curve: str
+    draft: Memory | None = None
+    x: float = 0.0
+    both: bool = False
+    stats: dict[str, Stats] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        clock, curve = Clock(), find_curves(self.curve)[self.curve]
+        drafter: Drafter = MixtureDrafter()
+        if self.draft is not None:
+            small: Any = Modelled(Remembered(self.draft), curve, self.x, clock)
+            drafter = HybridDrafter(AskedModel(small, clock=clock)) if self.both else ModelDrafter(small, clock=clock)
+        model: Any = Modelled(Answering(self.target, drafter), curve, 1.0, clock)
+        self.decoder = SpeculativeDecoder(
+            model, vocabulary=self.target.model, drafter=drafter, exact="off", curve=curve, clock=clock
+        )
+
+    def play(self, prompt: Sequence[int], kind: str, n: int, text: Sequence[int]) -> None:
+        """Answer a prompt with up to n tokens; `text` is what must come of it."""
+        written = list[int]()
+        for step in self.decoder.generate(prompt, max_tokens=n):
+            written += step.tokens
+            for counted in ("", kind):
+                self.stats.setdefault(counted, Stats()).add(step)
+        assert written == text, "drafts changed the text"
+
+    def gain(self, kind: str = "") -> float:
+        return self.stats[kind].tokens_per_second or 1.0
+
+
+class Hindsight:
+    """Tokens per one-token pass if only right guesses were drafted, for each way to come by them.
+
+    Args:
+        curve: what passes take.
+        x: a draft model's pass, in the target's.
+    """
+
+    def __init__(self, curve: CostCurve, x: float) -> None:
+        self._curve, self._x = curve, x
+        self._tokens = 0
+        self._seconds = [0.0, 0.0, 0.0]
+
+    def add(self, ngrams: Sequence[bool], model: Sequence[bool]) -> None:
+        """Count a text, by who would have guessed each of its tokens but the first."""
+        self._tokens += len(ngrams)
+        nobody = [False] * len(ngrams)
+        for i, ways in enumerate([(ngrams, nobody), (nobody, model), (ngrams, model)]):
+            self._seconds[i] += self._least(*ways)
+
+    def _least(self, free: Sequence[bool], bought: Sequence[bool]) -> float:
+        """The least time that a text takes, from its end on."""
+        left = [0.0] * (len(free) + 1)
+        for at in range(len(free) - 1, -1, -1):
+            left[at], guesses = self._curve.ratio(1) + left[at + 1], 0.0
+            for end in range(at + 1, min(len(free), at + LARGEST)):
+                if not (free[end - 1] or bought[end - 1]):
+                    break
+                guesses += 0.0 if free[end - 1] else self._x
+                left[at] = min(left[at], self._curve.ratio(1 + end - at) + guesses + left[end + 1])
+        return left[0]
+
+    @property
+    def gain(self) -> float:
+        """Of both over the better one alone."""
+        ngrams, model, both = self._seconds
+        return min(ngrams, model) / both - 1
+
+
+def copied(drafter: Drafter, prompt: Sequence[int], text: Sequence[int]) -> list[bool]:
+    """At which tokens of a text but the first n-grams are right."""
+    drafter.begin(prompt)
+    drafter.accept(text[:1])
+    right = []
+    for token in text[1:]:
+        right.append(drafter.propose(1, price=FREE).tokens == (token,))
+        drafter.accept((token,))
+    return right
+
+
+def foreseen(memory: Memory, prompt: Sequence[int], text: Sequence[int]) -> list[bool]:
+    """The same of a model."""
+    model = Remembered(memory)
+    model.prefill(prompt)
+    said = [int(model.evaluate([token]).argmax()) for token in text[:-1]]
+    return [token == best for token, best in zip(text[1:], said, strict=True)]
+
+
+def slowest(ways: Sequence[Way]) -> str:
+    gain, kind = min((way.gain(kind), kind) for way in ways for kind in way.stats if kind)
+    return f"{gain:.2f} ({kind})"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", type=Path)
+    parser.add_argument("--draft", type=Path, nargs="+", required=True, help="smaller models of the same vocabulary")
+    parser.add_argument("--curve", nargs="+", choices=CURVES, default=list(CURVES), help="what passes take; else each")
+    parser.add_argument("-x", type=float, nargs="+", default=[0.02, 0.05, 0.1, 0.2], help="draft models' passes")
+    parser.add_argument("--prompts", type=Path, help="as `ngramspec bench` takes them; else the packaged ones")
+    parser.add_argument("-n", type=int, default=72, help="tokens of each answer")
+    parser.add_argument("-c", type=int, default=2048)
+    parser.add_argument("-t", type=int, default=None)
+    options = parser.parse_args()
+    target = Target(options.target, n_ctx=options.c, threads=options.t)
+    drafts = {path.stem: Memory(Target(path, n_ctx=options.c, threads=options.t)) for path in options.draft}
+    answers = Memory(target)
+    plain: Any = Answering(answers, None)
+    alone = SpeculativeDecoder(plain, vocabulary=target, drafter=None, exact="off", curve=find_curves("flat")["flat"])
+    ngrams = {curve: Way(answers, curve) for curve in options.curve}
+    ways = {
+        (curve, x, name, both): Way(answers, curve, drafts[name], x, both)
+        for curve in options.curve
+        for x in options.x
+        for name in drafts
+        for both in (False, True)
+    }
+    hindsight = {
+        (curve, x, name): Hindsight(find_curves(curve)[curve], x)
+        for curve in options.curve
+        for x in options.x
+        for name in drafts
+    }
+    knowing = MixtureDrafter()
+    cases, _ = prepare(target, load_prompts(options.prompts), options.n + LARGEST, options.c)
+    tokens = 0
+    for number, case in enumerate(cases, 1):
+        text = [token for step in alone.generate(case.tokens, max_tokens=options.n) for token in step.tokens]
+        tokens += len(text)
+        for way in (*ngrams.values(), *ways.values()):
+            way.play(case.tokens, case.category, options.n, text)
+        copies = copied(knowing, case.tokens, text)
+        guesses = {name: foreseen(memory, case.tokens, text) for name, memory in drafts.items()}
+        for (_, _, name), known in hindsight.items():
+            known.add(copies, guesses[name])
+        print(f"{number} of {len(cases)}", file=sys.stderr)
+    print(f"{len(cases)} prompts of {len({case.category for case in cases})} kinds, {tokens} tokens, greedy\n")
+    heads = ["curve", "c", "n-grams", *(head for name in drafts for head in (name, "both", "gain"))]
+    print("".join(f"| {head} " for head in heads) + "|\n" + "|---" * len(heads) + "|")
+    for curve in options.curve:
+        for x in options.x:
+            line = f"| {curve} | {x:g} | {ngrams[curve].gain():.2f} |"
+            for name in drafts:
+                model, both = (ways[curve, x, name, both].gain() for both in (False, True))
+                gain = both / max(model, ngrams[curve].gain()) - 1
+                line += f" {model:.2f} | {both:.2f} | {100 * gain:+.1f} % |"
+            print(line)
+    print()
+    for curve in options.curve:
+        together = [way for key, way in ways.items() if key[0] == curve and key[3]]
+        print(f"{curve}: slowest kind {slowest([ngrams[curve]])} with n-grams, {slowest(together)} with both")
+        possible = [
+            f"{100 * known.gain:+.0f} % ({key[2]}, {key[1]:g})" for key, known in hindsight.items() if key[0] == curve
+        ]
+        print(f"    with hindsight both gain {', '.join(possible)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""`Remembered`: a model that evaluates no text twice, so that one greedy text can be decoded in many ways.
+
+    memory = Memory(Target("small.gguf"))
+    model = Remembered(memory)             # as many of them as there are drafters, each with a cache of its own
+
+What the model held likeliest behind a text, and how likely, is kept, whatever text it was. So nothing is approximated,
+and all ways of drafting get the same answers, whatever batches they ask for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ngramspec.backend import LEAVES, Logits, ModelBase, Path
+from ngramspec.cost.given import LARGEST
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.refused_rows import MOST
+from ngramspec.llama.target import Target
+from ngramspec.tokens import common_prefix
+
+Answer = tuple[int, float]
+"""The likeliest token behind a text, and its probability."""
+
+UNREAD = (0, 0.5)
+"""In place of an answer that nobody reads."""
+
+SURE = 1.0 - 1e-9
+"""The largest probability that is given back: the other tokens must have some."""
+
+
+class Memory:
+    """The answers of a model, which evaluates only texts that nobody asked about before.
+
+    Args:
+        model: evaluates.
+    """
+
+    def __init__(self, model: Target) -> None:
+        self.model = model
+        # Texts are numbered, by the text that they continue and their last token; 0 is the empty one.
+        self._numbers: dict[tuple[int, int], int] = {}
+        self._answers: dict[int, Answer] = {}
+
+    def number(self, text: int, token: int) -> int:
+        """The number of a text with a token more."""
+        return self._numbers.setdefault((text, token), len(self._numbers) + 1)
+
+    def behind(self, tokens: Sequence[int], texts: Sequence[int], first: int) -> list[Answer]:
+        """The answers behind the first `first` tokens, and behind each one more.
+
+        Args:
+            tokens, first: as above.
+            texts: the numbers of all beginnings of `tokens`, the empty one first.
+        """
+        unknown = [at for at in range(first, len(tokens) + 1) if texts[at] not in self._answers]
+        if unknown:
+            begin, end = unknown[0] - 1, unknown[-1]
+            self.model.rollback(min(begin, common_prefix(self.model.tokens, tokens)))
+            if end - len(self.model.tokens) > LARGEST:
+                self.model.prefill(tokens[:begin])
+            held = len(self.model.tokens)
+            for text, row in zip(texts[held + 1 :], self.model.evaluate(tokens[held:end]), strict=False):
+                best = int(row.argmax())
+                self._answers.setdefault(text, (best, 1.0 / float(np.exp(row - row[best]).sum())))
+        return [self._answers[text] for text in texts[first : len(tokens) + 1]]
+
+
+class Remembered(ModelBase):
+    """A model that answers from a memory.
+
+    An answer is a row of logits in which the likeliest token has its probability, and all others share the rest: greedy
+    decoding and greedy drafts see no more of a row.
+
+    Args:
+        memory: of the model.
+    """
+
+    leaves = LEAVES
+    max_batch = LARGEST
+
+    def __init__(self, memory: Memory) -> None:
+        self.memory = memory
+        self.n_ctx, self.n_vocab = memory.model.n_ctx, memory.model.n_vocab
+        self.tokens: list[int] = []
+        self._texts = [0]
+
+    def prefill(self, tokens: Sequence[int], **_: Any) -> Logits:
+        self.rollback(min(common_prefix(self.tokens, tokens), len(tokens) - 1))
+        self._append(tokens[len(self.tokens) :])
+        row: Logits = self._rows(self.memory.behind(self.tokens, self._texts, len(tokens)))[0]
+        return row
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        start = len(self.tokens)
+        self._append(tokens)
+        return self._rows(self.memory.behind(self.tokens, self._texts, start + 1))
+
+    def rollback(self, length: int) -> None:
+        del self.tokens[length:], self._texts[length + 1 :]
+
+    def clear(self) -> None:
+        self.rollback(0)
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self.tokens.append(token)
+            self._texts.append(self.memory.number(self._texts[-1], token))
+
+    def _rows(self, answers: Sequence[Answer]) -> Logits:
+        rows = np.empty((len(answers), self.n_vocab), np.float32)
+        for row, (best, p) in zip(rows, answers, strict=True):
+            row.fill(math.log((1.0 / min(p, SURE) - 1.0) / (self.n_vocab - 1)))
+            row[best] = 0.0
+        return rows
+
+
+class Answering(Remembered):
+    """The target, which answers only what is read: behind its own text, and, where a drafter wants it, refused tokens.
+
+    Args:
+        memory: of the target.
+        drafter: drafts for it.
+    """
+
+    def __init__(self, memory: Memory, drafter: Drafter | None) -> None:
+        super().__init__(memory)
+        self._drafter = drafter
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        wanted = self._drafter is not None and self._drafter.wants_logits
+        return self._rows(self._answers(tokens, MOST if wanted else 0))
+
+    def ask(self, tokens: Sequence[int], questions: Sequence[Path]) -> Logits:
+        start = len(self.tokens)
+        rows, answers = self.evaluate(tokens), list[Answer]()
+        for fork, path in questions:
+            self.rollback(start + 1 + fork)
+            answers.append(self._answers(path, 0)[-1])
+        self.rollback(start)
+        self._append(tokens)
+        return np.concatenate([rows, self._rows(answers)])
+
+    def _answers(self, tokens: Sequence[int], refused: int) -> list[Answer]:
+        """The answers behind these tokens: up to the first wrong one, and so many from that one on."""
+        start = len(self.tokens)
+        self._append(tokens)
+        end = start
+        while end < len(self.tokens) and (not end or self._behind(end, end)[0][0] == self.tokens[end]):
+            end += 1
+        answers = self._behind(start + 1, min(end + refused, len(self.tokens)))
+        return answers + [UNREAD] * (len(tokens) - len(answers))
+
+    def _behind(self, first: int, last: int) -> list[Answer]:
+        return self.memory.behind(self.tokens[:last], self._texts, first)
