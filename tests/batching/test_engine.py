@@ -59,10 +59,12 @@ def alone(prompt: list[int], tokens: int = 60, sampling: Sampling | None = None,
 @pytest.mark.parametrize("lanes", [1, 3, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_texts_are_those_of_each_request_alone(split: bool, lanes: int, temperature: float) -> None:
-    model = MockShared(lanes, split=split, peak=5.0)
+    begin = threading.Event()
+    model = MockShared(lanes, split=split, peak=5.0, fails=lambda _: not begin.wait(WAIT))
     with running(model) as engine:
         asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(7))]
         ears = [ask(engine, prompt, sampling=sampling) for prompt, sampling in asked]
+        begin.set()
         for ear in ears:
             assert ear.wait().reason == "length"
     for ear, (prompt, sampling) in zip(ears, asked, strict=True):
@@ -263,9 +265,11 @@ def test_long_prompts_and_answers_take_turns() -> None:
 
 def test_sizes_of_one_class_are_kept_to() -> None:
     """Batches of 1 to 3 agree: three texts share a pass at most, and drafts fill it no further."""
-    model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0)
+    begin = threading.Event()
+    model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0, fails=lambda _: not begin.wait(WAIT))
     with running(model, footing=Footing((1, 2, 3), same=True)) as engine:
         ears = [ask(engine, prompt, 50) for prompt in prompts(4)]
+        begin.set()
         for ear in ears:
             ear.wait()
     assert max(sum(size for _, size in done) for done in model.passes) == 3
