@@ -14,7 +14,10 @@ from .console import printable
 from .markdown_rows import Row
 
 _TAB = 8
-_UP, _CLEAR_BELOW = "\x1b[{}A", "\x1b[J"
+_UP = "\x1b[{}A"
+# Cleared from the second cell on, and then the first row: tmux takes clearing from its top left on, where a row may be
+# after the window became narrower, for clearing the screen, and keeps what was there in its history.
+_CLEAR_BELOW = "\x1b[C\x1b[J\r\x1b[K"
 # Rows that may be erased must be one row each, whatever the terminal takes for the width of a character.
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 

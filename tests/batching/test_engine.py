@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from support.ear import WAIT, Ear
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
+from ngramspec.backend import Part
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import ClosedError, Done, Event, Failed, Prefilled, Request, Started
 from ngramspec.cost.calibration import Calibration
@@ -58,10 +59,12 @@ def alone(prompt: list[int], tokens: int = 60, sampling: Sampling | None = None,
 @pytest.mark.parametrize("lanes", [1, 3, 4])
 @pytest.mark.parametrize("temperature", [0.0, 0.9])
 def test_texts_are_those_of_each_request_alone(split: bool, lanes: int, temperature: float) -> None:
-    model = MockShared(lanes, split=split, peak=5.0)
+    begin = threading.Event()
+    model = MockShared(lanes, split=split, peak=5.0, fails=lambda _: not begin.wait(WAIT))
     with running(model) as engine:
         asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(7))]
         ears = [ask(engine, prompt, sampling=sampling) for prompt, sampling in asked]
+        begin.set()
         for ear in ears:
             assert ear.wait().reason == "length"
     for ear, (prompt, sampling) in zip(ears, asked, strict=True):
@@ -120,14 +123,15 @@ def test_without_room_nothing_is_kept() -> None:
 
 
 def test_a_cancelled_request_ends_and_leaves_the_others_alone() -> None:
-    gate = threading.Event()
-    model = MockShared(2, fails=lambda parts: len(parts) == 2 and not gate.wait(WAIT))
+    begin, gate = threading.Event(), threading.Event()
+    model = MockShared(2, fails=lambda parts: not begin.wait(WAIT) or (len(parts) == 2 and not gate.wait(WAIT)))
     with running(model) as engine:
         asked = prompts(3)
         stays, goes, waits = Ear(), Ear(), Ear()
         engine.submit(Request(asked[0], 50), stays)
         ticket = engine.submit(Request(asked[1], 50), goes)
         queued = engine.submit(Request(asked[2], 50), waits)
+        begin.set()
         while not any(isinstance(event, Step) for event in goes.events):
             goes.heard.get(timeout=WAIT)
         ticket.cancel()
@@ -142,13 +146,16 @@ def test_a_cancelled_request_ends_and_leaves_the_others_alone() -> None:
 
 
 def test_a_pass_that_fails_ends_only_those_that_cannot_go_on() -> None:
-    bad: set[int] = set()
-    model = MockShared(3, fails=lambda parts: any(part.lane.number in bad for part in parts))
+    bad, begin = {1}, threading.Event()
+
+    def fails(parts: Sequence[Part]) -> bool:
+        assert begin.wait(WAIT)  # until all are there
+        return len(model.passes) > 20 and any(part.lane.number in bad for part in parts)
+
+    model = MockShared(3, fails=fails)
     with running(model) as engine:
         ears = [ask(engine, prompt, 400) for prompt in prompts(3)]
-        for ear in ears:
-            ear.heard.get(timeout=WAIT)
-        bad.add(1)
+        begin.set()
         ends = [ear.wait() for ear in ears]
         failed = [ear for ear, end in zip(ears, ends, strict=True) if isinstance(end, Failed)]
         assert len(failed) == 1
@@ -231,11 +238,14 @@ def test_stopping_at_once_cancels() -> None:
 def test_long_prompts_and_answers_take_turns() -> None:
     model = MockShared(2, n_batch=64, n_ctx=1 << 15)
     order: list[str] = []
+    both = threading.Event()
 
     def watch(name: str) -> Callable[[Event], None]:
         def listen(event: Event) -> None:
             order.append(f"{name}-{type(event).__name__}")
             ear[name](event)
+            if name == "writes":
+                assert both.wait(WAIT)  # or all is written before the other one is asked
 
         return listen
 
@@ -244,6 +254,7 @@ def test_long_prompts_and_answers_take_turns() -> None:
         engine.submit(Request([1, 2, 3], 2000), watch("writes"))
         ear["writes"].heard.get(timeout=WAIT)
         engine.submit(Request([4] * 6000, 5), watch("reads"))
+        both.set()
         for one in ear.values():
             one.wait()
     began, read = order.index("reads-Started"), order.index("reads-Step")
@@ -254,9 +265,11 @@ def test_long_prompts_and_answers_take_turns() -> None:
 
 def test_sizes_of_one_class_are_kept_to() -> None:
     """Batches of 1 to 3 agree: three texts share a pass at most, and drafts fill it no further."""
-    model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0)
+    begin = threading.Event()
+    model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0, fails=lambda _: not begin.wait(WAIT))
     with running(model, footing=Footing((1, 2, 3), same=True)) as engine:
         ears = [ask(engine, prompt, 50) for prompt in prompts(4)]
+        begin.set()
         for ear in ears:
             ear.wait()
     assert max(sum(size for _, size in done) for done in model.passes) == 3

@@ -269,14 +269,15 @@ def test_a_signal_while_the_model_loads(env: dict[str, str], file: Path, number:
 
 
 CALLED_BACK = """
-import ctypes, signal, time
+import ctypes, signal, sys, time
 from ngramspec_cli.console import Terminated, raise_on_sigterm
 
 raise_on_sigterm()
+dropped = sys.unraisablehook
+sys.unraisablehook = lambda lost: (print("lost"), dropped(lost))
 number = int(input())
 try:
     ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
-    print("lost")
     for _ in range(100):
         time.sleep(0.1)
 except (KeyboardInterrupt, Terminated) as error:

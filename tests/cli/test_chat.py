@@ -200,6 +200,7 @@ def test_a_session_at_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
     terminal.wait(r"^> two\n *lines")
     terminal.keys("Enter")
     terminal.wait(STATUS, 3)
+    terminal.wait(PROMPT)
     terminal.ask("/save chat.json", "saved 3 turns")
     messages = json.loads((tmp_path / "chat.json").read_text())["messages"]
     assert messages[0] == {"role": "system", "content": "Be brief."}
@@ -228,6 +229,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_the_session(terminal: Terminal, tmp_p
     assert "leaves" not in terminal.wait(PROMPT).split("lists commands")[1].split("\n", 1)[1]
     terminal.keys("C-c")
     terminal.wait("^Ctrl-C again, Ctrl-D or /quit leaves")
+    terminal.wait(PROMPT)
     terminal.type("/quit")
     terminal.wait("exit code 0")
 

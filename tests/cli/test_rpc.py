@@ -127,7 +127,7 @@ def other_version(client: socket.socket) -> None:
 )
 def test_a_stranger_is_one_line(env: dict[str, str], answer: Callable[[socket.socket], None], reason: str) -> None:
     with stranger(answer) as address:
-        done = run(env, *SMALL, "--rpc", address, stdin=TEXT, command=HASTY)
+        done = run(env, *SMALL, "--rpc", address, stdin=TEXT, command=HASTY if answer is silent else COMMAND)
     assert (done.code, done.out) == (1, "")
     assert done.complaint.startswith(address)
     assert reason in done.complaint

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from ngramspec.errors import TargetError
-from ngramspec.llama.guard import Guard
+from ngramspec.llama.guard import LOOK, Guard
 
 
 def explained(said: str | None) -> str:
@@ -42,13 +42,15 @@ def test_a_silent_call_is_given_up_and_so_is_all_that_follows() -> None:
     assert guard.lost.is_set()
 
 
-def test_a_call_that_gets_on_is_waited_for() -> None:
-    guard = Guard(0.5, explained)
-    pause = threading.Event()
+def test_a_call_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pause = [0.0], threading.Event()
+    monkeypatch.setattr("ngramspec.llama.guard.time", SimpleNamespace(monotonic=lambda: now[0]))
+    guard = Guard(60, explained)
 
     def slow() -> str:
         for _ in range(8):
-            pause.wait(0.1)
+            now[0] += 50
+            pause.wait(LOOK)
             guard.alive()
         return "done"
 

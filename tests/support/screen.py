@@ -42,9 +42,16 @@ class Screen:
     def _command(self, arguments: str, letter: str) -> None:
         if letter == "A":
             self._y = max(self._y - int(arguments), self._top, 0)
+        elif letter == "C":
+            assert arguments == ""
+            self._x += 1
         elif letter == "J":
             assert arguments == ""
+            assert (self._y, self._x) != (max(self._top, 0), 0), "tmux keeps what is cleared from its top left on"
             del self._rows[self._y + 1 :], self._joined[self._y + 1 :]
+            del self._rows[self._y][self._x :]
+        elif letter == "K":
+            assert arguments == ""
             del self._rows[self._y][self._x :]
         elif (arguments, letter) in (("?7", "l"), ("?7", "h")):
             self._wrap = letter == "h"
