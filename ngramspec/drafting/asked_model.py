@@ -114,8 +114,6 @@ class AskedModel(ModelDrafter):
             if (yield self._wish(0, (), 1 + len(guesses), gain)) is None:
                 return None
             self._read(last)
-            self._has_read = True
-            self._since = 0
             gain = math.inf
         held = self._held if first else len(self._text) + known
         text = self._text[held:] if first else []

@@ -213,7 +213,7 @@ class ModelDrafter(Drafter):
                 break
             if len(tokens) == 1 and self.model.replays:
                 self.model.checkpoint()
-            row = yield from self._evaluate(tokens[-1:])
+            row = yield from self._evaluate(len(self.model.tokens), tokens[-1:])
         self._guesses = tuple(tokens)
         if self._before is not None:
             chances = [self._undrawn.estimate(self._before), *(self._payoff.rate(at) for at in range(1, limit))]
@@ -258,8 +258,7 @@ class ModelDrafter(Drafter):
         if not self._has_read and self._held < last:
             self._read(last)  # apart, so that the pace of a single token is seen
         if self._has_read and self._held == last:
-            self.model.rollback(last)
-            row = yield from self._evaluate(self._text[last:])
+            row = yield from self._evaluate(last, self._text[last:])
             self._held = last + 1
         else:
             row = self._read(last + 1)
@@ -283,9 +282,9 @@ class ModelDrafter(Drafter):
         self._held = end
         return row
 
-    def _evaluate(self, tokens: Sequence[int]) -> Wishing:
-        """One pass of the model behind what its cache holds; the logits after the last of the tokens."""
-        rows = yield self._wish(len(self.model.tokens), tokens, 1)
+    def _evaluate(self, keep: int, tokens: Sequence[int]) -> Wishing:
+        """One pass of the model behind the first `keep` tokens of its cache; the logits after the last token."""
+        rows = yield self._wish(keep, tokens, 1)
         row: Logits = rows[-1]
         return row
 
