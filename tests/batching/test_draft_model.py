@@ -166,7 +166,7 @@ def test_a_cheap_model_makes_texts_faster_and_a_dear_one_none_slower(n: int) -> 
     assert stats.accepted > 0
     for cost, blur in ((0.5, 0.0), (1.0, 30.0), (0.1, 4.0), (0.3, 2.0)):
         slow, _ = rate(n, cost=cost, blur=blur)
-        assert slow > 0.97 * plain
+        assert slow > 0.98 * plain
 
 
 def test_a_pass_for_all_texts_pays_where_one_for_each_does_not() -> None:

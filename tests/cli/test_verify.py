@@ -46,7 +46,7 @@ def results(out: str) -> dict[str, str]:
 
 def test_both_modes_pass_on_the_demo_model(env: dict[str, str], prompts: Path, tmp_path: Path) -> None:
     file = tmp_path / "found.json"
-    done = run(env, *SHORT, "--exact", "off", "--seconds", "6", "--prompts", prompts, "--json", file, command=PATIENT)
+    done = run(env, *SHORT, "--exact", "off", "--seconds", "12", "--prompts", prompts, "--json", file, command=PATIENT)
     assert done.code == 0, done.err
     assert MARKER in done.err
     assert list(results(done.out)) == NAMES
@@ -61,8 +61,7 @@ def test_both_modes_pass_on_the_demo_model(env: dict[str, str], prompts: Path, t
     assert [check["name"] for check in found["checks"]] == NAMES
     assert found["settings"]["exact"] is False
     assert found["settings"]["drafter"] == "mixture"
-    # How many of them there is time for depends on the machine.
-    assert {text["category"] for text in found["texts"]} in ({"code"}, {"code", "notes[b]"})
+    assert {text["category"] for text in found["texts"]} == {"code", "notes[b]"}
     assert {"greedy", "coupled", "match"} <= {text["setting"] for text in found["texts"]}
     assert sum(text["drafted"] for text in found["texts"]) > 0
     assert all(test["identical"] for test in found["rollbacks"])

@@ -469,7 +469,9 @@ def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], demo: Tar
     # The token that ends a text has none of its own: its number is shown.
     seen = [t for t in seen if not re.fullmatch(r"<\d+>", t)]
     assert "".join(seen).replace("⏎", "\n") == "".join(step.text for step in steps)
-    assert sum(line.endswith(("  end: length", "  end: eog")) for line in passes) == 3
+    ends = [line.rpartition("  end: ")[2] for line in passes if "  end: " in line]
+    assert ends == [step.stop for step in steps if step.stop]
+    assert len(ends) == 3
     assert {"margin", "u", "overlap", "expected", "match"} <= set(re.findall(r", ([a-z]+) ", done.out))
 
 
