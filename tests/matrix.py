@@ -1,29 +1,22 @@
-"""Whether drafts change the text of any architecture: `python tests/matrix.py [NAME...] [--quick] [--json FILE]`.
+"""Whether drafts change the text of any architecture: `python tests/matrix.py [NAME...] [--quick]`.
 
 Prints a table, one line a model and one column a kind of session: `=` all texts are those of a decoder that never rolls
 back, `~` some leave it by rounding, `CORRUPT` something else decided. Exits with 1 if anything is corrupt, or if
 anything at all differs in exact mode.
-
-By default, a model is "drafted" if the cost policy sends anything of what a drafter proposes that is right for a random
-while (the kind `cost`, without exact mode, on one thread), else "plain". "speed" is what a token takes in the sessions
-of the kind `plain` over what it takes in those, drafting included and prefills not: above 1, drafts pay. These are tiny
-models and passes of about a millisecond, so it says that the policy does no harm, not what a real model gains.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import math
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from architectures.comparison import Bench, Result, to_json, worst
+from architectures.comparison import Bench, Result, worst
 from architectures.files import families, names, write_models
 from architectures.others import check_beams, check_probe
 from architectures.settings import LENGTHS, QUICK, Setting, matrix
@@ -65,8 +58,7 @@ CELLS = ("=", "~", "UNEQUAL", "CORRUPT")
 def check(path: Path, folder: Path, wanted: Sequence[Setting], *, quick: bool) -> Iterator[Row]:
     """All sessions of a model, grouped by how it is loaded; then the probe, and beams."""
     for exact, threads in dict.fromkeys((setting.exact, setting.threads) for setting in wanted):
-        bench = Bench(path, folder / f"{path.stem}-{exact}-{threads}", exact=exact, threads=threads)
-        try:
+        with closing(Bench(path, folder / f"{path.stem}-{exact}-{threads}", exact=exact, threads=threads)) as bench:
             for setting in wanted:
                 if (setting.exact, setting.threads) == (exact, threads):
                     yield Row(setting.name, setting.label, exact, threads, bench.run(setting))
@@ -75,8 +67,6 @@ def check(path: Path, folder: Path, wanted: Sequence[Setting], *, quick: bool) -
             for length in () if exact or threads > 1 or quick else LENGTHS:
                 if results := check_beams(path, bench, length):
                     yield Row("beams", f"{length} tokens", False, threads, results)
-        finally:
-            bench.close()
 
 
 def rolls_back(path: Path) -> str:
@@ -89,21 +79,11 @@ def rolls_back(path: Path) -> str:
         return "cut" if target.can_branch else f"{target.max_batch - 1} snapshots"
 
 
-def by_default(rows: Sequence[Row]) -> tuple[str, float]:
-    """("drafted" or "plain", the speed): see above."""
-    plain, cost = (
-        [result for row in rows if (row.kind, row.exact, row.threads) == (kind, False, 1) for result in row.results]
-        for kind in ("plain", "cost")
-    )
-    slow, fast = (sum(r.seconds for r in of) / max(1, sum(r.tokens for r in of)) for of in (plain, cost))
-    return "drafted" if any(result.drafted for result in cost) else "plain", slow / fast if fast else math.nan
-
-
 def table(rows: dict[str, list[Row]], told: dict[str, str]) -> Table:
     """One line a model."""
     kinds = list(dict.fromkeys(row.kind for of in rows.values() for row in of))
     shown = Table(box=None, padding=(0, 1, 0, 0))
-    for title in ("model", "goes back by", "default", "speed", *kinds, "requests", "passes", "per pass", "gap"):
+    for title in ("model", "goes back by", *kinds, "requests", "passes", "per pass", "gap"):
         shown.add_column(title)
     for name, of in rows.items():
         cells = []
@@ -117,32 +97,15 @@ def table(rows: dict[str, list[Row]], told: dict[str, str]) -> Table:
         passes = sum(result.passes for result in drafting)
         tokens = sum(result.tokens for result in drafting)
         gap = max(result.gap for result in results)
-        default, speed = by_default(of)
         counts = str(len(results)), str(passes), f"{tokens / max(1, passes):.2f}", f"{gap:.2g}"
-        shown.add_row(name, told[name], default, f"{speed:.2f}", *cells, *counts)
+        shown.add_row(name, told[name], *cells, *counts)
     return shown
-
-
-def document(rows: dict[str, list[Row]], told: dict[str, str]) -> dict[str, Any]:
-    """Everything, for a file."""
-    return {
-        name: {
-            "memory": told[name],
-            **dict(zip(("default", "speed"), by_default(of), strict=True)),
-            "family": next(family for family, of in families().items() if name in of),
-            "sessions": [
-                {"kind": row.kind, "label": row.label, "cell": row.cell, "requests": to_json(row.results)} for row in of
-            ],
-        }
-        for name, of in rows.items()
-    }
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("name", nargs="*", help=f"a model or a family ({', '.join(families())}); default: all")
     parser.add_argument("--quick", action="store_true", help="what the tests run of every model")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every request to a file")
     options = parser.parse_args()
     wanted = [name for given in options.name or families() for name in families().get(given, [given])]
     if unknown := sorted(set(wanted) - set(names())):
@@ -150,20 +113,18 @@ def main() -> int:
     rows: dict[str, list[Row]] = {}
     told: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as folder:
-        files = write_models(Path(folder), wanted)
         for name in wanted:
             began = time.perf_counter()
-            told[name], rows[name] = rolls_back(files[name]), []
+            file = write_models(Path(folder), [name])[name]
+            told[name], rows[name] = rolls_back(file), []
             settings = QUICK if options.quick else tuple(matrix())
-            for row in check(files[name], Path(folder), settings, quick=options.quick):
+            for row in check(file, Path(folder), settings, quick=options.quick):
                 rows[name].append(row)
                 if row.cell in CELLS[2:]:
                     first = worst(row.results)
                     print(f"{name}: {row.cell} in {row.kind}, {row.label}: {first}", file=sys.stderr)
             print(f"{name}: {len(rows[name])} sessions in {time.perf_counter() - began:.0f} s", file=sys.stderr)
     Console(width=None if sys.stdout.isatty() else 250).print(table(rows, told))
-    if options.json:
-        options.json.write_text(json.dumps(document(rows, told), indent=1))
     return int(any(row.cell in CELLS[2:] for of in rows.values() for row in of))
 
 

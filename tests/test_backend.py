@@ -12,25 +12,25 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.cli_runner import DEMO
-from support.decoder_loop import drive, unmeasured
+from support.decoder_loop import drive
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.backend import Model, ModelBase, Progress, Runner, Vocabulary
+from ngramspec.backend import Model, ModelBase, Progress, Vocabulary
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import Sampling
 
 
 class Bigrams(ModelBase):
-    """The least that a model is: no rollback, nothing measured, its logits a table of the last token."""
+    """The least that a model is: nothing measured, its logits a table of the last token, and perhaps no rollback."""
 
-    can_rollback = False
     max_batch = 16
 
-    def __init__(self, n_vocab: int = 30, n_ctx: int = 200) -> None:
+    def __init__(self, *, can_rollback: bool) -> None:
         self.tokens: list[int] = []
-        self.n_vocab, self.n_ctx = n_vocab, n_ctx
-        self._table = (4 * np.random.default_rng(1).standard_normal((n_vocab, n_vocab))).astype(np.float32)
+        self.n_vocab, self.n_ctx, self.can_rollback = 30, 200, can_rollback
+        self._table = (4 * np.random.default_rng(1).standard_normal((30, 30))).astype(np.float32)
 
     def prefill(
         self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None
@@ -44,26 +44,17 @@ class Bigrams(ModelBase):
         return self._table[list(tokens)]
 
     def rollback(self, length: int) -> None:
-        assert length == len(self.tokens), "nothing can be taken back"
+        assert self.can_rollback or length == len(self.tokens), "nothing can be taken back"
+        del self.tokens[length:]
 
     def clear(self) -> None:
         self.tokens.clear()
 
 
-class CuttableBigrams(Bigrams):
-    """One step further: tokens can be taken back."""
-
-    can_rollback = True
-
-    def rollback(self, length: int) -> None:
-        del self.tokens[length:]
-
-
 class Letters:
     """The least that a vocabulary is."""
 
-    def __init__(self, n_vocab: int = 30) -> None:
-        self.n_vocab = n_vocab
+    n_vocab = 30
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
         return [ord(letter) - 97 for letter in text]
@@ -78,18 +69,15 @@ class Letters:
         return NumpySampler(sampling, self.n_vocab)
 
 
-def llama() -> Runner:
-    pytest.importorskip("llama_cpp")
-    from ngramspec.llama.target import Target
-
-    return Target(DEMO, n_ctx=256, threads=1, exact="on")
-
-
-def lane() -> tuple[Model, Vocabulary]:
-    """One of several texts in a cache, while the others hold something else."""
+def llama(lane: bool) -> tuple[Model, Vocabulary]:
+    """A model of its own, or one of several texts in a cache, while the others hold something else."""
     pytest.importorskip("llama_cpp")
     from ngramspec.llama.shared import SharedTarget
+    from ngramspec.llama.target import Target
 
+    if not lane:
+        target = Target(DEMO, n_ctx=256, threads=1, exact="on")
+        return target, target
     shared = SharedTarget(DEMO, lanes=3, n_ctx=256, threads=1, exact="on")
     shared.lanes[0].prefill([1, 2, 3])
     shared.lanes[2].prefill([6] * 50)
@@ -97,12 +85,12 @@ def lane() -> tuple[Model, Vocabulary]:
 
 
 RUNNERS: dict[str, Callable[[], tuple[Model, Vocabulary]]] = {
-    "no rollback": lambda: (Bigrams(), Letters()),
-    "rollback": lambda: (CuttableBigrams(), Letters()),
+    "no rollback": lambda: (Bigrams(can_rollback=False), Letters()),
+    "rollback": lambda: (Bigrams(can_rollback=True), Letters()),
     "mock": lambda: ((mock := MockTarget(60)), mock),
     "mock, replays": lambda: ((mock := MockTarget(60, replays=True)), mock),
-    "llama": lambda: ((target := llama()), target),
-    "llama, a lane": lane,
+    "llama": lambda: llama(lane=False),
+    "llama, a lane": lambda: llama(lane=True),
 }
 
 
@@ -120,62 +108,48 @@ def model(runner: tuple[Model, Vocabulary]) -> Model:
     return runner[0]
 
 
-@pytest.fixture
-def vocabulary(runner: tuple[Model, Vocabulary]) -> Vocabulary:
-    return runner[1]
-
-
 PROMPT = [5, 6, 7, 8, 9, 6, 7]
 MORE = [8, 9, 6, 7]
-SAMPLINGS = [
-    Sampling(),
-    Sampling(0.8, seed=3),
-    Sampling(1.0, seed=4, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.2),
-]
+PENALISED = Sampling(1.0, seed=4, top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.2)
+SAMPLINGS = [Sampling(), Sampling(0.8, seed=3), PENALISED]
 
 
-def test_tokens_have_pieces(vocabulary: Vocabulary) -> None:
+def test_tokens_have_pieces(runner: tuple[Model, Vocabulary]) -> None:
+    _, vocabulary = runner
     tokens = vocabulary.tokenize("abba", add_bos=False)
     assert b"".join(map(vocabulary.piece, tokens)).strip() == b"abba"
     assert all(0 <= token < vocabulary.n_vocab and not vocabulary.is_eog(token) for token in tokens)
 
 
-def test_a_sampler_draws_from_its_law(model: Model, vocabulary: Vocabulary) -> None:
+def test_a_sampler_draws_from_its_law(runner: tuple[Model, Vocabulary]) -> None:
+    model, vocabulary = runner
     row = model.prefill(PROMPT).copy()
     for sampling in SAMPLINGS:
-        sampler = vocabulary.sampler(sampling)
+        sampler, judge = vocabulary.sampler(sampling), vocabulary.sampler(sampling)
         sampler.begin(PROMPT)
-        seen = []
-        token = sampler.draw(row, lambda law, attempt, seen=seen: seen.append(law) or int(law.ids[-1]))  # type: ignore[misc,func-returns-value]
-        law = vocabulary.sampler(sampling)
-        law.begin(PROMPT)
-        found = law.distribution(row)
-        assert found.probability(token) > 0
-        assert found.probs.sum() == pytest.approx(1)
-        assert all((one.ids == found.ids).all() and (one.probs == found.probs).all() for one in seen)
-        assert not sampling.greedy or found.ids.tolist() == [int(row.argmax())]
-
-
-def test_rows_have_the_shapes_that_are_asked_for(model: Model) -> None:
-    row = model.prefill(PROMPT)
-    assert (row.shape, row.dtype) == ((model.n_vocab,), np.float32)
-    rows = model.evaluate(MORE)
-    assert (rows.shape, rows.dtype) == ((len(MORE), model.n_vocab), np.float32)
-    assert list(model.tokens) == PROMPT + MORE
-    model.clear()
-    assert list(model.tokens) == []
+        judge.begin(PROMPT)
+        law = judge.distribution(row)
+        seen: list[Distribution] = []
+        token = sampler.draw(row, lambda drawn, attempt, seen=seen: seen.append(drawn) or int(drawn.ids[-1]))  # type: ignore[misc,func-returns-value]
+        assert law.probability(token) > 0
+        assert law.probs.sum() == pytest.approx(1)
+        assert all((one.ids == law.ids).all() and (one.probs == law.probs).all() for one in seen)
+        assert not sampling.greedy or law.ids.tolist() == [int(row.argmax())]
 
 
 def test_a_batch_says_what_single_tokens_say(model: Model) -> None:
     """Up to rounding: kernels differ by size, and a sum of some thousand float32 in another order by 1e-4."""
     last = model.prefill(PROMPT[:1]).copy()
+    assert (last.shape, last.dtype) == ((model.n_vocab,), np.float32)
     singles = [last, *(model.evaluate([token])[0].copy() for token in PROMPT[1:])]
     model.clear()
-    whole = model.prefill(PROMPT).copy()
-    np.testing.assert_allclose(whole, singles[-1], atol=1e-2)
+    np.testing.assert_allclose(model.prefill(PROMPT), singles[-1], atol=1e-2)
     model.clear()
     model.prefill(PROMPT[:1])
-    np.testing.assert_allclose(model.evaluate(PROMPT[1:]), singles[1:], atol=1e-2)
+    rows = model.evaluate(PROMPT[1:])
+    assert (rows.shape, rows.dtype) == ((len(PROMPT) - 1, model.n_vocab), np.float32)
+    assert list(model.tokens) == PROMPT
+    np.testing.assert_allclose(rows, singles[1:], atol=1e-2)
 
 
 def test_a_prompt_is_read_anew_or_taken_up_and_says_the_same(model: Model) -> None:
@@ -185,6 +159,7 @@ def test_a_prompt_is_read_anew_or_taken_up_and_says_the_same(model: Model) -> No
     assert list(model.tokens) == PROMPT
     aligned = model.prefill(PROMPT, aligned=True).copy()
     model.clear()
+    assert list(model.tokens) == []
     assert (model.prefill(PROMPT, aligned=True) == aligned).all()
 
 
@@ -204,18 +179,26 @@ def test_what_was_taken_back_leaves_no_trace(model: Model) -> None:
         assert model.owed == 0
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS, ids=["greedy", "sampled", "penalties"])
-def test_drafts_do_not_change_the_text(model: Model, vocabulary: Vocabulary, sampling: Sampling) -> None:
+@pytest.fixture(scope="module")
+def decoders(runner: tuple[Model, Vocabulary], tmp_path_factory: pytest.TempPathFactory) -> list[SpeculativeDecoder]:
+    """Without drafts and with them, after what has to be measured for that."""
+    model, vocabulary = runner
     options: dict[str, Any] = {"vocabulary": vocabulary, "policy": "fixed", "draft_max": 4}
     options["exact"] = "off" if model.replays else "on"
-    plain = unmeasured(model, drafter=None, **options)
-    drafted = unmeasured(model, drafter="ngram", **options)
-    expected, _ = drive(plain, PROMPT, max_tokens=40, sampling=sampling)
-    text, steps = drive(drafted, PROMPT, max_tokens=40, sampling=sampling)
-    assert text == expected
-    assert model.can_rollback or not any(step.drafted for step in steps)
+    plain = SpeculativeDecoder(model, drafter=None, calibration_folder=tmp_path_factory.mktemp("costs"), **options)
+    list(plain.generate(PROMPT, max_tokens=2))
+    return [plain, SpeculativeDecoder(model, drafter="ngram", calibration=plain.calibration, **options)]
+
+
+def test_drafts_do_not_change_the_text(decoders: list[SpeculativeDecoder]) -> None:
+    plain, drafted = decoders
+    for sampling in SAMPLINGS:
+        expected, _ = drive(plain, PROMPT, max_tokens=30, sampling=sampling)
+        text, steps = drive(drafted, PROMPT, max_tokens=30, sampling=sampling)
+        assert text == expected
+        assert plain.target.can_rollback or not any(step.drafted for step in steps)
 
 
 def test_a_model_alone_is_not_enough() -> None:
     with pytest.raises(ValueError, match="vocabulary"):
-        SpeculativeDecoder(Bigrams())
+        SpeculativeDecoder(Bigrams(can_rollback=True))

@@ -37,7 +37,10 @@ def saved(path: Path, conversation: Conversation) -> None:
     save(conversation, path, model="m", sampling={"seed": 3})
 
 
-def test_a_turn_is_taken_back() -> None:
+def test_messages_begin_with_the_system_message_and_a_turn_is_taken_back() -> None:
+    conversation = Conversation("s", TURNS[:1])
+    assert [m["role"] for m in conversation.messages()] == ["system", "user", "assistant"]
+    assert [m["role"] for m in Conversation(None, TURNS[:1]).messages()] == ["user", "assistant"]
     conversation = Conversation("s", TURNS[:], first=3)
     assert conversation.undo() == TURNS[-1]
     assert (conversation.turns, conversation.first) == (TURNS[:2], 2)
@@ -45,15 +48,8 @@ def test_a_turn_is_taken_back() -> None:
         Conversation().undo()
 
 
-def test_messages_begin_with_the_system_message() -> None:
-    roles = [m["role"] for m in Conversation("s", TURNS[:1]).messages()]
-    assert roles == ["system", "user", "assistant"]
-    assert [m["role"] for m in Conversation(None, TURNS[:1]).messages()] == ["user", "assistant"]
-
-
-@pytest.mark.parametrize(
-    ("most", "kept"),
-    [
+def test_the_oldest_turns_are_dropped_as_few_as_possible() -> None:
+    for most, kept in (
         (100, "s aaaa bbbb cc dddddd e f qq"),
         (29, "s aaaa bbbb cc dddddd e f qq"),
         (28, "s cc dddddd e f qq"),
@@ -61,10 +57,8 @@ def test_messages_begin_with_the_system_message() -> None:
         (18, "s e f qq"),
         (8, "s qq"),
         (5, "s qq"),
-    ],
-)
-def test_the_oldest_turns_are_dropped_as_few_as_possible(most: int, kept: str) -> None:
-    assert contents(Conversation("s", TURNS).prompt("qq", encode, most)) == kept
+    ):
+        assert contents(Conversation("s", TURNS).prompt("qq", encode, most)) == kept
 
 
 def test_a_question_too_long_alone_is_an_error_and_changes_nothing() -> None:
@@ -120,7 +114,7 @@ def test_what_is_saved_is_loaded(tmp_path: Path, system: str | None) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["chat.json"]
 
 
-def test_saving_overwrites_its_own_format_only(tmp_path: Path) -> None:
+def test_saving_overwrites_its_own_format_only_and_keeps_links(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     saved(path, Conversation())
     saved(path, Conversation(None, TURNS[:1]))
@@ -131,26 +125,26 @@ def test_saving_overwrites_its_own_format_only(tmp_path: Path) -> None:
     assert path.read_text() == '{"name": "package"}'
     with pytest.raises(ConversationError, match="is not a saved conversation"):
         saved(tmp_path, Conversation())
-
-
-def test_saving_through_a_link_keeps_the_link(tmp_path: Path) -> None:
+    path.unlink()
     link = tmp_path / "link.json"
-    saved(tmp_path / "chat.json", Conversation())
     link.symlink_to("chat.json")
+    saved(tmp_path / "chat.json", Conversation())
     saved(link, Conversation(None, TURNS[:1]))
     assert link.is_symlink()
     assert load(tmp_path / "chat.json").conversation.turns == TURNS[:1]
 
 
-@pytest.mark.parametrize("name", ["none/chat.json", "x" * 300, "a\0b"])
-def test_a_place_that_cannot_be_written(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ConversationError, match="cannot write"):
-        saved(tmp_path / name, Conversation())
+def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    for name in ("none/chat.json", "x" * 300, "a\0b"):
+        with pytest.raises(ConversationError, match="cannot write"):
+            saved(tmp_path / name, Conversation())
     assert not list(tmp_path.iterdir())
+    with pytest.raises(ConversationError, match=r"cannot read .*: No such file"):
+        load(tmp_path / "none.json")
 
 
-def message(role: object, content: object) -> dict[str, object]:
-    return {"role": role, "content": content}
+def messages(*pairs: tuple[object, object]) -> dict[str, object]:
+    return {"messages": [{"role": role, "content": content} for role, content in pairs]}
 
 
 BAD = {
@@ -159,37 +153,25 @@ BAD = {
     "is not a saved conversation: it holds": b'"\xff"',
     'has no list "messages"': b"[]",
     'no list "messages"$': b'{"messages": 1}',
-    "message 2 needs": {"messages": [message("user", "a"), message("assistant", None)]},
+    "message 2 needs": messages(("user", "a"), ("assistant", None)),
     "message 1 needs": {"messages": ["user"]},
-    'message 1 needs a "role"': {"messages": [message(["user"], "a")]},
-    "message 1 .* text": {"messages": [message("user", "\ud800"), message("assistant", "")]},
-    "message 1 is from 'assistant', but must be from 'user'": {"messages": [message("assistant", "a")]},
-    "message 3 is from 'user', but must be from 'assistant'": {
-        "messages": [message("system", "s"), message("user", "a"), message("user", "b")]
-    },
-    "message 3 is from 'system'": {
-        "messages": [message("user", "a"), message("assistant", "b"), message("system", "s")]
-    },
-    "last message has no answer": {"messages": [message("user", "a")]},
+    'message 1 needs a "role"': messages((["user"], "a")),
+    "message 1 .* text": messages(("user", "\ud800"), ("assistant", "")),
+    "message 1 is from 'assistant', but must be from 'user'": messages(("assistant", "a")),
+    "message 3 is from 'user', but must be from 'assistant'": messages(("system", "s"), ("user", "a"), ("user", "b")),
+    "message 3 is from 'system'": messages(("user", "a"), ("assistant", "b"), ("system", "s")),
+    "last message has no answer": messages(("user", "a")),
 }
 
 
-@pytest.mark.parametrize("complaint", BAD)
-def test_a_file_that_is_no_conversation(tmp_path: Path, complaint: str) -> None:
-    path, bad = tmp_path / "bad.json", BAD[complaint]
-    path.write_bytes(bad if isinstance(bad, bytes) else json.dumps(bad).encode())
-    with pytest.raises(ConversationError, match=complaint) as caught:
-        load(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(ConversationError, match=r"cannot read .*: No such file"):
-        load(tmp_path / "none.json")
-
-
-def test_what_was_recorded_beside_the_messages_is_optional(tmp_path: Path) -> None:
+def test_a_file_that_is_no_conversation(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
+    for complaint, bad in BAD.items():
+        path.write_bytes(bad if isinstance(bad, bytes) else json.dumps(bad).encode())
+        with pytest.raises(ConversationError, match=complaint) as caught:
+            load(path)
+        assert str(path) in str(caught.value)
+        assert "\n" not in str(caught.value)
+    # What was recorded beside the messages is optional.
     path.write_text('{"messages": [], "model": 7}')
     assert load(path) == (Conversation(), "")

@@ -1,5 +1,7 @@
 """The embedded demo model: the shipped file, its card, and the chat turns it is trained on."""
 
+from __future__ import annotations
+
 import importlib
 import random
 import re
@@ -9,10 +11,9 @@ from types import ModuleType
 import pytest
 from gguf import GGUFReader
 from jinja2 import Template
+from support.cli_runner import DEMO
 
 ROOT = Path(__file__).parents[1]
-DEMO = ROOT / "ngramspec" / "demo"
-MODEL = DEMO / "demo.gguf"
 
 MODULE = '''
 def total(numbers, start):
@@ -33,7 +34,7 @@ def undocumented(number):
 
 @pytest.fixture(scope="module")
 def reader() -> GGUFReader:
-    return GGUFReader(str(MODEL))
+    return GGUFReader(str(DEMO))
 
 
 @pytest.fixture
@@ -46,69 +47,44 @@ def value(reader: GGUFReader, key: str) -> object:
     return reader.fields[key].contents()
 
 
-def test_file_is_small_enough_to_ship() -> None:
-    assert 1_000_000 < MODEL.stat().st_size <= 12_000_000
-
-
-def test_metadata_names_what_the_file_is(reader: GGUFReader) -> None:
+def test_the_file_says_what_it_is_and_its_card_agrees(reader: GGUFReader) -> None:
+    assert 1_000_000 < DEMO.stat().st_size <= 12_000_000
     assert value(reader, "general.architecture") == "llama"
     assert value(reader, "general.name") == "ngramspec demo"
     assert value(reader, "general.license") == "MIT"
     assert value(reader, "general.description")
     assert value(reader, "llama.context_length") == 2048
     assert value(reader, "llama.vocab_size") == 4096
+    blocks = int(str(value(reader, "llama.block_count")))
+    stored = {int(match[1]) for tensor in reader.tensors if (match := re.match(r"blk\.(\d+)\.", tensor.name))}
+    assert stored == set(range(blocks))
+    card = DEMO.with_name("MODEL_CARD.md").read_text("utf-8")
+    assert all(fact in card for fact in ("Licence: MIT", f"{DEMO.stat().st_size:,} bytes", f"{blocks} blocks"))
 
 
-def test_every_block_is_stored(reader: GGUFReader) -> None:
-    blocks = value(reader, "llama.block_count")
-    named = {re.match(r"blk\.(\d+)\.", tensor.name) for tensor in reader.tensors} - {None}
-    assert {int(match[1]) for match in named if match} == set(range(int(str(blocks))))
-
-
-def test_chat_template_ends_turns_with_the_end_of_turn_token(reader: GGUFReader) -> None:
+def test_the_chat_template_is_the_form_of_the_training_turns(reader: GGUFReader, chat: ModuleType) -> None:
     template = Template(str(value(reader, "tokenizer.chat_template")))
     prompt = template.render(messages=[{"role": "user", "content": "Hello"}], add_generation_prompt=True)
     assert prompt == "<|im_start|>user\nHello<|im_end|>\n<|im_start|>assistant\n"
     tokens = value(reader, "tokenizer.ggml.tokens")
     assert isinstance(tokens, list)
     assert tokens[int(str(value(reader, "tokenizer.ggml.eot_token_id")))] == "<|im_end|>"
-
-
-def test_chat_template_is_the_form_of_the_training_turns(reader: GGUFReader, chat: ModuleType) -> None:
-    template = Template(str(value(reader, "tokenizer.chat_template")))
-    messages = [
-        {"role": "system", "content": "Answer briefly."},
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": "Hi."},
-    ]
+    turns = (("system", "Answer briefly."), ("user", "Hello"), ("assistant", "Hi."))
+    messages = [{"role": role, "content": content} for role, content in turns]
     trained = chat.rendered([("Hello", "Hi.")], "Answer briefly.")
     assert template.render(messages=messages, add_generation_prompt=False) == trained
 
 
-def test_model_card_agrees_with_the_file(reader: GGUFReader) -> None:
-    card = (DEMO / "MODEL_CARD.md").read_text("utf-8")
-    assert "Licence: MIT" in card
-    assert f"{MODEL.stat().st_size:,} bytes" in card
-    assert f"{value(reader, 'llama.block_count')} blocks" in card
-
-
 def test_only_documented_functions_become_chat(chat: ModuleType) -> None:
     (function,) = chat.functions_in(MODULE)
-    assert function.name == "total"
-    assert function.parameters == ("numbers", "start")
+    assert (function.name, function.parameters) == ("total", ("numbers", "start"))
     assert '"""Return the sum of the numbers plus a start value."""' in function.source
     assert '"""' not in function.bare
     assert "second paragraph" not in function.source
-
-
-def test_renaming_changes_names_only(chat: ModuleType) -> None:
+    # Renaming changes names only.
     source = 'def f(n):\n    print("n", n, n.n)\n    return nn + n\n'
-    assert chat.renamed(source, "n", "value") == (
-        'def f(value):\n    print("n", value, value.value)\n    return nn + value\n'
-    )
-
-
-def test_chat_documents_are_closed_turns(chat: ModuleType) -> None:
+    renamed = 'def f(value):\n    print("n", value, value.value)\n    return nn + value\n'
+    assert chat.renamed(source, "n", "value") == renamed
     documents = chat.chat_documents([MODULE] * 3, random.Random(0), rounds=8, talk=True)
     assert len(documents) > 8  # the module's one function, and hand-written talk
     for document in documents:

@@ -39,17 +39,10 @@ def spelled(vocabulary: Vocabulary, text: str) -> list[int]:
 
 
 def test_what_stands_round_the_gap(demo_vocabulary: Vocabulary) -> None:
-    tokens = fill_in(demo_vocabulary, BEFORE, AFTER, prompt="result = ")
-    text = f"{BOS}<|fim_prefix|>{BEFORE}"
     # The prompt is tokenized by itself: it is what the editor's user is typing.
-    assert tokens == [
-        *spelled(demo_vocabulary, text),
-        *spelled(demo_vocabulary, "result = "),
-        *spelled(demo_vocabulary, f"<|fim_suffix|>{AFTER}<|fim_middle|>"),
-    ]
-
-
-def test_the_suffix_first(demo_vocabulary: Vocabulary) -> None:
+    parts = (f"{BOS}<|fim_prefix|>{BEFORE}", "result = ", f"<|fim_suffix|>{AFTER}<|fim_middle|>")
+    expected = [token for part in parts for token in spelled(demo_vocabulary, part)]
+    assert fill_in(demo_vocabulary, BEFORE, AFTER, prompt="result = ") == expected
     text = f"{BOS}<|fim_suffix|>{AFTER}<|fim_prefix|>{BEFORE}<|fim_middle|>"
     assert fill_in(demo_vocabulary, BEFORE, AFTER, suffix_first=True) == spelled(demo_vocabulary, text)
 
@@ -63,6 +56,9 @@ def test_other_files_of_a_project(coder: Vocabulary) -> None:
     assert b"".join(map(coder.piece, tokens)).decode() == _without_marks(text)
     assert [t for t in tokens if not coder.piece(t)] == [t for t in spelled(coder, text) if not coder.piece(t)]
     assert tokens == list(itertools.chain.from_iterable(spelled(coder, part) for part in _parts(text)))
+    # Without text all marks stand there still.
+    text = f"{BOS}<|repo_name|>myproject\n<|file_sep|>filename\n<|fim_prefix|><|fim_suffix|><|fim_middle|>"
+    assert fill_in(coder, "", "") == spelled(coder, text)
 
 
 def test_other_files_where_no_token_marks_them(demo_vocabulary: Vocabulary) -> None:
@@ -73,11 +69,6 @@ def test_other_files_where_no_token_marks_them(demo_vocabulary: Vocabulary) -> N
         *(t for _, text in OTHERS for part in (snippet, text) for t in spelled(demo_vocabulary, part)),
         *spelled(demo_vocabulary, f"<|fim_prefix|>{BEFORE}<|fim_suffix|>{AFTER}<|fim_middle|>"),
     ]
-
-
-def test_empty_parts(coder: Vocabulary) -> None:
-    text = f"{BOS}<|repo_name|>myproject\n<|file_sep|>filename\n<|fim_prefix|><|fim_suffix|><|fim_middle|>"
-    assert fill_in(coder, "", "") == spelled(coder, text)
 
 
 def test_no_text_writes_a_control_token(coder: Vocabulary) -> None:
@@ -105,8 +96,6 @@ def test_what_is_nearest_to_the_gap_stays(
         )
 
     marks = coder.fill_in_tokens
-    assert marks.prefix is not None
-    assert marks.suffix is not None
 
     def parts(tokens: list[int]) -> tuple[list[int], list[int], list[int]]:
         first, second = sorted((tokens.index(marks.prefix), tokens.index(marks.suffix)))
@@ -123,23 +112,18 @@ def test_what_is_nearest_to_the_gap_stays(
     assert limited[2] == whole[2][: max(0, after - len(typed))]
 
 
-@pytest.mark.parametrize("n_ctx", [64, 1000, 4096, 32768])
-@pytest.mark.parametrize("near", [32, 512, 2048])
-@pytest.mark.parametrize("n_predict", [0, 16, 128, 20000])
-def test_limits_are_llama_servers(n_ctx: int, near: int, n_predict: int) -> None:
+def test_limits_are_llama_servers() -> None:
     """Three to one round the gap; the rest of the context, but for twice the answer, for other files."""
-    limits = Limits.within(n_ctx, near=near, n_predict=n_predict)
-    shown = (limits.before or 0, limits.after or 0, limits.others or 0)
-    if near + 2 * n_predict <= n_ctx and n_predict >= 128:
-        assert shown == (near * 3 // 4, near // 4 - 2, n_ctx - near - 2 * n_predict)
-    # However small the context or long the answer, the gap's surroundings are shown, and all of it fits.
-    marks = 4
-    assert sum(shown) + marks <= n_ctx
-    assert shown[0] >= min(near, n_ctx // 2) // 2 > 0
-
-
-def test_filling_the_cache_shows_what_the_request_after_it_shows() -> None:
-    """llama.vim asks for 128 tokens, and for none beforehand."""
+    for n_ctx, near, n_predict in itertools.product((64, 1000, 4096, 32768), (32, 512, 2048), (0, 16, 128, 20000)):
+        limits = Limits.within(n_ctx, near=near, n_predict=n_predict)
+        shown = (limits.before or 0, limits.after or 0, limits.others or 0)
+        if near + 2 * n_predict <= n_ctx and n_predict >= 128:
+            assert shown == (near * 3 // 4, near // 4 - 2, n_ctx - near - 2 * n_predict)
+        # However small the context or long the answer, the gap's surroundings are shown, and all of it fits.
+        marks = 4
+        assert sum(shown) + marks <= n_ctx
+        assert shown[0] >= min(near, n_ctx // 2) // 2 > 0
+    # llama.vim fills the cache beforehand and asks for no tokens then: it shows what the request after it shows.
     assert Limits.within(32768, near=2048, n_predict=0) == Limits.within(32768, near=2048, n_predict=128)
 
 

@@ -9,21 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.cli_runner import DEMO
 
-from ngramspec.llama.target import Target
-
-ROOT = Path(__file__).parent.parent
-FILES = sorted((ROOT / "prompts").glob("*.toml"))
-DEMO = ROOT / "ngramspec" / "demo" / "demo.gguf"
+FOLDER = Path(__file__).parent.parent / "prompts"
+FILES = sorted(FOLDER.glob("*.toml"))
 RAW = {"code-continuation", "prose"}
 MAX_CHARACTERS = 6_000
 MAX_TOKENS = 1_900  # of the demo model's context of 2,048: the rest is for the answer
 
 Prompt = dict[str, Any]
-
-
-def load(path: Path) -> dict[str, Any]:
-    return tomllib.loads(path.read_text(encoding="utf-8"))
+CONTENTS = {path.stem: tomllib.loads(path.read_text(encoding="utf-8")) for path in FILES}
+PROMPTS: list[Prompt] = [prompt for data in CONTENTS.values() for prompt in data["prompts"]]
 
 
 def conversation(prompt: Prompt) -> list[dict[str, str]]:
@@ -33,83 +29,49 @@ def conversation(prompt: Prompt) -> list[dict[str, str]]:
 
 
 def texts(prompt: Prompt) -> list[str]:
-    if "text" in prompt:
-        return [prompt["text"]]
-    return [message["content"] for message in conversation(prompt)]
+    return [prompt["text"]] if "text" in prompt else [message["content"] for message in conversation(prompt)]
 
 
-PROMPTS: list[Prompt] = [prompt for path in FILES for prompt in load(path)["prompts"]]
-each_file = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-each_prompt = pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt["id"])
-
-
-def test_there_are_enough_categories() -> None:
-    assert len(FILES) >= 6
-
-
-@each_file
-def test_file_says_what_it_is_and_where_it_comes_from(path: Path) -> None:
-    data = load(path)
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_file_says_what_it_is_and_where_each_prompt_comes_from(name: str) -> None:
+    data = CONTENTS[name]
     assert data.keys() == {"category", "source", "licence", "prompts"}
-    assert data["category"] == path.stem
+    assert data["category"] == name
     assert data["source"].strip()
     assert data["licence"].strip()
-
-
-@each_file
-def test_prompts_are_numbered_in_order(path: Path) -> None:
-    ids = [prompt["id"] for prompt in load(path)["prompts"]]
+    ids = [prompt["id"] for prompt in data["prompts"]]
     assert len(ids) >= 8
-    assert ids == [f"{path.stem}-{number:02}" for number in range(1, len(ids) + 1)]
+    assert ids == [f"{name}-{number:02}" for number in range(1, len(ids) + 1)]
+    sources, licences = (set(re.findall(rf"{name}-\d+", data[field])) for field in ("source", "licence"))
+    assert sources | licences <= set(ids)
+    assert sources <= licences
 
 
-@each_file
-def test_source_and_licence_name_only_prompts_that_exist(path: Path) -> None:
-    data = load(path)
-    ids = {prompt["id"] for prompt in data["prompts"]}
-    for field in ("source", "licence"):
-        assert set(re.findall(rf"{path.stem}-\d+", data[field])) <= ids
-    named = re.findall(rf"{path.stem}-\d+", data["source"])
-    assert all(name in data["licence"] for name in named)
+def test_there_are_enough_of_them_and_chats_of_several_turns() -> None:
+    assert len(FILES) >= 6
+    assert sum(len(prompt["messages"]) >= 3 for prompt in CONTENTS["chat"]["prompts"]) >= 3
 
 
-@each_prompt
-def test_prompt_is_either_text_or_messages(prompt: Prompt) -> None:
+@pytest.mark.parametrize("prompt", PROMPTS, ids=lambda prompt: prompt["id"])
+def test_the_form_of_a_prompt(prompt: Prompt) -> None:
     raw = prompt["id"].rpartition("-")[0] in RAW
     assert ("text" in prompt, "messages" in prompt) == (raw, not raw)
     assert prompt.keys() <= ({"id", "text"} if raw else {"id", "system", "messages"})
-
-
-@each_prompt
-def test_turns_alternate_and_the_user_has_the_last_word(prompt: Prompt) -> None:
-    for number, message in enumerate(reversed(prompt.get("messages", []))):
+    # Turns alternate, and the user has the first and the last word.
+    messages = prompt.get("messages", [])
+    assert raw or len(messages) % 2 == 1
+    for number, message in enumerate(messages):
         assert message.keys() == {"role", "content"}
         assert message["role"] == ("assistant" if number % 2 else "user")
-    if "messages" in prompt:
-        assert len(prompt["messages"]) % 2 == 1
-
-
-@each_prompt
-def test_no_text_is_empty_or_padded_or_too_long(prompt: Prompt) -> None:
-    for text in texts(prompt):
-        assert text
-        # White space at the end of a raw prompt would change how its last word is tokenised.
-        assert text == text.strip()
+    # White space at the end of a raw prompt would change how its last word is tokenised.
+    assert all(text and text == text.strip() for text in texts(prompt))
     assert sum(map(len, texts(prompt))) <= MAX_CHARACTERS
 
 
-def test_some_chats_have_several_turns() -> None:
-    chats = load(ROOT / "prompts" / "chat.toml")["prompts"]
-    assert sum(len(prompt["messages"]) >= 3 for prompt in chats) >= 3
-
-
-def test_no_text_occurs_twice() -> None:
+def test_no_text_occurs_twice_and_no_long_passage_in_two_prompts() -> None:
+    """A drafter that remembers earlier prompts must not find one prompt's text in another."""
     counts = Counter(" ".join(text.split()) for prompt in PROMPTS for text in texts(prompt))
     assert [text for text, count in counts.items() if count > 1] == []
-
-
-def test_no_long_passage_is_shared_by_two_prompts() -> None:
-    """A drafter that remembers earlier prompts must not find one prompt's text in another."""
     first_seen: dict[tuple[str, ...], str] = {}
     for prompt in PROMPTS:
         words = " ".join(texts(prompt)).split()
@@ -119,6 +81,8 @@ def test_no_long_passage_is_shared_by_two_prompts() -> None:
 
 
 def test_every_prompt_fits_the_demo_models_context() -> None:
+    from ngramspec.llama.target import Target
+
     with Target(DEMO, n_ctx=64, n_gpu_layers=0) as target:
         for prompt in PROMPTS:
             tokens = target.tokenize(prompt["text"]) if "text" in prompt else target.chat_prompt(conversation(prompt))

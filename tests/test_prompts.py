@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,6 @@ import pytest
 from ngramspec import prompts
 from ngramspec.errors import NGramSpecError
 from ngramspec.prompts import Prompt, load_prompts
-
-REPOSITORY = Path(__file__).parent.parent
 
 TOML = """
 category = "chat"
@@ -30,15 +29,8 @@ messages = [{role = "user", content = "Hi"}, {role = "assistant", content = "Yes
 """
 
 ONE = Prompt("one", "chat", text="Once upon a time")
-TWO = Prompt(
-    "two",
-    "chat",
-    messages=(
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hi"},
-        {"role": "assistant", "content": "Yes?"},
-    ),
-)
+TALK = (("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"))
+TWO = Prompt("two", "chat", messages=tuple({"role": role, "content": content} for role, content in TALK))
 
 
 def write(path: Path, text: str | bytes) -> Path:
@@ -46,28 +38,18 @@ def write(path: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_toml(tmp_path: Path) -> None:
+def test_toml_and_jsonl(tmp_path: Path) -> None:
     assert load_prompts(write(tmp_path / "a.toml", TOML)) == [ONE, TWO]
-
-
-def test_toml_with_a_byte_order_mark_and_windows_line_ends(tmp_path: Path) -> None:
+    # With a byte order mark and Windows' line ends.
     data = b"\xef\xbb\xbf" + TOML.replace("\n", "\r\n").encode()
-    assert load_prompts(write(tmp_path / "a.toml", data)) == [ONE, TWO]
-
-
-def test_jsonl(tmp_path: Path) -> None:
+    assert load_prompts(write(tmp_path / "b.toml", data)) == [ONE, TWO]
     lines = [
         {"id": "one", "category": "chat", "text": "Once upon a time"},
-        {
-            "id": "two",
-            "category": "chat",
-            "messages": list(TWO.messages or ()),
-        },
+        {"id": "two", "category": "chat", "messages": list(TWO.messages or ())},
         {"id": "three", "category": "odd", "text": "a\u2028b"},
     ]
     text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n"
-    prompts = load_prompts(write(tmp_path / "a.jsonl", text))
-    assert prompts == [ONE, TWO, Prompt("three", "odd", text="a\u2028b")]
+    assert load_prompts(write(tmp_path / "a.jsonl", text)) == [ONE, TWO, Prompt("three", "odd", text="a\u2028b")]
 
 
 def test_any_other_text_file_is_one_raw_prompt_byte_for_byte(tmp_path: Path) -> None:
@@ -76,34 +58,27 @@ def test_any_other_text_file_is_one_raw_prompt_byte_for_byte(tmp_path: Path) -> 
 
 
 def test_a_folder_takes_its_files_in_order_and_passes_over_what_is_no_prompt(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "mine"
     (folder / "sub").mkdir(parents=True)
-    write(folder / "sub" / "inner.txt", "not read")
-    write(folder / "b.toml", TOML)
-    write(folder / "a.py", "x = 1\n")
-    write(folder / "c.txt", "text")
-    write(folder / "empty.txt", "\n")
-    write(folder / ".hidden", "no")
-    write(folder / "README.md", "about these prompts")
-    write(folder / "LICENSE", "MIT")
-    write(folder / "image.png", b"\x89PNG\xff\xfe")
-    write(folder / "zeros.bin", b"ab\0\0")
-    assert load_prompts(folder) == [
-        Prompt("a.py", "mine", text="x = 1\n"),
-        ONE,
-        TWO,
-        Prompt("c.txt", "mine", text="text"),
-    ]
-
-
-def test_a_folder_given_as_a_dot_has_its_real_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    write(folder / "a.txt", "x")
+    for name, text in {
+        "sub/inner.txt": "not read",
+        "b.toml": TOML,
+        "a.py": "x = 1\n",
+        "c.txt": "text",
+        "empty.txt": "\n",
+        ".hidden": "no",
+        "README.md": "about these prompts",
+        "LICENSE": "MIT",
+        "image.png": b"\x89PNG\xff\xfe",
+        "zeros.bin": b"ab\0\0",
+    }.items():
+        write(folder / name, text)
+    expected = [Prompt("a.py", "mine", text="x = 1\n"), ONE, TWO, Prompt("c.txt", "mine", text="text")]
+    assert load_prompts(folder) == expected
     monkeypatch.chdir(folder)
-    assert load_prompts(Path()) == [Prompt("a.txt", "mine", text="x")]
+    assert load_prompts(Path()) == expected
 
 
 def test_none_is_the_packaged_toml_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,19 +92,9 @@ def test_none_is_the_packaged_toml_files(tmp_path: Path, monkeypatch: pytest.Mon
         assert load_prompts(None) == [ONE, TWO]
     finally:
         sys.modules.pop(package.name, None)
-
-
-def test_a_missing_package_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prompts, "PACKAGE", "no_such_package_of_prompts")
     with pytest.raises(NGramSpecError, match="missing from this installation"):
         load_prompts(None)
-
-
-def test_every_prompt_file_of_the_repository_loads() -> None:
-    files = sorted((REPOSITORY / "prompts").glob("*.toml"))
-    assert files
-    for file in files:
-        assert {prompt.category for prompt in load_prompts(file)} == {file.stem}
 
 
 HEAD = 'category = "c"\n[[prompts]]\nid = "x"\n'
@@ -159,15 +124,6 @@ BAD_TOML = {
     "two prompts of c have the id x": HEAD + 'text = "t"\n[[prompts]]\nid = "x"\ntext = "u"',
 }
 
-
-@pytest.mark.parametrize(("reason", "text"), BAD_TOML.items())
-def test_bad_toml(tmp_path: Path, reason: str, text: str) -> None:
-    with pytest.raises(NGramSpecError, match=reason) as caught:
-        load_prompts(write(tmp_path / "bad.toml", text))
-    assert "bad.toml" in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
 BAD_JSONL = {
     "line 2 is not valid JSON": '{"id": "x", "category": "c", "text": "t"}\n{',
     "line 1 is not a JSON object": "[1]",
@@ -177,32 +133,28 @@ BAD_JSONL = {
     "holds no prompts": "\n\n",
 }
 
-
-@pytest.mark.parametrize(("reason", "text"), BAD_JSONL.items())
-def test_bad_jsonl(tmp_path: Path, reason: str, text: str) -> None:
-    with pytest.raises(NGramSpecError, match=reason) as caught:
-        load_prompts(write(tmp_path / "bad.jsonl", text))
-    assert "bad.jsonl" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("reason", "data"),
-    [("is empty", b" \n"), ("not UTF-8", b"caf\xe9"), ("NUL", b"a\0b")],
-)
-def test_a_bad_raw_text_file(tmp_path: Path, reason: str, data: bytes) -> None:
-    with pytest.raises(NGramSpecError, match=reason) as caught:
-        load_prompts(write(tmp_path / "raw.txt", data))
-    assert "raw.txt" in str(caught.value)
+BAD: dict[str, Mapping[str, str | bytes]] = {
+    "bad.toml": BAD_TOML,
+    "bad.jsonl": BAD_JSONL,
+    "bad.txt": {"is empty": b" \n", "not UTF-8": b"caf\xe9", "NUL": b"a\0b"},
+}
 
 
-def test_missing_and_empty_places(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files(tmp_path: Path, name: str) -> None:
+    for reason, text in BAD[name].items():
+        with pytest.raises(NGramSpecError, match=reason) as caught:
+            load_prompts(write(tmp_path / name, text))
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_missing_empty_and_unreadable_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(NGramSpecError, match="no such file or folder"):
         load_prompts(tmp_path / "none.toml")
     with pytest.raises(NGramSpecError, match="holds no prompts"):
         load_prompts(tmp_path)
 
-
-def test_an_unreadable_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_self: Path) -> bytes:
         raise PermissionError(13, "Permission denied")
 

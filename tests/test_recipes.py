@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.cli_runner import DEMO, Done, run
+from support.cli_runner import DEMO, Done, run_process
 from support.mock_target import MockTarget
 
 import ngramspec.drafting
@@ -42,7 +42,7 @@ def tokens(steps: Iterable[Step]) -> list[int]:
     return [token for step in steps for token in step.tokens]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def _undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What the recipes register and measure goes away."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -50,18 +50,15 @@ def _undone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(ngramspec.policies, "POLICIES", dict(ngramspec.policies.POLICIES))
 
 
-@pytest.mark.usefixtures("_undone")
 @pytest.mark.parametrize("recipe", ["Add a drafter", "Add a policy"])
 def test_the_loop_drafts_with_what_was_added_and_the_text_stays(recipe: str) -> None:
     names = follow(recipe)
     plain = SpeculativeDecoder(MockTarget(peak=8.0), drafter=None, exact="off").generate(PROMPT, max_tokens=60)
     assert tokens(names["steps"]) == tokens(plain)
     assert sum(step.accepted for step in names["steps"]) > 10
-    decoder = names["decoder"]
-    assert "copy" in {step.source for step in names["steps"]} or decoder.policy.name == "doubling"
+    assert "copy" in {step.source for step in names["steps"]} or names["decoder"].policy.name == "doubling"
 
 
-@pytest.mark.usefixtures("_undone")
 def test_a_runner_that_was_added_is_drafted_for() -> None:
     names = follow("Add a backend")
     assert "".join(step.text for step in names["steps"]) == "abcdefghijklmnopqrstuvwxyz" * 2 + "abcdefgh"
@@ -69,10 +66,10 @@ def test_a_runner_that_was_added_is_drafted_for() -> None:
     assert names["runner"].tokens[-1] == ord("g")
 
 
-@pytest.fixture(scope="module")
-def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def changed(tmp_path: Path) -> Path:
     """A copy of both packages in which the recipe for a sampling option was followed."""
-    folder = tmp_path_factory.mktemp("changed")
+    folder = tmp_path / "changed"
     shutil.copytree(ROOT / "cli", folder / "ngramspec_cli")
     shutil.copytree(ROOT / "ngramspec", folder / "ngramspec", ignore=shutil.ignore_patterns("*.gguf", "__pycache__"))
     (folder / "ngramspec" / "demo" / DEMO.name).symlink_to(DEMO)
@@ -97,24 +94,21 @@ def ngramspec_with(env: dict[str, str], changed: Path) -> Callable[..., Done]:
 
     def call(*arguments: str) -> Done:
         environ = {**env, "PYTHONPATH": os.pathsep.join([str(changed), env["PYTHONPATH"]])}
-        return run(environ, *arguments, command=[sys.executable, "-P", "-c", script], stdin=b"It was a dark and")
+        command = [sys.executable, "-P", "-c", script]
+        return run_process(environ, *arguments, command=command, stdin=b"It was a dark and")
 
     return call
 
 
-def test_the_new_option_is_in_the_help_with_its_default(ngramspec_with: Callable[..., Done]) -> None:
+@pytest.mark.exhaustive
+def test_a_sampling_option_that_was_added(ngramspec_with: Callable[..., Done]) -> None:
+    """It is in the help, it is checked, and it reaches llama.cpp."""
     for command in ("complete", "chat", "bench"):
         shown = " ".join(ngramspec_with(command, "--help").out.split())
         assert re.search(r"--min-keep \S+ Least tokens that top-p and min-p keep. \[default: 0\]", shown)
-
-
-def test_the_new_option_is_checked(ngramspec_with: Callable[..., Done]) -> None:
     done = ngramspec_with("complete", str(DEMO), "--min-keep", "-3")
     assert done.code == 2
     assert "min_keep is -3, but must be a whole number, at least 0" in done.complaint
-
-
-def test_the_new_option_reaches_llama_cpp(ngramspec_with: Callable[..., Done]) -> None:
     arguments = ["-n", "12", "-t", "1", "-s", "5", "--json", "--temp", "3", "--top-p", "0.001", "--exact", "on"]
     texts = []
     for keep in ("0", "1", "40"):

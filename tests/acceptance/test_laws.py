@@ -1,29 +1,24 @@
-"""What comes out follows the target's law: chi-square tests at one, two and three positions.
+"""What comes out follows the target's law, worked out apart from the code under test (see `laws`).
 
-Drafts have two tokens, so that the three positions meet a token accepted, one refused, and the end of the draft;
-each case is really met. The law is worked out apart from the code under test (see `laws`). The seeds 0, 1, 2, ...
-are the sample, so that the tests pass or fail for ever. Under exact sampling each comparison would fail with
-probability below `laws.ALARM` = 5e-9; with those of the other files there are fewer than 200, so that the whole
-suite's false-alarm rate is below 1e-6.
+Drafts have two tokens, so that texts meet a token accepted, one refused, and the end of the draft, each of them often.
+Match is coupled verification of drafts that do not know the noise: that both emit the same for a seed is shown in
+`decoding/test_same_text.py`.
 """
 
 from __future__ import annotations
 
-import random
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import product
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from support.laws import Legal, Path, check_law, chi_square_excess, head, law_of_text
+from support.grid import grid
+from support.laws import Legal, Text, follows, law_on
 from support.mock_target import MockTarget
-from support.small_loop import Propose, certain, from_counts, speculate
+from support.small_loop import from_counts, speculate
 from support.vocabulary_files import END, FIRST_WORD
 
-from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.sampling.settings import Sampling
 
 if TYPE_CHECKING:
@@ -32,7 +27,6 @@ if TYPE_CHECKING:
 ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 PROMPT = [3, 1, 2]
 TABLES = [{0: 5, 1: 2, 2: 2, 3: 1}, {0: 1, 2: 3, 3: 2}]
-SAMPLES = 2000
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "all": ALL,
@@ -48,50 +42,30 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-def sample_of(
-    mock: MockTarget, prompt: list[int], sampling: Sampling, propose: Propose, how: Acceptance | str, runs: int
-) -> Counter[Path]:
-    """Texts of three tokens. Every number of accepted tokens must come often, or nothing was tested."""
-    sample: Counter[Path] = Counter()
-    first: Counter[int] = Counter()
-    for seed in range(runs):
-        tokens, accepted = speculate(mock, prompt, 3, replace(sampling, seed=seed), propose, how)
-        sample[tuple(tokens)] += 1
-        first[accepted[0]] += 1
-    assert all(first[k] > runs / 30 for k in range(3)), first
-    return sample
+def texts_of(
+    mock: MockTarget, prompt: list[int], sampling: Sampling, tables: list[dict[int, int]], how: str, length: int = 60
+) -> list[Text]:
+    """Forty texts. Every number of accepted tokens must come often, or nothing was tested."""
+    texts: list[Text] = []
+    counts: Counter[int] = Counter()
+    for seed in range(40):
+        tokens, accepted = speculate(mock, prompt, length, replace(sampling, seed=seed), from_counts(tables), how)
+        texts.append((prompt, tokens))
+        counts.update(accepted)
+    assert all(counts[k] > 15 for k in range(3)), counts
+    return texts
 
 
-def guessing(drafts: Sequence[Path]) -> Propose:
-    """A drafter that asks nobody: any of these drafts, at random."""
-    rng = random.Random(0)
-
-    def propose(_tokens: list[int], _choose: Chooser | None) -> Draft:
-        return certain(rng.choice(drafts))
-
-    return propose
-
-
-ANY = list(product(range(4), repeat=2))
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("method", ["coupled", "rejection", "match"])
-def test_law_of_three_tokens(method: str, name: str) -> None:
+@grid(name=SETTINGS, method=("coupled", "rejection"))
+def test_texts_follow_the_law(name: str, method: str) -> None:
     mock = MockTarget(4, peak=1.0, seed=11)
     sampling = Sampling(**{"temperature": 1.0} | SETTINGS[name])
-    propose = guessing(ANY) if method == "match" else from_counts(TABLES)
-    sample = sample_of(mock, PROMPT, sampling, propose, method, SAMPLES)
-    check_law(sample, law_of_text(mock, PROMPT, sampling, 3), positions=True)
-
-
-@pytest.mark.parametrize("name", ["all", "penalties"])
-def test_law_of_greedy_is_one_text(name: str) -> None:
-    mock = MockTarget(4, peak=1.0, seed=11)
-    sampling = Sampling(**SETTINGS[name])
-    (text,) = law_of_text(mock, PROMPT, sampling, 3)
-    sample = sample_of(mock, PROMPT, sampling, guessing(ANY), "greedy", 300)
-    assert sample.keys() == {text}
+    assert follows(texts_of(mock, PROMPT, sampling, TABLES, method), law_on(mock, sampling))
+    # At temperature 0 one token has all the probability.
+    greedy = replace(sampling, temperature=0.0)
+    tokens, _ = speculate(mock, PROMPT, 60, greedy, from_counts(TABLES), "greedy")
+    law = law_on(mock, greedy)
+    assert all(law(PROMPT, tokens[:i])[token] == 1 for i, token in enumerate(tokens))
 
 
 # -------------------------------------------------------------------------------------- grammar
@@ -103,7 +77,7 @@ GRAMMAR = 'root ::= ("a" "b"? | "c")*'
 """The text may end anywhere, and no b comes without an a before."""
 
 
-def legal(path: Path) -> set[int]:
+def legal(path: Sequence[int]) -> set[int]:
     """What `GRAMMAR` allows of the words of the mock."""
     after_a = bool(path) and path[-1] in (A, BYTE_A)
     return {A, BYTE_A, C, AB, END} | ({B} if after_a else set())
@@ -112,8 +86,8 @@ def legal(path: Path) -> set[int]:
 NO_END = 'root ::= "a" [bc] [abc]+'
 
 
-def legal_no_end(path: Path) -> set[int]:
-    """The same for `NO_END`, while there are fewer than three letters."""
+def legal_no_end(path: Sequence[int]) -> set[int]:
+    """The same for `NO_END`."""
     letters = sum(2 if token == AB else 1 for token in path)
     return {0: {A, BYTE_A, AB}, 1: {B, C}}.get(letters, {A, BYTE_A, B, C, AB} | ({END} if letters > 2 else set()))
 
@@ -121,48 +95,36 @@ def legal_no_end(path: Path) -> set[int]:
 GRAMMARS: dict[str, tuple[str, Legal]] = {"loose": (GRAMMAR, legal), "strict": (NO_END, legal_no_end)}
 
 
-@pytest.mark.parametrize("name", ["cut", "penalties"])
-@pytest.mark.parametrize("text", GRAMMARS)
-@pytest.mark.parametrize("method", ["coupled", "rejection", "match"])
-def test_law_under_a_grammar(method: str, text: str, name: str, word_vocabulary: Vocabulary) -> None:
+@grid(text=GRAMMARS, method=("coupled", "rejection"), name=("cut", "penalties"))
+def test_law_under_a_grammar(text: str, method: str, name: str, word_vocabulary: Vocabulary) -> None:
     """A forbidden token in the draft is refused, and gives way to one of the law.
 
     With filters, the law is not that of the legal tokens alone: a filter can leave a token that is only legal.
     """
-    words = (A, B, C, AB, BYTE_A, END)
-    mock = MockTarget(vocabulary=word_vocabulary, words=words, peak=0.7, seed=5)
+    mock = MockTarget(vocabulary=word_vocabulary, words=(A, B, C, AB, BYTE_A, END), peak=0.7, seed=5)
     grammar, allowed = GRAMMARS[text]
-    settings = SETTINGS[name] | ({"logit_bias": ((B, 0.7), (AB, -0.5))} if name == "penalties" else {})
-    sampling = Sampling(**{"temperature": 1.0, **settings, "grammar": grammar})
+    biases = ((B, 0.7), (AB, -0.5), (END, -3.0)) if name == "penalties" else ((END, -3.0),)
+    sampling = Sampling(**{"temperature": 1.0, **SETTINGS[name], "grammar": grammar, "logit_bias": biases})
     tables = [{A: 4, AB: 3, BYTE_A: 2, B: 1}, {A: 1, B: 4, C: 3, AB: 1}]
-    law = law_of_text(mock, [C, AB], sampling, 3, allowed)
-    twos = head(law, 2)
-    likely = [path for path in sorted(twos, key=twos.__getitem__) if len(path) == 2][-5:]
-    propose = guessing([*likely, (B, A), (A, AB)]) if method == "match" else from_counts(tables)
-    sample = sample_of(mock, [C, AB], sampling, propose, method, 1000)
-    check_law(sample, law, positions=True)
+    texts = texts_of(mock, [C, AB], sampling, tables, method, length=16)
+    assert follows(texts, law_on(mock, sampling, allowed))
 
 
 # ------------------------------------------------------------------------------- the tests' own power
 
 
 @pytest.mark.parametrize(
-    ("drawn", "said"),
+    ("drawn", "others"),
     [
-        ({"repeat_penalty": 2.0}, {}),
-        ({}, {"repeat_penalty": 2.0}),
-        ({"logit_bias": ((1, 0.5),)}, {}),
-        ({"temperature": 1.5}, {}),
-        ({"top_k": 3}, {}),
+        ({}, ({"repeat_penalty": 2.0}, {"logit_bias": ((1, 0.5),)}, {"temperature": 1.5}, {"top_k": 3})),
+        ({"repeat_penalty": 2.0}, ({"repeat_penalty": 1.0},)),
     ],
     ids=str,
 )
-def test_another_law_is_told_apart(drawn: dict[str, Any], said: dict[str, Any]) -> None:
+def test_another_law_is_told_apart(drawn: dict[str, Any], others: tuple[dict[str, Any], ...]) -> None:
     mock = MockTarget(4, peak=1.0, seed=11)
-    settings: dict[str, Any] = {"temperature": 1.0, **ALL}
-    sampling = Sampling(**settings | drawn)
-    sample: Counter[Path] = Counter()
-    for seed in range(SAMPLES):
-        sample[tuple(speculate(mock, PROMPT, 3, replace(sampling, seed=seed), from_counts(TABLES), "coupled")[0])] += 1
-    assert chi_square_excess(sample, law_of_text(mock, PROMPT, sampling, 3)) < 0
-    assert chi_square_excess(sample, law_of_text(mock, PROMPT, Sampling(**settings | said), 3)) > 0
+    sampling = Sampling(**{"temperature": 1.0, **ALL, **drawn})
+    texts = texts_of(mock, PROMPT, sampling, TABLES, "coupled")
+    assert follows(texts, law_on(mock, sampling))
+    for other in others:
+        assert not follows(texts, law_on(mock, replace(sampling, **other)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from support.laws import ALARM, Path, check_law, law_of_text, next_law
+from support.laws import ALARM, Path, Text, check_law, follows, law_on, next_law
 from support.mock_target import MockTarget, plain_generate
 from support.samplers import make_sampler
 from support.small_loop import certain, from_counts, speculate
@@ -29,7 +30,7 @@ Q = {0: 1, 1: 2, 2: 5, 3: 2}
 # ------------------------------------------------------------------------------------ lenience
 
 
-@pytest.mark.parametrize("lenience", [1.0, 0.5, 0.2])
+@pytest.mark.parametrize("lenience", [0.5, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in (1.0, 0.2))])
 def test_lenience_of_sampling(lenience: float) -> None:
     """A draw from q is kept with probability min(1, p / (L q)), and what is refused gives way to norm(max(0, p - L q)):
     a token is emitted with probability min(q, p / L) + (1 - sum min(q, p / L)) norm(max(0, p - L q)), which is never
@@ -40,7 +41,7 @@ def test_lenience_of_sampling(lenience: float) -> None:
     law = kept + (1 - kept.sum()) * rest / rest.sum()
     assert (law <= P / lenience + 1e-12).all()
     row = np.log(P).astype(np.float32)
-    n, accepted = 6000, 0
+    n, accepted = 3000, 0
     sample: Counter[Path] = Counter()
     for seed in range(n):
         s = Sampling(1.0, seed=seed, **ALL)
@@ -81,12 +82,13 @@ def test_lenience_1_is_greedy_decoding() -> None:
 def test_lenience_with_penalties_and_bonus_tokens() -> None:
     """Undrafted tokens are not leniently chosen: without a draft the law is the target's."""
     mock = MockTarget(4, peak=1.0, seed=11)
-    settings: dict[str, Any] = {**ALL, "repeat_penalty": 1.4, "repeat_last_n": 4}
-    sample: Counter[Path] = Counter()
-    for seed in range(1500):
-        s = Sampling(1.0, seed=seed, **settings)
-        sample[tuple(speculate(mock, PROMPT, 2, s, lambda _t, _c: certain([]), Acceptance(lenience=0.3))[0])] += 1
-    check_law(sample, law_of_text(mock, PROMPT, Sampling(1.0, **settings), 2))
+    plain = Sampling(1.0, **ALL, repeat_penalty=1.4, repeat_last_n=4)
+    texts: list[Text] = []
+    for seed in range(40):
+        seeded = replace(plain, seed=seed)
+        tokens, _ = speculate(mock, PROMPT, 30, seeded, lambda _t, _c: certain([]), Acceptance(lenience=0.3))
+        texts.append((PROMPT, tokens))
+    assert follows(texts, law_on(mock, plain))
 
 
 # ------------------------------------------------------------------------------ typical acceptance
@@ -118,7 +120,7 @@ def test_typical_acceptance_keeps_what_is_above_the_bar() -> None:
 def test_the_token_after_a_typical_refusal_is_a_draw() -> None:
     row = np.log(np.array([0.97, 0.02, 0.01])).astype(np.float32)
     sample: Counter[Path] = Counter()
-    for seed in range(3000):
+    for seed in range(1000):
         verdict = verify_typical([row, row], [2], make_sampler(Sampling(1.0, seed=seed, **ALL), 3), 4)
         assert verdict.accepted == 0
         sample[verdict.tokens] += 1

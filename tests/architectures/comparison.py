@@ -15,10 +15,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,9 +38,6 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.selfcheck.texts import LogitsKeeper
 
 N_CTX = 2048
-MOST = 40
-"""Most tokens of a text."""
-
 SEED = 11
 MARGIN = 4.0
 """A difference is rounding up to so many times the largest one that was measured anywhere in the text ..."""
@@ -71,8 +68,7 @@ class Result:
         first: where its text leaves the reference's; None: nowhere.
         gap: difference of a logit to the reference along the request's own text, in the row where it is most suspect.
         tolerance: up to which it is rounding in that row.
-        drafted, accepted, passes, tokens, seconds: of the whole request but its prefill, as in `Stats`; the seconds are
-            those of passes and of drafting.
+        drafted, accepted, passes, tokens: of the whole request but its prefill, as in `Stats`.
     """
 
     ask: Ask
@@ -84,7 +80,6 @@ class Result:
     accepted: int
     passes: int
     tokens: int = 0
-    seconds: float = 0.0
 
 
 class Bench:
@@ -137,13 +132,13 @@ class Bench:
     def _drafter(self, setting: Setting) -> Oracle | str | None:
         if setting.drafter != "oracle":
             return None if setting.drafter == "plain" else setting.drafter
-        expected = lambda prompt: self._expected(prompt, setting.temperature)[0]  # noqa: E731
+        expected = lambda prompt: self._expected(prompt, setting)[0]  # noqa: E731
         return Oracle(expected, self.target.n_vocab, seed=setting.draft_max or 0)
 
     def _request(
         self, decoder: SpeculativeDecoder, recorder: LogitsKeeper, setting: Setting, prompts: Prompts, ask: Ask
     ) -> Result:
-        answer = self._expected(prompts["same"], setting.temperature)[0]
+        answer = self._expected(prompts["same"], setting)[0]
         prompt, sampling = prompts.get(ask.prompt, answer), Sampling(setting.temperature, seed=SEED)
         text: list[int] = []
         rows: list[Logits] = []
@@ -160,13 +155,12 @@ class Bench:
             judged: tuple[Status, int | None, float, float] = "CORRUPT", len(text), math.inf, LEAST
         else:
             judged = self._judge(prompt, text, np.array(rows), setting)
-        seconds = stats.seconds + stats.draft_seconds
-        return Result(ask, *judged, stats.drafted, stats.accepted, stats.passes, stats.tokens, seconds)
+        return Result(ask, *judged, stats.drafted, stats.accepted, stats.passes, stats.tokens)
 
     def _judge(
         self, prompt: list[int], text: list[int], rows: Rows, setting: Setting
     ) -> tuple[Status, int | None, float, float]:
-        expected, theirs = self._expected(prompt, setting.temperature)
+        expected, theirs = self._expected(prompt, setting)
         first = next((i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b), None)
         theirs = theirs[: len(text)] if first is None else self.reference.follow(prompt, text)
         gaps = np.abs(rows - theirs).max(axis=1)
@@ -179,11 +173,11 @@ class Bench:
         status: Status = "CORRUPT" if chosen != text or not rounding else "equal" if first is None else "rounding"
         return status, first, float(gaps[worst]), float(tolerances[worst])
 
-    def _expected(self, prompt: Sequence[int], temperature: float) -> tuple[list[int], Rows]:
+    def _expected(self, prompt: Sequence[int], setting: Setting) -> tuple[list[int], Rows]:
         """The reference's own text, and the logits that decided on it."""
-        key = tuple(prompt), temperature
-        if key not in self._texts:
-            self._texts[key] = self.reference.text(prompt, MOST, self._choose(list(prompt), temperature))
+        key = tuple(prompt), setting.temperature
+        if key not in self._texts or len(self._texts[key][0]) < setting.most:
+            self._texts[key] = self.reference.text(prompt, setting.most, self._choose(list(prompt), key[1]))
         return self._texts[key]
 
     def _choose(self, prompt: list[int], temperature: float) -> Chooser:
@@ -217,8 +211,3 @@ class Bench:
 def worst(results: Sequence[Result]) -> Result:
     """The one to show for a session."""
     return max(results, key=lambda result: (("equal", "rounding", "CORRUPT").index(result.status), result.gap))
-
-
-def to_json(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """All of a session, for a file."""
-    return [asdict(result) | {"ask": result.ask._asdict()} for result in results]

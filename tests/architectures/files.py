@@ -2,15 +2,13 @@
 
     files = write_models(folder, ["qwen35", "gemma3"])      # {"qwen35": Path, "gemma3": Path}
 
-llama.cpp is given the hyperparameters alone (`llama_model_init_from_user`) and asked for what it would load; it may end
-the process where they do not fit, so that is done in another one. The same name gives the same file.
+llama.cpp is given the hyperparameters alone (`llama_model_init_from_user`) and asked for what it would load; where they
+do not fit it may end the process. The same name gives the same file.
 """
 
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 import tempfile
 import tomllib
 import zlib
@@ -21,9 +19,6 @@ from typing import Any
 
 import gguf
 import numpy as np
-
-if __name__ == "__main__":  # the other process
-    sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from architectures.weights import DROPPED, OF_ITS_OWN, agreeing, is_plain, weights
 
@@ -75,22 +70,9 @@ def _flat(table: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def write_models(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
-    """Write models, those that are not in the folder yet.
-
-    Raises:
-        RuntimeError: one could not be made; the others were.
-    """
+    """Write models, those that are not in the folder yet."""
     files = {name: folder / f"{name}.gguf" for name in wanted}
-    failed: dict[str, str] = {}
-    while missing := [name for name in wanted if name not in failed and not files[name].exists()]:
-        command = [sys.executable, __file__, str(folder), *missing]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        if done.returncode:
-            first = next(name for name in missing if not files[name].exists())
-            failed[first] = f"exit code {done.returncode}: {done.stderr.strip()[-600:]}"
-    if failed:
-        raise RuntimeError("; ".join(f"{name}: {why}" for name, why in failed.items()))
-    return files
+    return {name: file if file.exists() else write_model(file, name) for name, file in files.items()}
 
 
 def write_model(
@@ -215,14 +197,3 @@ def discover(metadata: Path) -> dict[str, tuple[int, ...]]:
         raise RuntimeError("llama.cpp refuses the hyperparameters")
     llama.llama_model_free(model)
     return shapes
-
-
-def _main() -> None:
-    folder, *wanted = sys.argv[1:]
-    for name in wanted:
-        # Whole or not at all, since it may be cut short.
-        write_model(Path(folder) / f"{name}.part", name).replace(Path(folder) / f"{name}.gguf")
-
-
-if __name__ == "__main__":
-    _main()

@@ -65,6 +65,11 @@ class Setting:
     threads: int = 1
 
     @property
+    def most(self) -> int:
+        """Most tokens of a request."""
+        return max(ask.tokens for asks in self.asks for ask in asks)
+
+    @property
     def label(self) -> str:
         """Name and all that is not usual."""
         more = [f"{self.length} tokens"]
@@ -117,6 +122,13 @@ QUICK = (
     Setting("fixed 15", ((Ask("shorter", 12), Ask("longer", 30), Ask("same", 9)),), draft_max=15, length=300),
 )
 """What every architecture goes through in a few minutes: the worst, and something of everything."""
+
+_SHORT = (Ask("same", 12), Ask("same", 20, 9), Ask("answer", 20, 12), Ask("a", 1), Ask("b", 12), Ask("shorter", 5))
+BRIEF = (
+    Setting("fixed 15, measured", (_SHORT,), draft_max=15, measured=True),
+    Setting("sampled, fixed 4", ((Ask("same", 1), Ask("tail", 20), Ask("same", 9)),), draft_max=4, temperature=0.8),
+)
+"""What one model of every kind of memory goes through in less than a second."""
 
 
 class Prompts:

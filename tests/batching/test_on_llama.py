@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from architectures.files import write_models
 from support.ear import Ear
+from support.grid import grid
 
 from ngramspec.backend import Logits, Part
 from ngramspec.batching.engine import Engine
@@ -27,71 +28,16 @@ from ngramspec.llama.shared import SharedTarget
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 
-DEMO = Path("ngramspec/demo/demo.gguf")
 N_CTX = 512
-TEXTS = (
-    "for i in range(10):\n    print(i)\nfor j in range(10):\n    print(j)\nfor",
-    '{"name": "a", "size": 1}, {"name": "b", "size": 2}, {"name": "c",',
-    "def add(a, b):\n    return a + b\n\ndef sub(a, b):\n    return",
-    "The cat sat on the mat. The dog sat on the mat. The cat",
-    "import os\nimport sys\n",
-    "x = 1\ny = 2\nz = 3\nx = 1\ny = 2\n",
-)
-
-
-@pytest.fixture(scope="module")
-def alone() -> dict[tuple[str, float], list[int]]:
-    """Each text as plain decoding gives it in a context of its own."""
-    found = {}
-    with Target(DEMO, exact="on", n_ctx=N_CTX, threads=1) as target:
-        decoder = SpeculativeDecoder(target, drafter=None, exact="on")
-        for text in TEXTS:
-            for temperature in (0.0, 0.8):
-                steps = decoder.generate(
-                    target.tokenize(text), max_tokens=60, sampling=Sampling(temperature, seed=len(text))
-                )
-                found[text, temperature] = [token for step in steps for token in step.tokens]
-    return found
-
-
-@pytest.mark.parametrize("drafts", [True, False])
-def test_exact_texts_are_those_of_a_context_of_their_own(
-    alone: dict[tuple[str, float], list[int]], drafts: bool, tmp_path: Path
-) -> None:
-    with SharedTarget(DEMO, lanes=3, n_ctx=N_CTX, threads=1, exact="on") as shared:
-        known, footing = ready(shared, exact=True, folder=tmp_path)
-        assert footing.same
-        known.curve = GivenCurve({1: 1.0, 64: 1.2})  # whether drafts pay is not left to how busy the machine is
-        drafter = MixtureDrafter(Recall()) if drafts else None
-        engine = Engine(
-            shared, shared, shown=shared.shown, calibration=known, footing=footing, drafter=drafter, cache_room=1 << 24
-        )
-        ears = {}
-        # Twice, so that lanes are reused, and prompts are found in lanes and in RAM.
-        for _ in range(2):
-            for (text, temperature), _ in sorted(alone.items(), key=lambda item: hash(item[0][0][::-1])):
-                ear = Ear()
-                sampling = Sampling(temperature, seed=len(text))
-                engine.submit(Request(shared.tokenize(text), 60, sampling), ear)
-                ears[ear] = text, temperature
-        for ear, asked in ears.items():
-            end = ear.wait()
-            assert isinstance(end, Done)
-            assert ear.tokens == alone[asked]
-            assert end.stats.close_calls == 0
-        report = engine.report()
-        engine.stop()
-    assert report.busy > report.passes
-    assert (report.stats.accepted > 0) == drafts
+MODELS = ("llama", "gemma3", "qwen35", "lfm2", "mamba2")
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    return write_models(tmp_path_factory.mktemp("models"), ["llama", "gemma3", "qwen35", "lfm2", "mamba2"])
+    return write_models(tmp_path_factory.mktemp("models"), MODELS)
 
 
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen35", "lfm2", "mamba2"])
-@pytest.mark.parametrize("exact", ["on", "off"])
+@grid(name=MODELS, exact=("on", "off"))
 def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact: str) -> None:
     """Every text is what the model says token by token in a context of its own, or leaves it by rounding alone."""
     chance = random.Random(name)
@@ -152,8 +98,7 @@ def noted_passes(shared: SharedTarget, monkeypatch: pytest.MonkeyPatch) -> list[
     return seen
 
 
-@pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.parametrize("name", ["llama", "gemma3", "qwen35", "mamba2"])
+@grid(name=("llama", "gemma3", "qwen35", "mamba2"), apart=(True, False))
 def test_a_draft_model_has_a_lane_for_each_text(
     models: dict[str, Path], name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

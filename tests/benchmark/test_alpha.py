@@ -10,70 +10,70 @@ import pytest
 from support.cli_runner import run
 from support.mock_target import MockTarget
 
-from ngramspec.benchmark.alpha import ORDERS, AlphaMeasurement, OrderDrafter
+from ngramspec.benchmark.alpha import ORDERS, AlphaMeasurement, AlphaOfOrder, OrderDrafter
 from ngramspec.sampling.settings import Sampling
 
 TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1]
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_q_is_what_followed_the_last_tokens_before(order: int) -> None:
-    drafter = OrderDrafter(order)
-    drafter.begin(TEXT[:4])
-    drafter.accept(TEXT[4:])
-    width = order - 1
-    tail = TEXT[len(TEXT) - width :]
-    followers = Counter(TEXT[i + width] for i in range(len(TEXT) - width) if TEXT[i : i + width] == tail)
-    draft = drafter.propose(1, lambda _offset, weights: min(weights))
-    assert draft.q == (({x: n / followers.total() for x, n in followers.items()},) if followers else ())
-    assert draft.tokens == ((min(followers),) if followers else ())
-
-
-def test_a_greedy_draft_is_the_likeliest_chain() -> None:
+def test_q_is_what_followed_the_last_tokens_before() -> None:
+    for order in ORDERS:
+        drafter = OrderDrafter(order)
+        drafter.begin(TEXT[:4])
+        drafter.accept(TEXT[4:])
+        width = order - 1
+        tail = TEXT[len(TEXT) - width :]
+        followers = Counter(TEXT[i + width] for i in range(len(TEXT) - width) if TEXT[i : i + width] == tail)
+        draft = drafter.propose(1, lambda _offset, weights: min(weights))
+        assert draft.q == (({x: n / followers.total() for x, n in followers.items()},) if followers else ())
+        assert draft.tokens == ((min(followers),) if followers else ())
+    # A greedy draft is the likeliest chain.
     drafter = OrderDrafter(2)
     drafter.begin([*TEXT, 2])
     assert drafter.propose(3).tokens == (3, 1, 2)
     assert drafter.accept([3, 1, 5]) == 2
 
 
+def measured(mock: MockTarget, sampling: Sampling, gamma: int, prompts: list[list[int]], n: int) -> list[AlphaOfOrder]:
+    measurement = AlphaMeasurement(mock, sampling, gamma=gamma)
+    for prompt in prompts:
+        for _ in measurement.run(prompt, max_tokens=n):
+            pass
+    return measurement.orders
+
+
 def test_alpha_on_a_known_law() -> None:
     """p uniform over 8 tokens, q of 4 or 5 different ones, none rarer than 1/5: sum min(p, q) is their number / 8."""
     sampling = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=4)
-    measurement = AlphaMeasurement(MockTarget(8, peak=0.0), sampling, gamma=1)
-    for _ in measurement.run([0, 1, 2, 3], max_tokens=3):
-        pass
-    unigram = measurement.orders[0]
+    unigram = measured(MockTarget(8, peak=0.0), sampling, 1, [[0, 1, 2, 3]], 3)[0]
     assert unigram.judged == 1
     assert unigram.measured in (pytest.approx(4 / 8), pytest.approx(5 / 8))  # the prefill's token is counted too
 
 
-def test_the_two_alphas_agree() -> None:
-    mock = MockTarget(8, peak=1.5, seed=2)
-    measurement = AlphaMeasurement(mock, Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1), gamma=3)
-    for start in range(8):
-        for _ in measurement.run([start, 1, 2], max_tokens=400):
-            pass
-    for one in measurement.orders[:3]:
-        assert one.judged > 1500
+# Hoeffding: at so many judged positions it is off by more with probability below 1e-8.
+@pytest.mark.parametrize(
+    ("prompts", "judged", "off"), [(2, 360, 0.17), pytest.param(8, 1500, 0.08, marks=pytest.mark.exhaustive)]
+)
+def test_the_two_alphas_agree(prompts: int, judged: int, off: float) -> None:
+    sampling = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
+    starts = [[start, 1, 2] for start in range(prompts)]
+    for one in measured(MockTarget(8, peak=1.5, seed=2), sampling, 3, starts, 400)[:3]:
+        assert one.judged > judged
         assert one.measured is not None
-        # Hoeffding at 1500 judged positions: off by 0.08 with probability below 5e-9.
-        assert one.inferred == pytest.approx(one.measured, abs=0.08)
+        assert one.inferred == pytest.approx(one.measured, abs=off)
 
 
 def test_greedy_alphas_are_the_same_count() -> None:
-    mock = MockTarget(12, peak=6.0)
-    measurement = AlphaMeasurement(mock, Sampling(), gamma=1)
-    for _ in measurement.run([3, 1, 4, 1, 5], max_tokens=200):
-        pass
-    for one in measurement.orders:
+    for one in measured(MockTarget(12, peak=6.0), Sampling(), 1, [[3, 1, 4, 1, 5]], 200):
         assert one.measured == pytest.approx(one.inferred)
 
 
 def test_the_command_line(env: dict[str, str], tmp_path: Path) -> None:
-    report = tmp_path / "report.json"
-    arguments = ["bench", "--alpha", "--limit", "1", "--category", "qa", "--repeat", "1", "-n", "24", "--json"]
-    done = run(env, *arguments, str(report))
-    assert done.code == 0, done.stderr
+    report, prompt = tmp_path / "report.json", tmp_path / "prompt.txt"
+    prompt.write_text("a b c d a b c d a b c d")
+    quick = ["--repeat", "1", "-n", "16", "-t", "1", "--exact", "off", "--policy", "fixed"]
+    done = run(env, "bench", "--alpha", *quick, "--prompts", prompt, "--json", report)
+    assert done.code == 0, done.err
     assert "Alpha of n-gram counts by order (greedy, drafts of up to 4)" in done.out
     rows = json.loads(report.read_text())["alpha"]
     assert [row["order"] for row in rows] == [1, 2, 3, 4]

@@ -13,15 +13,18 @@ from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.benchmark.report import OVERALL, Spread, predicted_gain, summarise, verdict, verdicts
+from ngramspec.benchmark.report import OVERALL, Spread, Summary, predicted_gain, summarise, verdict, verdicts
 from ngramspec.benchmark.runs import Benchmark, Kind, Run
 from ngramspec.cost import kernels, measure
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.speculation import Speculation
 from ngramspec.decoding.step import Stats, Step
+from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.errors import ModelError
 from ngramspec.exactness.choice import Exact
+from ngramspec.policies import make_policy
 from ngramspec.prompts import Case, Prompt, prepare
 from ngramspec.sampling.settings import Sampling
 from ngramspec.theory import expected_tokens, improvement_on_curve
@@ -50,6 +53,13 @@ def cases(count: int = 2, length: int = 20) -> list[Case]:
     ]
 
 
+def unlearnt(decoder: SpeculativeDecoder) -> Speculation:
+    drafter = decoder.drafter
+    if drafter is not None and drafter.name in DRAFTERS:
+        drafter = make_drafter(drafter.name)
+    return Speculation(drafter, make_policy(decoder.policy.name))
+
+
 def bench(
     target: MockTarget,
     *,
@@ -69,21 +79,30 @@ def bench(
         SpeculativeDecoder(target, drafter=drafter, policy=p, exact=exact, calibration=known) for p in policies[1:]
     ]
     plain = SpeculativeDecoder(default, drafter=None) if default else None
-    benchmark = Benchmark(decoder, prompts or cases(), tokens, repeat, sampling, Acceptance(verify), plain, others)
+    settings = tokens, repeat, sampling, Acceptance(verify), plain, others
+    benchmark = Benchmark(decoder, prompts or cases(), *settings, unlearnt=unlearnt)
     benchmark.warm_up()
     return benchmark
 
 
-class Chatty(MockTarget):
-    """Also takes messages; its template knows no system message."""
+def measured(target: MockTarget, **options: Any) -> Benchmark:
+    """A benchmark that was run."""
+    benchmark = bench(target, **options)
+    list(benchmark.measure())
+    return benchmark
 
-    def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
-        if messages[0]["role"] == "system":
-            raise ModelError("no system message, please")
-        return self.tokenize(messages[0]["content"])
+
+def overall(benchmark: Benchmark) -> Summary:
+    return summarise(benchmark.runs, benchmark.drafted.calibration.curve)[-1]
 
 
 def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
+    class Chatty(MockTarget):
+        def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+            if messages[0]["role"] == "system":
+                raise ModelError("no system message, please")
+            return self.tokenize(messages[0]["content"])
+
     prompts = [
         Prompt("fits", "c", text="x" * 22),
         Prompt("long", "c", text="x" * 23),
@@ -98,42 +117,51 @@ def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
     assert "no system message" in skipped[1].reason
 
 
+@pytest.mark.parametrize("policy", ["fixed", "cost"])
+def test_no_repeat_drafts_from_what_an_earlier_one_saw(clock: Clock, policy: str) -> None:
+    """The default drafter learns facts about tokens from every text, and its own text is what it learns most from."""
+    target = MockTarget(64, peak=3.0, seconds=lambda n: 1.0 + 0.02 * n, clock=clock)
+    runs = measured(target, prompts=cases(3, 60), drafter="mixture", policies=[policy], repeat=3, tokens=120).runs
+    drafted = {(run.repeat, run.prompt): run.stats for run in runs if run.kind == "drafted"}
+    assert sum(stats.accepted for stats in drafted.values()) > 50
+    for (repeat, prompt), stats in drafted.items():
+        first = drafted[0, prompt]
+        assert (stats.passes, stats.drafted_at, stats.accepted_at) == (
+            first.passes,
+            first.drafted_at,
+            first.accepted_at,
+        )
+        assert stats.tokens / stats.seconds == pytest.approx(first.tokens / first.seconds, rel=1e-9), repeat
+
+
 def test_runs_of_a_repeat_follow_each_other_in_alternating_order() -> None:
-    runs = list(bench(MockTarget(), repeat=3).measure())
-    assert [(run.prompt, run.repeat) for run in runs] == [
-        (p, r) for p in ("p0", "p1") for r in range(3) for _ in range(2)
-    ]
+    runs = measured(MockTarget(), repeat=3).runs
+    assert [(run.prompt, run.repeat) for run in runs[::2]] == [(p, r) for r in range(3) for p in ("p0", "p1")]
+    assert [(run.prompt, run.repeat) for run in runs[::2]] == [(run.prompt, run.repeat) for run in runs[1::2]]
     first = [run.kind for run in runs[::2]]
-    assert first == ["plain", "drafted", "plain", "drafted", "plain", "drafted"]
+    assert first == ["plain", "drafted", "drafted", "plain", "plain", "drafted"]
     assert all({a.kind, b.kind} == {"plain", "drafted"} for a, b in zip(runs[::2], runs[1::2], strict=True))
 
 
-def test_decode_time_is_that_of_passes_and_the_prefill_is_apart(clock: Clock) -> None:
-    target = MockTarget(seconds=lambda n: 1.0 + 0.25 * n, clock=clock)
-    for run in bench(target).measure():
-        assert len(run.output) == run.stats.generated == 40
-        assert sum(run.batches.values()) == run.stats.passes
-        passes = sum(n * (1.0 + 0.25 * size) for size, n in run.batches.items())
-        assert run.seconds == pytest.approx(passes, abs=0.01)
-        assert run.prefill_seconds < 0.01
-        assert run.tokens_per_second == pytest.approx(39 / passes, rel=0.01)
-        if run.kind == "plain":
-            assert run.batches == {1: 39}
-
-
-def test_the_prefill_is_timed_apart_and_once_in_whole(clock: Clock) -> None:
+def test_decode_time_is_that_of_passes_and_the_prefill_is_timed_apart_and_once_in_whole(clock: Clock) -> None:
     class Reading(MockTarget):
         def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
             logits = super().prefill(tokens, **options)
             clock.now += float(self.prefilled[-1])
             return logits
 
-    benchmark = bench(Reading(seconds=lambda n: 0.5, clock=clock))
-    for run in benchmark.measure():
+    benchmark = measured(Reading(seconds=lambda n: 1.0 + 0.25 * n, clock=clock))
+    for run in benchmark.runs:
+        assert len(run.output) == run.stats.generated == 40
+        assert sum(run.batches.values()) == run.stats.passes
+        passes = sum(n * (1.0 + 0.25 * size) for size, n in run.batches.items())
+        assert run.seconds == pytest.approx(passes, abs=0.01)
         assert run.prefill_seconds == pytest.approx(1.0, abs=0.01)
-        assert run.seconds == pytest.approx(0.5 * run.stats.passes, abs=0.01)
-    assert [(p.prompt, p.tokens) for p in benchmark.prefills] == [("p0", 20), ("p1", 20)]
-    assert [p.seconds for p in benchmark.prefills] == pytest.approx([20.0, 20.0], abs=0.01)
+        assert run.tokens_per_second == pytest.approx(39 / passes, rel=0.01)
+        if run.kind == "plain":
+            assert run.batches == {1: 39}
+    assert [(p.prompt, p.tokens) for p in benchmark.prefills] == [("p0", 20), ("p1", 20)] * 2
+    assert [p.seconds for p in benchmark.prefills] == pytest.approx([20.0] * 4, abs=0.01)
 
 
 def test_drafting_work_counts(clock: Clock) -> None:
@@ -156,31 +184,21 @@ def test_drafting_work_counts(clock: Clock) -> None:
 
 def test_with_free_batches_the_gain_is_the_tokens_per_pass(clock: Clock) -> None:
     target = MockTarget(peak=PREDICTABLE, seconds=lambda n: 1.0, clock=clock)
-    benchmark = bench(target, prompts=cases(4), tokens=100)
-    list(benchmark.measure())
-    overall = summarise(benchmark.runs, benchmark.drafted.calibration.curve)[-1]
-    assert overall.stats.tokens_per_pass > 1.5
-    assert overall.drafted is not None
-    assert overall.plain is not None
-    assert overall.plain.median == pytest.approx(1.0, rel=0.01)
-    assert overall.stats.tokens / sum(r.seconds for r in benchmark.runs if r.kind == "drafted") == pytest.approx(
-        overall.stats.tokens_per_pass, rel=0.01
-    )
-    assert overall.ratio is not None
-    assert overall.ratio.low <= overall.stats.tokens_per_pass <= overall.ratio.high
+    benchmark = measured(target, prompts=cases(4), tokens=100)
+    found = overall(benchmark)
+    assert found.stats.tokens_per_pass > 1.5
+    assert found.plain.median == pytest.approx(1.0, rel=0.01)
+    drafted_seconds = sum(r.seconds for r in benchmark.runs if r.kind == "drafted")
+    assert found.stats.tokens / drafted_seconds == pytest.approx(found.stats.tokens_per_pass, rel=0.01)
+    assert found.ratio.low <= found.stats.tokens_per_pass <= found.ratio.high
     # Positions of a circling text are not alike, as theory would have them; it must come near all the same.
-    assert overall.predicted == pytest.approx(overall.stats.tokens_per_pass, rel=0.25)
+    assert found.predicted == pytest.approx(found.stats.tokens_per_pass, rel=0.25)
 
 
 def test_where_batches_cost_their_tokens_refused_drafts_lose(clock: Clock) -> None:
-    target = MockTarget(seconds=float, clock=clock)
-    benchmark = bench(target)
-    list(benchmark.measure())
-    overall = summarise(benchmark.runs, benchmark.drafted.calibration.curve)[-1]
-    assert overall.ratio is not None
-    assert overall.ratio.median < 0.9
-    assert overall.predicted is not None
-    assert overall.predicted < 0.9
+    found = overall(measured(MockTarget(seconds=float, clock=clock)))
+    assert found.ratio.median < 0.9
+    assert found.predicted < 0.9
 
 
 class Always(Drafter):
@@ -214,8 +232,7 @@ class Flipped(MockTarget):
 
 
 def test_a_planted_difference_is_found_with_its_margin() -> None:
-    benchmark = bench(Flipped(), drafter=Always(), prompts=cases(1))
-    list(benchmark.measure())
+    benchmark = measured(Flipped(), drafter=Always(), prompts=cases(1))
     (difference,) = benchmark.differences
     assert (difference.category, difference.prompt, difference.repeat) == ("even", "p0", 0)
     assert difference.position == 22 - 20
@@ -225,28 +242,21 @@ def test_a_planted_difference_is_found_with_its_margin() -> None:
     assert (difference.plain, difference.drafted) == (best, second)
     assert plain.output[1] != plain.output[2]  # or a margin of the wrong position would pass, too
     assert difference.margin == pytest.approx(float(row[best] - row[second]))
-    overall = summarise(benchmark.runs, None)[-1]
-    assert (overall.identical, overall.prompts) == (0, 1)
-    assert "identical on 0 of 1 prompts" in verdict([overall, overall])
+    found = overall(benchmark)
+    assert (found.identical, found.prompts) == (0, 1)
+    assert "identical on 0 of 1 prompts" in verdict([found, found])
 
 
-@pytest.mark.parametrize("sampling", [None, Sampling(temperature=1.0, seed=3)], ids=["greedy", "coupled"])
-def test_an_honest_target_gives_no_difference(sampling: Sampling | None) -> None:
-    benchmark = bench(MockTarget(peak=PREDICTABLE), sampling=sampling, prompts=cases(3))
-    list(benchmark.measure())
-    assert benchmark.differences == []
-    assert [s.identical for s in summarise(benchmark.runs, None)] == [2, 1, 3]
-
-
-def test_rejection_sampling_is_not_compared_token_by_token() -> None:
-    benchmark = bench(MockTarget(), sampling=Sampling(temperature=1.0, seed=3), verify="rejection", prompts=cases(1))
-    list(benchmark.measure())
-    outputs = {run.kind: run.output for run in benchmark.runs}
+def test_sampled_texts_are_compared_token_by_token_but_under_rejection_sampling() -> None:
+    sampling = Sampling(temperature=1.0, seed=3)
+    coupled = measured(MockTarget(peak=PREDICTABLE), sampling=sampling, prompts=cases(3))
+    assert coupled.differences == []
+    assert [s.identical for s in summarise(coupled.runs, None)] == [2, 1, 3]
+    rejection = measured(MockTarget(), sampling=sampling, verify="rejection", prompts=cases(1))
+    outputs = {run.kind: run.output for run in rejection.runs}
     assert outputs["plain"] != outputs["drafted"]
-    assert benchmark.caveat is not None
-    assert benchmark.differences == []
-    summaries = summarise(benchmark.runs, None)
-    assert "identical" not in verdict(summaries, benchmark.caveat)
+    assert rejection.differences == []
+    assert "identical" not in verdict(summarise(rejection.runs, None), rejection.caveat)
 
 
 def one_class_per_parity(size: int, _depth: int) -> int:
@@ -257,19 +267,13 @@ def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
     def inexact() -> MockTarget:
         return MockTarget(peak=PREDICTABLE, kernels=one_class_per_parity, noise=4.0, n_batch=64)
 
-    ordinary = bench(inexact(), prompts=cases(3))
-    list(ordinary.measure())
-    assert len(ordinary.differences) > 0
-
-    exact = bench(inexact(), prompts=cases(3), exact="on", default=inexact())
-    runs = list(exact.measure())
+    assert len(measured(inexact(), prompts=cases(3)).differences) > 0
+    exact = measured(inexact(), prompts=cases(3), exact="on", default=inexact())
     assert exact.differences == []
-    assert exact.drafted.calibration.exact_sizes is not None
-    for run in runs:
-        if run.kind != "default":
-            assert set(run.batches) <= set(exact.drafted.calibration.exact_sizes)
-    assert [run.kind for run in runs[:6]] == ["plain", "drafted", "default", "drafted", "default", "plain"]
-    assert summarise(runs, None)[-1].identical == 3
+    sizes = {size for run in exact.runs if run.kind != "default" for size in run.batches}
+    assert sizes <= set(exact.drafted.calibration.exact_sizes)
+    assert [run.kind for run in exact.runs[:6]] == ["plain", "drafted", "default", "drafted", "default", "plain"]
+    assert overall(exact).identical == 3
 
 
 def test_both_sides_share_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,22 +284,18 @@ def test_both_sides_share_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     unwritable = tmp_path / "file"
     unwritable.touch()
     decoder = SpeculativeDecoder(target, exact="on", calibration_folder=unwritable)
-    benchmark = Benchmark(decoder, cases(1), max_tokens=8)
+    benchmark = Benchmark(decoder, cases(1), max_tokens=8, unlearnt=unlearnt)
     benchmark.warm_up()
     list(benchmark.measure())
     assert len(probes) == 1
 
 
 def test_a_target_that_cannot_roll_back_is_compared_with_itself(clock: Clock) -> None:
-    target = MockTarget(fail_rollback=True, seconds=lambda n: 1.0, clock=clock)
-    benchmark = bench(target)
-    list(benchmark.measure())
+    benchmark = measured(MockTarget(fail_rollback=True, seconds=lambda n: 1.0, clock=clock))
     assert benchmark.drafted.drafter is None
-    overall = summarise(benchmark.runs, None)[-1]
-    assert overall.ratio is not None
-    assert overall.ratio.median == pytest.approx(1.0, abs=0.001)
-    assert overall.predicted == 1.0
-    assert overall.identical == 2
+    found = summarise(benchmark.runs, None)[-1]
+    assert found.ratio.median == pytest.approx(1.0, abs=0.001)
+    assert (found.predicted, found.identical) == (1.0, 2)
 
 
 def test_an_interrupted_benchmark_keeps_its_finished_rounds() -> None:
@@ -304,22 +304,21 @@ def test_an_interrupted_benchmark_keeps_its_finished_rounds() -> None:
     for _ in range(3):
         next(measuring)
     assert not benchmark.complete
-    (category, overall) = summarise(benchmark.runs, None)
-    assert (category.category, overall.category) == ("even", OVERALL)
-    assert (overall.prompts, overall.rounds) == (1, 1)
+    category, whole = summarise(benchmark.runs, None)
+    assert (category.category, whole.category) == ("even", OVERALL)
+    assert (whole.prompts, whole.rounds) == (1, 1)
     list(measuring)
     assert benchmark.complete
 
 
 # ---------------------------------------------------------------- several policies
 
-
 POLICIES = ("fixed", "entropy", "threshold", "cost")
 
 
 def test_policies_take_turns_on_the_same_prompts() -> None:
-    benchmark = bench(MockTarget(peak=PREDICTABLE), policies=POLICIES, prompts=cases(2), repeat=3)
-    runs = list(benchmark.measure())
+    benchmark = measured(MockTarget(peak=PREDICTABLE), policies=POLICIES, prompts=cases(2), repeat=3)
+    runs = benchmark.runs
     assert len(runs) == benchmark.total == 2 * 3 * 5
     assert benchmark.complete
     rounds = [runs[i : i + 5] for i in range(0, len(runs), 5)]
@@ -335,50 +334,35 @@ def test_policies_take_turns_on_the_same_prompts() -> None:
 
 
 def test_figures_are_those_of_one_policy() -> None:
-    benchmark = bench(MockTarget(peak=PREDICTABLE), policies=("fixed", "heuristic"), prompts=cases(3), tokens=60)
-    list(benchmark.measure())
+    benchmark = measured(MockTarget(peak=PREDICTABLE), policies=("fixed", "heuristic"), prompts=cases(3), tokens=60)
     assert list(benchmark.policies) == ["fixed", "heuristic"]
     summaries = {policy: summarise(benchmark.runs_of(policy), None) for policy in benchmark.policies}
-    for policy, (*_, overall) in summaries.items():
+    for policy, (*_, found) in summaries.items():
         drafted = [run for run in benchmark.runs if run.policy == policy]
-        assert len(drafted) == overall.rounds == 6
-        assert overall.stats.passes == sum(run.stats.passes for run in drafted)
-        assert overall.identical == overall.prompts == 3
+        assert len(drafted) == found.rounds == 6
+        assert found.stats.passes == sum(run.stats.passes for run in drafted)
+        assert found.identical == found.prompts == 3
     assert summaries["fixed"][-1].stats.passes > summaries["heuristic"][-1].stats.passes
     assert len(summaries["fixed"][-1].acceptance_by_position) == 4
-    lines = verdicts(summaries)
-    assert [line.split(":")[0] for line in lines] == ["fixed", "heuristic"]
+    assert [line.split(":")[0] for line in verdicts(summaries)] == ["fixed", "heuristic"]
     assert verdicts({"fixed": summaries["fixed"]}) == [verdict(summaries["fixed"])]
 
 
 def test_costs_are_measured_once_and_then_each_policy_keeps_its_own(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measured = []
-    monkeypatch.setattr(measure, "measure", lambda *a, **o: measured.append(1) or CostCurve({1: 1.0, 5: 1.5}))
+    times = []
+    monkeypatch.setattr(measure, "measure", lambda *a, **o: times.append(1) or CostCurve({1: 1.0, 5: 1.5}))
     target = MockTarget(seconds=lambda n: 1 + 0.2 * (n - 1), clock=clock)
     benchmark = bench(target, policies=("fixed", "heuristic", "cost"), prompts=cases(1), repeat=1)
-    assert measured == [1]
+    assert times == [1]
     first, second, third = (d.calibration.curve for d in benchmark.policies.values())
-    assert first is not None
-    assert second is not None
-    assert third is not None
     assert first.to_json() == second.to_json() == third.to_json()
     second.observe(5, 3.0)
     assert first.to_json() == third.to_json() != second.to_json()
     list(benchmark.measure())
-    assert measured == [1]
+    assert times == [1]
     assert len(list(tmp_path.rglob("*.json"))) == 1
-
-
-def test_exact_mode_is_of_one_class_for_every_policy() -> None:
-    target = MockTarget(peak=PREDICTABLE, kernels=one_class_per_parity, noise=4.0, n_batch=64)
-    benchmark = bench(target, policies=POLICIES, prompts=cases(2), exact="on")
-    runs = list(benchmark.measure())
-    sizes = benchmark.drafted.calibration.exact_sizes
-    assert sizes is not None
-    assert benchmark.differences == []
-    assert all(set(run.batches) <= set(sizes) for run in runs)
 
 
 def test_a_difference_names_its_policy() -> None:
@@ -389,7 +373,7 @@ def test_a_difference_names_its_policy() -> None:
     target = Flipped()
     decoder = SpeculativeDecoder(target, drafter=Never(), policy="fixed")
     flipped = SpeculativeDecoder(target, drafter=Always(), policy="heuristic", calibration=decoder.calibration)
-    benchmark = Benchmark(decoder, cases(1), 40, others=[flipped])
+    benchmark = Benchmark(decoder, cases(1), 40, others=[flipped], unlearnt=unlearnt)
     list(benchmark.measure())
     assert [(d.policy, d.repeat, d.position) for d in benchmark.differences] == [("heuristic", 0, 2)]
     assert summarise(benchmark.runs_of("fixed"), None)[-1].identical == 1
@@ -403,39 +387,29 @@ def test_decoders_that_cannot_be_told_apart_or_differ_in_more_are_refused() -> N
     same = SpeculativeDecoder(target, policy="fixed", calibration=known)
     elsewhere = SpeculativeDecoder(MockTarget(), policy="cost", calibration=known)
     apart = SpeculativeDecoder(target, policy="cost")
-    Benchmark(one, cases(), 8, others=[SpeculativeDecoder(target, policy="cost", calibration=known)])
+    Benchmark(one, cases(), 8, others=[SpeculativeDecoder(target, policy="cost", calibration=known)], unlearnt=unlearnt)
     for other in (same, elsewhere, apart):
         with pytest.raises(ValueError, match="one target, and a policy each"):
-            Benchmark(one, cases(), 8, others=[other])
+            Benchmark(one, cases(), 8, others=[other], unlearnt=unlearnt)
+    for nothing in (([], 8, 1), (cases(), 1, 1), (cases(), 8, 0)):
+        with pytest.raises(ValueError, match="needs a case"):
+            Benchmark(one, *nothing, unlearnt=unlearnt)
 
 
-@pytest.mark.parametrize(
-    ("acceptance", "temperature", "caveat"),
-    [
+def test_outputs_are_compared_where_they_are_meant_to_be_equal() -> None:
+    decoder = SpeculativeDecoder(MockTarget())
+    for acceptance, temperature, caveat in (
         (Acceptance(), 1.0, None),
         (Acceptance("coupled"), 1.0, None),
         (Acceptance("rejection"), 1.0, "keeps its distribution"),
         (Acceptance("rejection"), 0.0, None),
         (Acceptance(lenience=0.5), 0.0, "lenience 0.5 changes the output"),
         (Acceptance(typical=True), 1.0, "typical acceptance changes the output"),
-    ],
-)
-def test_outputs_are_compared_where_they_are_meant_to_be_equal(
-    acceptance: Acceptance, temperature: float, caveat: str | None
-) -> None:
-    decoder = SpeculativeDecoder(MockTarget())
-    benchmark = Benchmark(decoder, cases(), 8, 1, Sampling(temperature=temperature), acceptance)
-    if caveat is None:
-        assert benchmark.caveat is None
-    else:
-        assert caveat in (benchmark.caveat or "")
-
-
-def test_a_benchmark_of_nothing_is_refused() -> None:
-    decoder = SpeculativeDecoder(MockTarget())
-    for arguments in (([], 8, 1), (cases(), 1, 1), (cases(), 8, 0)):
-        with pytest.raises(ValueError, match="needs a case"):
-            Benchmark(decoder, *arguments)
+    ):
+        found = Benchmark(
+            decoder, cases(), 8, 1, Sampling(temperature=temperature), acceptance, unlearnt=unlearnt
+        ).caveat
+        assert found is None if caveat is None else caveat in found
 
 
 # ---------------------------------------------------------------- figures
@@ -454,7 +428,7 @@ def test_ratios_are_of_pairs_and_figures_are_medians() -> None:
         runs.append(a_run("a", "drafted", 8, drafted, repeat=repeat))
     runs += [a_run("b", "plain", 8, 1.0), a_run("b", "drafted", 8, 2.0), a_run("b", "default", 8, 0.8)]
     runs.append(a_run("b", "plain", 8, 1.0, repeat=1))  # its partner was never run
-    a, b, overall = summarise(runs, None)
+    a, b, both = summarise(runs, None)
     assert (a.category, a.prompts, a.rounds) == ("a", 1, 3)
     assert (a.plain, a.drafted) == (Spread(4.0, 2.0, 8.0), Spread(8.0, 4.0, 16.0))
     assert a.ratio == Spread(2.0, 1.0, 4.0)
@@ -462,30 +436,22 @@ def test_ratios_are_of_pairs_and_figures_are_medians() -> None:
     assert b.ratio == Spread(0.5, 0.5, 0.5)
     assert b.exact_price == Spread(0.8, 0.8, 0.8)
     assert (b.prompts, b.rounds) == (1, 1)
-    assert overall.ratio == Spread(1.5, 0.5, 4.0)
-    assert (overall.prompts, overall.stats.tokens) == (2, 32)
-    assert verdict([a, b, overall]) == (
-        "median over categories 1.25x, worst category b 0.50x; output identical on 2 of 2 prompts"
-    )
+    assert both.ratio == Spread(1.5, 0.5, 4.0)
+    assert (both.prompts, both.stats.tokens) == (2, 32)
+    line = "median over categories 1.25x, worst category b 0.50x; output identical on 2 of 2 prompts"
+    assert verdict([a, b, both]) == line
 
 
-def test_a_prompt_is_identical_if_all_its_rounds_are() -> None:
+def test_a_prompt_is_identical_if_all_its_rounds_are_and_a_text_that_ends_at_once_has_no_speed() -> None:
     odd = replace(a_run("a", "drafted", 8, 1.0), output=(9,))
     runs = [a_run("a", "plain", 8, 1.0), odd, a_run("a", "plain", 8, 1.0, repeat=1)]
     runs.append(a_run("a", "drafted", 8, 1.0, repeat=1))
     summary = summarise(runs, None)[0]
     assert (summary.identical, summary.prompts, summary.rounds) == (0, 1, 2)
-
-
-def test_a_text_that_ends_at_once_has_no_speed() -> None:
-    runs = [a_run("a", "plain", 0, 0.0), a_run("a", "drafted", 0, 0.0)]
-    summaries = summarise(runs, None)
-    assert summaries[0].plain is None
-    assert summaries[0].ratio is None
-    assert summaries[0].identical == 1
-    assert verdict(summaries) == "no speed measured"
+    summaries = summarise([a_run("a", "plain", 0, 0.0), a_run("a", "drafted", 0, 0.0)], None)
+    assert (summaries[0].plain, summaries[0].ratio, summaries[0].identical) == (None, None, 1)
+    assert verdict(summaries) == verdict([]) == "no speed measured"
     assert summarise([], None) == []
-    assert verdict([]) == "no speed measured"
 
 
 def counted(lengths: Mapping[int, int], accept: Callable[[int], int]) -> tuple[Stats, Counter[int]]:
@@ -505,29 +471,22 @@ def counted(lengths: Mapping[int, int], accept: Callable[[int], int]) -> tuple[S
 CURVE = CostCurve({1: 1.0, 2: 1.2, 3: 1.5, 4: 1.7, 5: 2.0, 8: 4.0})
 
 
-def test_prediction_with_one_length_is_the_theorem() -> None:
+def test_prediction_is_the_theorem_and_mixes_lengths_and_passes_without_a_draft() -> None:
     stats, batches = counted({3: 40}, lambda number: number % 4)
     alpha = sum(stats.accepted_at) / sum(stats.tested_at)
     assert 0 < alpha < 1
     gain = predicted_gain(stats, batches, {1: 5}, CURVE)
     assert gain == pytest.approx(improvement_on_curve(alpha, 3, CURVE.seconds))
-
-
-def test_prediction_mixes_lengths_and_passes_without_a_draft() -> None:
     stats, batches = counted({0: 30, 1: 10, 4: 20}, lambda _number: 4)
     tokens = 30 + 10 * expected_tokens(1.0, 1) + 20 * expected_tokens(1.0, 4)
     seconds = 30 * 1.0 + 10 * 1.2 + 20 * 2.0
     assert predicted_gain(stats, batches, {1: 5}, CURVE) == pytest.approx(tokens / seconds)
     # Exact mode may pad plain passes: what drafting is compared with costs more then.
     assert predicted_gain(stats, batches, {2: 5}, CURVE) == pytest.approx(1.2 * tokens / seconds)
-
-
-def test_prediction_where_there_is_nothing_to_predict() -> None:
-    stats, batches = counted({0: 5}, lambda _number: 0)
-    assert predicted_gain(stats, batches, {1: 5}, None) == 1.0
+    # Where there is nothing to predict.
+    assert predicted_gain(*counted({0: 5}, lambda _number: 0), {1: 5}, None) == 1.0
     assert predicted_gain(Stats(), {}, {1: 5}, CURVE) is None
-    drafted, sizes = counted({2: 5}, lambda _number: 1)
-    assert predicted_gain(drafted, sizes, {1: 5}, None) is None
+    assert predicted_gain(*counted({2: 5}, lambda _number: 1), {1: 5}, None) is None
 
 
 def test_figures_of_acceptance() -> None:

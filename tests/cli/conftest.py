@@ -11,19 +11,26 @@ from ngramspec_cli.chat_input import StopKey
 from ngramspec_cli.chat_session import Session
 from ngramspec_cli.chat_view import AnswerView
 from support.cli_runner import DEMO
+from support.tiny_models import write_model
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def target() -> Iterator[Target]:
     with Target(DEMO, n_ctx=512, threads=1) as found:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a vocabulary of its own whose passes take next to no time."""
+    return write_model(tmp_path_factory.mktemp("models") / "tiny.gguf", "llama")
+
+
+@pytest.fixture(scope="session")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the cost curve is kept: it is measured once."""
     return tmp_path_factory.mktemp("calibration")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
-import shutil
+import shlex
 import signal
 import struct
 import subprocess
@@ -14,10 +14,14 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli import app
-from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, run, run_signalled, shell
+from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, run, run_process, run_signalled, shell
+from support.signals import signal_after, signal_at
 from support.tiny_gguf import write_gguf
 
+from ngramspec.llama.passes import Passes
+
 SMALL = ["complete", "-t", "1", "-c", "512", "-n", "4"]
+PLAIN = ["--no-draft", "--exact", "off"]
 TEXT = b"def add(a, b):\n    return a + b\n"
 SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
@@ -38,86 +42,135 @@ def failed(done: Done, *words: str, code: int = 1) -> None:
 
 # ---------------------------------------------------------------------- options
 
+CONTRADICTIONS = [
+    ("finish", "'finish'. (see ngramspec --help)"),
+    ("complete --psychic", "--psychic (see ngramspec complete --help)"),
+    ("complete one.txt two.txt three.txt", "three.txt"),
+    ("complete -f one.txt DEMO two.txt", "two texts are named: two.txt and, with -f/--file, one.txt"),
+    ("complete DEMO -hf owner/repo", "two models are named: "),
+    ("complete ''", "is empty"),
+    ("complete --suffix ''", "the name of the --suffix file is empty"),
+    ("complete - --suffix -", "the texts before and after the gap are the same: stdin"),
+    ("complete -n 0", "-n/--predict is 0"),
+    ("complete -n -5", "-n/--predict is -5"),
+    ("complete --temp -0.1", "temperature is -0.1"),
+    ("complete -s -2", "seed is -2"),
+    ("complete --drafter psychic", "'psychic'; choose one of: "),
+    ("complete --policy psychic", "'psychic'; choose one of: "),
+    ("complete --acceptance psychic", "'psychic' is not one of 'coupled'"),
+    ("complete --stop ''", "--stop"),
+    ("complete -ctv q8_0 -fa off", "flash attention"),
+    ("complete --rpc host", "--rpc: 'host' is not HOST:PORT"),
+    ("complete --rpc-timeout 5", "--rpc-timeout is for --rpc"),
+    ("complete --rpc a:1 -ngl 0", "-ngl 0 leaves no layer to --rpc"),
+    ("complete --logit-bias green", "'green' is no token id with a bias"),
+    ("complete --grammar 'root ::= [a]' --json-schema {}", "--grammar and --json-schema exclude each other"),
+    ("complete --logprobs 3", "add --json"),
+    ("complete --acceptance rejection --mirostat 2 --temp 1", "no place for rejection sampling"),
+    ("complete --lenience 0.5 --acceptance match", "lenience has no say in acceptance 'match'"),
+    ("complete --lenience 0.5 --no-draft", "lenience 0.5 is for drafts"),
+    ("complete --drafter model", "name it with -md"),
+    ("complete -td 2", "name it with -md"),
+    ("complete -md m.gguf --no-draft", "leave out --no-draft"),
+    ("complete -md m.gguf --drafter ngram", "leave out --drafter"),
+    ("complete -md m.gguf --drafter model --memory mine", "looks at no memory"),
+    ("complete -md m.gguf --mtp", "-md and --mtp exclude each other"),
+    ("complete --mtp --no-draft", "--mtp is for drafts; leave out --no-draft"),
+    ("complete --mtp --drafter ngram", "with --mtp a model drafts, beside mixture, or alone"),
+    ("serve -md m.gguf --no-draft", "leave out --no-draft"),
+    ("serve -td 1", "name it with -md"),
+    ("complete --beams 2 --temp 0.5", "samples none; leave out --temp"),
+    ("complete --beams 2 --repeat-penalty 1.2", "scores texts by the model alone"),
+    ("complete --beams 2 --samplers 'top_k;infill;temperature' --suffix a", "leave out penalties"),
+    ("complete --beams 2 --acceptance match", "accepts drafts in one way only"),
+    ("complete --beams 2 --drafter ngram", "leave out --drafter"),
+    ("complete --beams 2 -md m.gguf", "leave out --draft-model"),
+    ("complete --beams 2 --trace t.jsonl", "leave out --trace"),
+    ("complete --beams 2 --exact on", "--exact on is for one text at a time"),
+    ("bench --policy magic", "unknown policy 'magic'"),
+    ("bench --policy all --no-draft", "leave out --no-draft"),
+    ("bench --category poetry", "no category 'poetry'; there are: chat, "),
+    ("verify --drafter magic", "unknown drafter 'magic'"),
+    ("verify --drafter memory", "there is none"),
+    ("tune --apply --forget", "exclude each other"),
+    ("replay", "FILE"),
+    ("replay talks --curve round", "no curve 'round'"),
+    ("replay talks --drafter psychic", "'psychic'"),
+    ("replay talks --policy psychic", "'psychic'"),
+    ("replay talks --timed", "name it with --model"),
+    ("replay talks --timed --model DEMO --vocab DEMO", "leave --vocab out"),
+    ("replay talks -t 2", "name it with --model"),
+]
+"""Seen before a text is read and a model looked for."""
+
+RANGES = {
+    "complete": "-c 15, -c 4294967808, -t 0, -t 1099511627776, -ngl 1099511627776, -ctk q2, --draft-max 0, --temp warm",
+    "bench": "-n 1",
+    "verify": "-n 1, --seconds 0, -s -1",
+    "tune": "--seconds 1, --depth 8",
+    "replay talks": "--limit 0, --draft-max 64, --memory maybe",
+}
+"""Values that an option does not take, whatever else is asked for."""
+for _command, _options in RANGES.items():
+    CONTRADICTIONS += [(f"{_command} {o}", f"Invalid value for '{o.split()[0]}'") for o in _options.split(", ")]
+
+UNUSABLE = [
+    ("complete gone.txt", "gone.txt: No such file"),
+    ("complete --suffix gone.py", "gone.py: No such file"),
+    ("complete --grammar-file gone.gbnf", "gone.gbnf: No such file"),
+    ("complete --json-schema {", "the JSON schema is not JSON"),
+    ("complete --trace gone/at/all.jsonl", "cannot write the trace gone/at/all.jsonl"),
+    ("complete gone.gguf", "no such model file: gone.gguf"),
+    ("bench --prompts gone", "no such file or folder of prompts: gone"),
+    ("bench --json gone/found.json", "gone/found.json"),
+    ("verify --prompts gone", "no such file or folder of prompts: gone"),
+    ("verify --json gone/found.json", "cannot write gone/found.json"),
+    ("tune --json gone/found.json", "gone/found.json"),
+    ("replay gone.jsonl", "gone.jsonl: No such file"),
+    ("replay - --json gone/found.json", "cannot write gone/found.json"),
+]
+"""Files that cannot be used, which is seen before a model is looked for."""
+
 
 @pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        (["--temp", "-0.1"], "temperature is -0.1"),
-        (["--temp", "nan"], "temperature is nan"),
-        (["--temp", "warm"], "--temp"),
-        (["--top-p", "0"], "top_p is 0"),
-        (["--top-p", "1.5"], "top_p is 1.5"),
-        (["--min-p", "2"], "min_p is 2"),
-        (["--top-k", "-1"], "top_k is -1"),
-        (["-s", "-2"], "seed is -2"),
-        (["-s", str(2**64)], "2^64"),
-        (["-n", "0"], "-n/--predict is 0"),
-        (["-n", "-5"], "-n/--predict is -5"),
-        (["--stop", ""], "--stop"),
-        (["--drafter", "psychic"], "'psychic'; choose one of: "),
-        (["--policy", "psychic"], "'psychic'; choose one of: "),
-        (["--acceptance", "psychic"], "coupled"),
-        (["--draft-max", "0"], "--draft-max"),
-        (["-ctk", "q2"], "q8_0"),
-        (["-ctv", "q8_0", "-fa", "off"], "flash attention"),
-        (["-c", "15"], "--ctx-size"),
-        (["-c", str(2**32 + 512)], "--ctx-size"),
-        (["-t", "0"], "--threads"),
-        (["-t", str(2**40)], "--threads"),
-        (["-ngl", str(2**40)], "--gpu-layers"),
-        (["--psychic"], "--psychic (see ngramspec complete --help)"),
-        (["one.txt", "two.txt", "three.txt"], "three.txt"),
-        (["-f", "one.txt", str(DEMO), "two.txt"], "two texts are named: two.txt and, with -f/--file, one.txt"),
-        ([""], "is empty"),
-    ],
+    ("line", "words", "code"),
+    [*((*mistake, 2) for mistake in CONTRADICTIONS), *((*mistake, 1) for mistake in UNUSABLE)],
 )
-def test_a_wrong_option_is_a_usage_error(
-    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], options: list[str], words: str
-) -> None:
-    # In this process, to save the start of another, and with no way to get at a text or a model.
-    for name in ("raise_on_sigterm", "prepare_streams"):
-        monkeypatch.setattr(app, name, lambda: None)
-    monkeypatch.setattr(sys, "stdin", None)
-    monkeypatch.setenv("NGRAMSPEC_MODEL", os.devnull)
-    code = app.run([*SMALL, *options])
-    out, err = capfdbinary.readouterr()
-    failed(Done(code, out, err.decode()), words, code=2)
+def test_a_mistake_is_one_line(env: dict[str, str], tmp_path: Path, line: str, words: str, code: int) -> None:
+    arguments = [str(DEMO) if word == "DEMO" else word for word in shlex.split(line)]
+    done = run(env | {"NGRAMSPEC_MODEL": os.devnull}, *arguments, stdin=TEXT, cwd=tmp_path)
+    failed(done, words, code=code)
+    assert os.devnull not in done.err
 
 
-def test_a_wrong_command_and_none(env: dict[str, str]) -> None:
-    failed(run(env, "finish"), "'finish'", "ngramspec --help", code=2)
+def test_without_a_command_it_says_which_there_are(env: dict[str, str]) -> None:
     done = run(env)
     assert (done.code, done.raw) == (2, b"")
     assert all(name in done.err for name in ("Usage:", "chat", "complete", "bench", "info"))
     asked = run(env, "--help")
-    assert asked.code == 0
-    assert "complete" in asked.out
+    assert (asked.code, asked.out) == (0, done.err)
 
 
 # ---------------------------------------------------------------------- the text
 
 
-def test_texts_that_cannot_be_read(env: dict[str, str], tmp_path: Path) -> None:
-    failed(run(env, *SMALL, tmp_path / "gone.txt"), "gone.txt", "No such file")
-    failed(run(env, *SMALL, tmp_path), str(tmp_path), "directory")
-    if os.geteuid() != 0:
-        locked = tmp_path / "locked.txt"
-        locked.write_bytes(TEXT)
-        locked.chmod(0)
-        failed(run(env, *SMALL, locked), "locked.txt", "Permission denied")
-
-
-def test_texts_that_are_empty(env: dict[str, str], tmp_path: Path) -> None:
+def test_texts_that_are_none(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "nothing.txt").touch()
-    failed(run(env, *SMALL, tmp_path / "nothing.txt"), "nothing.txt is empty")
-    failed(run(env, *SMALL), "standard input is empty")
-
-
-def test_texts_that_are_not_utf8(env: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes("Grüße".encode("latin-1"))
+    failed(run(env, *SMALL, tmp_path / "nothing.txt"), "nothing.txt is empty")
     failed(run(env, *SMALL, tmp_path / "latin.txt"), "latin.txt", "not UTF-8", "byte 2 is 0xfc")
+    failed(run(env, *SMALL), "standard input is empty")
     failed(run(env, *SMALL, stdin=b"\xff\xfeh\0i\0"), "standard input", "not UTF-8", "byte 0 is 0xff")
     failed(run(env, *SMALL, stdin=b"half a character \xe2\x82"), "not UTF-8")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_files_that_may_not_be_read(env: dict[str, str], file: Path, tmp_path: Path) -> None:
+    for name, raw in (("locked.txt", TEXT), ("locked.gguf", b"GGUF")):
+        locked = tmp_path / name
+        locked.write_bytes(raw)
+        locked.chmod(0)
+        failed(run(env, *SMALL, locked, *([file] if name.endswith("gguf") else [])), name, "Permission denied")
 
 
 def test_a_text_longer_than_the_context(env: dict[str, str]) -> None:
@@ -125,78 +178,43 @@ def test_a_text_longer_than_the_context(env: dict[str, str]) -> None:
     failed(done, "tokens, but the context holds 64", "-c/--ctx-size", "--truncate")
     asked = [int(word) for word in done.complaint.split() if word.isdigit()]
     assert asked[0] > 64
-    assert run(env, "complete", "-t", "1", "-c", "64", "-n", "4", "--truncate", stdin=TEXT * 20).code == 0
 
 
-def test_a_terminal_is_no_text(env: dict[str, str]) -> None:
-    terminal, other_end = pty.openpty()
-    try:
-        done = subprocess.run(
-            [*COMMAND, *SMALL], stdin=other_end, capture_output=True, env=env, timeout=PATIENCE, check=False
-        )
-    finally:
-        os.close(terminal)
-        os.close(other_end)
-    failed(Done(done.returncode, done.stdout, done.stderr.decode()), "no text to continue", code=2)
-
-
-def test_a_closed_stdin_is_no_text(env: dict[str, str]) -> None:
-    failed(shell(env, '"$@" <&-', *SMALL), "no text to continue", code=2)
+@pytest.mark.parametrize("stdin", ["closed", "a terminal"])
+def test_where_nothing_is_piped_there_is_no_text(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], stdin: str
+) -> None:
+    ours, its = pty.openpty()
+    with open(ours, "rb"), open(its) as terminal:
+        monkeypatch.setattr(app, "raise_on_sigterm", lambda: None)
+        monkeypatch.setattr(sys, "stdin", terminal if stdin == "a terminal" else None)
+        code = app.run(SMALL)
+    out, err = capfdbinary.readouterr()
+    failed(Done(code, out, err.decode()), "no text to continue", code=2)
 
 
 # ---------------------------------------------------------------------- the model
 
 
-def test_models_that_are_none(env: dict[str, str], file: Path, tmp_path: Path) -> None:
-    (tmp_path / "[red]odd:bug:.txt").write_text("text\n")
-    failed(run(env, *SMALL, tmp_path / "gone.gguf", file), "gone.gguf")
-    failed(run(env, *SMALL, tmp_path, file), str(tmp_path), "folder")
-    failed(run(env, *SMALL, file, file), str(file), "looks like a text file")
-    # Neither markup nor the name of an emoji to the library that prints the line.
-    failed(run(env, "info", tmp_path / "[red]odd:bug:.txt"), str(tmp_path / "[red]odd:bug:.txt"))
-
-
-def damaged(path: Path) -> Path:
-    """The demo model with one of its metadata's types replaced by one that there is not."""
-    raw = bytearray(DEMO.read_bytes())
-    key = b"general.architecture"
-    struct.pack_into("<I", raw, raw.index(key) + len(key), 99)
-    path.write_bytes(raw)
-    return path
-
-
-def unfounded(path: Path) -> Path:
-    """The demo model with one of its metadata's names spoilt: llama.cpp misses it."""
-    path.write_bytes(DEMO.read_bytes().replace(b"llama.embedding_length", b"llama.embedding_lengtX", 1))
-    return path
-
-
-def truncated(path: Path, part: int) -> Path:
-    raw = DEMO.read_bytes()
-    path.write_bytes(raw[: len(raw) // part])
+def changed(path: Path, old: bytes, new: bytes) -> Path:
+    """The demo model with the first of these bytes replaced."""
+    path.write_bytes(DEMO.read_bytes().replace(old, new, 1))
     return path
 
 
 def test_models_that_cannot_be_used(env: dict[str, str], file: Path, tmp_path: Path) -> None:
+    """What `check_model_file` sees is in tests/models; here is what llama.cpp says."""
+    key, odd = b"general.architecture", tmp_path / "[red]odd:bug:.txt"
+    odd.write_bytes(TEXT)
     for model, word in (
-        (truncated(tmp_path / "half.gguf", 2), "truncated"),
-        (truncated(tmp_path / "header.gguf", 1000), "truncated"),
-        (write_gguf(tmp_path / "vocabulary.gguf", tensors={}), "only a vocabulary"),
-        (write_gguf(tmp_path / "encoder.gguf", architecture="bert"), "encoder"),
+        # Neither markup nor the name of an emoji to the library that prints the line.
+        (odd, "looks like a text file"),
         (write_gguf(tmp_path / "new.gguf", architecture="next-years"), "unknown model architecture: 'next-years'"),
         (write_gguf(tmp_path / "bare.gguf"), "llama.cpp cannot load this model"),
-        (damaged(tmp_path / "damaged.gguf"), "general.architecture"),
-        (unfounded(tmp_path / "unfounded.gguf"), "llama.embedding_length"),
+        (changed(tmp_path / "type.gguf", key + struct.pack("<I", 8), key + struct.pack("<I", 99)), key.decode()),
+        (changed(tmp_path / "key.gguf", b"embedding_length", b"embedding_lengtX"), "llama.embedding_length"),
     ):
         failed(run(env, *SMALL, model, file), str(model), word)
-
-
-def test_a_model_that_may_not_be_read(env: dict[str, str], file: Path, tmp_path: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may read everything")
-    model = Path(shutil.copy(DEMO, tmp_path / "locked.gguf"))
-    model.chmod(0)
-    failed(run(env, *SMALL, model, file), "locked.gguf", "Permission denied")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="not every system limits a process's memory")
@@ -209,25 +227,24 @@ def test_a_context_that_no_memory_holds(env: dict[str, str], file: Path) -> None
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
-@pytest.mark.parametrize("arguments", [SMALL, [*SMALL, "--json"], ["info", "-t", "1", "-c", "512"], ["--help"]])
+@pytest.mark.parametrize("arguments", [[*SMALL, *PLAIN], ["--help"]], ids=" ".join)
 def test_a_full_disk(env: dict[str, str], arguments: list[str]) -> None:
     with open("/dev/full", "wb") as full:
-        done = run(env, *arguments, stdin=TEXT, stdout=full.fileno())
+        done = run_process(env, *arguments, stdin=TEXT, stdout=full.fileno())
     failed(done, "No space left on device")
 
 
 def test_a_closed_stdout(env: dict[str, str]) -> None:
-    for arguments in (SMALL, ["info"]):
-        failed(shell(env, '"$@" >&-', *arguments), "stdout is closed")
+    failed(shell(env, '"$@" >&-', *SMALL), "stdout is closed")
 
 
-def test_stderr_is_not_needed(env: dict[str, str], file: Path) -> None:
-    wanted = run(env, *SMALL, file)
-    assert wanted.code == 0
-    for redirection in ("2>&-", "2>/dev/full"):
-        done = shell(env, f'"$@" {redirection}', *SMALL, file)
-        assert (done.code, done.raw, done.err) == (0, wanted.raw, "")
-        assert shell(env, f'"$@" {redirection}', *SMALL, "gone.txt").code == 1
+@pytest.mark.parametrize(("redirection", "text"), [("2>&-", "code.py"), ("2>/dev/full", "gone.py")])
+def test_stderr_is_not_needed(env: dict[str, str], file: Path, redirection: str, text: str) -> None:
+    options = [*SMALL, *PLAIN, file.with_name(text)]
+    wanted = run(env, *options)
+    assert wanted.code == (0 if text == file.name else 1)
+    done = shell(env, f'"$@" {redirection}', *options)
+    assert (done.code, done.raw, done.err) == (wanted.code, wanted.raw, "")
 
 
 # ---------------------------------------------------------------------- signals
@@ -235,69 +252,65 @@ def test_stderr_is_not_needed(env: dict[str, str], file: Path) -> None:
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_in_the_generation_loses_nothing(env: dict[str, str], file: Path, number: int, code: int) -> None:
-    options = ["complete", "-t", "1", "-c", "512", "-n", "400", "--no-draft", *ENDLESS, str(file)]
-    done = run_signalled(env, "generation", number, *options, "--json")
-    assert done.code == code, done.err
-    result = json.loads(done.out)
-    assert result["stop_reason"] == "interrupted"
-    assert result["tokens"] == 5
-    assert "; interrupted; seed 1" in done.err
-    assert "Traceback" not in done.err
-
-    done = run_signalled(env, "generation", number, *options)
-    assert done.code == code
-    assert done.out == result["text"]
-    assert "Traceback" not in done.err
+    options = ["complete", "-t", "1", "-c", "512", "-n", "400", *PLAIN, *ENDLESS, str(file)]
+    with signal_after(number, steps=5):
+        told = run(env, *options, "--json")
+    with signal_after(number, steps=5):
+        shown = run(env, *options)
+    result = json.loads(told.out)
+    assert (result["stop_reason"], result["tokens"], result["text"]) == ("interrupted", 5, shown.out)
+    for done in (told, shown):
+        assert done.code == code
+        assert "; interrupted; seed 1" in done.err
+        assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_in_the_prefill(env: dict[str, str], number: int, code: int) -> None:
-    options = ["complete", "-t", "1", "-c", "2048", "-n", "4", "--json"]
-    done = run_signalled(env, "prefill", number, *options, stdin=TEXT * 70)
+    with signal_at(number, Passes, "decode", 2):
+        done = run(env, "complete", "-t", "1", "-c", "2048", "-n", "4", "--json", *PLAIN, stdin=TEXT * 70)
     assert done.code == code, done.err
     result = json.loads(done.out)
     assert (result["text"], result["tokens"], result["stop_reason"]) == ("", 0, "interrupted")
     assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize(("number", "code"), SIGNALS)
-def test_a_signal_while_the_model_loads(env: dict[str, str], file: Path, number: int, code: int) -> None:
-    for command in ([*SMALL, str(file)], ["info", "-t", "1", "-c", "512"]):
-        done = run_signalled(env, "load", number, *command)
-        assert (done.code, done.raw) == (code, b""), done.err
-        assert "Traceback" not in done.err
+LOADS = [[*SMALL, *PLAIN], ["info", "-t", "1", "-c", "512"]]
+
+
+@pytest.mark.parametrize(("number", "code", "command"), [(*SIGNALS[0], LOADS[0]), (*SIGNALS[1], LOADS[1])])
+def test_a_signal_while_the_model_loads(env: dict[str, str], number: int, code: int, command: list[str]) -> None:
+    done = run_signalled(env, number, *command, stdin=TEXT)
+    assert (done.code, done.raw) == (code, b""), done.err
+    assert "Traceback" not in done.err
 
 
 CALLED_BACK = """
 import ctypes, signal, sys, time
 from ngramspec_cli.console import Terminated, raise_on_sigterm
 
+signal.signal(signal.SIGINT, signal.default_int_handler)
 raise_on_sigterm()
 dropped = sys.unraisablehook
 sys.unraisablehook = lambda lost: (print("lost"), dropped(lost))
-number = int(input())
-try:
-    ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
-    for _ in range(100):
-        time.sleep(0.1)
-except (KeyboardInterrupt, Terminated) as error:
-    print(type(error).__name__)
+for number in (signal.SIGINT, signal.SIGTERM):
+    try:
+        ctypes.CFUNCTYPE(None)(lambda: signal.raise_signal(number))()
+        for _ in range(100):
+            time.sleep(0.1)
+    except (KeyboardInterrupt, Terminated) as error:
+        print(type(error).__name__)
 """
 
 
-@pytest.mark.parametrize(("number", "error"), [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "Terminated")])
-def test_a_signal_within_a_call_back_from_c_is_not_lost(env: dict[str, str], number: int, error: str) -> None:
-    script = f"import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n{CALLED_BACK}"
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(
-        command, input=str(int(number)), capture_output=True, check=True, text=True, env=env, timeout=PATIENCE
-    )
-    assert (done.stdout.split(), done.stderr) == (["lost", error], "")
+def test_a_signal_within_a_call_back_from_c_is_not_lost(env: dict[str, str]) -> None:
+    done = run_process(env, command=[sys.executable, "-c", CALLED_BACK])
+    assert (done.code, done.out.split(), done.err) == (0, ["lost", "KeyboardInterrupt", "lost", "Terminated"], "")
 
 
 @pytest.mark.parametrize(("number", "code"), SIGNALS)
 def test_a_signal_from_outside(env: dict[str, str], file: Path, number: int, code: int) -> None:
-    command = [*COMMAND, "complete", "-t", "1", "-c", "16384", "-n", "-1", *ENDLESS, str(file)]
+    command = [*COMMAND, "complete", "-t", "1", "-c", "16384", "-n", "-1", *PLAIN, *ENDLESS, str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=env) as running:
         assert running.stdout
         first = running.stdout.read(1)

@@ -1,244 +1,208 @@
-"""`ngramspec chat` as a user has it: through a pipe, and at a terminal (tmux)."""
+"""`ngramspec chat` through a pipe: each line of stdin is a turn or a command, and stdout gets the answers alone."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.cli_runner import ENDLESS, UNENDED, environment
-from support.tmux import PATIENCE, PROMPT, Terminal
+from support.cli_runner import DEMO, UNENDED, Done, run, shell
+from support.scripted_chat import saying
+from support.signals import signal_after
 
-CHAT = [sys.executable, "-m", "ngramspec_cli.app", "chat", "-t", "1"]
-SMALL = ["-c", "512", "-n", "30", "-s", "1", *UNENDED]
-UNENDING = ["-c", "16384", "-n", "-1", *ENDLESS]
+from ngramspec.decoding.decoder import SpeculativeDecoder
 
+CHAT = ("chat", "-t", "1", "-c", "512", "-n", "12", "-s", "1", *UNENDED)
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """An environment with folders of its own; the cost curve is measured once."""
-    folder = tmp_path_factory.mktemp("home")
-    return environment(folder) | {"XDG_STATE_HOME": str(folder / "state")}
+ANSWER = "Some **bold**\n\n```py\nx = 1\n```\n\n\x1b[2J the end."
 
 
-class Done:
-    """What a run of the command left."""
-
-    def __init__(self, run: subprocess.CompletedProcess[bytes]) -> None:
-        self.code = run.returncode
-        self.out = run.stdout.decode()
-        self.err = run.stderr.decode()
+def pipe(env: dict[str, str], stdin: str | bytes, *options: str, folder: Path | None = None) -> Done:
+    return run(env, *CHAT, *options, stdin=stdin.encode() if isinstance(stdin, str) else stdin, cwd=folder)
 
 
-def pipe(home: dict[str, str], stdin: str | bytes, *options: str) -> Done:
-    raw = stdin.encode() if isinstance(stdin, str) else stdin
-    return Done(
-        subprocess.run(
-            [*CHAT, *SMALL, *options], input=raw, env=home, capture_output=True, timeout=PATIENCE, check=False
-        )
-    )
+def messages(path: Path) -> list[dict[str, str]]:
+    return list(json.loads(path.read_text())["messages"])
 
 
-# ---------------------------------------------------------------------- a pipe
+def complaints(done: Done) -> list[str]:
+    return [line for line in done.err.splitlines() if line.startswith("ngramspec: ")]
 
 
-def test_each_line_is_a_turn_and_stdout_is_the_answers(home: dict[str, str], tmp_path: Path) -> None:
+def test_each_line_is_a_turn_and_stdout_is_the_answers(env: dict[str, str], tmp_path: Path) -> None:
     kept = tmp_path / "chat.json"
-    done = pipe(home, f"first\r\n\n  \n//help\nlast\n/save {kept}\n/stats", "-sys", "Be brief.")
+    done = pipe(env, f"first\r\n\n  \n//help\nlast\n/save {kept}\n/stats", "-sys", "Be brief.")
     assert done.code == 0, done.err
-    saved = json.loads(kept.read_text())
-    assert [m["role"] for m in saved["messages"]] == ["system"] + ["user", "assistant"] * 3
-    assert [m["content"] for m in saved["messages"][1::2]] == ["first", "/help", "last"]
-    answers = [m["content"] for m in saved["messages"][2::2]]
+    saved = messages(kept)
+    assert [m["role"] for m in saved] == ["system"] + ["user", "assistant"] * 3
+    assert [m["content"] for m in saved[1::2]] == ["first", "/help", "last"]
+    answers = [m["content"] for m in saved[2::2]]
     assert any(answers)
     assert done.out == "".join(a if a.endswith("\n") or not a else a + "\n" for a in answers)
     sampling = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 1, "repeat_penalty": 1.0}
-    assert saved["sampling"].items() >= sampling.items()
+    assert json.loads(kept.read_text())["sampling"].items() >= sampling.items()
     assert len(re.findall(r"^\d+ tokens", done.err, re.MULTILINE)) == 3
     assert re.search(r"answers +3\b", done.err)
 
 
-def test_a_command_that_fails_is_one_line_and_an_exit_code(home: dict[str, str]) -> None:
-    done = pipe(home, "/nothing\n/load\n/load none.json\n/quit now\n/drafts\nhello\n/quit\nnever asked")
-    assert done.code == 1
-    assert done.out
-    complaints = [line for line in done.err.splitlines() if line.startswith("ngramspec: ")]
-    wanted = ["unknown command /nothing", "a file is needed", "cannot read none.json", "nothing after it", "terminal"]
-    assert len(complaints) == len(wanted)
-    assert all(words in line for words, line in zip(wanted, complaints, strict=True))
-    assert len(re.findall(r"^\d+ tokens", done.err, re.MULTILINE)) == 1
-
-
-def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(home: dict[str, str], tmp_path: Path) -> None:
+def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(env: dict[str, str], tmp_path: Path) -> None:
     kept = tmp_path / "chat.json"
     lines = b"one\n" + b"far too long " * 300 + b"\n\xff\xfe\ntwo\n/save " + bytes(kept)
-    done = pipe(home, lines)
+    done = pipe(env, lines)
     assert done.code == 1
-    assert re.search(r"a prompt of \d+ tokens, but the context has room for 482 beside", done.err)
+    assert re.search(r"a prompt of \d+ tokens, but the context has room for 500 beside", done.err)
     assert "not UTF-8" in done.err
-    assert "standard input is not UTF-8" in pipe(home, b"a\xff", "-f", "-").err
-    assert "standard input is empty" in pipe(home, "\n\n", "-f", "-").err
-    assert [m["content"] for m in json.loads(kept.read_text())["messages"][::2]] == ["one", "two"]
+    assert [m["content"] for m in messages(kept)[::2]] == ["one", "two"]
 
 
-def test_the_oldest_turns_make_room(home: dict[str, str]) -> None:
+def test_the_oldest_turns_make_room(env: dict[str, str]) -> None:
     # Letters that hardly merge into tokens: any one of the questions fits, five of them do not.
-    done = pipe(home, ("xq zj kw vf gb " * 4 + "\n") * 5, "-c", "128")
+    done = pipe(env, ("xq zj kw vf gb " * 4 + "\n") * 5, "-c", "128")
     assert done.code == 0, done.err
     assert re.search(r"oldest turns? no longer fits? in the context", done.err)
 
 
-def test_a_file_is_the_first_message(home: dict[str, str], tmp_path: Path) -> None:
+def test_a_file_is_the_first_message(env: dict[str, str], tmp_path: Path) -> None:
     question, kept = tmp_path / "question.txt", tmp_path / "chat.json"
     question.write_text("/save is\n\ta word\n")
-    done = pipe(home, f"/save {kept}\n", "-f", str(question))
+    done = pipe(env, f"/save {kept}\n", "-f", str(question))
     assert (done.code, kept.exists()) == (0, False), done.err
     assert done.out
     assert done.err.count(" tokens") >= 1
     # The whole of stdin, not a turn a line.
-    piped = pipe(home, question.read_text(), "-f", "-")
+    piped = pipe(env, question.read_text(), "-f", "-")
     assert (piped.code, piped.out) == (0, done.out)
 
 
-def test_a_seed_repeats_a_session_and_a_random_one_is_shown(home: dict[str, str]) -> None:
-    first = pipe(home, "hello\nand then\n", "-s", "-1")
+def test_a_seed_repeats_a_session_and_a_random_one_is_shown(env: dict[str, str]) -> None:
+    first = pipe(env, "hello\nand then\n", "-s", "-1")
     seeds = set(re.findall(r"seed (\d+)$", first.err, re.MULTILINE))
     assert len(seeds) == 1
-    assert pipe(home, "hello\nand then\n", "-s", seeds.pop()).out == first.out
-    assert "seed" not in pipe(home, "hello\n", "--temp", "0").err
+    assert pipe(env, "hello\nand then\n", "-s", seeds.pop()).out == first.out
+    assert "seed" not in pipe(env, "hello\n", "--temp", "0").err
 
 
-@pytest.mark.parametrize(
-    ("options", "code", "words"),
-    [
-        (["-n", "0"], 2, "-n/--predict"),
-        (["--stop", ""], 2, "--stop"),
-        (["--temp", "-1"], 2, "temperature"),
-        (["--show-drafts"], 2, "terminal"),
-        (["-f", "none.txt"], 1, "none.txt: No such file"),
-        (["-f", os.devnull], 1, "is empty"),
-    ],
-)
-def test_bad_usage_is_one_line(home: dict[str, str], options: list[str], code: int, words: str) -> None:
-    done = pipe(home, "hello\n", *options)
-    assert (done.code, done.out) == (code, "")
-    assert words in done.err.splitlines()[-1]
+def test_bad_usage_is_one_line(env: dict[str, str]) -> None:
+    for options, stdin, code, words in (
+        (["-n", "0"], b"hello\n", 2, "-n/--predict"),
+        (["--stop", ""], b"hello\n", 2, "--stop"),
+        (["--temp", "-1"], b"hello\n", 2, "temperature"),
+        (["--show-drafts"], b"hello\n", 2, "terminal"),
+        (["-f", "none.txt"], b"hello\n", 1, "none.txt: No such file"),
+        (["-f", os.devnull], b"hello\n", 1, f"{os.devnull} is empty"),
+        (["-f", "-"], b"\n\n", 1, "standard input is empty"),
+        (["-f", "-"], b"a\xff", 1, "standard input is not UTF-8"),
+        (["--resume"], b"hello\n", 1, "no conversation is kept; ngramspec chat --keep keeps one"),
+    ):
+        done = pipe(env, stdin, *options)
+        assert (done.code, done.out) == (code, "")
+        assert words in done.complaint
+
+
+def test_nobody_reads_the_answer(env: dict[str, str]) -> None:
+    quick = ("--exact", "off", "--no-draft")
+    done = shell(env, 'yes hello | head -3 | "$@" | true; echo ${PIPESTATUS[2]}', *CHAT, *quick)
+    assert done.out == "0\n"
     assert "Traceback" not in done.err
 
 
-def test_nobody_reads_the_answer(home: dict[str, str]) -> None:
-    command = f"{shlex.join([*CHAT, *SMALL])} | true; echo ${{PIPESTATUS[0]}}"
-    run = subprocess.run(
-        ["bash", "-c", command], input=b"hello\n" * 3, env=home, capture_output=True, timeout=PATIENCE, check=False
-    )
-    assert run.stdout == b"0\n"
-    assert b"Traceback" not in run.stderr
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_ends_a_piped_session(home: dict[str, str], number: int, code: int) -> None:
-    with subprocess.Popen(
-        [*CHAT, *UNENDING], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=home
-    ) as running:
-        assert running.stdin
-        assert running.stdout
-        running.stdin.write(b"hello\n")
-        running.stdin.flush()
-        running.stdout.read(1)
-        running.send_signal(number)
-        _, errors = running.communicate(timeout=PATIENCE)
-    assert running.returncode == code, errors
-    assert b"Traceback" not in errors
-
-
-# ---------------------------------------------------------------------- a terminal
+# ---------------------------------------------------------------------- with a model that says what it is told to
 
 
 @pytest.fixture
-def terminal(home: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Terminal]:
-    if shutil.which("tmux") is None:
-        pytest.skip("tmux is not installed")
-    running = Terminal(home, tmp_path, [*CHAT, *request.param])
-    yield running
-    running.close()
+def says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SpeculativeDecoder, "generate", saying(ANSWER))
 
 
-STATUS = r"^\d+ tokens? at .* tokens/s"
+@pytest.mark.usefixtures("says")
+def test_commands_tell_on_stderr_and_one_that_fails_is_a_line_and_an_exit_code(
+    env: dict[str, str], tmp_path: Path
+) -> None:
+    system = ("/system", "/system Be brief.", "hello", "/system")
+    files = ("/save chat.json", "/reset", "/save empty.json", "/load chat.json")
+    wrong = {
+        "/nothing": "unknown command /nothing",
+        "/load": "a file is needed",
+        "/load none.json": "cannot read none.json",
+        "/quit now": "nothing after it",
+        "/drafts": "terminal",
+    }
+    done = pipe(env, "\n".join(["/help", *system, *files, *wrong, "/quit", "never asked"]), folder=tmp_path)
+    assert (done.code, done.out) == (1, f"{ANSWER}\n")
+    assert all(words in line for words, line in zip(wrong.values(), complaints(done), strict=True))
+    told = [
+        "/help .*/reset.*/quit.*Ctrl-D",
+        "no system message",
+        "from the next turn on",
+        "Be brief.",
+        "saved 1 turn to",
+    ]
+    told += ["starts afresh", "saved 0 turns", "loaded 1 turn from chat.json"]
+    assert re.search(".*".join(told), done.err, re.DOTALL)
+    assert [m["role"] for m in messages(tmp_path / "chat.json")] == ["system", "user", "assistant"]
+    assert messages(tmp_path / "empty.json") == messages(tmp_path / "chat.json")[:1]
 
 
-@pytest.mark.parametrize("terminal", [[*SMALL, "--policy", "fixed"]], indirect=True)
-def test_a_session_at_a_terminal(terminal: Terminal, tmp_path: Path) -> None:
-    terminal.ask("hello there", STATUS)
-    shown = terminal.ask("/help", r"/quit .*Ctrl-D")
-    assert all(name in shown for name in ("/reset", "/system", "/stats", "/drafts", "/save", "/load"))
-
-    terminal.ask("/drafts", "drafts are shown: accepted, refused")
-    terminal.ask("again again again again again again", STATUS, 2)
-    terminal.ask("/drafts", "drafts are not shown")
-    shown = terminal.ask("/stats", r"answers +2\b")
-    assert re.search(r"passes +\d+, \d+% of them without a draft", shown)
-
-    terminal.ask("/system", "there is no system message")
-    terminal.ask("/system Be brief.", "applies from the next turn on")
-    terminal.ask("/system", "^Be brief.$")
-    terminal.ask("/save chat.json", "saved 2 turns to chat.json")
-    terminal.ask("/reset", "starts afresh")
-    terminal.ask("/save empty.json", "saved 0 turns")
-    terminal.ask("/load chat.json", "loaded 2 turns")
-    terminal.ask("/load nothing.json", "cannot read nothing.json")
-    terminal.ask("/frobnicate", "unknown command /frobnicate")
-
-    terminal.paste("two\nlines")
-    terminal.wait(r"^> two\n *lines")
-    terminal.keys("Enter")
-    terminal.wait(STATUS, 3)
-    terminal.wait(PROMPT)
-    terminal.ask("/save chat.json", "saved 3 turns")
-    messages = json.loads((tmp_path / "chat.json").read_text())["messages"]
-    assert messages[0] == {"role": "system", "content": "Be brief."}
-    assert messages[-2] == {"role": "user", "content": "two\nlines"}
-    assert json.loads((tmp_path / "empty.json").read_text())["messages"] == messages[:1]
-    terminal.keys("C-d")
-    terminal.wait("exit code 0")
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.usefixtures("says")
+def test_a_signal_ends_the_session(env: dict[str, str], number: int, code: int) -> None:
+    with signal_after(number, steps=3):
+        done = pipe(env, "hello\nnever asked\n")
+    assert done.code == code
+    assert done.out.startswith("Some **bold**")
+    assert "the end" not in done.out
+    assert "Traceback" not in done.err
 
 
-@pytest.mark.parametrize("terminal", [UNENDING], indirect=True)
-def test_ctrl_c_stops_the_answer_and_keeps_the_session(terminal: Terminal, tmp_path: Path) -> None:
-    terminal.type("hello")
-    # The status line at the foot of the screen is no answer.
-    terminal.wait(r"^> hello\n+(?!ngramspec demo).*\w")
-    terminal.keys("C-c", "C-c")
-    assert "^C" not in terminal.wait(r"^stopped; \d+ tokens?")
-    terminal.wait(PROMPT)
-    terminal.ask("/save chat.json", "saved 1 turn")
-    messages = json.loads((tmp_path / "chat.json").read_text())["messages"]
-    assert messages[-1]["role"] == "assistant"
-    assert messages[-1]["content"]
-
-    terminal.keys("-l", "abc")
-    terminal.wait("^> abc")
-    terminal.keys("C-c")
-    assert "leaves" not in terminal.wait(PROMPT).split("lists commands")[1].split("\n", 1)[1]
-    terminal.keys("C-c")
-    terminal.wait("^Ctrl-C again, Ctrl-D or /quit leaves")
-    terminal.wait(PROMPT)
-    terminal.type("/quit")
-    terminal.wait("exit code 0")
+@pytest.mark.usefixtures("says")
+def test_a_conversation_is_kept_where_that_is_asked_for(env: dict[str, str], tmp_path: Path) -> None:
+    mine = env | {"XDG_STATE_HOME": str(tmp_path)}
+    kept = tmp_path / "ngramspec" / "chat_last.json"
+    done = pipe(mine, "first\n/set keep on\nsecond\n")
+    assert done.out == f"{ANSWER}\n{ANSWER}\n"
+    assert kept.stat().st_mode & 0o777 == 0o600
+    resumed = pipe(mine, "third\n/undo\n/memory\nfourth\n", "--resume")
+    assert "going on with 2 turns" in resumed.err
+    assert f"the conversation is kept in {kept}" in resumed.err
+    assert [m["content"] for m in messages(kept)[::2]] == ["first", "second", "fourth"]
 
 
-@pytest.mark.parametrize("terminal", [SMALL], indirect=True)
-def test_the_history_outlives_the_session(terminal: Terminal, home: dict[str, str]) -> None:
-    terminal.ask("/system unforgettable", "applies")
-    history = Path(home["XDG_STATE_HOME"]) / "ngramspec" / "chat_history"
-    assert "/system unforgettable" in history.read_text()
-    assert history.stat().st_mode & 0o077 == 0
-    terminal.keys("C-d")
-    terminal.wait("exit code 0")
+@pytest.mark.usefixtures("says")
+def test_a_file_goes_in_front_of_the_next_message(env: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "a b.py").write_text("x = '''\n```\n'''")
+    (tmp_path / "big").write_text("xq zj kw vf gb " * 400)
+    (tmp_path / "raw").write_bytes(b"\xff")
+    (tmp_path / "empty").touch()
+    bad = "".join(f"/file {name}\n" for name in ("none", "big", "raw", "empty", "."))
+    lines = f"{bad}/file a b.py\n/retry\nwhat is this?\n/file a b.py\n/file -\nand now?\n/save chat.json\n"
+    done = pipe(env, lines, folder=tmp_path)
+    wanted = [
+        "cannot read none: No such",
+        "the context has room for",
+        "raw is not UTF-8",
+        "empty is empty",
+        "directory",
+    ]
+    told = zip([*wanted, "nothing was said"], complaints(done), strict=True)
+    assert all(words in line for words, line in told)
+    saved = messages(tmp_path / "chat.json")
+    assert saved[0]["content"] == "a b.py:\n\n````py\nx = '''\n```\n'''\n````\n\nwhat is this?"
+    assert saved[2]["content"] == "and now?"
+
+
+@pytest.mark.usefixtures("says")
+def test_another_model_goes_on(env: dict[str, str], tmp_path: Path) -> None:
+    demo = tmp_path / "demo.gguf"
+    shutil.copy(DEMO, demo)
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF")
+    lines = ("hello", "/model none.gguf", "/model bad.gguf", f"/model {demo}", "/model", "more", "/save c.json")
+    done = pipe(env, "\n".join(lines), folder=tmp_path)
+    assert done.code == 1
+    assert [line for line in done.err.splitlines() if "none.gguf" in line or "bad.gguf" in line]
+    assert "goes on with the conversation" in done.err
+    assert f"({demo})" in done.err
+    assert len(messages(tmp_path / "c.json")) == 4

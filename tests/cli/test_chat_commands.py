@@ -10,19 +10,24 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli import chat_kept, chat_settings
-from ngramspec_cli.chat_commands import COMMANDS, NAMES, parse, run
+from ngramspec_cli.chat import _talk
+from ngramspec_cli.chat_commands import parse, run
 from ngramspec_cli.chat_completion import ChatCompleter
-from ngramspec_cli.chat_input import unquoted
+from ngramspec_cli.chat_input import Terminal, unquoted
 from ngramspec_cli.chat_session import Session
 from ngramspec_cli.chat_view import said
 from ngramspec_cli.markdown_rows import code_blocks
+from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent
 from prompt_toolkit.document import Document
+from prompt_toolkit.input import create_pipe_input
 
 from ngramspec.conversation import Conversation, Turn
 from ngramspec.memory import Memory
 from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import SAMPLERS, Sampling
+
+Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(autouse=True)
@@ -43,21 +48,17 @@ def heard(session: Session) -> int:
 # ---------------------------------------------------------------------- turns
 
 
-def test_retry_asks_again_with_another_seed(session: Session) -> None:
+def test_retry_asks_again_with_another_seed_and_edit_in_other_words(session: Session) -> None:
     session.ask("one")
     session.ask("two")
     session.attached = ["waits"]
     assert run(session, "retry", "")
     assert (users(session), session.sampling.seed, session.attached) == (["one", "two"], 2, ["waits"])
-
-
-def test_where_no_answer_comes_the_old_turn_stays(session: Session) -> None:
-    session.ask("one")
     turns = list(session.conversation.turns)
     assert not run(session, "edit", "far too long " * 300)
-    assert (session.conversation.turns, session.sampling.seed) == (turns, 1)
+    assert (session.conversation.turns, session.sampling.seed) == (turns, 2)
     assert run(session, "edit", "short")
-    assert users(session) == ["short"]
+    assert users(session) == ["one", "short"]
 
 
 def test_what_leaves_the_context_is_heard_by_the_memory(session: Session) -> None:
@@ -78,14 +79,10 @@ def test_what_leaves_the_context_is_heard_by_the_memory(session: Session) -> Non
     assert (heard(session), users(session)) == (third, [])
 
 
-@pytest.mark.parametrize("name", ["undo", "retry", "edit", "copy"])
-def test_there_must_be_a_turn(session: Session, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not run(session, name, "")
-    wanted = "terminal" if name == "copy" else "nothing was said yet"
-    assert wanted in capsys.readouterr().err
-
-
-def test_an_edit_without_a_text_needs_a_terminal(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+def test_there_must_be_a_turn_and_for_some_a_terminal(session: Session, capsys: Captured) -> None:
+    for name in ("undo", "retry", "edit", "copy"):
+        assert not run(session, name, "")
+        assert ("needs a terminal" if name == "copy" else "nothing was said yet") in capsys.readouterr().err
     session.conversation.turns.append(Turn("a", "b"))
     assert not run(session, "edit", "")
     assert "there is no terminal" in capsys.readouterr().err
@@ -108,7 +105,7 @@ def test_the_context_used_is_what_the_turns_take(session: Session) -> None:
 
 
 def test_copy_hands_an_answer_or_its_code_to_the_terminal(
-    session: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer = "<think>\nhm\n</think>\n\nSo:\n\n- this\n  ```py\n  a = 1\n\n  b\n  ```\n\n~~~\nsecönd\n~~~\n"
     session.conversation.turns.append(Turn("q", answer))
@@ -122,21 +119,9 @@ def test_copy_hands_an_answer_or_its_code_to_the_terminal(
     assert not run(session, "copy", "x")
 
 
-def test_a_file_that_waits_can_be_taken_back(session: Session, tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("words\n")
-    assert run(session, "file", str(tmp_path / "a.txt"))
-    assert session.attached == ["a.txt:\n\n```txt\nwords\n```"]
-    assert run(session, "file", "-")
-    session.ask("one")
-    assert users(session) == ["one"]
-
-
-def test_thoughts_are_not_said(session: Session) -> None:
+def test_thoughts_are_not_said_and_code_is_found_wherever_it_stands(session: Session) -> None:
     assert said(session.thoughts(), "<think>a</think>\n\nb") == "b"
     assert said(session.thoughts(), "a <think>b</think>") == "a <think>b</think>"
-
-
-def test_code_is_found_wherever_it_stands() -> None:
     assert code_blocks("```\na\n```\n> ```\n> b\n> ```\n\n    c\n") == ["a\n", "b\n", "c\n"]
 
 
@@ -161,24 +146,22 @@ def test_every_sampling_option_can_be_set() -> None:
         (r"dry-sequence-breaker '\n' : 'ü b'", "dry_sequence_breakers", ("\n", ":", "ü b")),
         ("dry-sequence-breaker none", "dry_sequence_breakers", ()),
         ('grammar root ::= "a"', "grammar", 'root ::= "a"'),
-        ("seed 7", "seed", 7),
     ],
 )
 def test_an_option_is_set_shown_and_taken_back(
-    session: Session, line: str, field: str, value: object, capsys: pytest.CaptureFixture[str]
+    session: Session, line: str, field: str, value: object, capsys: Captured
 ) -> None:
-    before = getattr(session.sampling, field)
     if field == "samplers":
         session.sampling = replace(session.sampling, top_p=0.95)
+    before, name = getattr(session.sampling, field), line.split(maxsplit=1)[0]
     assert run(session, "set", line), capsys.readouterr().err
     assert getattr(session.sampling, field) == value
-    shown = chat_settings.find(line.split(maxsplit=1)[0]).show(session)
-    if field != "seed":
-        assert run(session, "set", f"{line.split(maxsplit=1)[0]} default")
-        assert getattr(session.sampling, field) == before
-        # What is shown can be typed.
-        assert run(session, "set", f"{line.split(maxsplit=1)[0]} {shown}")
-        assert getattr(session.sampling, field) == value
+    shown = chat_settings.find(name).show(session)
+    assert run(session, "set", f"{name} default")
+    assert getattr(session.sampling, field) == before
+    # What is shown can be typed.
+    assert run(session, "set", f"{name} {shown}")
+    assert getattr(session.sampling, field) == value
 
 
 @pytest.mark.parametrize(
@@ -203,7 +186,7 @@ def test_an_option_is_set_shown_and_taken_back(
     ],
 )
 def test_a_wrong_value_is_one_line_and_changes_nothing(
-    session: Session, line: str, words: str, capsys: pytest.CaptureFixture[str]
+    session: Session, line: str, words: str, capsys: Captured
 ) -> None:
     before = session.sampling
     assert not run(session, "set", line)
@@ -213,17 +196,20 @@ def test_a_wrong_value_is_one_line_and_changes_nothing(
     assert (session.sampling, session.limit, session.keeper.on) == (before, 4, False)
 
 
-def test_a_random_seed_and_a_chosen_one(session: Session) -> None:
-    run(session, "set", "seed -1")
-    assert session.options.seed == -1
+def test_a_reset_keeps_the_system_message_and_a_chosen_seed(session: Session) -> None:
+    session.conversation = Conversation("s", [Turn("a", "b")])
     run(session, "set", "seed 9")
     run(session, "reset", "")
-    assert session.sampling.seed == 9
+    assert (session.conversation.turns, session.conversation.system, session.sampling.seed) == ([], "s", 9)
+    run(session, "set", "seed -1")
+    seeds = set()
+    for _ in range(3):
+        run(session, "reset", "")
+        seeds.add(session.sampling.seed)
+    assert len(seeds) == 3
 
 
-def test_what_else_can_be_set(
-    session: Session, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_else_can_be_set(session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(session.target), "chat_template", "{{ enable_thinking }}")
     for line in (r"stop 'a b' \n", "predict 3", "think off", "markdown off", 'json-schema {"type": "boolean"}'):
         assert run(session, "set", line)
@@ -267,7 +253,7 @@ def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
     assert not kept.exists()
 
 
-def test_where_nothing_can_be_kept_a_line_says_so(session: Session, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_nothing_can_be_kept_a_line_says_so(session: Session, capsys: Captured) -> None:
     chat_kept.path().parent.parent.mkdir()
     chat_kept.path().parent.write_text("in the way")
     session.keeper.on = True
@@ -279,45 +265,73 @@ def test_where_nothing_can_be_kept_a_line_says_so(session: Session, capsys: pyte
 # ---------------------------------------------------------------------- typing
 
 
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ('"""a\nb"""', "a\nb"),
-        ('"""\na\n\n"""', "a\n"),
-        ('"""a"""  ', "a"),
-        ('/system """a\nb"""', "/system a\nb"),
-        ('"""a', '"""a'),
-        ('a """b"""', 'a """b"""'),
-    ],
-)
-def test_three_quotes_hold_a_message(typed: str, meant: str) -> None:
-    assert unquoted(typed) == meant
+def test_keys(tmp_path: Path, capsys: Captured) -> None:
+    """Ctrl-J and Alt-Enter begin a line, and so does Enter between three quotes; Ctrl-C clears; Tab completes."""
+    old: list[str | None] = [None]
+    clear, end = "\x03", "\x04"
+    with create_pipe_input() as keys, create_app_session(input=keys):
+        lines = iter(Terminal(ChatCompleter(), lambda: "", lambda: old[0]))
+
+        def typed(text: str) -> str:
+            keys.send_text(text)
+            return next(lines)
+
+        assert typed("hello\r") == "hello"
+        assert typed("one\ntwo\x1b\rthree\r") == "one\ntwo\nthree"
+        assert typed('"""\rtwo\r\rlines\r"""\r') == "two\n\nlines"
+        assert typed("\x1b[200~pasted\nlines\x1b[201~\r") == "pasted\nlines"
+        assert typed(f"abc{clear}/me\t\r") == "/memory"
+        assert typed(f"{clear}again\r") == "again"
+        old[0] = "the old one"
+        assert typed("\x15new\r") == "new"
+        assert typed(clear) == ""
+        assert capsys.readouterr().err == "Ctrl-C again, Ctrl-D or /quit leaves\n"
+        old[0] = None
+        for leaving in (clear + clear, end):
+            keys.send_text(leaving)
+            assert list(Terminal(ChatCompleter(), lambda: "", lambda: None)) == []
+    history = tmp_path / "state" / "ngramspec" / "chat_history"
+    assert "+/memory" in history.read_text().splitlines()
+    assert history.stat().st_mode & 0o077 == 0
 
 
-def test_other_names_of_commands() -> None:
-    assert [parse(line) for line in ("/?", "/clear", "/bye", "/Exit")] == [
-        ("help", ""),
-        ("reset", ""),
-        ("quit", ""),
-        ("quit", ""),
-    ]
-    assert {f"/{name}" for name in ("?", "clear", "bye", "exit")} < set(NAMES)
-    assert len(NAMES) == len(COMMANDS) + 4
+def test_a_message_is_changed_at_the_terminal(session: Session) -> None:
+    session.interactive = True
+    with create_pipe_input() as keys, create_app_session(input=keys):
+        # The last is shown as it was typed, and answered again as it is; then Ctrl-C leaves it.
+        keys.send_text("one\r/edit\r\x15//help\r/edit\r\r/edit\r\x03\r/quit\r")
+        _talk(session, "first")
+    assert (users(session), session.answers) == (["first", "/help"], 4)
 
 
-@pytest.mark.parametrize(
-    ("typed", "offered"),
-    [
-        ("/me", {"/memory"}),
-        ("/set top", {"top-k", "top-p", "top-n-sigma"}),
-        ("/set TEM", {"temp"}),
-        ("what /me", set()),
-        ("/retry x", set()),
-    ],
-)
-def test_what_tab_offers(typed: str, offered: set[str]) -> None:
-    found = ChatCompleter().get_completions(Document(typed), CompleteEvent())
-    assert {completion.text for completion in found} == offered
+def test_three_quotes_hold_a_message() -> None:
+    assert unquoted('"""\na\n\n"""') == "a\n"
+    assert unquoted('"""a"""  ') == "a"
+    assert unquoted('/system """a\nb"""') == "/system a\nb"
+    for text in ('"""a', 'a """b"""'):
+        assert unquoted(text) == text
+
+
+def test_what_is_a_command() -> None:
+    for message in ("hello", "  indented", "// a comment", "/* a comment */", "/usr/bin/env fails", "/"):
+        assert parse(message) == message
+    assert parse(" /help me") == parse("//help me") == "/help me"
+    for line, name in {"/HELP ": "help", "/?": "help", "/clear": "reset", "/bye": "quit", "/Exit": "quit"}.items():
+        assert parse(line) == (name, "")
+    assert parse("/system  Be brief.\nAnd kind. ") == ("system", "Be brief.\nAnd kind.")
+
+
+def test_what_tab_offers() -> None:
+    for typed, offered in {
+        "/me": {"/memory"},
+        "/cl": {"/clear"},
+        "/set top": {"top-k", "top-p", "top-n-sigma"},
+        "/set TEM": {"temp"},
+        "what /me": set(),
+        "/retry x": set(),
+    }.items():
+        found = ChatCompleter().get_completions(Document(typed), CompleteEvent())
+        assert {completion.text for completion in found} == offered, typed
 
 
 def test_tab_offers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

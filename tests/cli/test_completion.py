@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from ngramspec_cli import completion
-from support.cli_runner import DEMO, NO_SMOLLM, run
+from ngramspec_cli import app, completion
+from support.cli_runner import DEMO, NO_SMOLLM
 
 
 @pytest.fixture
@@ -30,50 +30,43 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 BOTH = ["lmstudio:me/toy:a.gguf", "lmstudio:me/toy:b.gguf"]
 
 
-def test_names_and_files(home: Path) -> None:
-    assert completion.models("") == [*BOTH, "my.gguf", "models/"]
-    assert completion.models("lm") == BOTH
-    assert completion.models("m") == ["my.gguf", "models/"]
-    assert completion.models("models/") == ["models/large.gguf"]
-    assert completion.models(f"{home}/my") == [f"{home}/my.gguf"]
-    assert completion.models("~/my") == ["~/my.gguf"]
-
-
-@pytest.mark.parametrize("incomplete", ["app", "mo", "models/x", "no/such/folder/", "lmstudio:you", "a\0b"])
-def test_nothing_where_the_shell_knows_better(home: Path, incomplete: str) -> None:
-    assert completion.models(incomplete) == []
+def test_names_and_files_and_nothing_where_the_shell_knows_better(home: Path) -> None:
+    for incomplete, offered in {
+        "": [*BOTH, "my.gguf", "models/"],
+        "lm": BOTH,
+        "m": ["my.gguf", "models/"],
+        "models/": ["models/large.gguf"],
+        f"{home}/my": [f"{home}/my.gguf"],
+        "~/my": ["~/my.gguf"],
+        **{other: [] for other in ("app", "mo", "models/x", "no/such/folder/", "lmstudio:you", "a\0b")},
+    }.items():
+        assert completion.models(incomplete) == offered, incomplete
 
 
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["lmstudio", ":"], ["me/toy:a.gguf", "me/toy:b.gguf"]),
-        (["lmstudio", ":", "me"], ["me/toy:a.gguf", "me/toy:b.gguf"]),
-        (["lmstudio", ":", "me/toy", ":", "b"], ["b.gguf"]),
-        (["lmstudio", ":", "me/toy", ":"], ["a.gguf", "b.gguf"]),
-        (["lmstudio"], BOTH),
-        (["lmstudio:me"], BOTH),  # where the user has told bash to leave colons alone
+        (["ch"], {"chat"}),
+        (["complete", "my.gguf", "--h"], {"--hf-repo", "--help"}),
+        # bash takes names apart at colons,
+        (["chat", "lmstudio", ":"], {"me/toy:a.gguf", "me/toy:b.gguf"}),
+        (["chat", "lmstudio", ":", "me"], {"me/toy:a.gguf", "me/toy:b.gguf"}),
+        (["chat", "lmstudio", ":", "me/toy", ":", "b"], {"b.gguf"}),
+        (["chat", "lmstudio", ":", "me/toy", ":"], {"a.gguf", "b.gguf"}),
+        (["chat", "lmstudio"], set(BOTH)),
+        # unless the user has told it to leave them alone.
+        (["chat", "lmstudio:me"], set(BOTH)),
     ],
 )
-def test_bash_takes_names_apart_at_colons(
-    home: Path, words: list[str], offered: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.usefixtures("home")
+def test_as_the_shell_asks(
+    words: list[str], offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("COMP_WORDS", "\n".join(["ngramspec", "chat", *words]))
-    monkeypatch.setenv("COMP_CWORD", str(1 + len(words)))
-    monkeypatch.setenv("_NGRAMSPEC_BEFORE_COLON", "")
-    completion.join_at_colons(completion.os.environ)
-    asked, at = completion.os.environ["COMP_WORDS"].split(), int(completion.os.environ["COMP_CWORD"])
-    assert (asked[:2], at) == (["ngramspec", "chat"], 2)
-    assert completion.models(asked[2].strip("'")) == offered
-
-
-def test_as_the_shell_asks(home: Path, env: dict[str, str]) -> None:
-    def offered(*words: str) -> list[str]:
-        asked = {"COMP_WORDS": "\n".join(["ngramspec", *words]), "COMP_CWORD": str(len(words))}
-        told = run(env | asked | {"HOME": str(home), "_NGRAMSPEC_COMPLETE": "complete_bash"})
-        assert told.code == 0, told.err
-        return told.out.splitlines()
-
-    assert offered("ch") == ["chat"]
-    assert offered("chat", "lmstudio", ":", "me") == ["me/toy:a.gguf", "me/toy:b.gguf"]
-    assert {"--hf-repo", "--help"} <= {*offered("complete", "my.gguf", "--h")}
+    monkeypatch.setattr(app, "raise_on_sigterm", lambda: None)
+    shell = {"COMP_WORDS": "\n".join(["ngramspec", *words]), "COMP_CWORD": str(len(words))}
+    for name, value in (shell | {"_NGRAMSPEC_COMPLETE": "complete_bash", "_NGRAMSPEC_BEFORE_COLON": ""}).items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit) as ended:
+        app.run([])
+    assert ended.value.code == 0
+    assert set(capsys.readouterr().out.splitlines()) == offered

@@ -1,4 +1,4 @@
-"""`-md`: a model that drafts, as a user names it."""
+"""Models that draft, as a user names them: another one with `-md`, the model's own layer with `--mtp`."""
 
 from __future__ import annotations
 
@@ -6,89 +6,61 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
-import typer
-from ngramspec_cli.complete_beams import check_beams
-from ngramspec_cli.options import DraftOptions
+from architectures.files import write_model as write_with_head
 from support.cli_runner import DEMO, run
-from support.tiny_models import write_model
 
-from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.sampling.settings import Sampling
-
-PROMPT = "def value_0(self):\n    return self._value_0\n\n\ndef value_1("
-SMALL = ("-t", "1", "-c", "512", "--exact", "on")
-TWIN = ("-md", str(DEMO), "-td", "1")
-ALONE = (*TWIN, "--drafter", "model")
+PROMPT = b"def value_0(self):\n    return self._value_0\n\n\ndef value_1("
+SMALL = ("-t", "1", "-c", "512", "-n", "40", "--json")
 
 
-def test_a_model_that_drafts_for_itself_is_always_right(env: dict[str, str]) -> None:
-    said = []
-    for drafts in (("--no-draft",), (*ALONE, "--policy", "fixed"), (*TWIN, "--policy", "fixed")):
-        done = run(env, "complete", str(DEMO), *SMALL, "-s", "3", "-n", "40", "--json", *drafts, stdin=PROMPT.encode())
-        assert done.code == 0, done.err
-        said.append(json.loads(done.out))
-    plain, drafted, both = said
-    assert drafted["text"] == both["text"] == plain["text"]
+def as_json(env: dict[str, str], *arguments: str | Path) -> dict[str, Any]:
+    done = run(env, *arguments, stdin=PROMPT)
+    assert done.code == 0, done.err
+    found: dict[str, Any] = json.loads(done.out)
+    return found
+
+
+def test_a_model_that_drafts_for_itself_is_always_right(env: dict[str, str], tiny: Path) -> None:
+    command = ("complete", tiny, *SMALL, "--exact", "on", "--policy", "fixed")
+    plain = as_json(env, *command, "--no-draft")
+    alone = as_json(env, *command, "-md", tiny, "-td", "1", "--drafter", "model")
+    both = as_json(env, *command, "-md", tiny)
+    assert alone["text"] == both["text"] == plain["text"]
     assert both["drafted"] > 0
-    assert drafted["accepted"] == drafted["drafted"] > 20
-    assert drafted["target_passes"] < 0.5 * plain["target_passes"]
+    assert alone["accepted"] == alone["drafted"] > 20
+    assert alone["target_passes"] < 0.5 * plain["target_passes"]
 
 
-def test_verify_and_bench_draft_with_it(env: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "one.txt").write_text(PROMPT)
-    more = ("--prompts", str(tmp_path), "-t", "1", "-c", "512", "-n", "8", "--json", "-", *ALONE)
-    verified = run(env, "verify", str(DEMO), *more, "--seconds", "1")
-    assert verified.code == 0, verified.err
-    assert json.loads(verified.out)["settings"]["drafter"] == "model"
-    bench = run(env, "bench", str(DEMO), *more, "--repeat", "1", "--policy", "all")
-    assert bench.code == 0, bench.err
-    found = json.loads(bench.out)
+def test_bench_drafts_with_it(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
+    (tmp_path / "one.txt").write_bytes(PROMPT)
+    options = ("--exact", "off", "--repeat", "1", "--policy", "all", "-md", tiny, "--drafter", "model", "--json", "-")
+    found = as_json(env, "bench", tiny, *SMALL[:-1], "--prompts", tmp_path, *options)
     assert found["settings"]["drafter"] == "model"
     fixed = [one for one in found["runs"] if one["policy"] == "fixed"]
     assert all(one["accepted"] == one["drafted"] > 0 for one in fixed)
 
 
-def test_bad_models_and_places_are_a_line(env: dict[str, str], tmp_path: Path) -> None:
-    other = write_model(tmp_path / "other.gguf", "llama")
-    complete = ("complete", str(DEMO), "-t", "1", "-c", "256", "-n", "4", "--temp", "0")
-    serve = ("serve", str(DEMO), "-t", "1", "-c", "256", "--port", "0")
-    for arguments, said in (
-        ((*complete, "-md", str(tmp_path / "gone.gguf")), "gone.gguf"),
-        ((*complete, "-md", str(other)), "their vocabularies differ, at token"),
-        ((*serve, "-md", str(tmp_path / "gone.gguf")), "gone.gguf"),
-        ((*serve, "-md", str(other)), "their vocabularies differ, at token"),
-        ((*serve, "-md", str(DEMO), "--no-draft"), "leave out --no-draft"),
-        ((*serve, "-td", "1"), "name it with -md"),
+def test_models_that_cannot_draft_are_a_line(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
+    for command, model, words in (
+        (["complete", tiny], tmp_path / "gone.gguf", "gone.gguf"),
+        (["complete", tiny], DEMO, "their vocabularies differ, at token"),
+        (["serve", tiny, "--port", "0"], tmp_path / "gone.gguf", "gone.gguf"),
     ):
-        done = run(env, *arguments, stdin=PROMPT.encode())
-        assert done.code != 0
-        assert done.out == ""
-        assert said in done.complaint
-        assert "Traceback" not in done.err
+        done = run(env, *command, "-t", "1", "-c", "256", "-md", model, stdin=PROMPT)
+        assert (done.code, done.out) == (1, "")
+        assert words in done.complaint
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"threads_draft": 2}, "name it with -md"),
-        ({"gpu_layers_draft": 0}, "name it with -md"),
-        ({"draft_model": "m.gguf", "no_draft": True}, "leave out --no-draft"),
-        ({"draft_model": "m.gguf", "drafter": "ngram"}, "leave out --drafter"),
-        ({"draft_model": "m.gguf", "drafter": "model", "memory": "mine"}, "looks at no memory"),
-        ({"draft_model": "m.gguf", "mtp": True}, "exclude each other"),
-        ({"drafter": "model"}, "name it with -md"),
-    ],
-)
-def test_options_that_contradict_each_other(
-    options: dict[str, Any], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(typer.Exit):
-        DraftOptions(**options)
-    assert said in capsys.readouterr().err
+def test_the_model_drafts_for_itself_with_its_own_layer(env: dict[str, str], tmp_path: Path) -> None:
+    model = write_with_head(tmp_path / "head.gguf", "glm4moe", head=True)
+    plain = as_json(env, "complete", model, *SMALL, "--exact", "off", "--no-draft")
+    drafted = as_json(env, "complete", model, *SMALL, "--exact", "off", "--mtp", "--policy", "fixed")
+    assert drafted["text"] == plain["text"]
+    assert drafted["accepted"] > 0
 
 
-def test_beams_take_no_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(typer.Exit):
-        check_beams(Sampling(), Acceptance(), DraftOptions(draft_model="m.gguf"), {}, exact=False)
-    assert "leave out --draft-model" in capsys.readouterr().err
+def test_a_model_without_such_a_layer_is_drafted_for_in_the_usual_way(env: dict[str, str], tiny: Path) -> None:
+    done = run(env, "complete", tiny, *SMALL, "--exact", "off", "--mtp", "--policy", "fixed", stdin=b"abc")
+    assert done.code == 0
+    assert json.loads(done.out)["drafted"] > 0
+    assert "the model does not draft for itself: its file holds no NextN layer" in done.err

@@ -1,14 +1,19 @@
-"""`ngramspec info` as a user has it."""
+"""`ngramspec info` as a user has it, and what it and others say where the core of drafting was not compiled."""
 
 from __future__ import annotations
 
+import importlib.machinery
 import re
 from pathlib import Path
 
-from support.cli_runner import DEMO, run
+import pytest
+from ngramspec_cli import info, view
+from support.cli_runner import run
 from support.tiny_models import write_model
 
+from ngramspec import drafting
 from ngramspec.cost.kernels import SIZES
+from ngramspec.drafting.core import uncompiled
 from ngramspec.llama.target import Target
 
 INFO = ["info", "-t", "1", "-c", "512"]
@@ -20,12 +25,12 @@ def facts(out: str) -> dict[str, str]:
     return {line[:15].rstrip(): line[15:] for line in out.splitlines() if re.match(r"[a-zK].{13} \S", line)}
 
 
-def test_the_build_the_model_and_its_figures(env: dict[str, str]) -> None:
-    done = run({**env, "COLUMNS": "80"}, *INFO)
+def test_the_build_the_model_and_its_figures(env: dict[str, str], tiny: Path) -> None:
+    done = run({**env, "COLUMNS": "80"}, *INFO, tiny)
     assert done.code == 0, done.err
     found = facts(done.out)
-    with Target(DEMO, n_ctx=512, threads=1) as target:
-        assert found["model"] == f"{target.name}, {DEMO}"
+    with Target(tiny, n_ctx=512, threads=1) as target:
+        assert found["model"] == f"{target.name}, {tiny}"
         assert found["architecture"].startswith(f"{target.architecture}, ")
         assert found["size"].endswith(f"{target.n_params / 1e6:.1f} M parameters")
         assert found["context"] == f"512 tokens (the model's: {target.n_ctx_train})"
@@ -50,38 +55,71 @@ def test_the_build_the_model_and_its_figures(env: dict[str, str]) -> None:
     assert "…" not in done.out
 
 
-def test_what_was_measured_is_kept_until_fresh_is_asked_for(env: dict[str, str]) -> None:
-    run(env, *INFO)
-    again = run(env, *INFO)
-    assert PROBING not in again.err
-    fresh = run(env, *INFO, "--fresh")
-    assert PROBING in fresh.err
-    other = run(env, "info", "-t", "1", "-c", "512", "-ctk", "q8_0")
+def test_what_was_measured_is_kept_until_fresh_is_asked_for(env: dict[str, str], tiny: Path) -> None:
+    assert PROBING in run(env, *INFO, tiny, "--fresh").err
+    assert PROBING not in run(env, *INFO, tiny).err
+    other = run(env, *INFO, tiny, "-fa", "off")
     assert PROBING in other.err
-    assert "KV cache q8_0/f16" in other.out
+    assert "flash attention off" in other.out
 
 
-def test_a_line_is_not_cut_where_nobody_looks(env: dict[str, str], tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def mamba(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a recurrent state."""
+    return write_model(tmp_path_factory.mktemp("models") / "m.gguf", "mamba")
+
+
+def test_a_line_is_not_cut_where_nobody_looks(env: dict[str, str], mamba: Path, tmp_path: Path) -> None:
     folder = tmp_path / ("[bold]" + "long " * 40 + ":bug:")
     folder.mkdir()
-    model = write_model(folder / "m.gguf", "mamba")
+    model = folder / "m.gguf"
+    model.symlink_to(mamba)
     done = run({**env, "COLUMNS": "40"}, *INFO, model)
     assert facts(done.out)["model"] == f"tiny mamba, {model}"
     about, _, _ = done.out.partition("Cost of a target pass")
     assert all(line == line.rstrip() for line in about.splitlines())
 
 
-def test_a_recurrent_model_says_how_drafts_are_taken_back(env: dict[str, str], tmp_path: Path) -> None:
-    model = write_model(tmp_path / "m.gguf", "mamba")
-    done = run(env, *INFO, model)
+def test_a_recurrent_model_says_how_drafts_are_taken_back(env: dict[str, str], mamba: Path) -> None:
+    done = run(env, *INFO, mamba)
     assert done.code == 0, done.err
     assert "evaluating tokens again" in facts(done.out)["KV cache"]
     assert "Cost of a target pass" in done.out
 
-    text = ["complete", "-t", "1", "-c", "512", "-n", "8", str(model)]
+    text = ["complete", "-t", "1", "-c", "512", "-n", "8", str(mamba)]
     drafted = run(env, *text, "--policy", "fixed", stdin=b"one two three")
     plain = run(env, *text, "--no-draft", stdin=b"one two three")
     assert (drafted.code, drafted.raw) == (0, plain.raw)
     exact = run(env, *text, "--exact", "on", stdin=b"one two three")
     assert "drafting is off with --exact" in exact.err
     assert "drafting is off" not in drafted.err + plain.err
+
+
+# ---------------------------------------------------------------------- a core that was not compiled
+
+
+def test_what_lies_beside_its_source_is_compiled() -> None:
+    folder = Path(str(drafting.__file__)).parent
+    suffixes = importlib.machinery.EXTENSION_SUFFIXES
+    plain = {
+        "ngramspec.drafting." + path.relative_to(folder).with_suffix("").as_posix().replace("/", ".")
+        for path in folder.rglob("*.pxd")
+        if not any(path.with_suffix(suffix).exists() for suffix in suffixes)
+    }
+    assert set(uncompiled()) == plain
+
+
+def test_where_the_core_is_plain_python_info_says_what_to_do_and_speeds_say_so(
+    env: dict[str, str], tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wheel that is so: test_packaging.py."""
+    for module in (info, view):
+        monkeypatch.setattr(module, "uncompiled", lambda: ("ngramspec.drafting.price",))
+    core = facts(run(env, *INFO, tiny).out)["drafting"]
+    assert "core in plain Python" in core
+    assert "install a C compiler" in core
+    for command in ("complete", "chat"):
+        for draft, slow in (([], True), (["--no-draft"], False)):
+            done = run(env, command, tiny, "-t", "1", "-c", "512", "-n", "4", "--exact", "off", *draft, stdin=b"def f(")
+            assert done.code == 0, done.err
+            assert ("; drafts are slow: their core was not compiled" in done.err.splitlines()[-1]) == slow

@@ -2,65 +2,42 @@
 
 from __future__ import annotations
 
-import io
+import itertools
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 import typer
-from ngramspec_cli import app, chat, memory_option, options
-from support.cli_runner import COMMAND, COUNTED, DEMO, NO_SMOLLM, PATIENCE, Done, environment, run, shell
+from ngramspec_cli import chat, memory_option, options
+from ngramspec_cli.chat_session import Session
+from support.cli_runner import COMMAND, DEMO, PATIENCE, run, shell
+from support.signals import signal_at
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec import drafting
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.memory import Memory, Store
+from ngramspec.memory import Memory, Store, store
 from ngramspec.memory.names import memory_folder, memory_names
-from ngramspec.memory.remember import settings_path, write_remember
+from ngramspec.memory.remember import write_remember
+from ngramspec.storage import state_folder
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> dict[str, str]:
-    """A user of its own for each test."""
-    return environment(tmp_path / "home")
-
-
-Here = Callable[..., Done]
-
-
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]) -> Here:
-    """Run a command line in this process, to save the start of another."""
-    for name in ("raise_on_sigterm", "prepare_streams"):
-        monkeypatch.setattr(app, name, lambda: None)
-    monkeypatch.setattr(sys, "stdin", io.StringIO())
-
-    def call(*arguments: str) -> Done:
-        code = app.run([*arguments])
-        out, err = capfdbinary.readouterr()
-        return Done(code, out, err.decode())
-
-    return call
-
-
-@pytest.fixture
-def own_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """This process as a user of its own."""
-    for name, value in environment(tmp_path).items():
-        monkeypatch.setenv(name, value)
-    for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.syspath_prepend(NO_SMOLLM)
-    assert tmp_path in memory_folder().parents
-    assert tmp_path in settings_path().parents
-    return tmp_path
+def home(env: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
+    """A user of its own for each test, who has this process too; what was measured of the machine is shared."""
+    mine = env | {"HOME": str(tmp_path / "home")}
+    with mock.patch.dict(os.environ, mine, clear=True):
+        assert tmp_path in memory_folder().parents
+        yield mine
 
 
 @pytest.fixture
@@ -76,6 +53,8 @@ def project(tmp_path: Path) -> Path:
 
 
 ANSWER = [101, 102, 103]
+
+Captured = pytest.CaptureFixture[str]
 
 
 def stored(tmp_path: Path) -> list[Path]:
@@ -101,9 +80,7 @@ def test_add_list_remove_clear(home: dict[str, str], project: Path) -> None:
     assert removed.code == 1
     assert "has no file sub" in removed.complaint
     assert "1 file removed" in run(home, "memory", "remove", project / "sub").err
-    stats = run(home, "memory", "stats")
-    assert "2 files" in stats.out
-    assert "remembering answers: off" in stats.out
+    assert "2 files" in run(home, "memory", "stats").out
     assert "deleted" in run(home, "memory", "clear").err
     assert "memories: none" in run(home, "memory", "stats").out
     assert "is empty" in run(home, "memory", "list").complaint
@@ -111,9 +88,16 @@ def test_add_list_remove_clear(home: dict[str, str], project: Path) -> None:
 
 def test_named_memories_and_tokenizers(home: dict[str, str], project: Path, tmp_path: Path) -> None:
     other = write_vocabulary(tmp_path / "other tokenizer.gguf", chatml=False)
-    for chosen in (["--memory", "work"], ["--memory", "work", "--model", other], ["--model", DEMO]):
-        done = run(home, "memory", "add", *chosen, project)
+    mine = tmp_path / "mine.gguf"
+    mine.symlink_to(DEMO)
+    for variables, chosen, name in (
+        ({}, ["--memory", "work"], "small demo model"),
+        ({}, ["--memory", "work", "--model", other], "other tokenizer.gguf"),
+        ({"NGRAMSPEC_MODEL": str(mine)}, [], "for mine.gguf"),
+    ):
+        done = run(home | variables, "memory", "add", *chosen, project)
         assert done.code == 0, done.err
+        assert name in done.err
     assert len(stored(tmp_path)) == 3
     listed = run(home, "memory", "list", "--memory", "work")
     assert {"tokenizer of demo.gguf", "tokenizer of other tokenizer.gguf"} < set(listed.out.splitlines())
@@ -124,18 +108,8 @@ def test_named_memories_and_tokenizers(home: dict[str, str], project: Path, tmp_
     assert len(stored(tmp_path)) == 1
 
 
-def test_the_model_from_the_environment(home: dict[str, str], project: Path, tmp_path: Path) -> None:
-    model = tmp_path / "mine.gguf"
-    model.write_bytes(DEMO.read_bytes())
-    done = run(home | {"NGRAMSPEC_MODEL": str(model)}, "memory", "add", project)
-    assert done.code == 0
-    assert "for mine.gguf" in done.err
-    assert "demo" not in done.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words", "code"),
-    [
+def test_mistakes(home: dict[str, str]) -> None:
+    for arguments, words, code in (
         (["add", "gone"], "gone: there is no such file", 1),
         (["add", ""], "is empty", 2),
         (["add"], "PATH", 2),
@@ -148,21 +122,16 @@ def test_the_model_from_the_environment(home: dict[str, str], project: Path, tmp
         (["remove", "x"], "is empty", 1),
         (["remember", "maybe"], "maybe", 2),
         (["forget"], "forget", 2),
-    ],
-)
-def test_mistakes(own_home: Path, here: Here, arguments: list[str], words: str, code: int) -> None:
-    done = here("memory", *arguments)
-    assert (done.code, done.raw) == (code, b""), done.err
-    assert words in done.complaint
-
-
-def test_no_command_is_a_usage_error(env: dict[str, str]) -> None:
-    done = run(env, "memory")
+    ):
+        done = run(home, "memory", *arguments)
+        assert (done.code, done.raw) == (code, b""), done.err
+        assert words in done.complaint
+    done = run(home, "memory")
     assert (done.code, done.raw) == (2, b"")
     assert all(name in done.err for name in ("add", "list", "remove", "clear", "stats", "remember"))
 
 
-def test_a_folder_without_readable_files(home: dict[str, str], tmp_path: Path) -> None:
+def test_files_that_cannot_be_read_and_one_whose_name_commands_a_terminal(home: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "binary"
     folder.mkdir()
     (folder / "x.bin").write_bytes(bytes(10))
@@ -171,14 +140,8 @@ def test_a_folder_without_readable_files(home: dict[str, str], tmp_path: Path) -
     assert done.code == 1
     assert "no text to add (skipped: 1 binary, 1 not UTF-8)" in done.complaint
     assert stored(tmp_path) == []
-
-
-def test_a_name_that_commands_a_terminal(home: dict[str, str], tmp_path: Path) -> None:
-    try:
-        (tmp_path / "\x1b[31mred").write_text("text")
-    except OSError:
-        pytest.skip("no such names here")
-    assert run(home, "memory", "add", tmp_path / "\x1b[31mred").code == 0
+    (folder / "\x1b[31mred").write_text("text")
+    assert run(home, "memory", "add", folder).code == 0
     assert b"\x1b" not in run(home, "memory", "list").raw
 
 
@@ -195,46 +158,42 @@ def test_a_damaged_file(home: dict[str, str], project: Path, tmp_path: Path) -> 
     assert run(home, "memory", "add", project).code == 0
 
 
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX limits")
-def test_no_space_while_indexing(home: dict[str, str], project: Path, tmp_path: Path) -> None:
-    run(home, "memory", "add", project / "a.py")
+Unchanged = Callable[[], list[Path]]
+
+
+@pytest.fixture
+def unchanged(home: dict[str, str], project: Path, tmp_path: Path) -> Unchanged:
+    """Lists the files of a memory, which holds one file of the project, once it is sure that it is as it was."""
+    assert run(home, "memory", "add", project / "a.py").code == 0
     (path,) = stored(tmp_path)
     before = path.read_bytes()
+
+    def check() -> list[Path]:
+        assert [p.read_bytes() for p in stored(tmp_path)] == [before]
+        return list(path.parent.iterdir())
+
+    return check
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs POSIX limits")
+def test_no_space_while_indexing(home: dict[str, str], project: Path, unchanged: Unchanged) -> None:
     done = shell(home, 'ulimit -f 8; "$@"', "memory", "add", project)
     assert done.code == 1
     assert "the memory is as it was" in done.complaint
-    assert [p.read_bytes() for p in stored(tmp_path)] == [before]
-    assert len(list(path.parent.iterdir())) == 2  # and the lock
+    assert len(unchanged()) == 2  # and the lock
 
 
-_INTERRUPTED = f"""{COUNTED}
-from ngramspec.memory import store
-from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec_cli.app import main
-
-if where == "tokenizing":
-    Vocabulary.tokenize = counted(Vocabulary.tokenize, 2)
-else:
-    store.write_snapshot = counted(store.write_snapshot, 1)
-main()
-"""
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
-@pytest.mark.parametrize("where", ["tokenizing", "writing"])
+@pytest.mark.parametrize(("owner", "name", "call"), [(Vocabulary, "tokenize", 2), (store, "write_snapshot", 1)])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_while_indexing(
-    home: dict[str, str], project: Path, tmp_path: Path, where: str, number: int, code: int
+    home: dict[str, str], project: Path, unchanged: Unchanged, owner: Any, name: str, call: int, number: int, code: int
 ) -> None:
-    run(home, "memory", "add", project / "a.py")
-    (path,) = stored(tmp_path)
-    before = path.read_bytes()
-    command = [sys.executable, "-c", _INTERRUPTED, where, str(int(number))]
-    done = run(home, "memory", "add", project, command=command)
+    with signal_at(number, owner, name, call):
+        done = run(home, "memory", "add", project)
     assert done.code == code, done.err
     assert "Traceback" not in done.err
     assert done.err.splitlines()[-1] == "interrupted; the memory is as it was"
-    assert [p.read_bytes() for p in stored(tmp_path)] == [before]
+    unchanged()
     assert run(home, "memory", "add", project).code == 0
 
 
@@ -266,48 +225,38 @@ def test_watching_until_ctrl_c(home: dict[str, str], project: Path) -> None:
 
 
 def test_watching_needs_a_folder_and_a_package(
-    own_home: Path, here: Here, project: Path, monkeypatch: pytest.MonkeyPatch
+    home: dict[str, str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = here("memory", "watch", str(project / "a.py"))
-    assert done.code == 2
-    assert done.complaint.endswith("a.py is not a folder; watch the folder that it is in")
-    done = here("memory", "watch", str(project / "nowhere"))
-    assert done.code == 1
-    assert "there is no such file or folder" in done.complaint
-    monkeypatch.delitem(sys.modules, "ngramspec.memory.watch", raising=False)
-    monkeypatch.setitem(sys.modules, "watchfiles", None)
-    done = here("memory", "watch", str(project))
-    assert done.code == 1
-    assert "pip install 'ngramspec[watch]'" in done.complaint
+    for path, code, words in (
+        (project / "a.py", 2, "a.py is not a folder; watch the folder that it is in"),
+        (project / "nowhere", 1, "there is no such file or folder"),
+        (project, 1, "pip install 'ngramspec[watch]'"),
+    ):
+        if path == project:
+            monkeypatch.delitem(sys.modules, "ngramspec.memory.watch", raising=False)
+            monkeypatch.setitem(sys.modules, "watchfiles", None)
+        done = run(home, "memory", "watch", path)
+        assert done.code == code
+        assert words in done.complaint
     assert memory_names() == []
 
 
-def test_remembering_is_suggested_once(own_home: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    memory_option.suggest_remembering()
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "memory remember on" in line
-    memory_option.suggest_remembering()
-    assert capsys.readouterr().err == ""
-
-
-@pytest.mark.parametrize("decided", [True, False])
-def test_remembering_is_not_suggested_to_one_who_decided(
-    own_home: Path, capsys: pytest.CaptureFixture[str], decided: bool
-) -> None:
-    write_remember(decided)
-    memory_option.suggest_remembering()
-    assert capsys.readouterr().err == ""
-
-
-def test_remembering_is_suggested_by_chat_at_a_terminal(
-    own_home: Path, here: Here, monkeypatch: pytest.MonkeyPatch
+def test_remembering_is_suggested_once_and_never_to_one_who_decided(
+    home: dict[str, str], session: Session, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(chat, "Terminal", lambda *_: [])
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    line = ["chat", "-t", "1", "-c", "256"]
-    assert "remember on" not in here(*line, "--no-memory").err
-    assert "remember on" in here(*line).err
-    assert "remember on" not in here(*line).err
+
+    def told() -> bool:
+        chat._talk(session, None)
+        return "memory remember on" in capsys.readouterr().err
+
+    assert not told()
+    session.memory = Memory()
+    assert [told(), told()] == [True, False]
+    for decided in (True, False):
+        write_remember(decided)
+        (state_folder() / "told-of-remembering").unlink(missing_ok=True)
+        assert not told()
 
 
 def test_remembering_is_off_until_it_is_switched_on(home: dict[str, str], tmp_path: Path) -> None:
@@ -327,133 +276,106 @@ def test_remembering_is_off_until_it_is_switched_on(home: dict[str, str], tmp_pa
 # ---------------------------------------------------------------------- what commands draft from
 
 
-@pytest.fixture(scope="module")
-def target() -> Vocabulary:
-    return Vocabulary(DEMO)
-
-
 Open = Callable[..., Memory]
 
 
 @pytest.fixture
-def opened(own_home: Path, target: Vocabulary) -> Open:
+def opened(home: dict[str, str], demo_vocabulary: Vocabulary) -> Open:
     def call(name: str | None = None, *, keep: bool = True) -> Memory:
-        return memory_option.open_memory(name, target, keep=keep)
+        return memory_option.open_memory(name, demo_vocabulary, keep=keep)
 
     return call
 
 
-def fill(target: Vocabulary, name: str = "default") -> Store:
-    store = Store(memory_folder(name), target.vocabulary_hash, target.n_vocab, "demo")
-    store.append([5, 6, 7, 8])
-    return store
+Fill = Callable[..., Store]
 
 
-def test_without_a_memory_nothing_is_said_and_nothing_made(
-    opened: Open, own_home: Path, target: Vocabulary, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def fill(home: dict[str, str], demo_vocabulary: Vocabulary) -> Fill:
+    def call(name: str = "default") -> Store:
+        store = Store(memory_folder(name), demo_vocabulary.vocabulary_hash, demo_vocabulary.n_vocab, "demo")
+        store.append([5, 6, 7, 8])
+        return store
+
+    return call
+
+
+def test_the_default_memory_is_used_where_it_exists(opened: Open, fill: Fill, capsys: Captured) -> None:
     memory = opened()
     assert memory.stored == 0
     memory_option.keep(memory, ANSWER)
     memory_option.keep(None, ANSWER)
     assert memory_names() == []
+    fill()
+    fill("work").append([1, 1])
+    assert opened().stored == 5
+    assert opened("work").stored == 8
     assert capsys.readouterr() == ("", "")
 
 
-def test_the_default_memory_is_used_where_it_exists(opened: Open, target: Vocabulary) -> None:
-    fill(target)
-    fill(target, "work").append([1, 1])
-    assert opened().stored == 5
-    assert opened("work").stored == 8
+def test_answers_are_kept_only_where_the_user_said_so(opened: Open) -> None:
+    for switched, keep in ((False, False), (False, True), (True, False), (True, True)):
+        write_remember(switched)
+        memory_option.keep(opened(keep=keep), ANSWER)
+        again = opened(keep=keep)
+        assert again.stored == (4 if keep and switched else 0)
+    assert list(again.indexes[0].tokens[:4]) == [*ANSWER, -1]
 
 
-@pytest.mark.parametrize("keep", [True, False])
-@pytest.mark.parametrize("switched", [True, False])
-def test_answers_are_kept_only_where_the_user_said_so(
-    opened: Open, target: Vocabulary, keep: bool, switched: bool
+def test_a_memory_that_is_missing_or_another_tokenizers(
+    opened: Open, demo_vocabulary: Vocabulary, capsys: Captured
 ) -> None:
-    if switched:
-        write_remember(True)
-    memory_option.keep(opened(keep=keep), ANSWER)
-    again = opened(keep=keep)
-    assert again.stored == (4 if keep and switched else 0)
-    if again.stored:
-        assert list(again.indexes[0].tokens[:4]) == [*ANSWER, -1]
-
-
-def test_a_memory_that_is_missing(opened: Open, target: Vocabulary, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(typer.Exit) as error:
         opened("work")
     assert error.value.exit_code == 1
     assert "memory 'work' holds nothing for this model's tokenizer" in capsys.readouterr().err
+    Store(memory_folder(), bytes(16), 10, "other").append([1, 2])
+    assert opened().stored == 0
+    assert "holds nothing for this model's tokenizer, only for others'" in capsys.readouterr().err
+    # Renamed, it is refused too.
+    (path,) = memory_folder().glob("*.memory")
+    path.rename(path.with_name(f"{demo_vocabulary.vocabulary_hash.hex()}-000001.memory"))
+    assert opened().stored == 0
+    assert "another tokenizer" in capsys.readouterr().err
     write_remember(True)
     assert opened("work").stored == 0
 
 
-def test_another_tokenizers_memory_is_no_use(
-    opened: Open, target: Vocabulary, capsys: pytest.CaptureFixture[str]
-) -> None:
-    Store(memory_folder(), bytes(16), 10, "other").append([1, 2])
-    assert opened().stored == 0
-    err = capsys.readouterr().err
-    assert "holds nothing for this model's tokenizer, only for others'" in err
-    # Renamed, it is refused too.
-    (path,) = memory_folder().glob("*.memory")
-    path.rename(path.with_name(f"{target.vocabulary_hash.hex()}-000001.memory"))
-    assert opened().stored == 0
-    assert "another tokenizer" in capsys.readouterr().err
+def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open, fill: Fill, capsys: Captured) -> None:
+    def told() -> str:
+        (line,) = capsys.readouterr().err.splitlines()
+        return str(line)
 
-
-def test_a_damaged_memory_ends_nothing(opened: Open, target: Vocabulary, capsys: pytest.CaptureFixture[str]) -> None:
     write_remember(True)
-    path = fill(target, "work").path()
+    path = fill("work").path()
     assert path
     path.write_bytes(b"nonsense" * 1000)
     memory = opened("work")
     assert memory.stored == 0
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert str(path) in err
+    assert str(path) in told()
     # Nor is anything written to it.
     memory_option.keep(memory, ANSWER)
     assert path.read_bytes() == b"nonsense" * 1000
-
-
-def test_an_answer_that_cannot_be_kept(opened: Open, target: Vocabulary, capsys: pytest.CaptureFixture[str]) -> None:
-    write_remember(True)
-    memory = opened()
-    memory_folder().parent.parent.mkdir(parents=True)
-    memory_folder().parent.write_text("no folder")
+    memory = opened("new")
+    memory_folder("new").write_text("no folder")
     memory_option.keep(memory, ANSWER)
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "not kept" in err
+    assert "not kept" in told()
 
 
-def test_broken_settings_are_an_error(env: dict[str, str], opened: Open) -> None:
-    settings_path().parent.mkdir(parents=True)
-    settings_path().write_text("remember = maybe")
-    with pytest.raises(Exception, match="no TOML"):
-        opened()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--memory", "x", "--no-memory"], "exclude each other"),
-        (["--memory", "x", "--no-draft"], "leave out --no-draft"),
-        (["--memory", "x", "--drafter", "ngram"], "'ngram' looks at no memory"),
-        (["--memory", "a/b"], "'a/b' cannot be the name of a memory"),
-    ],
-)
-@pytest.mark.parametrize("command", ["complete", "chat", "bench"])
-def test_options_that_do_not_go_together(
-    own_home: Path, here: Here, command: str, arguments: list[str], words: str
-) -> None:
-    done = here(command, *arguments)
-    assert done.code in (1, 2)
-    assert done.raw == b""
-    assert words in done.complaint
+def test_options_that_do_not_go_together(home: dict[str, str]) -> None:
+    for command, (arguments, words) in itertools.product(
+        ("complete", "chat", "bench"),
+        (
+            (["--memory", "x", "--no-memory"], "exclude each other"),
+            (["--memory", "x", "--no-draft"], "leave out --no-draft"),
+            (["--memory", "x", "--drafter", "ngram"], "'ngram' looks at no memory"),
+            (["--memory", "a/b"], "'a/b' cannot be the name of a memory"),
+        ),
+    ):
+        done = run(home, command, *arguments)
+        assert done.code in (1, 2)
+        assert done.raw == b""
+        assert words in done.complaint
 
 
 @pytest.fixture
@@ -474,55 +396,44 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Memory | None]:
     return memories
 
 
-SPY = ["-t", "1", "-c", "1024", "--drafter", "spy"]
+SPY = ["-t", "1", "-c", "256", "--drafter", "spy", "--exact", "off"]
 
 
-@pytest.mark.parametrize("command", ["complete", "chat"])
 def test_an_answer_is_drafted_from_memory_and_remembered(
-    own_home: Path, here: Here, given: list[Memory | None], target: Vocabulary, tmp_path: Path, command: str
+    home: dict[str, str], given: list[Memory | None], fill: Fill, demo_vocabulary: Vocabulary, tmp_path: Path
 ) -> None:
-    store = fill(target)
     question = tmp_path / "question.txt"
     question.write_text("def add(a, b):\n")
-    line = [command, *SPY, "-n", "6", "-s", "1", "-f", str(question)]
-    assert here(*line).code == 0
-    assert given[-1]
-    assert given[-1].stored == 5
-    assert len(store.read().texts()) == 1
-    write_remember(True)
-    done = here(*line)
-    kept = store.read().texts()[1:]
-    assert len(kept) == 1
-    assert b"".join(map(target.piece, kept[0].tokens.tolist())).decode().strip() == done.out.strip()
-    assert here(*line, "--no-memory").code == 0
-    assert given[-1] is None
-    assert here(*line, "--memory", "default").code == 0
-    assert len(store.read().texts()) == 3
-
-
-def test_answers_are_heard_once_they_leave_the_context(
-    own_home: Path, here: Here, given: list[Memory | None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"Hello.\n/reset\nHello again.\n")))
-    done = here("chat", *SPY, "-n", "4", "--temp", "0")
-    assert done.code == 0, done.err
-    memory = given[-1]
-    assert memory
-    # The first answer and a seam; the second is still in the context.
-    assert memory.stored == 0
-    assert 1 < memory.indexes[-1].size <= 5
-    assert memory_names() == []
+    for command in ("complete", "chat"):
+        write_remember(False)
+        store = fill()
+        line = [command, *SPY, "-n", "6", "-s", "1", "-f", str(question)]
+        assert run(home, *line).code == 0
+        assert given[-1]
+        assert given[-1].stored == 5
+        assert len(store.read().texts()) == 1
+        write_remember(True)
+        done = run(home, *line)
+        _, kept = store.read().texts()
+        assert b"".join(map(demo_vocabulary.piece, kept.tokens.tolist())).decode().strip() == done.out.strip()
+        assert run(home, *line, "--no-memory").code == 0
+        assert given[-1] is None
+        assert run(home, *line, "--memory", "default").code == 0
+        assert len(store.read().texts()) == 3
+        store.clear()
 
 
 def test_a_benchmark_drafts_from_memory_and_leaves_it_alone(
-    own_home: Path, here: Here, given: list[Memory | None], target: Vocabulary, tmp_path: Path
+    home: dict[str, str], given: list[Memory | None], fill: Fill, tmp_path: Path
 ) -> None:
     write_remember(True)
-    store = fill(target, "work")
-    line = ["bench", *SPY, "--limit", "1", "--category", "json", "-n", "4", "--repeat", "1", "--json", "-"]
-    done = here(*line, "--memory", "work")
+    store = fill("work")
+    text = tmp_path / "text.txt"
+    text.write_text("def add(a, b):\n")
+    line = ["bench", *SPY, "--prompts", str(text), "-n", "4", "--repeat", "1", "--json", "-"]
+    done = run(home, *line, "--memory", "work")
     assert done.code == 0, done.err
     assert "drafting from a memory of 5 tokens too; --no-memory leaves it out" in done.err
     assert json.loads(done.out)["memory"] == {"name": "work", "tokens": 5}
     assert len(store.read().texts()) == 1
-    assert json.loads(here(*line, "--no-memory").out)["memory"] is None
+    assert json.loads(run(home, *line, "--no-memory").out)["memory"] is None

@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,20 +18,13 @@ from pathlib import Path
 
 import httpx
 import pytest
-from ngramspec_cli import app
-from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, environment, run
+from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, environment, run, run_process
 
 from ngramspec.errors import ModelError
 from ngramspec.llama import log, rpc
 
 SMALL = ["complete", "-t", "1", "-c", "512", str(DEMO)]
 TEXT = b"def add(a, b):\n    return a + b\n"
-HASTY = [
-    sys.executable,
-    "-c",
-    "from ngramspec.llama import rpc; rpc.GREETING = 0.5\nfrom ngramspec_cli.app import main; main()",
-]
-"""The command line with less patience for strangers."""
 
 
 def lacks_rpc() -> bool:
@@ -46,23 +38,6 @@ def lacks_rpc() -> bool:
 
 LACKS = lacks_rpc()
 needs_rpc = pytest.mark.skipif(LACKS, reason="llama-cpp-python was built without RPC")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "reason"),
-    [
-        (["--rpc", "host"], "--rpc: 'host' is not HOST:PORT"),
-        (["--rpc", "[::1]:50052"], "IPv4 only"),
-        (["--rpc", "a:1,a:1"], "a:1 is named twice"),
-        (["--rpc-timeout", "5"], "--rpc-timeout is for --rpc"),
-        (["--rpc", "a:1", "-ngl", "0"], "-ngl 0 leaves no layer to --rpc"),
-    ],
-)
-def test_a_list_that_is_none_is_bad_usage(
-    capsys: pytest.CaptureFixture[str], arguments: Sequence[str], reason: str
-) -> None:
-    assert app.run([*SMALL, *arguments]) == 2
-    assert reason in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not LACKS, reason="llama-cpp-python was built with RPC")
@@ -91,21 +66,10 @@ def stranger(answer: Callable[[socket.socket], None]) -> Iterator[str]:
         yield f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def silent(client: socket.socket) -> None:
-    client.recv(1)
-    threading.Event().wait()
-
-
 def web(client: socket.socket) -> None:
     with suppress(OSError), client:
         client.recv(1000)
         client.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
-
-
-def hanging_up(client: socket.socket) -> None:
-    with suppress(OSError):
-        client.recv(1)
-        client.close()
 
 
 def other_version(client: socket.socket) -> None:
@@ -119,15 +83,13 @@ def other_version(client: socket.socket) -> None:
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        (silent, "said nothing for 0.5 s"),
         (web, "is no RPC worker"),
-        (hanging_up, "is no RPC worker"),
-        (other_version, "speaks version 99.1.2"),
+        pytest.param(other_version, "speaks version 99.1.2", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_stranger_is_one_line(env: dict[str, str], answer: Callable[[socket.socket], None], reason: str) -> None:
     with stranger(answer) as address:
-        done = run(env, *SMALL, "--rpc", address, stdin=TEXT, command=HASTY if answer is silent else COMMAND)
+        done = run_process(env, *SMALL, "--rpc", address, stdin=TEXT)
     assert (done.code, done.out) == (1, "")
     assert done.complaint.startswith(address)
     assert reason in done.complaint
@@ -137,12 +99,10 @@ def test_a_stranger_is_one_line(env: dict[str, str], answer: Callable[[socket.so
 def test_where_nobody_listens(env: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
-    done = run(env, *SMALL, "--rpc", address, stdin=TEXT)
-    assert done.code == 1
-    assert f"RPC worker {address} cannot be reached (Connection refused)" in done.complaint
-    done = run(env, *SMALL, "--rpc", "no-such-host.invalid:50052", stdin=TEXT)
-    assert done.code == 1
-    assert "RPC worker no-such-host.invalid:50052 cannot be reached" in done.complaint
+    for worker, why in ((address, "(Connection refused)"), ("no-such-host.invalid:50052", "")):
+        done = run(env, *SMALL, "--rpc", worker, stdin=TEXT)
+        assert done.code == 1
+        assert f"RPC worker {worker} cannot be reached {why}".strip() in done.complaint
 
 
 # --------------------------------------------------------------------------- workers
@@ -193,12 +153,13 @@ def over(pair: Sequence[Worker], *more: str) -> list[str]:
 
 
 @needs_rpc
+@pytest.mark.exhaustive
 def test_a_model_over_two_workers(home: dict[str, str], pair: tuple[Worker, Worker]) -> None:
-    drafted = run(home, *over(pair, "-n", "48", "--exact", "on", "--policy", "fixed"), stdin=TEXT)
-    plain = run(home, *over(pair, "-n", "48", "--exact", "on", "--no-draft"), stdin=TEXT)
+    drafted = run_process(home, *over(pair, "-n", "48", "--exact", "on", "--policy", "fixed"), stdin=TEXT)
+    plain = run_process(home, *over(pair, "-n", "48", "--exact", "on", "--no-draft"), stdin=TEXT)
     assert (drafted.code, plain.code) == (0, 0), drafted.err + plain.err
     assert drafted.raw == plain.raw != b""
-    twice = run(home, *over(pair[:1], "-n", "4")[:-3], f"{pair[0].name},localhost:{pair[0].port}", stdin=TEXT)
+    twice = run_process(home, *over(pair[:1], "-n", "4")[:-3], f"{pair[0].name},localhost:{pair[0].port}", stdin=TEXT)
     assert twice.code == 1
     assert "are one worker" in twice.complaint
     for worker, (number, code) in zip(pair, ((signal.SIGTERM, 143), (signal.SIGINT, 130)), strict=True):
@@ -208,12 +169,22 @@ def test_a_model_over_two_workers(home: dict[str, str], pair: tuple[Worker, Work
         assert "trusted networks only" not in said
 
 
-def lose(home: dict[str, str], pair: Sequence[Worker], how: signal.Signals, *more: str) -> Done:
+@needs_rpc
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("how", "options", "complaint"),
+    [
+        (signal.SIGKILL, (), "no RPC worker listens any more at {}: start it again, then this"),
+        (signal.SIGSTOP, ("--rpc-timeout", "1"), "said nothing for 1 s"),
+    ],
+)
+def test_a_worker_that_is_lost_is_one_line_and_the_text_so_far_is_there(
+    home: dict[str, str], pair: tuple[Worker, Worker], how: signal.Signals, options: tuple[str, ...], complaint: str
+) -> None:
     """What is left of an endless answer when something happens to the second worker."""
-    command = [*COMMAND, *over(pair, "--no-draft", "--exact", "off", "-n", "470", *ENDLESS, *more)]
-    with subprocess.Popen(
-        command, env=home, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
+    command = [*COMMAND, *over(pair, "--no-draft", "--exact", "off", "-n", "470", *ENDLESS, *options)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, env=home, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdin is not None
         assert process.stdout is not None
         process.stdin.write(TEXT)
@@ -221,29 +192,14 @@ def lose(home: dict[str, str], pair: Sequence[Worker], how: signal.Signals, *mor
         process.stdin = None
         begun = process.stdout.read1(1)
         pair[1].process.send_signal(how)
-        out, err = process.communicate(timeout=PATIENCE)
-    return Done(process.returncode, begun + out, err.decode())
+        _, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 1
+    assert begun
+    assert complaint.format(pair[1].name) in Done(1, b"", err.decode()).complaint
 
 
 @needs_rpc
-def test_a_worker_that_dies_is_one_line_and_the_text_so_far_is_there(
-    home: dict[str, str], pair: tuple[Worker, Worker]
-) -> None:
-    done = lose(home, pair, signal.SIGKILL)
-    assert done.code == 1
-    assert done.raw
-    assert done.complaint == f"no RPC worker listens any more at {pair[1].name}: start it again, then this"
-
-
-@needs_rpc
-def test_a_worker_that_hangs_is_one_line(home: dict[str, str], pair: tuple[Worker, Worker]) -> None:
-    done = lose(home, pair, signal.SIGSTOP, "--rpc-timeout", "1")
-    assert done.code == 1
-    assert done.raw
-    assert "said nothing for 1 s" in done.complaint
-
-
-@needs_rpc
+@pytest.mark.exhaustive
 def test_a_server_that_loses_a_worker_ends(home: dict[str, str], pair: tuple[Worker, Worker], tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [*COMMAND, "serve", "-t", "1", "-c", "256", "--port", "0", str(DEMO), "--rpc", pair[0].name]
@@ -262,17 +218,15 @@ def test_a_server_that_loses_a_worker_ends(home: dict[str, str], pair: tuple[Wor
 @needs_rpc
 def test_an_address_that_cannot_be_listened_on(env: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        taken = str(listener.getsockname()[1])
-        done = run(env, "rpc-worker", "--port", taken)
-    assert done.code == 1
-    assert f"cannot listen on 127.0.0.1:{taken}" in done.complaint
-    for host in ("192.0.2.1", "::1", "no-such-host.invalid"):
-        done = run(env, "rpc-worker", "--host", host)
-        assert done.code == 1
-        assert f"cannot listen on {host}:50052" in done.complaint
+        taken = listener.getsockname()[1]
+        for host, port in (("127.0.0.1", taken), ("192.0.2.1", 50052), ("::1", 50052), ("no-such-host.invalid", 50052)):
+            done = run(env, "rpc-worker", "--host", host, "--port", str(port))
+            assert done.code == 1
+            assert f"cannot listen on {host}:{port}" in done.complaint
 
 
 @needs_rpc
+@pytest.mark.exhaustive
 @pytest.mark.skipif(os.name != "posix", reason="an address that is all of the machine's")
 def test_beyond_this_machine_it_says_what_llama_cpp_says_of_its_safety(home: dict[str, str], tmp_path: Path) -> None:
     worker = Worker({**home, "XDG_CACHE_HOME": str(tmp_path)}, "--host", "0.0.0.0", "--cache")

@@ -4,98 +4,95 @@ from __future__ import annotations
 
 import json
 import math
+import shlex
+from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.cli_runner import DEMO, run
 
+from ngramspec.sampling.option import options
+from ngramspec.sampling.settings import Sampling
+
 TEXT = b"def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return "
+COMMAND = ("complete", str(DEMO), "-t", "1", "-c", "512")
+DRAFTED = (*COMMAND, "--exact", "off", "--policy", "fixed")
 SCHEMA = {
     "type": "object",
     "properties": {"name": {"type": "string", "maxLength": 12}, "wide": {"type": "boolean"}},
     "required": ["name", "wide"],
 }
 
-BAD = [
-    ("--grammar root:=x", 1, "the grammar does not parse: expecting ::= in line 1"),
-    ("--grammar a::=x", 1, "Undefined rule identifier 'x'"),
-    ('--grammar a::="x"', 1, "grammar does not contain a 'root' symbol"),
-    ("--grammar-file missing.gbnf", 1, "missing.gbnf: No such file"),
-    ("--json-schema {", 1, "the JSON schema is not JSON"),
-    ("--json-schema []", 1, "the JSON schema is a list, but must be an object"),
-    ('--json-schema {"type":"colour"}', 1, "cannot be turned into a grammar: 'colour' is no type of JSON"),
-    ('--json-schema {} --grammar root::="x"', 2, "--grammar and --json-schema exclude each other"),
-    ("--logit-bias 999999+1", 2, "logit bias of token 999999, but the vocabulary has tokens 0 to 4095 only"),
-    ("--logit-bias green", 2, "'green' is no token id with a bias"),
-    ("--logit-bias 5+nan", 2, "the logit bias of token 5 is nan"),
-    ("--lenience 0.5 --acceptance match --temp 0", 2, "lenience has no say in acceptance 'match'"),
-    ("--lenience 0.5 --acceptance coupled --temp 1", 2, "lenience has no say in acceptance 'coupled'"),
-    ("--lenience 0.5 --no-draft", 2, "lenience 0.5 is for drafts"),
-    ("--lenience 0", 2, "lenience is 0.0, but must be above 0"),
-    ("--lenience 0.5 --repeat-penalty 1.2", 2, "lenience at temperature 0 compares bare logits"),
-    ("--typical-acceptance", 2, "typical acceptance needs a temperature above 0"),
-    ("--typical-acceptance --acceptance rejection --temp 1", 2, "a rule of its own"),
-    ("--mirostat 2", 2, "temperature 0 takes the likeliest"),
-    ("--mirostat 2 --temp 1 --acceptance rejection", 2, "no place for rejection sampling"),
-    ("--mirostat 2 --temp 1 --top-k 5", 2, "mirostat takes the place of other samplers; leave out top_k"),
-    ("--mirostat 3 --temp 1", 2, "mirostat is 3, but must be 0"),
-    ("--samplers top_k;foo --temp 1", 2, "unknown sampler 'foo'"),
-    ("--samplers top_k;temperature --temp 1 --typical-p 0.5", 2, "typical_p is set, but samplers leaves out typ_p"),
-    ("--samplers top_k", 2, "temperature is 0.0, but samplers leaves it out"),
-    ("--repeat-penalty 0", 2, "repeat_penalty is 0.0, but must be finite and above 0"),
-    ("--top-p nan", 2, "top_p is nan"),
-    ("--logprobs 3", 2, "add --json"),
-    ("--logprobs 5000 --json", 2, "the vocabulary has 4096 tokens"),
-    ("--trace /nowhere/at/all.jsonl", 1, "cannot write the trace /nowhere/at/all.jsonl"),
-]
 
-
-@pytest.mark.parametrize(("arguments", "code", "complaint"), BAD, ids=[a for a, _, _ in BAD])
-def test_bad_input_is_one_line(env: dict[str, str], arguments: str, code: int, complaint: str) -> None:
-    done = run(env, "complete", DEMO, "-n", "4", "-t", "1", *arguments.split(), stdin=TEXT)
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        ("--grammar root:=x", 1, "the grammar does not parse: expecting ::= in line 1"),
+        ("""--grammar 'a::="x"'""", 1, "grammar does not contain a 'root' symbol"),
+        ("--logit-bias 999999+1", 2, "logit bias of token 999999, but the vocabulary has tokens 0 to 4095 only"),
+        ("--logprobs 5000 --json", 2, "the vocabulary has 4096 tokens"),
+    ],
+)
+def test_what_this_model_cannot_do_is_one_line(env: dict[str, str], arguments: str, code: int, complaint: str) -> None:
+    done = run(env, *COMMAND, *shlex.split(arguments), stdin=TEXT)
     assert (done.code, done.out) == (code, "")
     assert complaint in done.complaint
 
 
-@pytest.mark.parametrize(
-    "drafts", [["--no-draft"], ["--policy", "fixed", "--drafter", "ngram"], ["--acceptance", "match"]]
-)
-@pytest.mark.parametrize(
-    "settings",
-    [
-        "--repeat-penalty 1.1 --presence-penalty 0.2 --frequency-penalty 0.1 --repeat-last-n -1",
-        "--dry-multiplier 0.8 --dry-base 1.5 --dry-allowed-length 1 --dry-penalty-last-n 9 --dry-sequence-breaker none",
-        "--typical-p 0.8 --xtc-probability 0.5 --xtc-threshold 0.2 --dynatemp-range 0.4 --dynatemp-exp 1.2",
-        "--top-n-sigma 1.5 --samplers temperature;top-k;top_n_sigma",
-        "--mirostat 2 --mirostat-lr 0.2 --mirostat-ent 3",
-        "-l 40-inf --logit-bias 50+2",
-    ],
-)
-def test_a_seed_gives_one_text(env: dict[str, str], texts: dict[str, str], settings: str, drafts: list[str]) -> None:
-    common = ["-n", "24", "-t", "1", "--exact", "on", "--temp", "0.9", "-s", "11", *settings.split()]
-    done = run(env, "complete", DEMO, *common, *drafts, stdin=TEXT)
+TOGETHER: list[dict[str, Any]] = [
+    {"repeat_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.1, "repeat_last_n": -1},
+    {"dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 1, "dry_penalty_last_n": 9},
+    {"typical_p": 0.8, "xtc_probability": 0.5, "xtc_threshold": 0.2, "dynatemp_range": 0.4, "dynatemp_exponent": 1.2},
+    {"top_n_sigma": 1.5, "top_k": 30, "top_p": 0.5, "min_p": 0.1, "seed": 7, "grammar": "root ::= [a-z]+"},
+    {"mirostat": 2, "mirostat_eta": 0.2, "mirostat_tau": 3.0},
+]
+"""Settings that go together, which are typed as they are."""
+
+PARSED = {
+    "--samplers 'temperature;top-k;dry'": {"samplers": ["temperature", "top_k", "dry"]},
+    "--dry-multiplier 1 --dry-sequence-breaker none": {"dry_sequence_breakers": []},
+    "-l 40-inf --logit-bias 50+2": {"logit_bias": [[40, "-inf"], [50, 2.0]]},
+}
+
+
+FLAGS = {name: known.flags[0] for name, known in options(Sampling).items()}
+TYPED = PARSED | {shlex.join(word for n, v in some.items() for word in (FLAGS[n], str(v))): some for some in TOGETHER}
+"""Options, and the settings that they are."""
+
+
+@pytest.mark.parametrize(("line", "settings"), TYPED.items())
+def test_every_setting_gets_to_the_sampler(
+    env: dict[str, str], tmp_path: Path, line: str, settings: dict[str, Any]
+) -> None:
+    trace = tmp_path / "trace.jsonl"
+    done = run(env, *DRAFTED, "--temp", "0.9", "-n", "4", "--trace", trace, *shlex.split(line), stdin=TEXT)
     assert done.code == 0, done.err
-    assert done.out == texts.setdefault(settings, done.out)
+    found = json.loads(trace.read_text().splitlines()[0])["sampling"]
+    assert {name: found[name] for name in settings} == settings
+    assert found["temperature"] == 0.9
+
+
+def test_no_setting_is_missing_above() -> None:
+    tried = {name for settings in TYPED.values() for name in settings}
+    assert tried | {"temperature"} == {field.name for field in fields(Sampling)}
 
 
 @pytest.fixture(scope="module")
-def texts() -> dict[str, str]:
-    """The text of each setting, as the first run gave it."""
-    return {}
+def exact(env: dict[str, str]) -> dict[str, str]:
+    """Where what exact mode needs to know is measured."""
+    assert run(env, *COMMAND, "--exact", "on", "-n", "1", stdin=TEXT).code == 0
+    return env
 
 
 @pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_a_schema_is_kept_to(env: dict[str, str], tmp_path: Path, temperature: str) -> None:
+def test_a_schema_is_kept_to(exact: dict[str, str], tmp_path: Path, temperature: str) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(SCHEMA))
-    arguments = ["-n", "80", "-t", "1", "--temp", temperature, "-s", "3", "--exact", "on"]
+    arguments = (*COMMAND, "--exact", "on", "-n", "80", "--temp", temperature, "-s", "3")
     outputs = {
-        run(env, "complete", DEMO, *arguments, *more, stdin=TEXT).out
-        for more in (
-            ["-jf", file],
-            ["--json-schema", json.dumps(SCHEMA), "--no-draft"],
-            ["-jf", file, "--policy", "fixed"],
-        )
+        run(exact, *arguments, *more, stdin=TEXT).out
+        for more in (["--json-schema", json.dumps(SCHEMA), "--no-draft"], ["-jf", file, "--policy", "fixed"])
     }
     assert len(outputs) == 1
     answer = json.loads(outputs.pop())
@@ -103,10 +100,10 @@ def test_a_schema_is_kept_to(env: dict[str, str], tmp_path: Path, temperature: s
     assert isinstance(answer["wide"], bool)
 
 
-def test_logprobs_are_those_of_plain_decoding(env: dict[str, str]) -> None:
-    arguments = ["-n", "20", "-t", "1", "--exact", "on", "--json", "--logprobs", "3"]
-    plain = run(env, "complete", DEMO, *arguments, "--no-draft", stdin=TEXT)
-    drafted = run(env, "complete", DEMO, *arguments, "--policy", "fixed", stdin=TEXT)
+def test_logprobs_are_those_of_plain_decoding(exact: dict[str, str]) -> None:
+    arguments = (*COMMAND, "--exact", "on", "-n", "20", "--json", "--logprobs", "3")
+    plain = run(exact, *arguments, "--no-draft", stdin=TEXT)
+    drafted = run(exact, *arguments, "--policy", "fixed", stdin=TEXT)
     a, b = json.loads(plain.out), json.loads(drafted.out)
     assert b["accepted"] > 0
     assert a["logprobs"] == b["logprobs"]
@@ -120,19 +117,18 @@ def test_logprobs_are_those_of_plain_decoding(env: dict[str, str]) -> None:
     assert b["text"] == "".join(one["token"] for one in b["logprobs"])
 
 
-def test_lossy_output_is_labelled(env: dict[str, str]) -> None:
-    arguments = ["-n", "8", "-t", "1", "--json", "--temp", "0.8"]
-    lenient = run(env, "complete", DEMO, *arguments, "--lenience", "0.5", stdin=TEXT)
-    assert json.loads(lenient.out)["lossy"] == "lenience 0.5"
-    assert lenient.err.count("lenience 0.5") == 2
-    typical = run(env, "complete", DEMO, *arguments, "--typical-acceptance", stdin=TEXT)
-    assert json.loads(typical.out)["lossy"] == "typical acceptance"
-    exact = run(env, "complete", DEMO, *arguments, stdin=TEXT)
-    assert json.loads(exact.out)["lossy"] is None
+@pytest.mark.parametrize(
+    ("options", "label"),
+    [(["--lenience", "0.5"], "lenience 0.5"), (["--typical-acceptance"], "typical acceptance"), ([], None)],
+)
+def test_lossy_output_is_labelled(env: dict[str, str], options: list[str], label: str | None) -> None:
+    done = run(env, *DRAFTED, "-n", "8", "--json", "--temp", "0.8", *options, stdin=TEXT)
+    assert json.loads(done.out)["lossy"] == label
+    assert label is None or done.err.count(label) == 2
 
 
 def test_the_entropy_policy_shows_its_steps(env: dict[str, str]) -> None:
-    done = run(env, "complete", DEMO, "-n", "12", "-t", "1", "--json", "--policy", "entropy", stdin=TEXT)
+    done = run(env, *COMMAND, "--exact", "off", "-n", "12", "--json", "--policy", "entropy", stdin=TEXT)
     report = json.loads(done.out)
     assert len(report["steps"]) == report["target_passes"]
     assert all(0 <= step["entropy"] <= 1 and 1 <= step["gamma"] <= 16 for step in report["steps"])
@@ -140,7 +136,7 @@ def test_the_entropy_policy_shows_its_steps(env: dict[str, str]) -> None:
 
 def test_a_trace_of_a_completion(env: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "trace.jsonl"
-    done = run(env, "complete", DEMO, "-n", "16", "-t", "1", "--policy", "fixed", "--trace", file, stdin=TEXT)
+    done = run(env, *DRAFTED, "-n", "16", "--trace", file, stdin=TEXT)
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert lines[0]["ngramspec_trace"] == 1
     assert "".join(piece for line in lines[1:] for piece in line["pieces"]) == done.out
@@ -152,7 +148,7 @@ def test_a_trace_of_a_completion(env: dict[str, str], tmp_path: Path) -> None:
 def test_chat_answers_keep_to_a_grammar(env: dict[str, str], tmp_path: Path) -> None:
     grammar, trace = tmp_path / "yes.gbnf", tmp_path / "trace.jsonl"
     grammar.write_text('root ::= "yes" | "no"')
-    arguments = ["--grammar-file", grammar, "--trace", trace, "-t", "1", "-s", "1"]
+    arguments = ["-t", "1", "-c", "512", "--exact", "off", "--grammar-file", grammar, "--trace", trace, "-s", "1"]
     done = run(env, "chat", DEMO, *arguments, stdin=b"Is water wet?\nIs fire cold?\n")
     assert done.code == 0, done.err
     assert [line for line in done.out.splitlines() if line] in ([a, b] for a in ("yes", "no") for b in ("yes", "no"))

@@ -1,198 +1,133 @@
-"""`ngramspec serve` as a program: it answers while it loads, logs no text, and lets requests end when it is stopped."""
+"""`ngramspec serve`: it answers, logs no text, and lets requests end when it is stopped."""
 
 from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+import webbrowser
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
-from support.cli_runner import COMMAND, DEMO, PATIENCE
+from ngramspec_cli import serve_run
+from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run
 
-PROMPT = "Once upon a time"
-ENDLESS = {"prompt": PROMPT, "n_predict": -1, "ignore_eos": True, "stream": True}
-
-
-@dataclass
-class Served:
-    """A server at work."""
-
-    process: subprocess.Popen[bytes]
-    errors: Path
-    address: str
-
-    def wait_for(self, text: str) -> str:
-        return wait_for(self.process, self.errors, text)
+SMALL = ("serve", str(DEMO), "-t", "1", "-c", "512", "--exact", "off", "--port")
+ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}
 
 
-def wait_for(process: subprocess.Popen[bytes], errors: Path, text: str) -> str:
-    """The line of the log that has a text."""
-    end = time.monotonic() + PATIENCE
-    while time.monotonic() < end:
-        over = process.poll() is not None
-        found = [line for line in errors.read_text().splitlines() if text in line]
-        if found:
-            return found[0]
-        assert not over, errors.read_text()
-        time.sleep(0.02)
-    raise AssertionError(errors.read_text())
+def serve(env: dict[str, str], client: Callable[[httpx.Client], None], *options: str) -> Done:
+    """Serve the demo model in this process; once it is ready `client` is called, behind which the server ends."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with (
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http,
+        mock.patch.object(serve_run, "wait_for_loss", partial(client, http)),
+    ):
+        return run(env, *SMALL, str(port), *options)
 
 
-@contextmanager
-def serving(env: dict[str, str], folder: Path, *options: str) -> Iterator[Served]:
-    """A server of the demo model on a free port, once it listens."""
-    errors = folder / "log"
-    command = [*COMMAND, "serve", str(DEMO), "--port", "0", "-t", "1", "--exact", "off", *options]
-    with errors.open("wb") as log, subprocess.Popen(command, env=env, stderr=log) as process:
-        try:
-            address = wait_for(process, errors, "listening on ").split()[-1]
-            yield Served(process, errors, address)
-        finally:
-            process.kill()
+def test_it_answers_and_logs_what_that_cost_without_a_word_of_it(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pages, answers = [], []
+    monkeypatch.setattr(webbrowser, "open", lambda address: pages.append(httpx.get(address).text))
 
+    def client(http: httpx.Client) -> None:
+        messages = [{"role": "user", "content": "Zanzibar?"}]
+        for _ in range(2):
+            body = {"messages": messages, "max_tokens": 12, "temperature": 0}
+            answers.append(http.post("/v1/chat/completions", json=body).json())
 
-@pytest.fixture(scope="module")
-def served(env: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    with serving(env, tmp_path_factory.mktemp("serve"), "-c", "512", "--alias", "toy") as server:
-        server.wait_for("is ready")
-        yield server
-
-
-def test_it_answers_and_logs_what_that_cost_without_a_word_of_it(served: Served) -> None:
-    messages = [{"role": "user", "content": "Zanzibar?"}]
-    body = {"messages": messages, "max_tokens": 12, "temperature": 0}
-    told = httpx.post(f"{served.address}/v1/chat/completions", json=body, timeout=PATIENCE).json()
-    assert told["model"] == "toy"
-    line = served.wait_for("POST /v1/chat/completions 200")
-    assert f"prompt {told['usage']['prompt_tokens']} (" in line
-    assert f"{told['usage']['completion_tokens']} tokens" in line
-    assert "Zanzibar" not in served.errors.read_text()
-    again = httpx.post(f"{served.address}/v1/chat/completions", json=body, timeout=PATIENCE).json()
-    assert again["choices"] == told["choices"]
+    done = serve(env, client, "--alias", "toy", "--open")
+    assert (done.code, done.out) == (0, ""), done.err
+    first, again = answers
+    assert first["model"] == "toy"
+    assert again["choices"] == first["choices"]
     assert again["timings"]["cache_n"] > 0
+    line = next(line for line in done.err.splitlines() if "POST /v1/chat/completions 200" in line)
+    assert f"prompt {first['usage']['prompt_tokens']} (" in line
+    assert f"{first['usage']['completion_tokens']} tokens" in line
+    assert "Zanzibar" not in done.err
+    (page,) = pages
+    assert "<html" in page
 
 
-def test_text_is_what_the_command_line_gives(served: Served, env: dict[str, str], tmp_path: Path) -> None:
-    body = {"prompt": PROMPT, "n_predict": 40, "temperature": 0}
-    told = httpx.post(f"{served.address}/completion", json=body, timeout=PATIENCE).json()
-    assert told["content"] == completed(env, tmp_path, PROMPT, 40, "off")
+def test_a_suffix_that_stands_first_is_found_in_the_cache(env: dict[str, str]) -> None:
+    cached = []
 
-
-def completed(env: dict[str, str], folder: Path, text: str, n: int, exact: str) -> str:
-    """What plain decoding on the command line makes of a text; a line break at its end is left out."""
-    file = folder / "text"
-    file.write_text(text)
-    command = [*COMMAND, "complete", str(DEMO), str(file), "-n", str(n), "-c", "512", "-t", "1", "--exact", exact]
-    done = subprocess.run([*command, "--no-draft"], env=env, capture_output=True, timeout=PATIENCE, check=True)
-    return done.stdout.decode().removesuffix("\n")
-
-
-def test_a_draft_model_changes_no_text(env: dict[str, str], tmp_path: Path) -> None:
-    """Two at once, twice: the demo model drafts for itself, and is right, where it is asked.
-
-    With exact settings, else who shares a pass with whom may decide a near tie.
-    """
-    texts = (PROMPT, "def add(a, b):")
-    bodies = [{"prompt": text, "n_predict": 60, "temperature": 0, "seed": 1} for text in texts]
-
-    def ask(server: Served) -> list[str]:
-        def one(body: dict[str, object]) -> str:
-            told = httpx.post(f"{server.address}/completion", json=body, timeout=PATIENCE).json()
-            return str(told["content"]).removesuffix("\n")
-
-        with ThreadPoolExecutor(2) as clients:
-            return list(clients.map(one, bodies))
-
-    with serving(env, tmp_path, "-c", "512", "-np", "2", "-md", str(DEMO), "-td", "1", "--exact", "on") as server:
-        server.wait_for("is ready")
-        assert ask(server) == ask(server) == [completed(env, tmp_path, text, 60, "on") for text in texts]
-
-
-def test_a_taken_port_is_one_line(served: Served, env: dict[str, str]) -> None:
-    port = served.address.rpartition(":")[2]
-    command = [*COMMAND, "serve", str(DEMO), "--port", port]
-    done = subprocess.run(command, env=env, capture_output=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 1
-    (line,) = done.stderr.decode().splitlines()
-    assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in line
-
-
-def test_a_missing_extra_is_one_line(env: dict[str, str]) -> None:
-    script = "import sys; sys.modules['uvicorn'] = None; from ngramspec_cli.app import main; main()"
-    command = [sys.executable, "-c", script, "serve", str(DEMO)]
-    done = subprocess.run(command, env=env, capture_output=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 1
-    (line,) = done.stderr.decode().splitlines()
-    assert "pip install 'ngramspec[server]'" in line
-
-
-def test_sigterm_lets_a_request_end_and_takes_no_other(env: dict[str, str], tmp_path: Path) -> None:
-    with serving(env | {"NGRAMSPEC_API_KEY": "secret"}, tmp_path, "-c", "512") as server:
-        server.wait_for("is ready")
-        client = httpx.Client(base_url=server.address, timeout=PATIENCE, headers={"Authorization": "Bearer secret"})
-        assert httpx.get(f"{server.address}/props").status_code == 401
-        with client, client.stream("POST", "/completion", json=ENDLESS) as response:
-            lines = response.iter_lines()
-            assert next(lines).startswith("data")
-            server.process.send_signal(signal.SIGTERM)
-            server.wait_for("stopping")
-            told = [json.loads(line.removeprefix("data: ")) for line in lines if line]
-        assert told[-1]["stop_type"] == "limit"
-        assert told[-1]["truncated"] is True
-        assert server.process.wait(PATIENCE) == 0
-
-
-def test_a_second_interrupt_ends_at_once(env: dict[str, str], tmp_path: Path) -> None:
-    with serving(env, tmp_path, "-c", "8192") as server:
-        server.wait_for("is ready")
-        with (
-            httpx.Client(base_url=server.address, timeout=PATIENCE) as client,
-            client.stream("POST", "/completion", json=ENDLESS) as response,
-        ):
-            assert next(response.iter_lines()).startswith("data")
-            server.process.send_signal(signal.SIGINT)
-            server.wait_for("stopping")
-            server.process.send_signal(signal.SIGINT)
-            assert server.process.wait(PATIENCE) == 130
-
-
-def test_a_model_that_cannot_be_loaded_ends_it(env: dict[str, str], tmp_path: Path) -> None:
-    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
-    command = [*COMMAND, "serve", str(tmp_path / "bad.gguf"), "--port", "0"]
-    done = subprocess.run(command, env=env, capture_output=True, timeout=PATIENCE, check=False)
-    assert done.returncode == 1
-    assert done.stderr.decode().splitlines()[-1].startswith("ngramspec: ")
-
-
-def test_the_page_is_opened_once_it_can_be(env: dict[str, str], tmp_path: Path) -> None:
-    opened = tmp_path / "opened"
-    browser = tmp_path / "browser"
-    browser.write_text(f'#!/bin/sh\nprintf %s "$1" > "{opened}"\n')
-    browser.chmod(0o755)
-    with serving(env | {"BROWSER": f"{browser} %s"}, tmp_path, "-c", "512", "--open") as server:
-        server.wait_for("is ready")
-        assert opened.read_text() == server.address
-        assert "<html" in httpx.get(opened.read_text(), timeout=PATIENCE).text
-
-
-@pytest.mark.parametrize("suffix_first", [False, True])
-def test_gaps_are_shown_as_the_model_wants_them(env: dict[str, str], tmp_path: Path, suffix_first: bool) -> None:
-    """What stands first in the prompt is what a second gap with the same suffix finds in the cache."""
-    options = ("--spm-infill",) if suffix_first else ()
-    with serving(env, tmp_path, "-c", "512", "-np", "1", *options) as server:
-        server.wait_for("is ready")
-        cached = []
+    def client(http: httpx.Client) -> None:
+        # What stands first in the prompt is what a second gap with the same suffix finds in the cache.
         for prefix in ("def f(x):\n", "class Other:\n"):
             gap = {"input_prefix": prefix, "input_suffix": "    return x\n\n\nprint(f(1))\n" * 3, "n_predict": 1}
-            told = httpx.post(f"{server.address}/infill", json=gap, timeout=PATIENCE).json()
-            cached.append(told["timings"]["cache_n"])
-        assert cached[0] == 0
-        assert (cached[1] > 20) == suffix_first
+            cached.append(http.post("/infill", json=gap).json()["timings"]["cache_n"])
+
+    done = serve(env, client, "--spm-infill")
+    assert (done.code, done.out) == (0, ""), done.err
+    assert cached[0] < 20 < cached[1]
+
+
+def test_sigterm_lets_a_request_end_and_a_key_is_asked_for(env: dict[str, str]) -> None:
+    lines, refused = [], []
+    with ExitStack() as streams:
+
+        def client(http: httpx.Client) -> None:
+            refused.append(http.get("/props").status_code)
+            more = {"headers": {"Authorization": "Bearer secret"}, "json": ENDLESS | {"n_predict": 100}}
+            response = httpx.stream("POST", http.base_url.join("/completion"), timeout=PATIENCE, **more)
+            lines.append(streams.enter_context(response).iter_lines())
+            assert next(lines[0]).startswith("data")
+            signal.raise_signal(signal.SIGTERM)
+
+        done = serve(env | {"NGRAMSPEC_API_KEY": "secret"}, client)
+        told = [json.loads(line.removeprefix("data: ")) for line in lines[0] if line]
+    assert refused == [401]
+    assert (told[-1]["stop_type"], told[-1]["tokens_predicted"]) == ("limit", 100)
+    assert done.code == 0
+    assert "stopping: running requests have" in done.err
+
+
+def test_why_it_cannot_serve_is_one_line(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def complaint(*arguments: str | Path) -> str:
+        done = run(env, "serve", *arguments)
+        assert done.code == 1
+        return done.complaint
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = str(listener.getsockname()[1])
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in complaint(DEMO, "--port", port)
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + b"\0" * 100)
+    assert "bad.gguf" in complaint(tmp_path / "bad.gguf", "--port", "0")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install 'ngramspec[server]'" in complaint(DEMO)
+
+
+@pytest.mark.exhaustive
+def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, str]) -> None:
+    """What `tools/measure/soak.py` does for minutes, in short; with an end that takes a process."""
+    options = ("0", "-c", "768", "-np", "3", "--exact", "on", "--cache-ram", "4")
+    with subprocess.Popen([*COMMAND, *SMALL, *options], env=env, stderr=subprocess.PIPE, text=True) as server:
+        log = iter(server.stderr or ())
+        address = next(line for line in log if line.startswith("listening on ")).split()[-1]
+        next(line for line in log if " is ready: " in line)
+        tool = Path(__file__).parents[2] / "tools" / "measure" / "soak.py"
+        soak: list[Any] = [sys.executable, tool, address, "--requests", "150", "--clients", "6"]
+        more = ["--kinds", "20", "--pid", str(server.pid)]
+        done = subprocess.run([*soak, *more], check=False, capture_output=True, text=True, timeout=300)
+        with httpx.stream("POST", f"{address}/completion", json=ENDLESS, timeout=PATIENCE) as response:
+            assert next(response.iter_lines()).startswith("data")
+            server.send_signal(signal.SIGINT)
+            next(line for line in log if "stopping" in line)
+            server.send_signal(signal.SIGINT)
+            assert server.wait(PATIENCE) == 130
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 wrong" in done.stdout
+    assert " 0 clients hung up" not in done.stdout

@@ -5,51 +5,64 @@ from __future__ import annotations
 import json
 import shutil
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
+from ngramspec_cli import serve_run
 from ngramspec_cli.options import LoadOptions
 from ngramspec_cli.tuned import told
-from support.cli_runner import COMMAND, COUNTED, DEMO, PATIENCE, run
+from support.cli_runner import DEMO, environment, run
+from support.signals import signal_at
 
+from ngramspec.llama.workbench import Workbench
 from ngramspec.models.find import ModelSource
 from ngramspec.tuning.kept import Kept, keep, recalled
+from ngramspec.tuning.measures import Measure
+from ngramspec.tuning.settings import Settings
 
 TUNE = ["tune", "-t", "1", "--seconds", "5", "--depth", "256"]
-COMPLETE = ["complete", "-c", "512", "-n", "4"]
+PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]
+COMPLETE = ["complete", *PLAIN, "-n", "4"]
 TEXT = b"def add(a, b):\n    return a + b\n"
 FASTER = Kept({"threads": 1, "threads_batch": 2, "mmap": False}, 0.8, "2026-11-22", applied=True)
 SOURCE = ModelSource(DEMO, "demo")
 
 
 @pytest.fixture
-def home(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """Folders of the user's that are empty, for this process and for others."""
-    own = {**env, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
-    for name in ("HOME", "XDG_CACHE_HOME"):
-        monkeypatch.setenv(name, own[name])
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Folders of the user's that are empty, for the test itself too."""
+    own = environment(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", own["XDG_CACHE_HOME"])
     return own
+
+
+def invented(_bench: Workbench, settings: Settings, measure: Measure) -> float:
+    """Seconds of a machine on which a model that was read is faster than one that is mapped."""
+    return 0.001 * measure.size * (1.0 if settings.mmap else 0.8)
+
+
+@pytest.fixture
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed or tried."""
+    monkeypatch.setattr(Workbench, "seconds", invented)
+    monkeypatch.setattr(Workbench, "alike", lambda *_: True)
 
 
 def kept() -> Kept | None:
     return recalled(LoadOptions().tuned_file(DEMO))
 
 
-def apply(what: Kept = FASTER) -> None:
-    keep(LoadOptions().tuned_file(DEMO), what)
+def apply(what: Kept = FASTER, model: Path = DEMO) -> None:
+    keep(LoadOptions().tuned_file(model), what)
 
 
-def test_it_measures_and_says_so_as_json_and_in_a_table(home: dict[str, str], tmp_path: Path) -> None:
+@pytest.mark.usefixtures("_quick")
+def test_it_says_what_it_found_as_json_and_in_a_table(home: dict[str, str], tmp_path: Path) -> None:
     done = run(home, *TUNE, "--json", tmp_path / "found.json")
     assert done.code == 0, done.err
     assert "as it is, ms" in done.out
     found = json.loads((tmp_path / "found.json").read_text())
-    assert found["complete"]
-    assert found["settings"]["depth"] == 256
-    assert found["present"]["threads"] == 1
+    assert (found["complete"], found["settings"]["depth"], found["present"]["threads"]) == (True, 256, 1)
     assert found["compared"]
     for name, one in found["compared"].items():
         assert name in done.out
@@ -57,30 +70,41 @@ def test_it_measures_and_says_so_as_json_and_in_a_table(home: dict[str, str], tm
         assert all(ratio > 0 for ratio in one["each"].values())
         assert 0 <= one["chance"] <= 1
     assert found["present_seconds"].keys() >= {m for one in found["compared"].values() for m in one["each"]}
-    # What it found is known, and not used.
     known = kept()
     assert known is not None
-    assert not known.applied
-    assert (known.changes == {}) == (found["recommended"] is None)
+    assert (known.changes, known.applied) == ({"mmap": False}, False), "what it found is known, and not used"
 
 
-def test_only_json_where_that_is_asked_for(home: dict[str, str]) -> None:
-    done = run(home, *TUNE, "--json", "-")
-    assert json.loads(done.out)["complete"]
+@pytest.mark.usefixtures("_quick")
+def test_looking_leaves_what_is_in_use_and_applying_replaces_it(home: dict[str, str]) -> None:
+    apply()
+    assert run(home, *TUNE).code == 0
+    assert kept() == FASTER
+    done = run(home, *TUNE, "--apply", "--json", "-")
+    assert json.loads(done.out)["recommended"]["changes"] == {"mmap": False}
+    now = kept()
+    assert now is not None
+    assert (now.changes, now.applied) == ({"mmap": False}, True)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_an_interruption_shows_what_was_measured(home: dict[str, str]) -> None:
+    with signal_at(signal.SIGINT, Workbench, "seconds", 150):
+        done = run(home, *TUNE, "--seconds", "3600", "--apply")
+    assert done.code == 130, done.err
+    assert "Interrupted: this is what was measured so far" in done.out
+    assert "as it is, ms" in done.out
+    assert kept() is None
 
 
 def test_what_is_kept_is_used_until_it_is_forgotten(home: dict[str, str]) -> None:
-    plain = run(home, *COMPLETE, stdin=TEXT)
-    assert "tuned" not in plain.err
+    assert "tuned" not in run(home, *COMPLETE, stdin=TEXT).err
     apply()
     used = run(home, *COMPLETE, stdin=TEXT)
     assert used.code == 0, used.err
     assert "tuned: -t 1 -tb 2 --no-mmap (" in used.err
     assert "tuned: --no-mmap (" in run(home, *COMPLETE, "-t", "1", stdin=TEXT).err
     assert "tuned" not in run(home, *COMPLETE, "--no-tuned", stdin=TEXT).err
-    told_of = run(home, "info", "-c", "512")
-    assert "tuned          -t 1 -tb 2 --no-mmap, 1.25 times as fast where it acts (2026-11-22)" in told_of.out
-    assert "settings       1 threads (2 for batches)" in told_of.out
     forgotten = run(home, "tune", "--forget")
     assert (forgotten.code, forgotten.raw) == (0, b"")
     assert "taken away" in forgotten.err
@@ -89,46 +113,29 @@ def test_what_is_kept_is_used_until_it_is_forgotten(home: dict[str, str]) -> Non
     assert "nothing is kept" in run(home, "tune", "--forget").err
 
 
-def test_a_chat_and_a_benchmark_use_it_too(home: dict[str, str]) -> None:
+SERVE = ["serve", "-c", "512", "--exact", "off", "--no-draft", "--port", "0"]
+BENCH = ["bench", *PLAIN, "--category", "chat", "--limit", "1", "--repeat", "1", "-n", "8"]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["chat", *PLAIN, "-n", "4"], id="chat"),
+        # Loads its server's libraries where no test did before: some 2 s of processor time.
+        pytest.param(SERVE, id="serve", marks=pytest.mark.exhaustive),
+        pytest.param(BENCH, id="bench"),
+    ],
+)
+def test_other_commands_use_it_too(home: dict[str, str], monkeypatch: pytest.MonkeyPatch, command: list[str]) -> None:
     apply()
-    talk = run(home, "chat", "-c", "512", "-n", "4", stdin=b"Hello\n")
-    assert (talk.code, talk.err.count("tuned: -t 1 -tb 2 --no-mmap (")) == (0, 1), talk.err
-    bench = ["bench", "--category", "chat", "--limit", "1", "--repeat", "1", "-n", "8", "-c", "512"]
-    done = run(home, *bench)
+    monkeypatch.setattr(serve_run, "wait_for_loss", lambda: None)
+    done = run(home, *command, stdin=b"Hello\n")
     assert (done.code, done.err.count("tuned: -t 1 -tb 2 --no-mmap (")) == (0, 1), done.err
-    line = "tuned: -t 1 -tb 2 --no-mmap, 1.25 times as fast where it acts (2026-11-22)"
-    assert line in done.out.splitlines()
-    without = run(home, *bench, "--no-tuned", "-t", "1")
-    assert "tuned: " not in without.err
-    assert f"{line}; left out here" in without.out.splitlines()
-
-
-def test_a_server_uses_it_too(home: dict[str, str], tmp_path: Path) -> None:
-    pytest.importorskip("uvicorn")
-    apply()
-    errors = tmp_path / "log"
-    command = [*COMMAND, "serve", str(DEMO), "--port", "0", "-c", "512", "--exact", "off"]
-    with errors.open("wb") as log, subprocess.Popen(command, env=home, stderr=log) as process:
-        end = time.monotonic() + PATIENCE
-        while "is ready" not in errors.read_text() and process.poll() is None and time.monotonic() < end:
-            time.sleep(0.1)
-        process.kill()
-    told_of = errors.read_text()
-    assert "is ready" in told_of
-    assert told_of.count("tuned: -t 1 -tb 2 --no-mmap (") == 1
-
-
-def test_looking_leaves_what_is_in_use_and_applying_replaces_it(home: dict[str, str]) -> None:
-    apply()
-    run(home, *TUNE)
-    assert kept() == FASTER
-    done = run(home, *TUNE, "--apply", "--json", "-")
-    recommended = json.loads(done.out)["recommended"]
-    now = kept()
-    assert now is not None
-    assert now != FASTER
-    assert now.applied == (recommended is not None)
-    assert now.changes == (recommended["changes"] if recommended else {})
+    if command is BENCH:
+        line = "tuned: -t 1 -tb 2 --no-mmap, 1.25 times as fast where it acts (2026-11-22)"
+        without = run(home, *command, "--no-tuned", "-t", "1")
+        assert line in done.out.splitlines()
+        assert ("tuned: " in without.err, f"{line}; left out here" in without.out.splitlines()) == (False, True)
 
 
 def test_another_model_and_other_layers_have_settings_of_their_own(home: dict[str, str], tmp_path: Path) -> None:
@@ -159,50 +166,15 @@ def test_options_come_first(home: dict[str, str], capsys: pytest.CaptureFixture[
     assert LoadOptions(flash_attn="off").tuned(SOURCE).ubatch_size is None
 
 
-def test_an_interruption_shows_what_was_measured(home: dict[str, str]) -> None:
-    script = f"""{COUNTED}
-from ngramspec.llama.workbench import Workbench
-from ngramspec_cli.app import main
-Workbench.seconds = counted(Workbench.seconds, 150)
-main()
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script, "-", str(int(signal.SIGINT)), *TUNE, "--seconds", "3600", "--apply"],
-        capture_output=True,
-        env=home,
-        timeout=PATIENCE,
-        check=False,
-    )
-    assert done.returncode == 130, done.stderr
-    assert b"Interrupted: this is what was measured so far" in done.stdout
-    assert b"as it is, ms" in done.stdout
-    assert kept() is None
-
-
-@pytest.mark.parametrize(
-    ("options", "words", "code"),
-    [
-        (["--seconds", "1"], "--seconds", 2),
-        (["--depth", "8"], "--depth", 2),
-        (["--apply", "--forget"], "exclude each other", 2),
-        (["gone.gguf"], "gone.gguf", 1),
-        (["--json", "/nowhere/found.json"], "/nowhere/found.json", 1),
-    ],
-)
-def test_a_wrong_option_is_one_line(home: dict[str, str], options: list[str], words: str, code: int) -> None:
-    done = run(home, "tune", *options)
-    assert (done.code, done.raw) == (code, b"")
-    assert words in done.complaint
-
-
-@pytest.mark.parametrize(
-    ("what", "left_out", "line"),
-    [
+def test_info_says_what_is_kept(home: dict[str, str], tiny: Path) -> None:
+    apply(model=tiny)
+    shown = run(home, "info", tiny, "-c", "512", "--exact", "off").out
+    assert "tuned          -t 1 -tb 2 --no-mmap, 1.25 times as fast where it acts (2026-11-22)" in shown
+    assert "settings       1 threads (2 for batches)" in shown
+    for what, left_out, line in (
         (None, False, "no: ngramspec tune finds the settings that are fastest here"),
         (Kept({}, None, "2026-11-22", applied=False), False, "nothing was found faster"),
         (Kept({"threads": 3}, 0.5, "2026-11-22", applied=False), False, "not used: ngramspec tune --apply keeps it"),
         (FASTER, True, "; left out here"),
-    ],
-)
-def test_the_line_of_info(what: Kept | None, left_out: bool, line: str) -> None:
-    assert line in told(what, left_out=left_out)
+    ):
+        assert line in told(what, left_out=left_out)

@@ -15,7 +15,6 @@ from ngramspec.decoding.speculation import Plan, Speculation
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.policies.entropy import EntropyPolicy
 from ngramspec.policies.policy import Debt, Pass
 from ngramspec.policies.simple import FixedPolicy
 
@@ -137,15 +136,6 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
     assert curve.last == 2
 
 
-def test_without_a_curve_nothing_is_known_of_plain_passes() -> None:
-    speculation = Speculation(Parrot(), Recorder())
-    speculation.prepare(None, (1, 2, 3, 4, 5))
-    plan = speculation.plan(3)
-    done = Pass((1, 2), drafted=plan.sent.tokens, accepted=1, batch=plan.size, seconds=0.1)
-    speculation.learn(done)
-    assert done.plain_seconds == 0.0
-
-
 # --------------------------------------------------------------------------- the end of a text, and a grammar
 
 
@@ -255,22 +245,6 @@ def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
         speculation.plan(9)
         assert explained(speculation) == {}
     assert watcher.rows == []
-
-
-def test_the_entropy_policy_in_the_loop() -> None:
-    policy = EntropyPolicy(8)
-    speculation, drafter = Speculation(Parrot(), policy), Parrot()
-    speculation.drafter = drafter
-    speculation.prepare(None, range(1, 17))
-    speculation.begin([7])
-    sure, lost = np.array([50, 0, 0, 0], np.float32), np.zeros(4, np.float32)
-    speculation.see(7, NO_DRAFT, sure[np.newaxis])
-    plan = speculation.plan(100)
-    assert explained(speculation) == {"entropy": pytest.approx(0), "gamma": 8}
-    speculation.see(9, plan.sent, np.stack([sure, sure, lost, sure]), accepted=2)
-    speculation.plan(100)
-    assert explained(speculation) == {"entropy": pytest.approx(0.5), "gamma": 4}  # 1 + 7 / 4^0.5, a half to even
-    assert drafter.limits == [8, 4]
 
 
 def test_what_is_owed_is_part_of_the_pass() -> None:

@@ -1,30 +1,29 @@
-"""Answers behind refused tokens: where they are found again, and what they change."""
+"""What the target says beside the text, behind refused tokens or when it is asked: where it is found again."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
+import random
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.mock_target import MockTarget, plain_generate
-from support.uncompiled import plain_modules
+from support.mock_target import MockTarget
 
-from ngramspec.cost.given import GivenCurve
-from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.draft import Drafter, Question
 from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.answers import Answers
-from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.refused_rows import CHEAP, MOST, RefusedRows
-from ngramspec.sampling.settings import Sampling
 
 FREE = TokenPrice(1.0, [0.0] * 65)
+NOTHING = TokenPrice(0.0, [0.0] * 65)
 DEAR = TokenPrice(1.0, [2 * CHEAP] * 65)
+
+# --------------------------------------------------------------------------- behind refused tokens
 
 
 def text(*tokens: int) -> History:
@@ -61,6 +60,15 @@ def test_answers_are_found_in_their_place_and_behind_the_same_tokens() -> None:
     assert found(answers, history) == (-1, 70)
     answers.begin()
     assert found(answers, history) == (-1, -1)
+    answers.hear(text(200, 201), 1, [99])
+    assert found(answers, history) == (-1, -1)
+    history.size = 1
+    for token in range(3000):  # so many that others share their places
+        history.tokens[0] = token
+        answers.hear(history, 0, [99])
+    for token in range(5000, 5100):
+        history.tokens[0] = token
+        assert found(answers, history)[1] == -1
 
 
 def test_the_longest_context_and_the_latest_answer_count() -> None:
@@ -70,28 +78,21 @@ def test_the_longest_context_and_the_latest_answer_count() -> None:
         history.add(first)
         history.tokens[2] = 40
         answers.hear(history, 2, [answer])
-    history.size = 1
-    for token in (5, 40):
-        history.add(token)
-    assert found(answers, history)[1] == 60
-    history.size = 1
-    for token in (7, 40):
-        history.add(token)
-    assert found(answers, history)[1] == 62
+    for first, answer in ((5, 60), (7, 62)):
+        history.size = 1
+        history.add(first)
+        history.add(40)
+        assert found(answers, history)[1] == answer
 
 
-def ready(guesser: Guesser) -> Guesser:
-    """One that has drafted 2 3 after 1, of which 3 was refused; 9 came instead."""
+def test_answers_that_come_true_count_for_more() -> None:
+    """After 1 it drafted 2 3, of which 3 was refused; 9 came instead."""
+    guesser = Guesser()
     guesser.begin([1, 2, 3, 4, 5, 1])
     assert guesser.guess(2, 0.0, FREE) == 2
     assert guesser.chain()[0] == (2, 3)
     guesser.hear([2, 3], 1, [77])
     assert guesser.accept([2, 9]) == 1
-    return guesser
-
-
-def test_answers_that_come_true_count_for_more() -> None:
-    guesser = ready(Guesser())
     chances = []
     for _ in range(12):
         guesser.guess(1, 0.0, FREE)
@@ -116,76 +117,22 @@ def test_without_answers_nothing_changes() -> None:
         assert one.accept([token]) == other.accept([token])
 
 
-def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault() -> None:
-    drafter = MixtureDrafter()
+@pytest.mark.parametrize("beside_a_model", [False, True])
+def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_a_model: bool) -> None:
+    """Whoever guessed what was refused."""
+    drafter = HybridDrafter(AskedModel(MockTarget(100, words=[50]))) if beside_a_model else MixtureDrafter()
     drafter.begin([1, 2, 3, 4, 5, 1])
     assert not drafter.wants_logits
     drafter.propose(2, price=DEAR)
     assert not drafter.wants_logits
     draft = drafter.propose(2, price=FREE)
     assert drafter.wants_logits
-    assert draft.tokens == (2, 3)
+    assert beside_a_model or draft.tokens == (2, 3)
     drafter.see([1, 2, 3], rows_to(2, 9, 77), 1)
     drafter.accept([2, 9])
     assert not drafter.wants_logits
     drafter.propose(1, price=FREE)
     assert 77 in drafter._guesser.law(0)
-
-
-def test_beside_a_model_rows_are_read_too() -> None:
-    """Whoever guessed what was refused."""
-    drafter = HybridDrafter(AskedModel(MockTarget(100, words=[50])))
-    drafter.begin([1, 2, 3, 4, 5, 1])
-    drafter.propose(2, price=DEAR)
-    assert not drafter.wants_logits
-    drafter.propose(2, price=FREE)
-    assert drafter.wants_logits
-    drafter.see([1, 50, 3], rows_to(2, 77, 9), 0)
-    drafter.accept([2])
-    assert not drafter.wants_logits
-    drafter.propose(1, price=FREE)
-    assert 77 in drafter._guesser.law(0)
-
-
-def test_a_memory_alone_reads_no_rows() -> None:
-    drafter = MemoryDrafter(True)
-    drafter.begin([1, 2, 3])
-    drafter.propose(2, price=FREE)
-    assert not drafter.wants_logits
-
-
-def test_compiled_and_plain_answers_agree() -> None:
-    plain = plain_modules()["guesser"].Guesser
-    for guesser in (one := ready(Guesser()), other := ready(plain())):
-        guesser.guess(1, 0.0, FREE)
-    assert one.law(0) == pytest.approx(other.law(0), rel=1e-12)
-
-
-class Chain(MockTarget):
-    """The next token follows from the last, but for every 40th: so a row behind a wrong token is right about it."""
-
-    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        row = np.zeros(self.n_vocab, np.float32)
-        row[(7 * context[-1] + 31 * (context[-1] % 5 == 0) * context[-2] + 1) % self.n_vocab] = 5.0
-        if len(context) % 40 == 0:
-            row[(context[-1] + 11) % self.n_vocab] = 9.0
-        return row
-
-
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, seed=3)], ids=["greedy", "sampled"])
-def test_reading_saves_passes_and_the_text_is_the_targets(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Sampling
-) -> None:
-    mock, passes = Chain(211), []
-    plain = plain_generate(mock, [3, 4], 400, sampling)
-    for reads in (True, False):
-        if not reads:
-            monkeypatch.setattr(RefusedRows, "worth_reading", lambda self, price: 0)
-        decoder = SpeculativeDecoder(mock, curve=GivenCurve({1: 1.0, 64: 1.0}), calibration_folder=tmp_path)
-        steps = list(decoder.generate([3, 4], max_tokens=400, sampling=sampling))
-        assert [token for step in steps for token in step.tokens] == plain
-        passes.append(len(steps))
-    assert passes[0] < passes[1]
 
 
 def test_reading_takes_a_small_part_of_a_pass() -> None:
@@ -202,3 +149,96 @@ def test_reading_takes_a_small_part_of_a_pass() -> None:
     assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9, 0.001)) == 0
     assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9)) == MOST
     assert rows.worth_reading(DEAR) == 0
+
+
+# --------------------------------------------------------------------------- questions
+
+
+def taught() -> MixtureDrafter:
+    """A drafter of a text in which 1 2 goes on with 3 or 4, each followed by tokens of its own; it ends with 1 2."""
+    rng = random.Random(1)
+    drafter = MixtureDrafter()
+    drafter.begin([1, 2])
+    for _ in range(80):
+        drafter.propose(12)
+        drafter.accept([*rng.choice([[3, 5, 6], [4, 7, 8]]), 1, 2])
+    return drafter
+
+
+def asked(drafter: Drafter, sent: int, limit: int = 30, leaves: int = 8, price: TokenPrice = NOTHING) -> list[Question]:
+    return list(drafter.questions(sent, limit, leaves, price))
+
+
+def test_the_other_branch_is_asked_with_its_own_tokens_where_that_can_pay() -> None:
+    drafter = taught()
+    draft = drafter.propose(3)
+    assert draft.tokens in ((3, 5, 6), (4, 7, 8))
+    other = {3: (4, 7, 8), 4: (3, 5, 6)}[draft.tokens[0]]
+    found = {(q.fork, q.path): q.chance for q in asked(drafter, 3)}
+    assert {(0, other[:i]) for i in (1, 2, 3)} <= set(found)
+    assert found[0, other[:1]] == pytest.approx(1 - draft.chances[0], abs=0.1)
+    # Behind a draft that was sent whole, its next guess is a question too.
+    assert (3, (1,)) in found
+    # Behind one that was not, what was left out is.
+    drafter.propose(3)
+    assert (1, draft.tokens[1:2]) in {(q.fork, q.path) for q in asked(drafter, 1)}
+    drafter.propose(3)
+    paying = asked(drafter, 3, price=TokenPrice(1.0, [0.2] * 65))
+    assert paying
+    assert min(q.chance for q in paying) >= 0.2
+    assert not asked(drafter, 3, price=TokenPrice(1.0, [0.9] * 65))
+
+
+@pytest.mark.parametrize("leaves", [1, 2, 5])
+def test_the_likeliest_first_each_behind_its_path_and_no_more_than_allowed(leaves: int) -> None:
+    rng = random.Random(2)
+    drafter, silent = MixtureDrafter(), MixtureDrafter()
+    prompt = [rng.randrange(4) for _ in range(200)]
+    for each in (drafter, silent):
+        each.begin(prompt)
+    for _ in range(60):
+        length = rng.randrange(1, 20)
+        draft = drafter.propose(length)
+        assert draft == silent.propose(length), "what was asked taught nothing"
+        sent = rng.randint(0, len(draft))
+        found = asked(drafter, sent, limit := rng.randint(1, 40), leaves)
+        assert len(found) <= limit
+        assert [q.chance for q in found] == sorted((q.chance for q in found), reverse=True)
+        seen: set[tuple[int, tuple[int, ...]]] = set()
+        for fork, path, _ in found:
+            assert fork <= sent
+            assert fork == sent or path[0] != draft.tokens[fork]
+            assert len(path) == 1 or (fork, path[:-1]) in seen
+            assert (fork, path) not in seen
+            seen.add((fork, path))
+        ends = [1 for fork, path in seen if not any(f == fork and p[:-1] == path for f, p in seen)]
+        assert len(ends) <= leaves
+        for fork in range(sent):
+            beside = sum(q.chance for q in found if q.fork == fork and len(q.path) == 1)
+            assert beside <= np.prod(draft.chances[:fork]) * (1 - draft.chances[fork]) + 1e-9
+        truth = [rng.randrange(4) for _ in range(rng.randint(1, 4))]
+        assert drafter.accept(truth) == silent.accept(truth)
+
+
+@pytest.mark.parametrize("how", ["greedy", "coupled", "blind"])
+def test_answers_begin_the_next_draft_until_they_are_wrong(how: str) -> None:
+    drafter = taught()
+    choose = None if how == "greedy" else (lambda _at, law: max(law, key=lambda token: law[token]))
+    for turn in range(40):
+        drafter.hear((77, 78))
+        drafter.accept([3])
+        draft = drafter.propose(6, choose, blind=how == "blind", price=NOTHING)
+        assert draft.tokens[:2] == (77, 78)
+        assert len(draft.chances) >= 2
+        if choose is not None:
+            assert draft.q[:2] == ({77: 1.0}, {78: 1.0})
+        if turn == 0:
+            assert min(draft.chances[:2]) > 0.9
+        assert drafter.accept([77, 5]) == 1
+        assert drafter.propose(6).tokens[:1] != (77,)
+        drafter.accept([1, 2])
+    # Half of what was said came true.
+    assert draft.chances[0] == draft.chances[1] < 0.85
+    drafter.hear((77,))
+    drafter.begin([1, 2])
+    assert drafter.propose(6).tokens[:1] != (77,)

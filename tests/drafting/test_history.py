@@ -1,26 +1,37 @@
-"""The chains of `History` and its way over edits against brute force, compiled and as plain Python."""
+"""Where a context was seen before: `History` of a request and `TokenIndex` of a memory, against brute force."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterator, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled import plain_modules
+from support.uncompiled import both
 
+from ngramspec.drafting import token_index
 from ngramspec.drafting.mixture import history
-
-PLAIN = plain_modules()["history"]
-BOTH = pytest.mark.parametrize("module", [history, PLAIN], ids=["installed", "plain"])
 
 ORDERS, SMALLEST, GUESSES = 4, 4096, 64
 REACH, STEPS, STEP = 25, 32, 8
 ODD = (-1, 0, 1, 2**31 - 2, 2**31 - 1)
 """Token ids at the ends of what fits."""
+SEEDS = st.integers(0, 10**6)
+"""Of texts at random: among a few examples they hold more than lists that are drawn token by token."""
+
+
+def after(tokens: Sequence[int], context: Sequence[int]) -> list[int]:
+    """Positions that follow `context`, the latest first."""
+    order = len(context)
+    return [i for i in range(len(tokens) - 1, order - 1, -1) if list(tokens[i - order : i]) == list(context)]
+
+
+# --------------------------------------------------------------------------- History
 
 
 def filled(module: ModuleType, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Any:
@@ -33,17 +44,12 @@ def filled(module: ModuleType, tokens: Sequence[int], guesses: Sequence[int] = (
     return h
 
 
-def hashed(module: ModuleType, context: Sequence[int]) -> int:
-    state = 0
-    for token in reversed(context):
-        state = module.mix(state, (token + 1) % 2**64)
-    return state
-
-
 def on_chain(module: ModuleType, h: Any, context: Sequence[int]) -> list[int]:
     """Positions that follow `context`, as its chain visits them."""
-    order = len(context)
-    at, found = h.heads[h.chain(hashed(module, context), order)], []
+    state, order = 0, len(context)
+    for token in reversed(context):
+        state = module.mix(state, (token + 1) % 2**64)
+    at, found = h.heads[h.chain(state, order)], []
     while at != -1:
         if list(h.tokens[at - order : at]) == list(context):
             found.append(at)
@@ -51,16 +57,10 @@ def on_chain(module: ModuleType, h: Any, context: Sequence[int]) -> list[int]:
     return found
 
 
-def after(tokens: Sequence[int], context: Sequence[int]) -> list[int]:
-    """Positions that follow `context`, the latest first."""
-    order = len(context)
-    return [i for i in range(len(tokens) - 1, order - 1, -1) if list(tokens[i - order : i]) == list(context)]
-
-
-@BOTH
-@settings(max_examples=150, deadline=None, derandomize=True)
-@given(tokens=st.lists(st.sampled_from(ODD), max_size=60))
-def test_a_chain_visits_every_occurrence_from_the_latest_back(module: ModuleType, tokens: list[int]) -> None:
+@both(history)
+@given(seed=SEEDS, size=st.integers(0, 60))
+def test_a_chain_visits_every_occurrence_from_the_latest_back(module: ModuleType, seed: int, size: int) -> None:
+    tokens = random.Random(seed).choices(ODD, k=size)
     h = filled(module, tokens)
     assert h.size == len(tokens)
     for order in range(1, ORDERS + 1):
@@ -69,30 +69,24 @@ def test_a_chain_visits_every_occurrence_from_the_latest_back(module: ModuleType
             assert on_chain(module, h, context) == after(tokens, context)
 
 
-@BOTH
-@pytest.mark.parametrize("size", [SMALLEST - 1, SMALLEST, SMALLEST + 1, 2 * SMALLEST, 2 * SMALLEST + 1])
-def test_it_grows_with_guesses_behind_its_end(module: ModuleType, size: int) -> None:
-    rng = random.Random(size)
-    tokens = [rng.randrange(20) for _ in range(size)]
-    h = filled(module, tokens, guesses=[5] * GUESSES)
-    for token in (6, 7, 8):  # the guesses were wrong
-        h.add(token)
-        tokens.append(token)
-    assert list(h.tokens[: h.size]) == tokens
-    assert len(h.tokens) >= h.size + GUESSES
-    for order in range(1, ORDERS + 1):
-        for end in (order, size // 2, size, h.size):
-            context = tokens[end - order : end]
-            assert on_chain(module, h, context) == after(tokens, context)
-    # All that has a head or a link lies inside.
-    assert max(h.heads) < h.size
-    assert all(link < i // ORDERS for i, link in enumerate(h.links[: h.size * ORDERS]))
-
-
-@BOTH
-def test_cleared_it_is_as_new(module: ModuleType) -> None:
-    rng = random.Random(1)
-    h = filled(module, [rng.randrange(9) for _ in range(2 * SMALLEST + 5)])
+@both(history)
+def test_it_grows_with_guesses_behind_its_end_and_cleared_it_is_as_new(module: ModuleType) -> None:
+    for size in (SMALLEST - 1, SMALLEST, 2 * SMALLEST + 1):
+        rng = random.Random(size)
+        tokens = [rng.randrange(20) for _ in range(size)]
+        h = filled(module, tokens, guesses=[5] * GUESSES)
+        for token in (6, 7, 8):  # the guesses were wrong
+            h.add(token)
+            tokens.append(token)
+        assert list(h.tokens[: h.size]) == tokens
+        assert len(h.tokens) >= h.size + GUESSES
+        for order in range(1, ORDERS + 1):
+            for end in (order, size // 2, size, h.size):
+                context = tokens[end - order : end]
+                assert on_chain(module, h, context) == after(tokens, context)
+        # All that has a head or a link lies inside.
+        assert max(h.heads) < h.size
+        assert all(link < i // ORDERS for i, link in enumerate(h.links[: h.size * ORDERS]))
     h.clear()
     assert h.size == 0
     assert set(h.heads) == {-1}
@@ -110,9 +104,6 @@ def test_a_token_that_is_no_32_bit_number_is_refused() -> None:
             h.add(bad)
     h.add(3)
     assert list(h.tokens[: h.size]) == [1, 2, 3]
-
-
-# --------------------------------------------------------------------------- near
 
 
 def nearest(tokens: Sequence[int], size: int, end: int, place: int) -> tuple[int, int]:
@@ -133,41 +124,75 @@ def nearest(tokens: Sequence[int], size: int, end: int, place: int) -> tuple[int
     return place, 4
 
 
-@BOTH
-@settings(max_examples=400, deadline=None, derandomize=True)
-@given(data=st.data())
-def test_near_is_the_nearest(module: ModuleType, data: st.DataObject) -> None:
-    n_vocab = data.draw(st.integers(2, 8))
-    token = st.integers(0, n_vocab)
-    tokens = data.draw(st.lists(token, min_size=1, max_size=90))
-    guesses = data.draw(st.lists(token, max_size=GUESSES))
+@both(history)
+@given(seed=SEEDS, n_vocab=st.integers(2, 12), size=st.integers(1, 90))
+def test_near_is_the_nearest(module: ModuleType, seed: int, n_vocab: int, size: int) -> None:
+    rng = random.Random(seed)
+    tokens = [rng.randrange(n_vocab) for _ in range(size)]
+    guesses = [rng.randrange(n_vocab) for _ in range(GUESSES)]
     h = filled(module, tokens, guesses)
-    end = len(tokens) + data.draw(st.integers(0, len(guesses)))
-    place = data.draw(st.integers(-1, len(tokens) + 2))
-    assert (h.near(end, place), h.how) == nearest([*tokens, *guesses], len(tokens), end, place)
+    for end in (size, size + 1, size + rng.randrange(GUESSES), size + GUESSES):
+        for place in range(-1, size + 2):
+            assert (h.near(end, place), h.how) == nearest([*tokens, *guesses], size, end, place)
 
 
-@BOTH
-def test_near_goes_on_after_an_edit(module: ModuleType) -> None:
-    source = list(range(100, 145))
-    # The copy read up to source[9]; `place` is where it would go on: at source[10], or one further per token.
-    for edited, place, goes_on, how in (
-        (source[:10], 10, 10, 0),
-        ([*source[:10], 7], 11, 11, 4),  # source[10] became 7
-        ([*source[:10], 7, source[10]], 12, 11, 3),  # 7 was inserted
-        ([*source[:10], source[11]], 11, 12, 2),  # source[10] was left out
-        ([*source[:10], *source[36:38]], 12, 12, 4),  # too far away
-        ([*source[:10], *source[20:22]], 12, 22, 1),  # a part was left out
-    ):
-        h = filled(module, [*source, *edited])
-        assert (h.near(h.size, place), h.how) == (goes_on, how)
+@both(history)
+def test_near_looks_at_the_latest_alone(module: ModuleType) -> None:
+    # 40 later occurrences of the pair hide the one next to the place; 20 do not.
+    text = [*range(1, 14), *[0] * 30]
+    for times, found in ((40, (13, 4)), (20, (4, 1))):
+        h = filled(module, [*text, *[3, 4, 0] * times, 3, 4])
+        assert (h.near(h.size, 13), h.how) == found
 
 
-@BOTH
-def test_near_looks_at_the_latest_only(module: ModuleType) -> None:
-    # 40 later occurrences of the pair: the one next to the place is not among those looked at.
-    text = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13] + [0] * 30 + [3, 4, 0] * 40 + [3, 4]
-    h = filled(module, text)
-    assert (h.near(h.size, 13), h.how) == (13, 4)
-    h = filled(module, [*text[: 43 + 3 * 20], 3, 4])
-    assert (h.near(h.size, 13), h.how) == (4, 1)
+# --------------------------------------------------------------------------- TokenIndex
+
+
+def made(module: ModuleType, tokens: list[int]) -> Iterator[Any]:
+    """Indexes of a text: token by token, built at once with few chains or many, and over arrays that then grow."""
+    grown = module.TokenIndex()
+    grown.extend(tokens)
+    yield grown
+    for chains in (1, 64, 8192):
+        yield module.TokenIndex.build(array("i", tokens), chains)
+    for length in (0, 2, 1000):
+        # numpy's arrays, as a mapped file gives them; the length is no power of two.
+        built = module.TokenIndex.build(array("i", tokens[:length]), 16)
+        arrays = [np.array(list(a), np.int32).data for a in (built.tokens, built.links, built.heads)]
+        index = module.TokenIndex.over(*arrays, length)
+        index.extend(tokens[length:])
+        yield index
+
+
+def occurrences(module: ModuleType, index: Any, context: list[int]) -> list[int]:
+    """Positions after `context` on its chain, as the drafter walks it."""
+    at, found = index.heads[module.slot(*context, len(index.heads) - 1)], []
+    while at != module.NOWHERE:
+        if list(index.tokens[at - 3 : at]) == context:
+            found.append(at)
+        at = index.links[at]
+    return found
+
+
+@both(token_index)
+def test_every_index_of_a_text_has_chains_of_all_occurrences_and_none_touches_a_seam(module: ModuleType) -> None:
+    rng = random.Random(0)
+    tokens = [rng.randrange(-1, 7) for _ in range(3000)]
+    contexts = [tokens[i - 3 : i] for i in range(3, len(tokens), 97) if min(tokens[i - 3 : i]) >= 0]
+    expected = [[i for i in after(tokens, context) if tokens[i] != module.SEAM] for context in contexts]
+    assert max(map(len, expected)) > 5
+    for index in made(module, tokens):
+        assert list(index.tokens[: index.size]) == tokens
+        assert [occurrences(module, index, context) for context in contexts] == expected
+        entered = {at for at in (*index.heads, *index.links[: index.size]) if at != module.NOWHERE}
+        assert entered
+        assert all(min(index.tokens[i - 3 : i + 1]) >= 0 for i in entered)
+
+
+@both(token_index)
+def test_arrays_that_make_no_index(module: ModuleType) -> None:
+    ints = array("i", [0] * 8)
+    with pytest.raises(ValueError, match="9 of 8 tokens"):
+        module.TokenIndex.over(ints, ints, ints, 9)
+    with pytest.raises(ValueError, match="power of two"):
+        module.TokenIndex.over(ints, ints, ints[:6], 8)

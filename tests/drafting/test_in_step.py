@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.decoder_loop import CLOCK, milliseconds
 from support.mock_shared import MockShared
@@ -49,8 +49,10 @@ def wish(passes: ModelPasses, lane: Any, tokens: Sequence[int], gain: float = ma
 
 
 @pytest.mark.parametrize("kind", [ModelDrafter, AskedModel])
-@pytest.mark.parametrize("sampled", [False, True])
-@pytest.mark.parametrize("options", [{}, {"split": True}, {"drafts_alone": True, "replays": True}])
+@pytest.mark.parametrize(
+    ("sampled", "options"),
+    [(True, {}), (False, {}), (False, {"split": True}), (True, {"drafts_alone": True, "replays": True})],
+)
 def test_drafts_made_together_are_those_made_alone(kind: type, sampled: bool, options: dict[str, Any]) -> None:
     """Nothing has a price here, so nothing is declined."""
     smalls = [model_of(3, **options), model_of(3, **options)]
@@ -79,14 +81,6 @@ def test_drafts_made_together_are_those_made_alone(kind: type, sampled: bool, op
     assert len(lengths) > 2
     assert bool(smalls[0].passes) == (not options)
     assert sum(map(len, smalls[0].passes)) >= 1.5 * len(smalls[0].passes)
-
-
-def test_drafters_without_a_model_wish_nothing() -> None:
-    drafters = [MixtureDrafter() for _ in range(3)]
-    for drafter in drafters:
-        drafter.begin([1, 2, 3] * 6)
-    drafts = made_together([drafter.drafting(3, price=FREE) for drafter in drafters], FREE)
-    assert [draft.tokens for draft in drafts] == [(1, 2, 3)] * 3
 
 
 def test_a_pass_that_fails_fails_for_all() -> None:
@@ -133,7 +127,6 @@ def paced(lanes: int, one: float, each: float, **options: Any) -> tuple[ModelPas
     return passes, small
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     asked=st.lists(st.tuples(st.floats(0.0, 2.0), st.integers(1, 4)), min_size=1, max_size=6),
     one=st.floats(0.01, 3.0),

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
-import random
-from collections import Counter
-from collections.abc import Mapping, Sequence
+import doctest
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from support.decoder_loop import CLOCK, cheap, drive, milliseconds, unmeasured
-from support.laws import Path, check_law, law_of_text
-from support.mock_target import Clock, MockTarget, plain_generate
+from support.mock_target import Clock, MockTarget
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats
-from ngramspec.drafting.draft import Draft
+from ngramspec.drafting import draft_sampler
+from ngramspec.drafting.draft_sampler import RARE, WIDEST, DraftSampler
 from ngramspec.drafting.model import PROBES, ModelDrafter
+from ngramspec.drafting.pace import Pace
+from ngramspec.drafting.payoff import POSITIONS, PRIOR, Payoff
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.entropy import normalised_entropy
 from ngramspec.sampling.settings import Sampling
@@ -27,11 +27,16 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 class Blurred(MockTarget):
-    """A mock whose logits are moved a little: right most of the time."""
+    """A mock whose logits are moved a little: right most of the time. Reading a text takes it time, too."""
 
-    def __init__(self, blur: float, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+    def __init__(self, blur: float, seconds: Callable[[int], float], clock: Clock) -> None:
+        super().__init__(60, peak=6.0, seconds=seconds, clock=clock)
         self._blur = blur
+
+    def prefill(self, tokens: Sequence[int], **options: Any) -> Any:
+        row = super().prefill(tokens, **options)
+        self._clock.now += self._seconds(self.prefilled[-1])
+        return row
 
     def row(self, context: Sequence[int]) -> Any:
         rng = np.random.default_rng((7, *context[-2:]))
@@ -45,33 +50,25 @@ def greedy_text(mock: MockTarget, context: Sequence[int], n: int) -> list[int]:
     return out[len(context) :]
 
 
-def decoder_on(target: MockTarget, drafter: ModelDrafter, **options: Any) -> SpeculativeDecoder:
-    return SpeculativeDecoder(
-        target, drafter=drafter, curve=GivenCurve({1: 1.0, 64: 2.0}), **{"policy": "fixed", "draft_max": 4, **options}
-    )
+def likeliest(_: int, law: Mapping[int, float]) -> int:
+    return max(law, key=law.__getitem__)
 
 
 # --------------------------------------------------------------------------- guesses
 
 
-def test_it_drafts_what_the_model_would_write() -> None:
+def test_it_drafts_what_the_model_would_write_and_can_tell_the_entropy_of_the_first_law() -> None:
     model = MockTarget(40, peak=8.0)
-    drafter = ModelDrafter(model)
+    drafter = ModelDrafter(model, n_vocab=39)
     drafter.begin(PROMPT)
     draft = drafter.propose(6)
     assert draft.tokens == tuple(greedy_text(model, PROMPT, 6))
     assert (draft.source, draft.q, len(draft.chances)) == ("model", (), 6)
     # The last guess is not evaluated: nobody asked what follows it.
     assert model.tokens == [*PROMPT, *draft.tokens[:-1]]
-
-
-def test_the_entropy_of_the_first_law_can_be_asked_for_after_the_draft() -> None:
-    model = MockTarget(40, peak=2.0)
-    drafter = ModelDrafter(model, n_vocab=30)
-    drafter.begin(PROMPT)
-    draft = drafter.propose(4).head(2)
-    assert draft.entropy is not None
-    assert draft.entropy() == pytest.approx(normalised_entropy(model.row(PROMPT)[:30]))
+    entropy = draft.head(2).entropy
+    assert entropy is not None
+    assert entropy() == pytest.approx(normalised_entropy(model.row(PROMPT)[:39]))
 
 
 def test_a_guess_is_as_sure_as_the_model_at_first_and_is_then_what_came_of_such_guesses() -> None:
@@ -89,19 +86,17 @@ def test_a_guess_is_as_sure_as_the_model_at_first_and_is_then_what_came_of_such_
 
 
 @pytest.mark.parametrize("replays", [False, True])
-@pytest.mark.parametrize(("drafted", "right"), [(n, k) for n in range(1, 6) for k in range(n + 1)])
-def test_the_cache_goes_back_by_every_length(drafted: int, right: int, replays: bool) -> None:
+def test_the_cache_goes_back_by_every_length(replays: bool) -> None:
     """After any refusal the next draft is that of a model that never saw the refused tokens."""
     model = MockTarget(40, peak=8.0, replays=replays)
     drafter = ModelDrafter(model)
     drafter.begin(PROMPT)
     text = list(PROMPT)
-    for _ in range(3):
+    for drafted, right in [(n, k) for n in range(1, 6) for k in range(n + 1)] * 3:
         guesses = drafter.propose(drafted).tokens
         own = (greedy_text(model, [*text, *guesses[:right]], 1)[0] + (right < drafted)) % 40
-        emitted = [*guesses[:right], own]
-        assert drafter.accept(emitted) == right
-        text += emitted
+        text += [*guesses[:right], own]
+        assert drafter.accept([*guesses[:right], own]) == right
         assert drafter.propose(3).tokens == tuple(greedy_text(model, text, 3))
         assert model.tokens[: len(text)] == text
         drafter.accept([own])
@@ -113,6 +108,7 @@ def test_what_was_refused_is_taken_back_and_nothing_is_evaluated_twice() -> None
     drafter = ModelDrafter(model)
     drafter.begin(PROMPT)
     guesses = drafter.propose(4).tokens
+    assert drafter.read_seconds > 0, "no draft is to blame for reading the prompt"
     model.batches.clear()
     model.prefilled.clear()
     drafter.accept([*guesses, 7])
@@ -123,6 +119,7 @@ def test_what_was_refused_is_taken_back_and_nothing_is_evaluated_twice() -> None
     drafter.accept([9])
     drafter.propose(1)
     assert model.batches == [1]
+    assert drafter.read_seconds == 0
 
 
 def test_the_next_text_keeps_what_it_has_in_common_with_the_last() -> None:
@@ -157,8 +154,7 @@ def test_only_tokens_that_the_target_knows_are_drafted() -> None:
     drafter.begin([3, 1, 4])
     tokens = [token for _ in range(20) for token in (*drafter.propose(8).tokens, drafter.accept([5]))]
     assert max(tokens) < 20
-    law = drafter.propose(1, lambda _, weights: max(weights, key=lambda t: weights[t])).q[0]
-    assert max(law) < 20
+    assert max(drafter.propose(1, likeliest).q[0]) < 20
 
 
 def test_a_model_that_cannot_go_back_is_refused() -> None:
@@ -174,7 +170,9 @@ def test_broken_logits_end_a_draft() -> None:
     drafter = ModelDrafter(Broken(40))
     drafter.begin(PROMPT)
     assert len(drafter.propose(9)) == 2
-    assert len(drafter.propose(9, lambda _, weights: next(iter(weights)))) == 2
+    assert len(drafter.propose(9, likeliest)) == 2
+    for row in ([-math.inf] * 4, [0.0, math.nan, 0.0, 0.0]):
+        assert DraftSampler(4, Sampling()).guess(np.array(row), 0, None) is None
 
 
 # --------------------------------------------------------------------------- drawn drafts
@@ -186,58 +184,28 @@ def test_q_is_the_law_at_the_targets_temperature() -> None:
     for temperature, min_p in ((0.5, 0.0), (1.0, 0.0), (2.0, 0.2)):
         drafter.follow(Sampling(temperature, min_p=min_p))
         drafter.begin(PROMPT)
-        draft = drafter.propose(1, lambda _, weights: max(weights, key=lambda t: weights[t]))
+        law = drafter.propose(1, likeliest).q[0]
         row = model.row(PROMPT).astype(np.float64)
         full = np.exp((row - row.max()) / temperature)
-        law = draft.q[0]
-        assert sum(law.values()) == pytest.approx(1)
         order = np.argsort(-row)
         assert sorted(law, key=lambda t: -law[t]) == order[: len(law)].tolist()
-        assert len(law) == 32 or len(law) == (np.exp(row - row.max()) >= max(min_p, 0.01**temperature)).sum()
+        assert len(law) == WIDEST or len(law) == (np.exp(row - row.max()) >= max(min_p, RARE**temperature)).sum()
         for token, p in law.items():
             assert p / law[int(order[0])] == pytest.approx(full[token], rel=1e-5)
-    with pytest.raises(ValueError, match="not among"):
-        drafter.propose(3, lambda offset, weights: 399 if 399 not in weights else 0)
 
 
-def test_a_blind_estimate_does_not_look_at_the_draw() -> None:
-    rng = random.Random(5)
-    drafter = ModelDrafter(MockTarget(30, peak=1.5))
-    drafter.begin(PROMPT)
-
-    def choose(offset: int, weights: Mapping[int, float]) -> int:
-        return rng.choice(list(weights))
-
-    for _ in range(60):
-        drafter.accept([*drafter.propose(4, choose, blind=True).tokens[: rng.randrange(4)], rng.randrange(30)])
-    seen, lengths = set(), set()
-    for _ in range(30):
-        draft = drafter.propose(5, choose, blind=True)
-        assert len(draft.chances) == 5 >= len(draft) == len(draft.q)
-        assert all(token in q for token, q in zip(draft.tokens, draft.q, strict=True))
-        seen.add(draft.chances)
-        lengths.add(len(draft))
-    assert len(seen) == 1
-    assert len(lengths) > 1  # a draft may end by what was drawn before
-
-
-# --------------------------------------------------------------------------- texts and laws
-
-
-@pytest.mark.parametrize("replays", [False, True])
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "seed": 4}, {"temperature": 1.3, "min_p": 0.05}])
-@pytest.mark.parametrize("blur", [0.0, 2.0, 30.0])
-def test_texts_are_those_of_plain_decoding(blur: float, settings: dict[str, Any], replays: bool) -> None:
-    sampling = Sampling(**settings)
-    expected = plain_generate(MockTarget(60, peak=6.0), PROMPT, 120, sampling)
-    drafter = ModelDrafter(Blurred(blur, 60, peak=6.0, replays=replays))
-    decoder = decoder_on(MockTarget(60, peak=6.0), drafter)
-    for _ in range(2):  # the second time with what the first left in the cache
-        emitted, steps = drive(decoder, PROMPT, max_tokens=120, sampling=sampling)
-        assert emitted == expected
-    accepted, drafted = (sum(counts) for counts in zip(*((s.accepted, len(s.drafted)) for s in steps), strict=True))
-    assert accepted == drafted if not blur else 0 < accepted < drafted
-    assert steps[1].source == "model"
+def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
+    assert doctest.testmod(draft_sampler).failed == 0
+    shares = np.array([1.0, 0.5, 0.2, 0.02, 0.005])  # as parts of the largest probability
+    for min_p, kept in ((0.0, 4), (RARE / 2, 4), (0.1, 3), (0.4, 2)):
+        guess = DraftSampler(5, Sampling(1.0, min_p=min_p)).guess(np.log(shares), 3, likeliest)
+        assert guess is not None
+        assert guess.m == guess.q[guess.token]
+        assert list(guess.q.values()) == pytest.approx(list(shares[:kept] / shares[:kept].sum()))
+    row = np.linspace(0.0, -1.0, 3 * WIDEST)
+    guess = DraftSampler(row.size, Sampling(1.0)).guess(row, 0, likeliest)
+    assert guess is not None
+    assert sorted(guess.q) == list(range(WIDEST))
 
 
 class Coin(MockTarget):
@@ -251,41 +219,69 @@ class Coin(MockTarget):
         return self._law.copy()
 
 
-@pytest.mark.parametrize("policy", ["fixed", "cost"])
-@pytest.mark.parametrize("verify", ["rejection", "coupled"])
-def test_sampling_keeps_the_law(verify: str, policy: str) -> None:
-    """1,500 texts of three tokens; the chance of a false alarm is `support.laws.ALARM` each, and the seeds are fixed.
-
-    The model is sure of what is unlikely: were a drawn token looked at before it stays in a draft, its law would show.
-    """
-    target = MockTarget(4, peak=1.0, seconds=cheap, clock=CLOCK)
-    drafter = ModelDrafter(Coin([0.7, 0.1, 0.15, 0.05]), clock=milliseconds)
-    decoder = unmeasured(target, drafter=drafter, policy=policy, draft_max=4)
-    sample: Counter[Path] = Counter()
-    stats = Stats()
-    for seed in range(1500):
-        tokens: list[int] = []
-        sampling = Sampling(1.0, seed=seed, top_k=0, top_p=1.0, min_p=0.0)
-        for step in decoder.generate([3, 1, 2], max_tokens=4, sampling=sampling, verify=verify):
-            stats.add(step)
-            tokens += step.tokens
-        sample[tuple(tokens[:3])] += 1
-    assert stats.drafted > 500
-    assert 0.2 < (stats.acceptance_rate or 0) < 0.9
-    check_law(sample, law_of_text(target, [3, 1, 2], Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0), 3))
-
-
 def test_rejection_accepts_as_often_as_the_laws_overlap() -> None:
-    """alpha = sum of min(p, q) (Leviathan et al. 2023, corollary 3.6); five standard deviations of 4,000 drafts."""
+    """alpha = sum of min(p, q) (Leviathan et al. 2023, corollary 3.6); five deviations of 1,200 drafts are 0.07."""
     p, q = [0.4, 0.3, 0.2, 0.1], [0.7, 0.1, 0.15, 0.05]
-    decoder = decoder_on(Coin(p), ModelDrafter(Coin(q)), draft_max=1)
+    curve = GivenCurve({1: 1.0, 64: 2.0})
+    decoder = SpeculativeDecoder(Coin(p), drafter=ModelDrafter(Coin(q)), curve=curve, policy="fixed", draft_max=1)
     stats = Stats()
     sampling = Sampling(1.0, seed=3, top_k=0, top_p=1.0, min_p=0.0)
-    for step in decoder.generate([3, 1, 2], max_tokens=4000, sampling=sampling, verify="rejection"):
+    for step in decoder.generate([3, 1, 2], max_tokens=2000, sampling=sampling, verify="rejection"):
         stats.add(step)
     alpha = sum(map(min, p, q))
     tested = stats.tested_at[0]
     assert abs((stats.acceptance_rate or 0) - alpha) < 5 * (alpha * (1 - alpha) / tested) ** 0.5
+
+
+# --------------------------------------------------------------------------- what its guesses gain
+
+
+def payoff(token: float = 0.1) -> Payoff:
+    """Of a model that takes so many seconds for a token."""
+    pace = Pace()
+    pace.saw(1, token)
+    return Payoff(pace)
+
+
+def test_rates_are_those_of_a_position_and_the_last_one_counts_for_all_behind_it() -> None:
+    made = payoff()
+    for _ in range(100):
+        made.learn(1, False)
+        made.learn(POSITIONS + 3, True)
+    assert made.rate(0) == pytest.approx(PRIOR)
+    assert made.rate(1) < 0.1
+    assert made.rate(POSITIONS - 1) == made.rate(99) > 0.95
+
+
+@pytest.mark.parametrize("seconds", [1.0, 2.0])
+def test_a_gain_is_that_of_the_best_length(seconds: float) -> None:
+    each = 0.3 + 0.1 / seconds
+    by_length = [sum(PRIOR**j - 1.2 * each for j in range(1, k + 1)) for k in range(10)]
+    price = TokenPrice(1.2, [0.3] * 10, seconds)
+    assert payoff().gain(9, price) == pytest.approx(max(by_length))
+    assert payoff().gain(1, price) == pytest.approx(by_length[1])
+    assert payoff().gain(9, TokenPrice(1.2, [0.8] * 10, seconds)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("price", "length", "least", "token"),
+    [
+        # A guess more must be right in 0.4 of all cases; it is in 0.8.
+        (TokenPrice(1.0, [0.3] * 10, 1.0), 3, 0.5, 0.1),
+        # Where nobody knows seconds the target's price alone counts.
+        (TokenPrice(1.0, [0.5] * 10), 1, 0.5, math.inf),
+        # Hopeless guesses end a draft at any price.
+        (None, 1, 0.05, 0.1),
+        (TokenPrice(0.0, [0.0] * 10), 1, 0.05, 0.1),
+        (TokenPrice(0.0, [0.0] * 10, 1.0), 1, 0.05, 0.1),
+        # Two guesses may be lost, three may not.
+        (TokenPrice(1.0, [0.0] * 10, 1.0, stake=0.35), 2, 0.125, 0.1),
+        (TokenPrice(1.0, [0.0] * 10, 1.0, stake=0.35), 3, 1.01, 0.1),
+    ],
+)
+def test_a_draft_goes_on_while_a_guess_pays(price: TokenPrice | None, length: int, least: float, token: float) -> None:
+    assert payoff(token).goes_on(least * 1.001, length, price) == (least < 1)
+    assert not payoff(token).goes_on(least * 0.999, length, price)
 
 
 # --------------------------------------------------------------------------- what it costs
@@ -307,14 +303,7 @@ def run_timed(
     Returns the counters, the draft model, and the seconds of decoding.
     """
     clock = Clock(tick=1e-6)
-
-    class Timed(Blurred):
-        def prefill(self, tokens: Sequence[int], **options: Any) -> Any:
-            row = super().prefill(tokens, **options)
-            clock.now += token * (1 + each * (self.prefilled[-1] - 1))
-            return row
-
-    model = Timed(blur, 60, peak=6.0, seconds=lambda n: token * (1 + each * (n - 1)), clock=clock)
+    model = Blurred(blur, lambda n: token * (1 + each * (n - 1)), clock)
     target = MockTarget(60, peak=6.0, seconds=lambda n: 1 + slope * (n - 1), clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
     curve = GivenCurve({1: 1.0, 64: 1 + 63 * slope})
@@ -346,7 +335,7 @@ def test_a_model_that_does_not_pay_is_soon_left_alone(token: float, blur: float,
 
 def test_a_probe_is_rare_and_finds_a_model_that_pays_again() -> None:
     clock = Clock(tick=0.0)
-    model = Blurred(0.0, 60, peak=6.0, seconds=lambda n: 0.1, clock=clock)
+    model = MockTarget(60, peak=6.0, seconds=lambda n: 0.1, clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
     price = TokenPrice(1.0, [0.1] * 64, 1.0)
     drafter.begin(PROMPT)
@@ -375,19 +364,12 @@ def test_a_long_prompt_is_read_once_that_can_have_paid_for_itself() -> None:
     long, model, _ = run_timed(0.1, blur=0.5, slope=0.05, each=1.0, prompt=prompt, max_tokens=300)
     assert len(model.tokens) > 400
     assert long.tokens_per_pass > 1.5
-    assert long.prefill_seconds > 0.1 * 400  # reading it counts as that
+    assert long.decode_seconds - long.seconds - long.draft_seconds > 0.1 * 400  # reading it is no draft's fault
 
 
 def test_a_prompt_is_read_at_once_where_earlier_texts_were_long_enough_to_pay_for_it() -> None:
     clock = Clock(tick=1e-6)
-
-    class Timed(MockTarget):
-        def prefill(self, tokens: Sequence[int], **options: Any) -> Any:
-            row = super().prefill(tokens, **options)
-            clock.now += 0.1 * self.prefilled[-1]
-            return row
-
-    model = Timed(40, peak=8.0, seconds=lambda size: 0.1 * size, clock=clock)
+    model = Blurred(0.0, lambda n: 0.1 * n, clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
     price = TokenPrice(1.0, [0.1] * 10, seconds=1.0)
     prompt = [i % 7 for i in range(400)]
@@ -400,32 +382,3 @@ def test_a_prompt_is_read_at_once_where_earlier_texts_were_long_enough_to_pay_fo
             drafter.accept([1])
         model.clear()
     assert read == [False, False, True]
-
-
-def test_reading_is_not_held_against_drafts() -> None:
-    drafter = ModelDrafter(MockTarget(40))
-    drafter.begin(PROMPT)
-    drafter.propose(3)
-    assert drafter.read_seconds > 0
-    drafter.accept([1])
-    drafter.propose(3)
-    assert drafter.read_seconds == 0
-
-
-def test_a_draft_ends_where_the_next_guess_is_not_worth_its_time() -> None:
-    model = MockTarget(40, peak=8.0)
-    lengths = []
-    for seconds in (0.0, 0.02, 0.3):
-        clock = Clock(tick=0.0)
-        timed_model = MockTarget(40, peak=8.0, seconds=lambda n, s=seconds: s, clock=clock)
-        drafter = ModelDrafter(timed_model, clock=clock.perf_counter)
-        drafter.begin(PROMPT)
-        drafter.propose(1)
-        for token in greedy_text(model, PROMPT, 4):
-            drafter.accept([token])
-            draft = drafter.propose(12, price=TokenPrice(1.0, [0.05] * 20, 1.0))
-        lengths.append(len(draft))
-    assert lengths == sorted(lengths, reverse=True)
-    assert len(set(lengths)) == 3
-    assert isinstance(draft, Draft)
-    assert list(itertools.islice(draft.tokens, 1)) == greedy_text(model, [*PROMPT, *greedy_text(model, PROMPT, 4)], 1)

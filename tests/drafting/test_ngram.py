@@ -1,235 +1,316 @@
-"""The n-gram drafter and its estimates of acceptance."""
+"""Counted n-grams: tables, predictor and drafters, against plain lists that are searched and know no hash."""
 
 from __future__ import annotations
 
-import math
+import doctest
 import random
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, Literal
 
+import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.drafting import make_drafter
-from ngramspec.drafting.chances import HitRates, cell
+from ngramspec.drafting import context_table, predictor
+from ngramspec.drafting.chances import HOPELESS
+from ngramspec.drafting.context_table import BoundedTable, Continuations, ExactTable, Shares
 from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.nasd import FILLER, NasdDrafter
 from ngramspec.drafting.ngram import NGramDrafter
-from ngramspec.drafting.predictor import NGramPredictor
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.predictor import NGramPredictor, fnv1a, roll
 
-KEY = cell(3, 1.0, 4, 2)
+Evict = Literal["keep", "decrement"]
+EVICTS: tuple[Evict, ...] = ("keep", "decrement")
+EVICT = pytest.mark.parametrize("evict", EVICTS)
 
-# --------------------------------------------------------------------------- HitRates
+SEEDS = st.integers(0, 10**6)
+# Three letters: every context soon has several continuations, equally frequent ones among them.
+STREAMS = st.builds(lambda seed, k: random.Random(seed).choices(range(3), k=k), SEEDS, st.integers(0, 60))
 
-
-def test_estimate_finds_the_rate() -> None:
-    rng = random.Random(0)
-    for rate in (0.0, 0.05, 0.5, 0.9, 1.0):
-        model = HitRates()
-        for _ in range(3000):
-            model.learn(KEY, rng.random() < rate)
-        assert model.estimate(KEY) == pytest.approx(rate, abs=0.12)  # four deviations of the last 200
+# --------------------------------------------------------------------------- tables
 
 
-def test_estimate_follows_a_change() -> None:
-    model = HitRates()
-    for _ in range(5000):
-        model.learn(KEY, True)
-    before = model.estimate(KEY)
-    for _ in range(400):
-        model.learn(KEY, False)
-    assert before > 0.95
-    assert model.estimate(KEY) < 0.2
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
+def test_best_total_and_recency_match_the_list_of_occurrences(seen: list[int]) -> None:
+    """While tokens come and while they go."""
+    found = Continuations(seen[0])
+    for start, end in [*((0, n) for n in range(1, len(seen) + 1)), *((n, len(seen)) for n in range(1, len(seen)))]:
+        if start:
+            found.subtract(seen[start - 1])
+        elif end > 1:
+            found.add(seen[end - 1])
+        left = seen[start:end]
+        assert found.best == max(reversed(left), key=left.count)  # the most recently seen among equals
+        assert found.total == len(left)
+        assert list(found.counts) == sorted(set(left), key=left[::-1].index, reverse=True)
+        assert found.counts == Counter(left)
+    shares = found.probabilities()
+    found.add(9)
+    assert dict(shares) == {seen[-1]: 1.0}, "a copy"
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
-@given(st.integers(0, 20), st.floats(0.01, 1), st.integers(1, 10**6), st.integers(0, 10**6), st.lists(st.booleans()))
-def test_estimate_is_a_probability(match: int, share: float, support: int, streak: int, outcomes: list[bool]) -> None:
-    model = HitRates()
-    key = cell(match, share, support, streak)
-    last = model.estimate(key)
-    assert 0 < last < 1
-    for accepted in outcomes:
-        model.learn(key, accepted)
-        estimate = model.estimate(key)
-        assert 0 < estimate < 1
-        assert (estimate > last) == accepted or estimate == pytest.approx(last, abs=0.01)
-        last = estimate
+def test_probabilities_are_a_mapping() -> None:
+    shares = Shares({7: 1, 8: 2, 9: 1}, 4)
+    assert (list(shares), len(shares)) == ([7, 8, 9], 3)
+    assert (shares[8], shares.get(8), shares.get(1), 1 in shares) == (0.5, 0.5, None, False)
+    with pytest.raises(KeyError):
+        shares[1]
 
 
-def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
-    model = HitRates()
-    priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]
-    assert priors == sorted(priors)
-    assert priors[-1] <= 0.6  # careful until something was seen
-    other = cell(3, 0.4, 4, 0)
-    cold = model.estimate(other)
-    for _ in range(100):
-        model.learn(KEY, True)
-    assert model.estimate(other) > cold  # the same match length
-    assert model.estimate(cell(2, 0.4, 4, 0)) == priors_of(2, 0.4)  # another one
+def test_the_contexts_not_updated_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_table, "MAX_PAIRS", 4)
+    table = BoundedTable()
+    for key, token in [(1, 5), (2, 5), (3, 5), (1, 5), (1, 6)]:
+        table.add(key, token)
+    assert list(table) == [2, 3, 1]
+    assert table.pairs == 4  # as many as there may be: contexts 2 and 3 have one, context 1 has two
+    table.add(4, 5)
+    assert list(table) == [3, 1, 4]
+    table.add(4, 6)
+    table.add(4, 7)  # one too many again, and context 1 has to go with both of its tokens
+    assert list(table) == [4]
+    assert table.pairs == 3
 
 
-def priors_of(match: int, share: float) -> float:
-    return HitRates().estimate(cell(match, share, 4, 0))
+def test_a_full_context_drops_its_stalest_token_but_not_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_table, "MAX_CONTINUATIONS", 3)
+    for tokens, left in [
+        ((4, 7, 7, 5, 6), {7: 2, 5: 1, 6: 1}),
+        ((7, 7, 4, 5, 6), {7: 2, 5: 1, 6: 1}),  # 7 is the stalest, but the most frequent
+        ((4, 5, 6, 7), {5: 1, 6: 1, 7: 1}),
+        ((4, 4, 5, 5, 6, 7), {5: 2, 6: 1, 7: 1}),  # of two as frequent, the later one is the best
+    ]:
+        table = BoundedTable()
+        for token in tokens:
+            table.add(1, token)
+        (entry,) = entries(table)
+        assert entry.counts == left
+        assert entry.best == max(reversed(left), key=left.__getitem__)
+        assert (entry.total, table.pairs) == (sum(left.values()), 3)
 
 
-def test_cells_tell_apart_what_matters() -> None:
-    model = HitRates()
-    for _ in range(300):
-        model.learn(cell(3, 1.0, 5, 8), True)
-        model.learn(cell(3, 0.3, 5, 0), False)
-    assert model.estimate(cell(3, 1.0, 5, 8)) > 0.9
-    assert model.estimate(cell(3, 0.3, 5, 0)) < 0.1
-    assert len({cell(3, s, 5, 0) for s in (1.0, 0.8, 0.4, 0.1)}) == 4
-    assert cell(3, 1.0, 1, 0) != cell(3, 1.0, 2, 0)
-    assert len({cell(3, 1.0, 2, streak) for streak in range(1000)}) < 10
+# --------------------------------------------------------------------------- the predictor
 
 
-# --------------------------------------------------------------------------- NGramDrafter
+def counted(events: Sequence[tuple[Sequence[int], int]], text: Sequence[int], max_order: int, limit: int) -> Draft:
+    """What counts of (context, what followed it) events draft after a text, by the rule."""
+    text = list(text)
+    tokens, q, match, support = [], [], [], []
+    for _ in range(limit):
+        for length in range(min(max_order - 1, len(text)), 0, -1):
+            found = [token for before, token in events if list(before[-length:]) == text[-length:]]
+            if found:
+                break
+        else:
+            break
+        counts = Counter(found)
+        top = max(counts.values())
+        token = next(t for t in reversed(found) if counts[t] == top)
+        tokens.append(token)
+        q.append({t: count / len(found) for t, count in counts.items()})
+        match.append(length)
+        support.append(len(found))
+        text.append(token)
+    return Draft(tuple(tokens), tuple(q), tuple(match), tuple(support), source="ngram")
 
 
-def test_the_longest_context_wins_and_limits_hold() -> None:
-    drafter = NGramDrafter()
-    drafter.begin([1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3])
-    for limit in range(1, 12):
-        draft = drafter.propose(limit)
-        assert draft.tokens == (4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6)[: len(draft)]
-        assert len(draft) <= limit
-        assert len(draft.chances) == len(draft.q) == len(draft.match) == len(draft.support) == len(draft)
-        assert all(0 < p < 1 for p in draft.chances)
-        assert draft.source == drafter.name == "ngram"
-    assert make_drafter("ngram").name == "ngram"
-    with pytest.raises(ValueError, match="ngram"):
-        make_drafter("oracle")
+def reference(seen: Sequence[int], max_order: int, limit: int) -> Draft:
+    """What a predictor whose tables cover exactly `seen` has to draft."""
+    return counted([(seen[:i], token) for i, token in enumerate(seen)], seen, max_order, limit)
 
 
-def test_a_price_ends_a_draft() -> None:
-    drafter = NGramDrafter()
-    drafter.begin([1, 2, 3, 4] * 20)
-    whole = drafter.propose(15)
-    reach = [math.prod(whole.chances[: k + 1]) for k in range(len(whole))]
-    for floor in (0.1, 0.25, 0.6):
-        length = next((k for k, r in enumerate(reach, 1) if r < floor), len(whole))
-        assert len(drafter.propose(15, price=TokenPrice(2.0, [floor / 2] * 16))) == length
-    drafter.begin([1, 2, 3, 4] * 20)
-    assert len(drafter.propose(15, price=TokenPrice(1.0, [0.0, 0.0, 9.0] + [0.0] * 13))) == 2
+def entries(table: BoundedTable | ExactTable) -> list[Continuations]:
+    return [e if isinstance(e, Continuations) else Continuations(e) for e in table.values()]
 
 
-def test_nothing_known_is_an_empty_draft() -> None:
-    drafter = NGramDrafter()
-    assert len(drafter.propose(5)) == 0
-    drafter.begin([1, 2, 3, 4])
-    assert len(drafter.propose(5)) == 0
-    assert len(drafter.propose(5, blind=True)) == 0
-    drafter.accept([1])
-    assert drafter.propose(5).tokens[:2] == (2, 3)
+def contents(p: NGramPredictor) -> list[dict[int, tuple[list[tuple[int, int]], int, int]]]:
+    """Per table: key -> (continuations from the least to the most recent, best, total)."""
+    return [
+        {
+            key: (list(entry.counts.items()), entry.best, entry.total)
+            for key, entry in zip(table, entries(table), strict=True)
+        }
+        for table in p._tables
+    ]
 
 
-def test_begin_forgets_the_text_but_not_the_rates() -> None:
-    drafter = NGramDrafter()
-    drafter.begin([1, 2, 3] * 30)
-    first = drafter.propose(3).chances
-    for _ in range(40):
-        drafter.accept(drafter.propose(3).tokens)
-    drafter.begin([4, 5, 6])
-    assert len(drafter.propose(3)) == 0
-    drafter.begin([1, 2, 3] * 30)
-    assert drafter.propose(3).chances > first
+def state(p: NGramPredictor) -> tuple[Any, ...]:
+    """All that decides what a predictor does; the order of contexts, only where it drops some."""
+    order = [list(table) for table in p._tables] if p.evict == "keep" else None
+    return list(p._history), p.keys, contents(p), order
 
 
-def test_a_predictor_may_be_passed_in() -> None:
-    predictor = NGramPredictor(max_order=2)
-    drafter = NGramDrafter(predictor)
-    drafter.begin([1, 2, 3, 1])
-    assert drafter.predictor is predictor
-    assert set(drafter.propose(4).match) == {1}
+def fed(tokens: list[int], **options: Any) -> NGramPredictor:
+    p = NGramPredictor(**options)
+    for token in tokens:
+        p.update(token)
+    return p
 
 
-def test_what_was_cut_is_learned_from_too() -> None:
-    # The policy sent nothing, yet what the target emitted says that the guesses were right.
-    drafter = NGramDrafter()
-    drafter.begin([1, 2, 3, 4] * 20)
-    before = drafter.propose(4).chances
-    for i in range(200):
-        drafter.propose(4)
-        drafter.accept([(i % 4) + 1])
-    assert drafter.propose(4).chances[0] > max(0.8, before[0])
+def test_worked_examples_in_the_docstrings() -> None:
+    result = doctest.testmod(predictor)
+    assert result.attempted > 5
+    assert result.failed == 0
 
 
-def test_wrong_guesses_lower_the_estimate() -> None:
-    rng = random.Random(1)
-    drafter = NGramDrafter()
-    drafter.begin([rng.randrange(4) for _ in range(300)])
-    for _ in range(300):
+def test_fnv1a_against_published_and_hand_computed_values() -> None:
+    assert fnv1a([]) == 0xCBF29CE484222325
+    assert fnv1a(b"a") == 0xAF63DC4C8601EC8C  # test vectors of the FNV authors
+    assert fnv1a(b"foobar") == 0x85944171F73967E8
+    # Ids beyond a byte enter whole: (basis xor 151935) * prime, and so on.
+    assert fnv1a([151935]) == (0xCBF29CE484222325 ^ 151935) * 0x100000001B3 % 2**64
+    assert fnv1a([1, 2]) != fnv1a([2, 1])
+
+
+@given(st.lists(st.integers(0, 200_000), min_size=1, max_size=12), st.integers(1, 7))
+def test_rolled_keys_are_the_hashes_of_the_last_tokens(tokens: list[int], orders: int) -> None:
+    keys: list[int] = []
+    for token in tokens:
+        keys = roll(keys, token, orders)
+    assert keys == [fnv1a(tokens[-n:]) for n in range(1, min(orders, len(tokens)) + 1)]
+
+
+@given(STREAMS, st.integers(2, 8), st.integers(0, 7))
+def test_keep_drafts_from_all_that_was_ever_seen(stream: list[int], max_order: int, limit: int) -> None:
+    p = fed(stream, max_order=max_order, window=max_order)
+    assert p.predict(limit) == reference(stream, max_order, limit)
+
+
+@given(STREAMS, st.integers(2, 5), st.integers(0, 6), st.integers(0, 7))
+def test_decrement_drafts_from_the_window_alone(stream: list[int], max_order: int, extra: int, limit: int) -> None:
+    window = max_order + extra
+    p = NGramPredictor(max_order=max_order, window=window, evict="decrement")
+    for end, token in enumerate(stream, start=1):
+        p.update(token)
+        seen = stream[max(0, end - window) : end]
+        assert len(p) == len(seen)
+        assert p.predict(limit) == reference(seen, max_order, limit)
+    assert contents(p) == contents(fed(stream[-window:], max_order=max_order, window=window))
+
+
+@EVICT
+@given(data=st.data())
+def test_batches_equal_single_updates_and_reset_forgets_everything(evict: Evict, data: st.DataObject) -> None:
+    batches = data.draw(st.lists(st.lists(st.integers(0, 2), max_size=14), max_size=5))
+    options: dict[str, Any] = {"max_order": 4, "window": 9, "evict": evict}
+    p = NGramPredictor(**options)
+    for batch in batches:
+        p.update_batch(batch)
+    stream = [token for batch in batches for token in batch]
+    assert state(p) == state(fed(stream, **options))
+    assert len(p) == min(9, len(stream))
+    p.reset()
+    assert len(p) == 0
+    assert state(p) == state(NGramPredictor(**options))
+
+
+def test_limit_bounds_the_draft_and_draft_count_is_its_default() -> None:
+    p = fed([1, 2, 3] * 5, draft_count=6)
+    assert [len(p.predict(limit)) for limit in (0, 1, 2, 9)] == [0, 1, 2, 9]
+    assert p.predict().tokens == (1, 2, 3, 1, 2, 3)
+    assert fed([1, 2, 3] * 5).predict().tokens == (1, 2, 3, 1)
+    with pytest.raises(ValueError, match="limit must be 0 or more"):
+        p.predict(-1)
+
+
+@EVICT
+@given(stream=STREAMS)
+def test_where_contexts_collide_a_draft_states_the_q_of_the_shared_counts(evict: Evict, stream: list[int]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(predictor, "FNV_PRIME", 0)
+        draft = fed(stream, max_order=3, window=8, evict=evict).predict(3)
+    seen = stream if evict == "keep" else stream[-8:]
+    pooled = seen[2:] or seen[1:]  # whatever followed two tokens; one, if nothing did
+    assert draft.support == ((len(pooled),) * 3 if pooled else ())
+    for q in draft.q:
+        assert q == {token: pooled.count(token) / len(pooled) for token in set(pooled)}
+
+
+@pytest.mark.parametrize("vocabulary", [3, 60, 100_000])
+def test_keep_is_bounded_over_a_long_stream(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context_table, "MAX_PAIRS", 200)
+    monkeypatch.setattr(context_table, "MAX_CONTINUATIONS", 20)
+    rng = random.Random(4)
+    p, stream = NGramPredictor(window=64), [rng.randrange(vocabulary) for _ in range(4000)]
+    for at in range(0, 4000, 500):
+        p.update_batch(stream[at : at + 500])
+        for table in p._tables:
+            assert isinstance(table, BoundedTable)
+            found = entries(table)
+            assert table.pairs == sum(len(e.counts) for e in found) <= 200
+            assert max(len(e.counts) for e in found) <= 20
+            assert all(e.total == sum(e.counts.values()) for e in found)
+            assert all(e.counts[e.best] == max(e.counts.values()) for e in found)
+            assert vocabulary < 20 or table.pairs > 160  # full: the bound was at work
+    assert len(p) == 64
+    assert state(p) == state(fed(stream, window=64))  # tables that overflow in a batch, too
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_order": 1}, "max_order must be 2 to 8, not 1"),
+        ({"max_order": 9}, "max_order must be 2 to 8, not 9"),
+        ({"draft_count": 0}, "draft_count must be 1 or more, not 0"),
+        ({"max_order": 5, "window": 4}, r"window must be max_order \(5\) or more, not 4"),
+        ({"evict": "lru"}, "evict must be .* not 'lru'"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        NGramPredictor(**options)
+
+
+def test_defaults_are_akunus() -> None:
+    p = NGramPredictor()
+    assert (p.max_order, p.draft_count, p.window, p.evict) == (4, 4, 512, "keep")
+    assert (context_table.MAX_PAIRS, context_table.MAX_CONTINUATIONS) == (65_536, 256)
+
+
+# --------------------------------------------------------------------------- the drafters
+
+
+def check_counted(draft: Draft, expected: Draft) -> None:
+    """The rule's draft, up to where it had become hopeless."""
+    n = len(draft)
+    assert draft.tokens == expected.tokens[:n]
+    assert (draft.match, draft.support) == (expected.match[:n], expected.support[:n])
+    assert [dict(q) for q in draft.q] == [dict(q) for q in expected.q[:n]]
+    assert n == len(expected) or (n > 0 and np.prod(draft.chances) < HOPELESS)
+
+
+@given(STREAMS, st.lists(st.lists(st.integers(0, 2), max_size=6), max_size=12), st.integers(2, 5))
+def test_an_n_gram_drafter_counts_prompt_and_answer(prompt: list[int], answers: list[list[int]], order: int) -> None:
+    """Tokens beyond its guesses and after drafts that nobody asked for as well; a new prompt ends what was counted."""
+    for drafter in (NGramDrafter(), NGramDrafter(NGramPredictor(max_order=order))):
+        for text in ([], list(prompt)):
+            drafter.begin(text)
+            for number, tokens in enumerate(answers):
+                if number % 3:
+                    check_counted(drafter.propose(5), reference(text, drafter.predictor.max_order, 5))
+                drafter.accept(tokens)
+                text.extend(tokens)
+
+
+@given(SEEDS, STREAMS.filter(bool))
+def test_nasd_counts_what_was_likely_beside_what_came(seed: int, prompt: list[int]) -> None:
+    """At each position that stands, before what came there; of rows behind a refused token nothing."""
+    rng = np.random.default_rng(seed)
+    drafter, text = NasdDrafter(), list(prompt)
+    drafter.begin(prompt)
+    events = [(text[:i], token) for i, token in enumerate(text)]
+    for _ in range(10):
         draft = drafter.propose(4)
-        drafter.accept([(draft.tokens[0] + 1) % 4])
-    assert drafter.propose(4).chances[0] < 0.2
-    assert len(drafter.propose(15)) <= 3  # and the draft ends where it is hopeless
-
-
-def test_accept_without_a_proposal_is_fine() -> None:
-    drafter = NGramDrafter()
-    drafter.begin([1, 2, 3])
-    drafter.accept([1, 2, 3, 1])
-    assert drafter.propose(2).tokens == (2, 3)
-    drafter.accept([])
-    assert drafter.propose(2).tokens == (2, 3)
-
-
-def test_tokens_beyond_the_guesses_are_counted_too() -> None:
-    drafter, reference = NGramDrafter(), NGramDrafter()
-    drafter.begin([1, 2, 3, 9, 1, 2])
-    drafter.propose(1)
-    drafter.accept([3, 9, 1, 2, 3])
-    reference.begin([1, 2, 3, 9, 1, 2, 3, 9, 1, 2, 3])
-    assert drafter.propose(4).tokens == reference.propose(4).tokens
-
-
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(seed=st.integers(0, 10**6), limit=st.integers(1, 15))
-def test_a_blind_estimate_does_not_look_at_the_draw(seed: int, limit: int) -> None:
-    # Rejection sampling: whatever is drawn, the estimates that decide on the length are the same.
-    rng = random.Random(seed)
-    drafter = NGramDrafter()
-    drafter.begin([rng.randrange(3) for _ in range(60)])
-    for _ in range(30):
-        drafter.propose(3)
-        drafter.accept([rng.randrange(3) for _ in range(rng.randrange(1, 4))])
-    seen = set()
-    for _ in range(12):
-
-        def choose(offset: int, counts: Mapping[int, int]) -> int:
-            return rng.choice(list(counts))
-
-        draft = drafter.propose(limit, choose, blind=True)
-        assert len(draft.chances) == limit
-        assert len(draft) <= limit
-        seen.add(draft.chances)
-    assert len(seen) == 1
-
-
-def test_a_draft_never_ends_before_the_token_that_made_it_end() -> None:
-    # If a draw could take itself out of the draft, q would not be the law of what is in it.
-    rng = random.Random(3)
-    drafter = NGramDrafter()
-    drafter.begin([rng.randrange(3) for _ in range(100)])
-    for _ in range(300):  # all wrong: hopeless at once
-        drafter.accept([(drafter.propose(4).tokens[0] + 1) % 3])
-    drawn: list[int] = []
-
-    def choose(offset: int, counts: Mapping[int, int]) -> int:
-        drawn.append(rng.choice(list(counts)))
-        return drawn[-1]
-
-    for _ in range(50):
-        drawn.clear()
-        assert drafter.propose(15, choose, blind=True).tokens == tuple(drawn) != ()
-
-
-def test_head_cuts_every_field() -> None:
-    draft = Draft((1, 2, 3), ({1: 1.0}, {2: 1.0}, {3: 1.0}), (3, 3, 2), (5, 4, 3), (0.9, 0.8, 0.7), "ngram")
-    short = draft.head(2)
-    assert short == Draft((1, 2), ({1: 1.0}, {2: 1.0}), (3, 3), (5, 4), (0.9, 0.8), "ngram")
-    assert draft.head(3) is draft.head(9) is draft
-    assert len(draft.head(0)) == 0
+        check_counted(draft, counted(events, text, 4, 4))
+        rows = rng.standard_normal((1 + len(draft), 5)).astype(np.float32)
+        if seen := bool(rng.random() < 0.8):
+            drafter.see([text[-1], *draft.tokens], rows)
+        emitted = [*draft.tokens[: rng.integers(len(draft) + 1)], int(rng.integers(3))]
+        for token, row in zip(emitted, rows, strict=False):
+            if seen:
+                events += [(list(text), other) for other in sorted(np.argsort(-row)[:FILLER].tolist())]
+            events.append((list(text), token))
+            text.append(token)
+        drafter.accept(emitted)

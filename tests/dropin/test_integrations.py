@@ -1,8 +1,11 @@
-"""Programs that use llama-cpp-python's `Llama`, with ours in its place. Skipped where they are not installed."""
+"""Programs that use llama-cpp-python's `Llama`, with ours in its place. Skipped where they are not installed.
+
+Most of the time goes into importing them, so most run with `--exhaustive`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -36,58 +39,40 @@ def _drafting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     mend(0)
 
 
-@pytest.fixture
-def made() -> Iterator[list[Any]]:
-    """The models that were loaded."""
-    models: list[Any] = []
-    yield models
-    for model in models:
-        model.close()
-
-
-def makers(made: list[Any]) -> tuple[Maker, Maker]:
-    """What makes a `Llama` of theirs, and one of ours that measures nothing."""
+def same(ask: Callable[[Maker], Any]) -> Any:
+    """What a program answers with either class, ours having drafted."""
+    made: list[Any] = []
 
     def make(kind: Maker, *arguments: Any, **settings: Any) -> Any:
-        made.append(kind(*arguments, **settings))
+        made.append(kind(*arguments, **BATCHES, **settings))
         return made[-1]
 
-    return partial(make, llama_cpp.Llama, **BATCHES), partial(make, ngramspec.Llama, exact="off", **BATCHES)
-
-
-def same(made: list[Any], ask: Callable[[Maker], Any]) -> Any:
-    """What a program answers, with either class, ours having drafted."""
-    theirs, ours = map(ask, makers(made))
+    theirs = ask(partial(make, llama_cpp.Llama))
+    count = len(made)
+    ours = ask(partial(make, ngramspec.Llama, exact="off"))
     assert theirs == ours
-    drafting = [model for model in made if isinstance(model, ngramspec.Llama)]
-    assert drafting
-    assert all(model.draft_stats.drafted for model in drafting)
+    assert all(model.draft_stats.drafted for model in made[count:])
+    assert len(made) == 2 * count > 0
+    for model in made:
+        model.close()
     return ours
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_langchain_s_chat(stream: bool, made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    module = pytest.importorskip("langchain_community.chat_models.llamacpp")
+def test_langchain(monkeypatch: pytest.MonkeyPatch) -> None:
+    chats = pytest.importorskip("langchain_community.chat_models.llamacpp")
+    completions = pytest.importorskip("langchain_community.llms.llamacpp")
 
     def ask(maker: Maker) -> Any:
         monkeypatch.setattr(llama_cpp, "Llama", maker)
-        chat = module.ChatLlamaCpp(model_path=str(DEMO), temperature=0.0, max_tokens=40, **SETTINGS)
-        return [part.content for part in chat.stream(TEXT)] if stream else chat.invoke(TEXT).content
+        chat = chats.ChatLlamaCpp(model_path=str(DEMO), temperature=0.0, max_tokens=40, **SETTINGS)
+        completion = completions.LlamaCpp(model_path=str(DEMO), temperature=0.7, seed=4, max_tokens=40, **SETTINGS)
+        return [part.content for part in chat.stream(TEXT)], chat.invoke(TEXT).content, completion.invoke(TEXT)
 
-    assert same(made, ask)
-
-
-def test_langchain_s_completion(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    module = pytest.importorskip("langchain_community.llms.llamacpp")
-
-    def ask(maker: Maker) -> Any:
-        monkeypatch.setattr(llama_cpp, "Llama", maker)
-        return module.LlamaCpp(model_path=str(DEMO), temperature=0.7, seed=4, max_tokens=40, **SETTINGS).invoke(TEXT)
-
-    same(made, ask)
+    same(ask)
 
 
-def test_llama_index(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.exhaustive
+def test_llama_index(monkeypatch: pytest.MonkeyPatch) -> None:
     module = pytest.importorskip("llama_index.llms.llama_cpp.base")
 
     def ask(maker: Maker) -> Any:
@@ -98,7 +83,7 @@ def test_llama_index(made: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
         )  # fmt: skip
         return llm.complete(TEXT).text, [part.delta for part in llm.stream_complete(TEXT)]
 
-    same(made, ask)
+    same(ask)
 
 
 class Verdict(BaseModel):
@@ -109,7 +94,8 @@ class Verdict(BaseModel):
     sure: bool
 
 
-def test_instructor(made: list[Any]) -> None:
+@pytest.mark.exhaustive
+def test_instructor() -> None:
     instructor = pytest.importorskip("instructor")
 
     def ask(maker: Maker) -> Any:
@@ -121,10 +107,11 @@ def test_instructor(made: list[Any]) -> None:
         assert isinstance(answer, Verdict)
         return answer.model_dump()
 
-    same(made, ask)
+    same(ask)
 
 
-def test_outlines(made: list[Any]) -> None:
+@pytest.mark.exhaustive
+def test_outlines() -> None:
     outlines = pytest.importorskip("outlines")
 
     def ask(maker: Maker) -> Any:
@@ -135,10 +122,11 @@ def test_outlines(made: list[Any]) -> None:
             list(model.stream(TEXT, max_tokens=20, temperature=0.0)),
         )
 
-    assert Verdict.model_validate_json(same(made, ask)[1])
+    assert Verdict.model_validate_json(same(ask)[1])
 
 
-def test_openai_s_types(made: list[Any]) -> None:
+@pytest.mark.exhaustive
+def test_openai_s_types() -> None:
     pytest.importorskip("openai")
 
     def ask(maker: Maker) -> Any:
@@ -146,4 +134,4 @@ def test_openai_s_types(made: list[Any]) -> None:
         messages = [{"role": "user", "content": TEXT}]
         return bare(llama.create_chat_completion_openai_v1(messages, temperature=0.0, max_tokens=40).model_dump())
 
-    same(made, ask)
+    same(ask)

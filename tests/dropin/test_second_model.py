@@ -1,13 +1,16 @@
-"""`ngramspec.Llama` with a second GGUF file that drafts, and over machines."""
+"""`ngramspec.Llama` with a second GGUF file that drafts, and over machines; `LlamaDraftModel` in the parent's hands."""
 
 from __future__ import annotations
 
 import pickle
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import numpy as np
 import pytest
+from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 from support.cli_runner import DEMO
 from support.tiny_models import write_model
 from support.twins import FREE
@@ -18,6 +21,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.dropin import look_ahead
 from ngramspec.errors import ModelError
 from ngramspec.llama import log, rpc
+from ngramspec.llama.borrowed import mend
 from ngramspec.policies.simple import FixedPolicy
 
 PROMPT = "def value_0(self):\n    return self._value_0\n\n\ndef value_1("
@@ -25,39 +29,32 @@ SMALL: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "ve
 OURS: dict[str, Any] = {**SMALL, "exact": "off", "keep": False}
 
 
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drafts of four tokens in every pass, whatever they cost."""
-    monkeypatch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(4))
-    monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
-
-
 def text(llama: Any, **settings: Any) -> str:
     answer: str = llama.create_completion(PROMPT, max_tokens=40, **settings)["choices"][0]["text"]
     return answer
 
 
-@pytest.mark.usefixtures("always")
-@pytest.mark.parametrize("opened", [False, True])
-def test_a_model_that_drafts_for_itself_is_right_and_changes_nothing(opened: bool) -> None:
-    small: Any = Target(DEMO, n_ctx=512, threads=1) if opened else str(DEMO)
-    ours = ngramspec.Llama(str(DEMO), draft_model=small, **OURS)
-    parent = llama_cpp.Llama(str(DEMO), **SMALL)
-    for settings in ({"temperature": 0.9, "seed": 5}, {"temperature": 0.0}):
-        before = ours.draft_stats.accepted, ours.draft_stats.drafted
+def test_a_model_that_is_open_already_drafts_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Drafts of four tokens in every pass, whatever they cost. A file's name: `test_front_ends`."""
+    monkeypatch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(4))
+    monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
+    with Target(DEMO, n_ctx=512, threads=1) as small:
+        ours, parent = ngramspec.Llama(str(DEMO), draft_model=small, **OURS), llama_cpp.Llama(str(DEMO), **SMALL)
         for _ in range(2):  # the second time with what the first left in both caches
-            assert text(ours, **settings) == text(parent, **settings)
-    stats = ours.draft_stats
-    assert stats.accepted - before[0] > 0.7 * (stats.drafted - before[1]) > 35
-    if not opened:
-        twin = pickle.loads(pickle.dumps(ours))
-        assert text(twin, temperature=0.0) == text(parent, temperature=0.0)
-        assert twin.draft_stats.accepted
-        twin.close()
-    for made in (ours, parent):
-        made.close()
-    if opened:
+            assert text(ours, temperature=0.0) == text(parent, temperature=0.0)
+        stats = ours.draft_stats
+        assert stats.accepted > 0.7 * stats.drafted > 35
+        for made in (ours, parent):
+            made.close()
         assert small.tokenize("still open")
+
+
+def test_a_file_that_drafts_is_pickled_with_it() -> None:
+    ours = ngramspec.Llama(str(DEMO), draft_model=str(DEMO), **OURS)
+    twin = pickle.loads(pickle.dumps(ours))
+    assert twin._asked is not None
+    for made in (ours, twin):
+        made.close()
 
 
 def test_what_cannot_draft_is_said_in_a_line(tmp_path: Path) -> None:
@@ -107,3 +104,28 @@ def test_machines_are_joined_before_the_model_is_loaded(monkeypatch: pytest.Monk
     assert ours.model_params.n_gpu_layers > 1000
     assert ours.__getstate__()["rpc_servers"] == "a:1, b:2"
     ours.close()
+
+
+# --------------------------------------------------------------------------- `LlamaDraftModel`
+
+
+def test_it_drafts_what_repeats_and_nothing_else() -> None:
+    drafts = ngramspec.LlamaDraftModel(num_pred_tokens=4)
+    assert isinstance(drafts, DraftModel)
+    text = [*range(50, 80), *range(50, 60)]
+    first = drafts(np.array(text, np.intc))
+    assert first.tolist() == [60, 61, 62, 63]
+    assert first.dtype == np.intc
+    assert drafts(np.array([*text, 60, 61], np.intc)).tolist() == [62, 63, 64, 65]
+    assert drafts(np.array([1, 2, 3], np.intc)).size == 0
+    assert drafts(np.array(text, np.intc)).tolist() == [60, 61, 62, 63]
+
+
+def test_the_parent_s_text_stays_the_same() -> None:
+    mend(0)
+    plain = llama_cpp.Llama(str(DEMO), logits_all=True, **SMALL)
+    drafted = llama_cpp.Llama(str(DEMO), logits_all=True, draft_model=ngramspec.LlamaDraftModel(), **SMALL)
+    prompt = plain.tokenize(b"one two three four five six seven eight nine ten " * 6)
+    assert list(islice(drafted.generate(prompt, temp=0.0), 80)) == list(islice(plain.generate(prompt, temp=0.0), 80))
+    plain.close()
+    drafted.close()

@@ -93,17 +93,20 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_settings_under_which_sizes_agree_are_found_and_taken(tmp_path: Path, measured: list[str]) -> None:
-    target = Switching()
-    footing = ExactAuto(target, tmp_path).begin(PROMPT, 100)
-    assert measured == ALL_STEPS
-    assert (footing.same, footing.sizes, footing.bound) == (True, SIZES, 0)
-    assert target.setting == "exact"
+    for folder, drafts in ((tmp_path / "a", True), (tmp_path / "b", False)):
+        target = Switching()
+        footing = ExactAuto(target, folder).begin(PROMPT, 100, drafts=drafts)
+        assert (footing.same, footing.sizes, footing.bound) == (True, SIZES, 0)
+        assert target.setting == "exact"
+    assert measured == ALL_STEPS * 2
 
 
 def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str]) -> None:
     target = Switching()
     target.identity_of["fast"] = ALL
-    assert ExactAuto(target, tmp_path).begin(PROMPT, 100).same
+    target.max_batch = 4  # no draft is longer than can be taken back
+    footing = ExactAuto(target, tmp_path).begin(PROMPT, 100)
+    assert (footing.same, footing.sizes) == (True, (1, 2, 3, 4))
     assert measured == FAST_STEPS[:2]
     assert target.uses == []
 
@@ -135,13 +138,6 @@ def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
     first, second = ExactAuto(early, tmp_path), ExactAuto(late, tmp_path)  # both have read an empty folder
     assert first.begin(PROMPT, 100).same
     assert second.begin(PROMPT, 100).same
-
-
-def test_drafts_do_not_move_the_choice(tmp_path: Path) -> None:
-    for folder, drafts in ((tmp_path / "a", True), (tmp_path / "b", False)):
-        target = Switching()
-        ExactAuto(target, folder).begin(PROMPT, 100, drafts=drafts)
-        assert target.setting == "exact"
 
 
 def test_a_slow_model_is_not_kept_waiting(tmp_path: Path, measured: list[str]) -> None:
@@ -210,31 +206,13 @@ def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
     assert measured == ALL_STEPS * 2
 
 
-def test_no_draft_is_longer_than_can_be_taken_back(tmp_path: Path) -> None:
-    target = Switching()
-    target.max_batch = 4
-    assert ExactAuto(target, tmp_path).begin(PROMPT, 100).sizes == (1, 2, 3, 4)
-
-
 @pytest.mark.parametrize("exact", ["auto", "on", "off"])
 def test_a_decoder_takes_all_three(exact: Any, tmp_path: Path) -> None:
     target = Switching()
     decoder = SpeculativeDecoder(target, exact=exact, calibration_folder=tmp_path)
+    fast = decoder.calibration
     tokens = [token for step in decoder.generate(PROMPT, max_tokens=20) for token in step.tokens]
     assert len(tokens) == 20
     assert target.setting == ("exact" if exact == "auto" else "fast")
+    assert (decoder.calibration is fast) == (target.setting == "fast"), "each setting has a cost curve of its own"
     assert decoder.footing.same is (exact != "off")
-
-
-def test_each_setting_has_its_own_cost_curve(tmp_path: Path) -> None:
-    target = Switching()
-    decoder = SpeculativeDecoder(target, calibration_folder=tmp_path)
-    fast = decoder.calibration
-    list(decoder.generate(PROMPT, max_tokens=5))
-    assert decoder.calibration is not fast
-
-
-def test_an_unknown_word_is_refused() -> None:
-    wrong: Any = True
-    with pytest.raises(ValueError, match="auto, on, off"):
-        SpeculativeDecoder(MockTarget(8), exact=wrong)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_target import MockTarget
 from support.samplers import make_sampler
@@ -41,13 +41,13 @@ def test_greedy_margins_below_twice_the_bound_count(bound: float | None, count: 
     assert counted(Sampling(), row, bound) == (3, count)
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32), bound=st.floats(0.01, 1), temperature=st.sampled_from([0.0, 0.7, 1.5]))
 def test_without_filters_what_is_not_counted_cannot_change(seed: int, bound: float, temperature: float) -> None:
     rng = np.random.default_rng(seed)
     row = (3 * rng.standard_normal(VOCAB)).astype(np.float32)
     sampling = Sampling(temperature=temperature, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
     token, count = counted(sampling, row, bound)
+    assert counted(sampling, row, None)[0] == token
     others = [counted(sampling, row + rng.uniform(-bound, bound, VOCAB).astype(np.float32), None)[0] for _ in range(20)]
     if count == 0:
         assert others == [token] * 20
@@ -63,27 +63,11 @@ def test_a_row_is_left_as_it_was(temperature: float, writeable: bool) -> None:
     assert np.array_equal(row, before)
 
 
-def test_counting_changes_no_token() -> None:
-    rng = np.random.default_rng(0)
-    for seed in range(50):
-        row = (3 * rng.standard_normal(VOCAB)).astype(np.float32)
-        sampling = Sampling(temperature=1.0, seed=seed, repeat_penalty=1.3)
-        assert counted(sampling, row, 0.5)[0] == counted(sampling, row, None)[0]
-
-
 @pytest.mark.parametrize("own", [{"mirostat": 2}, {"xtc_probability": 1.0}])
 def test_samplers_with_random_numbers_of_their_own_are_drawn_from_once(own: Any) -> None:
     row = np.zeros(VOCAB, np.float32)
     row[3] = 30.0
     assert counted(Sampling(temperature=1.0, **own), row, 0.01) == (3, 1)
-
-
-def test_the_draw_is_that_of_the_position() -> None:
-    row = np.linspace(0, 1, VOCAB, dtype=np.float32)
-    sampling = Sampling(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=5)
-    sampler = make_sampler(sampling, VOCAB)
-    expected = gumbel_pick(5, 3, sampler.distribution(row))
-    assert counted(sampling, row, 1e-9) == (expected, 0)
 
 
 def test_a_watched_draw_is_judged_by_its_own_law() -> None:
@@ -94,8 +78,10 @@ def test_a_watched_draw_is_judged_by_its_own_law() -> None:
     calls.begin([1])
     calls.arm(5.0)
     token = RuleVerifier(calls, None, seen.append).verify([row], NO_DRAFT, 1).tokens[0]
+    law = make_sampler(sampling, VOCAB).distribution(row)
+    assert token == gumbel_pick(5, 1, law)
     assert calls.take() == 1
-    assert seen[-1].p == pytest.approx(make_sampler(sampling, VOCAB).distribution(row).probability(token))
+    assert seen[-1].p == pytest.approx(law.probability(token))
 
 
 class Fixed(ExactAuto):

@@ -1,4 +1,4 @@
-"""Questions beside the text, on real contexts: their logits, what they leave behind, and whole texts."""
+"""Questions beside the text, on real contexts: their logits, and what they leave behind; texts: `test_exact_models`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.cli_runner import DEMO
 from support.tiny_models import write_model
 
-from ngramspec.backend import LEAVES, Asked, Logits, Node
-from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import GivenCurve
-from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.backend import LEAVES, Asked, Node
 from ngramspec.errors import TargetError
 from ngramspec.llama.target import Target
-from ngramspec.sampling.settings import Sampling
 
-TEXT = "The cat and the dog went to the house. The cat saw the dog, and the dog saw the house."
 OPTIONS = {"n_ctx": 512, "threads": 1, "exact": "on"}
 
 
@@ -29,7 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model(tmp_path_factory.mktemp("models") / "llama.gguf", "llama")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def target(model: Path) -> Iterator[Target]:
     with Target(model, **OPTIONS) as target:  # type: ignore[arg-type]
         yield target
@@ -80,6 +73,7 @@ def test_the_text_has_the_bits_that_it_has_without_and_questions_those_of_their_
 def test_questions_are_gone_whatever_comes_next(target: Target) -> None:
     target.prefill([5, 6, 7])
     target.ask([8, 9], [(0, (10,)), (0, (10, 11)), (1, (12,))])
+    assert target.leaves == LEAVES
     assert target.tokens == [5, 6, 7, 8, 9]
     row = np.array(target.evaluate([13]))
     root = Node(None, -1, 6)
@@ -114,32 +108,3 @@ def test_one_sequence_cannot_be_asked(model: Path) -> None:
         target.prefill([5])
         with pytest.raises(ValueError, match="n_seq above 1"):
             target.ask([6], [(0, (7,))])
-    with Target(model, **OPTIONS) as target:  # type: ignore[arg-type]
-        assert target.leaves == LEAVES
-
-
-def test_texts_are_those_of_plain_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    with Target(DEMO, n_ctx=512, threads=1, exact="on") as target:
-        asked, ask = [0], target.ask
-
-        def counted(tokens: Sequence[int], questions: Sequence[tuple[int, tuple[int, ...]]]) -> Logits:
-            asked[0] += len(questions)
-            return ask(tokens, questions)
-
-        monkeypatch.setattr(target, "ask", counted)
-        known = Calibration.given(GivenCurve({1: 1.0, 64: 1.0}))
-        known.exact_sizes = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16)
-        plain = SpeculativeDecoder(target, drafter=None, exact="on", calibration=known)
-        drafted = SpeculativeDecoder(target, exact="on", calibration=known)
-        for sampling in (Sampling(), Sampling(0.7, seed=4), Sampling(repeat_penalty=1.2)):
-            texts = [
-                [t for step in decoder.generate(target.tokenize(TEXT), max_tokens=100, sampling=sampling)
-                 for t in step.tokens]
-                for decoder in (plain, drafted)
-            ]  # fmt: skip
-            assert texts[0] == texts[1]
-            assert asked[0] > 20
-            # What was said came true: of the 50 that it imagines at first and those since.
-            assert isinstance(drafted.drafter, MixtureDrafter)
-            assert drafted.drafter._trust.value > 0.97
-            asked[0] = 0

@@ -28,12 +28,20 @@ class Recorded:
         self.called.append(arguments)
 
 
-@pytest.mark.parametrize(("arguments", "sized"), [(5, (1000,)), (4, ())])
-def test_the_penalties_with_and_without_the_size_of_the_vocabulary(arguments: int, sized: tuple[int, ...]) -> None:
-    make = Recorded(arguments)
-    bindings.penalties(SimpleNamespace(llama_sampler_init_penalties=make), 1000, 64, 1.1, 0.2, 0.3)
-    assert make.called == [(*sized, 64, 1.1, 0.2, 0.3)]
-    assert len(make.called[0]) == arguments
+def test_samplers_with_and_without_a_size() -> None:
+    """That of the vocabulary for the penalties, that of the context for DRY."""
+    breakers = (ctypes.c_char_p * 1)(b"\n")
+    for arguments, sized in ((5, (1000,)), (4, ())):
+        make = Recorded(arguments)
+        bindings.penalties(SimpleNamespace(llama_sampler_init_penalties=make), 1000, 64, 1.1, 0.2, 0.3)
+        assert make.called == [(*sized, 64, 1.1, 0.2, 0.3)]
+    for arguments, sized in ((7, ()), (8, (64,))):
+        make = Recorded(arguments)
+        bindings.dry(SimpleNamespace(llama_sampler_init_dry=make), "vocab", 0.8, 1.75, 2, 64, breakers)
+        assert make.called == [("vocab", *sized, 0.8, 1.75, 2, 64, breakers, 1)]
+    # The installed ones are of a kind that is known.
+    assert len(llama.llama_sampler_init_penalties.argtypes) in (4, 5)
+    assert len(llama.llama_sampler_init_dry.argtypes) in (7, 8)
 
 
 def test_devices_are_those_of_the_ggml_that_llama_cpp_has_loaded() -> None:
@@ -43,19 +51,6 @@ def test_devices_are_those_of_the_ggml_that_llama_cpp_has_loaded() -> None:
     # As on Windows, where libllama finds no functions of other libraries; and in a fork that keeps it to itself.
     assert bindings.ggml(SimpleNamespace(_lib=SimpleNamespace())) is llama_cpp._ggml.libggml
     assert bindings.ggml(SimpleNamespace()) is llama_cpp._ggml.libggml
-
-
-@pytest.mark.parametrize(("arguments", "sized"), [(7, ()), (8, (64,))])
-def test_dry_with_and_without_the_size_of_the_context(arguments: int, sized: tuple[int, ...]) -> None:
-    make, breakers = Recorded(arguments), (ctypes.c_char_p * 1)(b"\n")
-    bindings.dry(SimpleNamespace(llama_sampler_init_dry=make), "vocab", 0.8, 1.75, 2, 64, breakers)
-    assert make.called == [("vocab", *sized, 0.8, 1.75, 2, 64, breakers, 1)]
-    assert len(make.called[0]) == arguments
-
-
-def test_the_installed_functions_are_of_a_kind_that_is_known() -> None:
-    assert len(llama.llama_sampler_init_penalties.argtypes) in (4, 5)
-    assert len(llama.llama_sampler_init_dry.argtypes) in (7, 8)
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -75,11 +70,8 @@ def test_mapping_by_mode_and_by_switch(mapped: bool) -> None:
     assert old.use_mmap == mapped
 
 
-def test_forbidden_tokens_that_are_not_told() -> None:
+def test_what_forks_lack_or_name_otherwise() -> None:
     assert bindings.suppressed(SimpleNamespace(), None) == ()
-
-
-def test_the_name_of_the_log_function() -> None:
     fork = SimpleNamespace(ggml_log_callback="theirs")
     assert bindings.log_callback(fork) == "theirs"
     assert bindings.log_callback(SimpleNamespace(llama_log_callback="ours", ggml_log_callback="theirs")) == "ours"

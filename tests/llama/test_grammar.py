@@ -1,20 +1,18 @@
-"""Grammars and JSON schemas: what they allow, and what is said of those that are none."""
+"""Grammars: what they allow, and what is said of those that are none. JSON schemas: `test_json_schema`."""
 
 from __future__ import annotations
 
-import json
 import random
 import re
 import sys
 
 import numpy as np
 import pytest
-from support.cli_runner import DEMO, run
+from support.cli_runner import DEMO, run_process
 from support.vocabulary_files import END
 
 from ngramspec.errors import GrammarError, NGramSpecError
 from ngramspec.llama.grammar import CANDIDATE, Grammar
-from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
 
 LANGUAGE = 'root ::= ("a" "b"? | "c" | "\\u00e9")*'
@@ -72,17 +70,6 @@ def test_allowed_tokens_against_a_regular_expression(word_vocabulary: Vocabulary
             text += pieces[step]
 
 
-def test_a_character_of_several_tokens(word_vocabulary: Vocabulary) -> None:
-    grammar = word_vocabulary.grammar('root ::= "\u00e9" | "\u00fc" "a"')
-    first, e, u, other = (token(word_vocabulary, bytes([b])) for b in (0xC3, 0xA9, 0xBC, 0xA8))
-    assert allowed(grammar) == {first, token(word_vocabulary, "\u00e9")}
-    grammar.accept(first)
-    assert allowed(grammar) == {e, u}
-    assert not grammar.allows(other)
-    grammar.accept(u)
-    assert {word_vocabulary.piece(t) for t in allowed(grammar)} == {b"a"}
-
-
 def test_copies_go_their_own_ways(word_vocabulary: Vocabulary) -> None:
     grammar = word_vocabulary.grammar('root ::= "a" "b" "c"')
     a, b, ab = (token(word_vocabulary, text) for text in ("a", "b", "ab"))
@@ -107,10 +94,7 @@ def test_forbidding_leaves_the_rest_alone(word_vocabulary: Vocabulary) -> None:
     assert candidates["logit"].tolist() == [-np.inf, -2.5, -np.inf]
     assert candidates["id"].tolist() == [b, a, b]
     assert grammar.allowed(np.array([], np.int32)).tolist() == []
-
-
-def test_what_is_no_token_is_not_allowed(word_vocabulary: Vocabulary) -> None:
-    """llama.cpp would end the process."""
+    # What is no token is not allowed: llama.cpp would end the process.
     grammar = word_vocabulary.grammar("root ::= .*")
     assert not any(grammar.allows(t) for t in (-1, word_vocabulary.n_vocab, 2**31 - 1))
 
@@ -136,10 +120,11 @@ except ValueError as error:
 """
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("temperature", ["0", "1"])
 def test_a_target_closed_during_a_generation(temperature: str, env: dict[str, str]) -> None:
     """The grammar points into what was freed: in another process, which that would end."""
-    done = run(env, DEMO, temperature, command=[sys.executable, "-c", _CLOSED])
+    done = run_process(env, DEMO, temperature, command=[sys.executable, "-c", _CLOSED])
     assert (done.code, done.out) == (0, "the target is closed\n"), done.err
 
 
@@ -150,16 +135,6 @@ def test_a_grammar_of_a_closed_vocabulary() -> None:
     for call in (grammar.copy, lambda: grammar.allows(1), lambda: grammar.accept(1)):
         with pytest.raises(ValueError, match=r"^the vocabulary is closed$"):
             call()
-
-
-def test_the_end_comes_where_the_grammar_ends(demo_vocabulary: Vocabulary) -> None:
-    grammar = demo_vocabulary.grammar('root ::= "yes" | "no"')
-    assert not ends(grammar)
-    feed(grammar, "yes")
-    assert {demo_vocabulary.is_eog(t) for t in allowed(grammar)} == {True}
-    eog = next(iter(allowed(grammar)))
-    grammar.accept(eog)
-    assert ends(grammar)
 
 
 # --------------------------------------------------------------------------- what is no grammar
@@ -216,65 +191,3 @@ def test_grammars_that_nothing_satisfies(text: str, demo_vocabulary: Vocabulary)
     grammar = demo_vocabulary.grammar(text)
     feed(grammar, "a")
     assert not allowed(grammar) or text.endswith("[]")  # an empty class is no character at all
-
-
-# ------------------------------------------------------------------------------------ schemas
-
-PERSON = {
-    "type": "object",
-    "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "tags": {"type": "array"}},
-    "required": ["name", "age"],
-}
-
-
-@pytest.mark.parametrize(
-    ("schema", "good", "bad"),
-    [
-        (PERSON, {"name": 'Ada \u00e9 "x"', "age": -36}, '{"name": "Ada", "age": "36"}'),
-        (PERSON, {"name": "", "age": 0, "tags": [1, "a", {"b": None}]}, '{"age": 3}'),
-        ({"enum": ["red", 5, None]}, 5, '"blue"'),
-        ({"type": "array", "items": {"type": "boolean"}, "minItems": 1, "maxItems": 2}, [True, False], "[]"),
-        ({"anyOf": [{"type": "null"}, {"$ref": "#/$defs/n"}], "$defs": {"n": {"type": "number"}}}, 1.5, '"x"'),
-        ({}, {"anything": [1, 2]}, "nothing"),
-    ],
-    ids=str,
-)
-def test_schemas(schema: object, good: object, bad: str, demo_vocabulary: Vocabulary) -> None:
-    text = schema_grammar(json.dumps(schema))
-    grammar = demo_vocabulary.grammar(text)
-    feed(grammar, json.dumps(good, ensure_ascii=False))
-    assert ends(grammar)
-    grammar = demo_vocabulary.grammar(text)
-    for one in demo_vocabulary.tokenize(bad, add_bos=False):
-        if not grammar.allows(one):
-            break
-        grammar.accept(one)
-    else:
-        assert not ends(grammar)
-
-
-@pytest.mark.parametrize(
-    ("schema", "reason"),
-    [
-        ("", "is not JSON: "),
-        ("{'type': 'string'}", "is not JSON: "),
-        ('{"type": "object"', "is not JSON: "),
-        ("[" * 100_000, "is not JSON: "),
-        ("[]", "is a list, but must be an object"),
-        ('"string"', "is a str, but must be an object"),
-        ("true", "is a bool, but must be an object"),
-        ('{"type": "objekt"}', "cannot be turned into a grammar: 'objekt' is no type of JSON"),
-        ('{"type": 5}', "cannot be turned into a grammar: 5 is no type of JSON"),
-        ('{"type": "object", "properties": [1]}', "cannot be turned into a grammar: "),
-        ('{"$ref": "#/nowhere"}', "cannot be turned into a grammar: there is no #/nowhere"),
-        (
-            '{"$ref": "https://example.com/x.json"}',
-            "cannot be turned into a grammar: the reference 'https://example.com/x.json' is not one within",
-        ),
-    ],
-    ids=lambda text: text[:20],
-)
-def test_texts_that_are_no_schema(schema: str, reason: str) -> None:
-    with pytest.raises(GrammarError, match=f"^the JSON schema {reason}") as error:
-        schema_grammar(schema)
-    assert "\n" not in str(error.value)

@@ -8,7 +8,7 @@ import sys
 from contextlib import suppress
 
 import pytest
-from support.cli_runner import DEMO, run
+from support.cli_runner import DEMO, run_process
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.grammar_check import check_grammar
@@ -31,7 +31,7 @@ RECURSIVE = [
 EXPLOSIVE = [
     'root ::= c{0,900}\nc ::= b{0,900}\nb ::= a{0,900}\na ::= "x"{0,900}',
     "\n".join(f'r{i} ::= r{i + 1} "a" | r{i + 1} "b"' for i in range(40)) + '\nr40 ::= "x"\nroot ::= r0',
-    "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(30_000)) + '\nr30000 ::= "x"',
+    "root ::= r0\n" + "\n".join(f"r{i} ::= r{i + 1}" for i in range(9000)) + '\nr9000 ::= "x"',
     'root ::= "' + "x" * 100_000 + '"{2000}',
 ]
 FINE = [
@@ -44,16 +44,19 @@ FINE = [
     'root ::= "a"\nunused ::= b unused "x"\nb ::= "c"?',
     'root ::= ("a" # root ::= root "x"\n | "root"\n)\n',
 ]
+SCHEMAS = [
+    {},
+    {"type": "string", "maxLength": 500},
+    {"type": "object", "properties": {f"key{i}": {"type": "string"} for i in range(30)}},
+    {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "maxItems": 30}, "maxItems": 30},
+]
 
 
-@pytest.mark.parametrize("text", RECURSIVE)
-def test_left_recursion_is_named_with_rule_and_line(text: str) -> None:
-    with pytest.raises(GrammarError, match=r"^the grammar's rule '\w+' in line \d can begin with itself") as error:
-        check_grammar(text)
-    assert "\n" not in str(error.value)
-
-
-def test_the_rule_and_its_line() -> None:
+def test_left_recursion_is_named_with_rule_and_line() -> None:
+    for text in RECURSIVE:
+        with pytest.raises(GrammarError, match=r"^the grammar's rule '\w+' in line \d can begin with itself") as error:
+            check_grammar(text)
+        assert "\n" not in str(error.value)
     with pytest.raises(GrammarError, match="rule 'bad' in line 5 can"):
         check_grammar('root ::= "a" (\n  "b" |\n  bad)\n# bad ::= bad\nbad ::= e bad "x" | "y"\ne ::= f\nf ::= "g"?\n')
 
@@ -64,30 +67,10 @@ def test_what_unfolds_too_far_is_refused(text: str) -> None:
         check_grammar(text)
 
 
-@pytest.mark.parametrize("text", FINE, ids=lambda text: text[:20])
-def test_grammars_that_work(text: str, demo_vocabulary: Vocabulary) -> None:
-    check_grammar(text)
-
-
-def test_what_does_not_parse_is_left_to_llama() -> None:
-    for text in ("", "root ::= ", "root ::= (", 'root ::= "a', "root ::= *", "x", "root ::= nowhere", "root : a"):
+def test_grammars_that_work_pass_and_what_does_not_parse_is_left_to_llama() -> None:
+    wrong = ("", "root ::= ", "root ::= (", 'root ::= "a', "root ::= *", "x", "root ::= nowhere", "root : a")
+    for text in (*FINE, *map(schema_grammar, map(json.dumps, SCHEMAS)), *wrong):
         check_grammar(text)
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {},
-        {"type": "string", "maxLength": 500},
-        {"type": "object", "properties": {f"key{i}": {"type": "string"} for i in range(30)}},
-        {"type": "array", "items": {"type": "array", "items": {"type": "number"}, "maxItems": 30}, "maxItems": 30},
-    ],
-    ids=str,
-)
-def test_grammars_of_schemas_pass(schema: object, demo_vocabulary: Vocabulary) -> None:
-    text = schema_grammar(json.dumps(schema))
-    check_grammar(text)
-    assert demo_vocabulary.grammar(text).allows(demo_vocabulary.tokenize("x", add_bos=False)[0]) in (True, False)
 
 
 _UNCHECKED = """
@@ -102,10 +85,10 @@ Vocabulary(sys.argv[1]).grammar(sys.argv[2])
 """
 
 
-@pytest.mark.parametrize("text", RECURSIVE[1:2], ids=lambda text: text[:20])
-def test_llama_would_not_survive(text: str, env: dict[str, str]) -> None:
+@pytest.mark.exhaustive
+def test_llama_would_not_survive(env: dict[str, str]) -> None:
     """Else there is nothing to refuse: a newer llama.cpp may find these itself."""
-    assert run(env, DEMO, text, command=[sys.executable, "-c", _UNCHECKED]).code < 0
+    assert run_process(env, DEMO, RECURSIVE[1], command=[sys.executable, "-c", _UNCHECKED]).code < 0
 
 
 # ---------------------------------------------------------------------- random grammars
@@ -193,10 +176,11 @@ def grows_forever(rules: dict[str, Ways]) -> bool:
     return False
 
 
-def test_random_grammars_against_unfolding_them(demo_vocabulary: Vocabulary) -> None:
+@pytest.mark.parametrize("count", [300, pytest.param(1500, marks=pytest.mark.exhaustive)])
+def test_random_grammars_against_unfolding_them(count: int, demo_vocabulary: Vocabulary) -> None:
     rng = random.Random(4)
     found = {True: 0, False: 0}
-    for _ in range(1500):
+    for _ in range(count):
         rules = {name: drawn(rng) for name in ("root", "one", "two")}
         text = "\n".join(f"{name} ::= {written(ways, rng)}" for name, ways in rules.items())
         expected = grows_forever(rules)
@@ -209,4 +193,4 @@ def test_random_grammars_against_unfolding_them(demo_vocabulary: Vocabulary) -> 
         # Nothing here takes llama.cpp's time or memory; it may still refuse the text.
         with suppress(GrammarError):
             demo_vocabulary.grammar(text).allows(1)
-    assert min(found.values()) > 200
+    assert min(found.values()) > count // 8

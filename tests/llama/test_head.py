@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,31 +15,20 @@ from support.tiny_models import write_model as write_tiny
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.step import Step
 from ngramspec.drafting.model import ModelDrafter
 from ngramspec.llama import bindings, head
 from ngramspec.llama.head import Head
 from ngramspec.llama.states import HiddenStates
 from ngramspec.llama.target import Target
+from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import common_prefix
 
-NAMES = sorted(head.ARCHITECTURES)
 FREE = GivenCurve({1: 1.0, 64: 1.0})
+PROMPT = list(range(40, 70))
+SETTINGS: dict[str, Any] = {"n_ctx": 400, "threads": 1, "exact": "off"}
 CLOSE = 0.05
 """Rounding: half-precision caches, and sizes of batches. Wrong states move logits by more than 1."""
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("heads")
-    return {name: write_model(folder / f"{name}.gguf", name, head=True) for name in NAMES}
-
-
-@pytest.fixture(params=NAMES)
-def pair(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[tuple[Target, HeadReference]]:
-    reference = HeadReference(files[request.param])
-    with Target(files[request.param], n_ctx=400, threads=1, exact="off", head=True) as target:
-        yield target, reference
-    reference.close()
 
 
 def own_head(target: Target) -> Head:
@@ -46,8 +36,8 @@ def own_head(target: Target) -> Head:
     return target.head
 
 
-def test_the_logits_are_those_of_fresh_contexts_after_every_refusal(pair: tuple[Target, HeadReference]) -> None:
-    target, reference = pair
+def follows_refusals(target: Target, reference: HeadReference) -> None:
+    """Check the logits of a head after refusals of every length."""
     head = own_head(target)
     text = [int(token) for token in np.random.default_rng(1).integers(10, 4000, 12)]
     target.prefill(text[:-1])
@@ -68,16 +58,35 @@ def test_the_logits_are_those_of_fresh_contexts_after_every_refusal(pair: tuple[
 
 
 @pytest.fixture(scope="module")
-def target(files: dict[str, Path]) -> Iterator[Target]:
-    with Target(files["qwen35"], n_ctx=400, threads=1, exact="off", head=True) as loaded:
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("heads") / "qwen35.gguf", "qwen35", head=True)
+
+
+@pytest.fixture(scope="module")
+def target(file: Path) -> Iterator[Target]:
+    with Target(file, **SETTINGS, head=True) as loaded:
         yield loaded
 
 
 @pytest.fixture(scope="module")
-def reference(files: dict[str, Path]) -> Iterator[HeadReference]:
-    opened = HeadReference(files["qwen35"])
+def reference(file: Path) -> Iterator[HeadReference]:
+    opened = HeadReference(file)
     yield opened
     opened.close()
+
+
+def test_the_logits_are_those_of_fresh_contexts_after_every_refusal(target: Target, reference: HeadReference) -> None:
+    follows_refusals(target, reference)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", sorted(head.ARCHITECTURES - {"qwen35"}))
+def test_they_are_so_on_other_architectures(name: str, tmp_path: Path) -> None:
+    path = write_model(tmp_path / f"{name}.gguf", name, head=True)
+    reference = HeadReference(path)
+    with Target(path, **SETTINGS, head=True) as target:
+        follows_refusals(target, reference)
+    reference.close()
 
 
 def test_drafted_tokens_can_be_taken_back_one_by_one(target: Target, reference: HeadReference) -> None:
@@ -193,9 +202,9 @@ def test_tokens_that_gave_no_states_leave_a_gap_behind_which_the_head_begins(tar
     assert head.owed == 1
 
 
-def test_the_target_s_logits_are_those_without_a_head(files: dict[str, Path], target: Target) -> None:
+def test_the_target_s_logits_are_those_without_a_head(file: Path, target: Target) -> None:
     text = list(range(20, 60))
-    with Target(files["qwen35"], n_ctx=400, threads=1, exact="off") as plain:
+    with Target(file, **SETTINGS) as plain:
         assert plain.head is None
         assert target.fingerprint != plain.fingerprint  # its passes hand out states
         assert np.array_equal(plain.prefill(text), target.prefill(text))
@@ -247,7 +256,7 @@ def test_what_is_known_is_found_without_comparing_all_of_it_again(target: Target
     sure = 0
     found = []
     target.clear()
-    for _ in range(120):
+    for _ in range(60):
         back = rng.choice((0, 0, 0, 1, 2, 5))
         del text[max(0, len(text) - back) :]
         target.rollback(len(text))
@@ -267,23 +276,90 @@ def test_what_is_known_is_found_without_comparing_all_of_it_again(target: Target
     assert len(set(found)) > 20
 
 
+# ------------------------------------------------------------------ whole texts
+
+DRAFTING = ["qwen35", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm4moe", "qwen3next"))]
+"""A recurrent state with snapshots, a KV cache, and a recurrent state that is evaluated again."""
+
+
+@pytest.fixture(scope="module", params=DRAFTING)
+def drafting(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
+    path = tmp_path_factory.mktemp("heads") / f"{request.param}.gguf"
+    with Target(write_model(path, request.param, head=True, half=False), **SETTINGS, head=True) as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def plain(drafting: Target) -> Iterator[SpeculativeDecoder]:
+    with Target(drafting.path, **SETTINGS) as loaded:
+        yield SpeculativeDecoder(loaded, drafter=None, exact="off", curve=FREE)
+
+
+def on_head(target: Target, draft_max: int = 4) -> SpeculativeDecoder:
+    assert target.head is not None
+    drafter = ModelDrafter(target.head, n_vocab=target.n_vocab)
+    return SpeculativeDecoder(
+        target, drafter=drafter, policy="fixed", draft_max=draft_max, exact=target.exact, curve=FREE
+    )
+
+
+def decoded(decoder: SpeculativeDecoder, prompt: list[int] = PROMPT, **options: object) -> tuple[list[int], list[Step]]:
+    steps = list(decoder.generate(prompt, max_tokens=50, **options))  # type: ignore[arg-type]
+    return [token for step in steps for token in step.tokens], steps
+
+
+def test_texts_are_those_of_plain_decoding(drafting: Target, plain: SpeculativeDecoder) -> None:
+    for sampling in (None, Sampling(0.4, seed=3), Sampling(0.4, top_k=3, seed=5)):
+        method = None if sampling is None else "coupled"
+        text, steps = decoded(on_head(drafting), sampling=sampling, verify=method)
+        assert text == decoded(plain, sampling=sampling)[0]
+        # Drafts fail at their first token, at their second, and later.
+        assert {min(step.accepted, 2) for step in steps if step.drafted} == {0, 1, 2}
+    # With rejection it is the law that stays.
+    text, steps = decoded(on_head(drafting), sampling=Sampling(0.7, seed=2), verify="rejection")
+    assert len(text) == 50
+    assert any(step.accepted for step in steps)
+
+
+def test_one_text_after_another_even_if_it_was_left_in_the_middle(drafting: Target, plain: SpeculativeDecoder) -> None:
+    decoder = on_head(drafting)
+    for prompt in (PROMPT, [*PROMPT[:20], 7, 8, 9], PROMPT[:5], PROMPT):
+        text, steps = decoded(decoder, prompt)
+        assert text == decoded(plain, prompt)[0]
+        assert any(step.accepted for step in steps)
+        begun = decoder.generate(PROMPT, max_tokens=70)
+        for _ in range(4):
+            next(begun)
+        begun.close()
+
+
+def test_exact_mode_gives_the_text_of_a_model_without_its_head(drafting: Target) -> None:
+    with Target(drafting.path, n_ctx=400, threads=1, exact="on") as loaded:
+        expected = decoded(SpeculativeDecoder(loaded, drafter=None, exact="on"))[0]
+    with Target(drafting.path, n_ctx=400, threads=1, exact="on", head=True) as loaded:
+        text, steps = decoded(on_head(loaded))
+    assert text == expected
+    # Where tokens are evaluated again after a refusal, exact mode drafts nothing.
+    assert any(step.accepted for step in steps) == loaded.exact_rollback
+
+
 # ------------------------------------------------------------------ models and builds without one
 
 
-def test_what_is_missing_is_said(files: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_missing_is_said(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     llama = write_tiny(tmp_path / "llama.gguf", "llama")
     with Target(llama, n_ctx=64, threads=1, head=True) as plain:
         assert plain.head is None
         assert "its file holds no NextN layer" in plain.notes[0]
     with monkeypatch.context() as patched:
         patched.setattr(head, "ARCHITECTURES", frozenset())
-        assert head.head_missing(files["qwen35"]) == "NextN layers of qwen35 are not supported"
+        assert head.head_missing(file) == "NextN layers of qwen35 are not supported"
     with monkeypatch.context() as patched:
         patched.setattr(head, "parts_of", lambda path: [path, path])
-        assert "2 NextN layers" in head.head_missing(files["qwen35"])
+        assert "2 NextN layers" in head.head_missing(file)
     with monkeypatch.context() as patched:
         patched.setattr(bindings, "head_functions", lambda api: None)
-        assert "this build of llama-cpp-python" in head.head_missing(files["qwen35"])
-        with Target(files["qwen35"], n_ctx=64, threads=1, head=True) as without:
+        assert "this build of llama-cpp-python" in head.head_missing(file)
+        with Target(file, n_ctx=64, threads=1, head=True) as without:
             assert without.head is None
             assert np.isfinite(without.prefill([5, 6])).all()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from itertools import combinations, combinations_with_replacement
 from pathlib import Path
 
 import pytest
@@ -17,30 +18,14 @@ on_linux = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(
-    ("block", "others", "left"),
-    [
-        ((10, 20), [], [(10, 20)]),
-        ((10, 20), [(0, 10), (20, 30)], [(10, 20)]),
-        ((10, 20), [(10, 20)], []),
-        ((10, 20), [(0, 40)], []),
-        ((10, 20), [(5, 12)], [(12, 20)]),
-        ((10, 20), [(18, 25)], [(10, 18)]),
-        ((10, 20), [(12, 13), (15, 17)], [(10, 12), (13, 15), (17, 20)]),
-    ],
-)
-def test_outside(block: Range, others: list[Range], left: list[Range]) -> None:
-    assert list(outside(block, others)) == left
-
-
 def test_outside_against_sets() -> None:
-    cells = range(7)
-    for start in cells:
-        for end in range(start + 1, 8):
-            for a in cells:
-                for b in range(a + 1, 8):
-                    found = [x for low, high in outside((start, end), [(a, b)]) for x in range(low, high)]
-                    assert found == [x for x in range(start, end) if not a <= x < b]
+    spans = list(combinations(range(7), 2))
+    for start, end in spans:
+        for one, other in combinations_with_replacement(spans, 2):
+            taken = {*range(*one), *range(*other)}
+            found = [x for low, high in outside((start, end), [one, other]) for x in range(low, high)]
+            assert found == [x for x in range(start, end) if x not in taken]
+    assert list(outside((10, 20), [])) == [(10, 20)]
 
 
 def place(memory: mmap.mmap) -> Range:
@@ -79,11 +64,7 @@ def test_new_large_memory_is_asked_for_and_no_other() -> None:
     new[:4] = b"kept"
     assert advise(before) >= 2 * MINIMUM  # once more changes nothing
     assert new[:4] == b"kept"
-
-
-@on_linux
-def test_nothing_new_is_nothing_asked() -> None:
-    assert advise(anonymous()) == 0
+    assert advise(anonymous()) == 0  # nothing is new
 
 
 @on_linux
@@ -118,32 +99,25 @@ def test_a_kernel_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
 SUMS = "55d0-7ffd ---p 00000000 00:00 0 [rollup]\nRss: 9000 kB\nAnonHugePages:   96256 kB\nSwap: 0 kB\n"
 
 
-@pytest.mark.parametrize(
-    ("given", "mapped", "words"),
-    [
+def told(given: str | None, sums: str | None, folder: Path, patch: pytest.MonkeyPatch, *, mapped: bool) -> str | None:
+    """What is said where the kernel's files hold these texts; None: there is no such file."""
+    for name, text in (("_GIVEN_TO", given), ("_SUMS", sums)):
+        (folder / name).unlink(missing_ok=True)
+        if text is not None:
+            (folder / name).write_text(text)
+        patch.setattr(huge_pages, name, folder / name)
+    return huge_pages.told(mapped)
+
+
+def test_what_the_system_gives_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for given, mapped, words in (
         ("always [madvise] never\n", False, "94 MiB of this process, given to programs that ask"),
         ("[always] madvise never\n", True, "94 MiB of this process, given to all; weights in the mapped file"),
         ("always madvise [never]\n", True, "the system gives none; as root: echo madvise > "),
-    ],
-)
-def test_what_the_system_gives_is_told(
-    given: str, mapped: bool, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in (("_GIVEN_TO", given), ("_SUMS", SUMS)):
-        (tmp_path / name).write_text(text)
-        monkeypatch.setattr(huge_pages, name, tmp_path / name)
-    line = huge_pages.told(mapped)
-    assert line is not None
-    assert line.startswith(words)
-    assert ("--no-mmap" in line) == (mapped and "[never]" not in given)
-
-
-@pytest.mark.parametrize(("given", "sums"), [(None, SUMS), ("", SUMS), ("[madvise] never", None), ("[x]", "Rss")])
-def test_where_the_system_does_not_tell_nothing_is_said(
-    given: str | None, sums: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, text in (("_GIVEN_TO", given), ("_SUMS", sums)):
-        if text is not None:
-            (tmp_path / name).write_text(text)
-        monkeypatch.setattr(huge_pages, name, tmp_path / name)
-    assert huge_pages.told(False) is None
+    ):
+        line = told(given, SUMS, tmp_path, monkeypatch, mapped=mapped)
+        assert line is not None
+        assert line.startswith(words)
+        assert ("--no-mmap" in line) == (mapped and "[never]" not in given)
+    for unclear, sums in ((None, SUMS), ("", SUMS), ("[madvise] never", None), ("[x]", "Rss")):
+        assert told(unclear, sums, tmp_path, monkeypatch, mapped=False) is None

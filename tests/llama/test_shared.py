@@ -6,6 +6,7 @@ The tiny models have weights and caches in single precision here, so that what i
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,7 +21,6 @@ from support.lane_walk import ROOM, LaneWalk
 from ngramspec.backend import Part
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.kernels import probe
-from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import devices
 from ngramspec.llama.kv_cache import GRAIN, CacheShape
@@ -32,7 +32,16 @@ KINDS = ("llama", "deepseek2", "gemma3", "mamba", "jamba", "qwen35", "lfm2", "de
 """A KV cache, a compressed one, windows, a recurrent state, hybrids without snapshots and with; and what has states of
 its own, or a cache of its own in any case."""
 
-EXACT: tuple[Literal["on", "off"], ...] = ("on", "off")
+Exact = Literal["on", "off"]
+EXACT: tuple[Exact, ...] = ("on", "off")
+WALKED: list[tuple[str, Exact]] = [
+    ("llama", "off"),
+    ("deepseek2", "on"),
+    ("gemma3", "off"),
+    ("mamba", "on"),
+    ("qwen35", "off"),
+]
+WALKED_TOO = [case for case in product(KINDS, EXACT) if case not in WALKED]
 RIGHT = 1e-3
 """The windowed model's logits are off by up to half of that in one pool, the others' by 1e-5; wrong ones by 0.1."""
 
@@ -47,7 +56,7 @@ def tiny(folder: Path, kind: str) -> Path:
     return path if path.exists() else write_model(path, kind, half=False)
 
 
-def opened(path: Path, lanes: int = 4, exact: Literal["on", "off"] = "off", **options: Any) -> SharedTarget:
+def opened(path: Path, lanes: int = 4, exact: Exact = "off", **options: Any) -> SharedTarget:
     settings: dict[str, Any] = {"n_ctx": ROOM + 50, "threads": 1, "flash_attn": "off", "draft_max": 6}
     settings |= {"cache_type_k": "f32", "cache_type_v": "f32"}
     return SharedTarget(path, lanes=lanes, exact=exact, **(settings | options))
@@ -59,9 +68,9 @@ def shared(folder: Path) -> Iterator[SharedTarget]:
         yield target
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def demo() -> Iterator[SharedTarget]:
-    with SharedTarget(DEMO, lanes=3, n_ctx=800, threads=1, exact="on") as target:
+    with SharedTarget(DEMO, lanes=3, n_ctx=480, threads=1, exact="on") as target:
         yield target
 
 
@@ -72,15 +81,16 @@ def some(n: int, seed: int = 0) -> list[int]:
 # --------------------------------------------------------------------------- texts do not touch each other
 
 
-@pytest.mark.parametrize("exact", EXACT)
-@pytest.mark.parametrize("kind", KINDS)
-def test_each_lane_says_what_its_text_says_alone(kind: str, exact: Literal["on", "off"], folder: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "exact"), [*WALKED, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in WALKED_TOO)]
+)
+def test_each_lane_says_what_its_text_says_alone(kind: str, exact: Exact, folder: Path) -> None:
     path = tiny(folder, kind)
-    with opened(path, exact=exact) as shared:
+    with opened(path, lanes=4 if exact == "on" else 6, exact=exact) as shared:
         reference = Reference(path, n_ctx=512, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
         try:
             walk = LaneWalk(shared, reference, seed=3)
-            walk.walk(120)
+            walk.walk(60)
         finally:
             reference.close()
     assert walk.worst < RIGHT
@@ -91,9 +101,9 @@ def test_each_lane_says_what_its_text_says_alone(kind: str, exact: Literal["on",
 def test_lanes_with_caches_of_their_own_change_no_bit(demo: SharedTarget) -> None:
     if len(probe(demo.lanes[0]).classes) > 1:
         pytest.skip("sizes of batches do not agree on this machine")
-    texts = [some(n, seed=n) for n in (30, 300, 140)]
+    texts = [some(n, seed=n) for n in (30, 200, 140)]
     more = [some(6, seed=n) for n in (1, 2, 3)]
-    with Target(DEMO, n_ctx=800, threads=1, exact="on") as target:
+    with Target(DEMO, n_ctx=480, threads=1, exact="on") as target:
         alone = []
         for text, tail in zip(texts, more, strict=True):
             target.prefill(text, aligned=True)
@@ -130,47 +140,7 @@ def test_an_aligned_prefill_takes_up_what_was_adopted_or_restored(demo: SharedTa
         assert seen[0][0] == min(400, 400 - chunks + demo.n_batch)
 
 
-@pytest.mark.parametrize("kind", ["llama", "qwen35", "mamba"])
-def test_many_lanes_of_unequal_lengths(kind: str, folder: Path) -> None:
-    path = tiny(folder, kind)
-    with opened(path, lanes=9) as shared:
-        reference = Reference(path, n_ctx=512, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
-        texts = [some(1 + 25 * lane.number, seed=lane.number) for lane in shared.lanes]
-        for lane, text in zip(shared.lanes, texts, strict=True):
-            lane.prefill(text)
-        parts = [Part(lane, some(1 + lane.number % 4, seed=50), 1) for lane in shared.lanes[::-1]]
-        for part, rows in zip(parts, shared.evaluate(parts), strict=True):
-            expected = reference.rows([*texts[part.lane.number], *part.tokens])[-1]
-            assert np.abs(rows[0] - expected).max() < RIGHT
-        reference.close()
-
-
 # --------------------------------------------------------------------------- a lane is a model
-
-
-@pytest.mark.parametrize("kind", ["llama", "qwen35", "jamba"])
-def test_a_lane_decodes_while_others_hold_texts(kind: str, folder: Path, tmp_path: Path) -> None:
-    path = tiny(folder, kind)
-    prompt = some(20) * 3
-    with opened(path, lanes=3) as shared:
-        others = {0: some(70, seed=1), 2: some(130, seed=2)}
-        for number, text in others.items():
-            shared.lanes[number].prefill(text)
-        options: dict[str, Any] = {"exact": "off", "policy": "fixed", "calibration_folder": tmp_path}
-        decoder = SpeculativeDecoder(shared.lanes[1], vocabulary=shared, **options)
-        steps = list(decoder.generate(prompt, max_tokens=50))
-        text = [token for step in steps for token in step.tokens]
-        assert any(step.drafted for step in steps)
-        for number, held in others.items():
-            assert shared.lanes[number].tokens == held
-            after = shared.lanes[number].evaluate([5]).copy()
-            shared.lanes[number].clear()
-            assert np.abs(shared.lanes[number].prefill([*held, 5]) - after).max() < RIGHT
-    with opened(path, lanes=1) as shared:
-        row = shared.lanes[0].prefill(prompt)
-        for token in text:
-            assert row[token] >= row.max() - RIGHT
-            row = shared.lanes[0].evaluate([token])[0]
 
 
 def test_a_lane_is_measured_and_probed(demo: SharedTarget, tmp_path: Path) -> None:
@@ -184,15 +154,20 @@ def test_a_lane_is_measured_and_probed(demo: SharedTarget, tmp_path: Path) -> No
     assert calibration.ensure_exact(lane)
     assert other.tokens == some(40)
     assert Calibration.load(other, tmp_path).exact_sizes == calibration.exact_sizes
-    with SharedTarget(DEMO, lanes=2, n_ctx=800, threads=1, exact="on") as fewer:
+    with SharedTarget(DEMO, lanes=2, n_ctx=480, threads=1, exact="on") as fewer:
         assert fewer.lanes[0].fingerprint != lane.fingerprint  # passes of more lanes cost more
 
 
 # --------------------------------------------------------------------------- failures
 
 
-@pytest.mark.parametrize("kind", ["llama", "gemma3", "mamba", "qwen35"])
-@pytest.mark.parametrize("when", ["before", "after"])
+FAILING = [("llama", "after"), ("gemma3", "before"), ("mamba", "after"), ("qwen35", "after")]
+FAILING_TOO = [("llama", "before"), ("gemma3", "after"), ("mamba", "before"), ("qwen35", "before")]
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"), [*FAILING, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in FAILING_TOO)]
+)
 def test_a_failed_pass_leaves_every_lane_as_it_was(
     kind: str, when: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -100,7 +100,7 @@ def fill(llama: FakeLlama, cache: Cache, tokens: list[int]) -> None:
 
 
 @pytest.mark.parametrize(("snapshots", "window"), [(None, 0), (None, 6), (0, 0), (1, 0), (4, 0), (16, 0)], ids=str)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 20))])
 def test_whatever_is_done_the_state_is_that_of_the_tokens(snapshots: int | None, window: int, seed: int) -> None:
     rng = random.Random(seed)
     llama, cache = make(snapshots, window)
@@ -142,6 +142,11 @@ def test_snapshots_are_gone_back_to_without_a_copy() -> None:
     fill(llama, cache, [4, 5, 6, 7])
     cache.cut(4)
     assert (cache.length, llama.copies) == (4, [])
+    # Nor is anything copied where everything can be cut.
+    llama, cache = make(None)
+    fill(llama, cache, [1, 2])
+    cache.save(keep=True)
+    assert (llama.copies, cache.saved) == ([], 0)
 
 
 def test_a_checkpoint_is_made_once_and_serves_often() -> None:
@@ -174,16 +179,14 @@ def test_the_last_prompts_are_kept_and_one_mark() -> None:
     assert cache.saved == 0
 
 
-def test_what_cannot_be_restored_is_forgotten() -> None:
+def test_what_cannot_be_restored_or_is_not_there_is_forgotten() -> None:
     llama, cache = make(0, refuses=True)
     fill(llama, cache, [1, 2])
     cache.save()
     fill(llama, cache, [3])
     cache.cut(2)
     assert (cache.length, llama.state) == (0, ())
-
-
-def test_a_window_of_which_nothing_is_left_is_not_believed() -> None:
+    # A window of which nothing is left is not believed.
     llama, cache = make(None, 6)
     fill(llama, cache, list(range(40)))
     llama.llama_memory_seq_pos_min = lambda _memory, _sequence: -1  # type: ignore[method-assign]
@@ -219,10 +222,3 @@ def test_after_a_failed_pass_of_others_a_recurrent_state_is_restored() -> None:
     fill(llama, cache, [1, 2, 3])
     cache.disturbed()
     assert (cache.length, llama.cells) == (3, (1, 2, 3))
-
-
-def test_nothing_is_copied_where_everything_can_be_cut() -> None:
-    llama, cache = make(None)
-    fill(llama, cache, [1, 2])
-    cache.save(keep=True)
-    assert (llama.copies, cache.saved) == ([], 0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from support.cli_runner import DEMO
 from support.tiny_gguf import write_gguf
+from support.tiny_models import write_model
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.errors import ModelError
@@ -31,14 +32,38 @@ def test_it_cuts_as_the_model_does(tmp_path: Path) -> None:
         assert alone.n_vocab == target.n_vocab
         messages = [{"role": "user", "content": "hello"}]
         assert alone.chat_prompt(messages) == target.chat_prompt(messages)
-
-
-def test_a_closed_one_cannot_be_used(tmp_path: Path) -> None:
-    vocabulary = Vocabulary(write_vocabulary(tmp_path / "vocab.gguf"))
-    vocabulary.close()
-    vocabulary.close()
+    alone.close()
     with pytest.raises(ValueError, match="the vocabulary is closed"):
-        vocabulary.tokenize("a")
+        alone.tokenize("a")
+
+
+def test_text_survives_tokens(demo_vocabulary: Vocabulary, tmp_path: Path) -> None:
+    demo = demo_vocabulary
+    texts = ["", "hello", "a\nb\t c", "naïve café", "漢字 😀👨‍👩‍👧", "x\0y", "\u200b\ufeff", "  spaces  "]
+    texts.append("word " * 5000)
+    with Vocabulary(write_model(tmp_path / "tiny.gguf", "llama")) as tiny:
+        for text in texts:
+            for vocabulary in (demo, tiny):
+                tokens = vocabulary.tokenize(text, add_bos=False)
+                assert all(0 <= t < vocabulary.n_vocab for t in tokens)
+                back = b"".join(map(vocabulary.piece, tokens)).decode()
+                assert back in (text, " " + text)  # sentencepiece puts a space in front
+            assert (demo.tokenize(text) != demo.tokenize(text, add_bos=False)) <= bool(demo.tokenize(""))
+    assert len(demo.tokenize("a\ud800b")) >= 2  # no Unicode
+
+
+def test_every_token_has_a_piece_but_control_tokens(demo_vocabulary: Vocabulary) -> None:
+    demo = demo_vocabulary
+    plain = demo.tokenize("<|im_end|>", add_bos=False)
+    (end,) = demo.tokenize("<|im_end|>", special=True, add_bos=False)
+    assert demo.is_eog(end)
+    assert demo.piece(end) == b""
+    assert b"".join(map(demo.piece, plain)).strip() == b"<|im_end|>"
+    assert not any(map(demo.is_eog, plain))
+    assert sum(bool(demo.piece(t)) for t in range(demo.n_vocab)) > 0.95 * demo.n_vocab
+    for wrong in (-1, demo.n_vocab):
+        with pytest.raises(ValueError, match=str(demo.n_vocab)):
+            demo.piece(wrong)
 
 
 def test_files_that_hold_none(tmp_path: Path) -> None:
@@ -52,19 +77,48 @@ def test_files_that_hold_none(tmp_path: Path) -> None:
         Vocabulary(write_gguf(tmp_path / "broken.gguf", architecture="unheard-of"))
 
 
-def test_variables_of_the_template() -> None:
-    """The demo model's template asks for none; those that are the prompt's own cannot be set."""
-    messages = [{"role": "user", "content": "hello"}]
-    with Vocabulary(DEMO) as vocabulary:
-        assert vocabulary.chat(messages, variables={"enable_thinking": False}).tokens == vocabulary.chat_prompt(
-            messages
-        )
-        for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
-            with pytest.raises(ValueError, match=f"^the chat template's variable '{name}' cannot be set$"):
-                vocabulary.chat(messages, variables={name: "x"})
+# --------------------------------------------------------------------------- chats
+
+TALK = [
+    {"role": "user", "content": "Hi"},
+    {"role": "assistant", "content": "Yes?"},
+    {"role": "user", "content": "Bye"},
+]
+TEMPLATE = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
 
 
-def test_tools_in_a_template_that_knows_none() -> None:
+def test_the_demo_model_s_template(demo_vocabulary: Vocabulary) -> None:
+    """It asks for no variables; those that are the prompt's own cannot be set."""
+    prompt, first = demo_vocabulary.chat_prompt(TALK), demo_vocabulary.chat_prompt(TALK[:1])
+    assert sum(map(demo_vocabulary.is_eog, prompt[1:])) == 3  # the first may be the BOS, which ends texts here
+    assert prompt[: len(first) - 4] == first[:-4]  # turns only append
+    assert demo_vocabulary.chat(TALK, variables={"enable_thinking": False}).tokens == prompt
+    for name in ("messages", "tools", "bos_token", "add_generation_prompt"):
+        with pytest.raises(ValueError, match=f"^the chat template's variable '{name}' cannot be set$"):
+            demo_vocabulary.chat(TALK, variables={name: "x"})
+
+
+def test_templates_of_other_files(tmp_path: Path) -> None:
+    """A template that writes the BOS itself gets no second one; where there is none, ChatML is used."""
+
+    def opened(template: str | None) -> Vocabulary:
+        return Vocabulary(write_model(tmp_path / "model.gguf", "llama", chat_template=template))
+
+    for template in (TEMPLATE, "{{ bos_token }}" + TEMPLATE):
+        with opened(template) as own:
+            assert own.chat_template == template
+            assert own.chat_prompt(TALK) == own.tokenize("<user>Hi<assistant>Yes?<user>Bye")
+            assert own.chat_prompt(TALK).count(1) == 1
+    with opened(None) as bare:
+        assert bare.chat_template is None
+        text = b"".join(map(bare.piece, bare.chat_prompt(TALK))).decode()
+        assert "user\nHi" in text
+        assert text.endswith("assistant\n")
+    with opened("{{ raise_exception('no') }}") as refusing, pytest.raises(ModelError, match="refuses"):
+        refusing.chat_prompt(TALK)
+
+
+def test_tools_in_a_template_that_knows_none(demo_vocabulary: Vocabulary) -> None:
     tool = Tool("clock", "Tells <|im_end|> the time.")
     call = {"id": "call_1", "type": "function", "function": {"name": "clock", "arguments": '{"a": "<|im_end|>"}'}}
     messages = [
@@ -72,12 +126,11 @@ def test_tools_in_a_template_that_knows_none() -> None:
         {"role": "assistant", "content": "", "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": "<|im_start|>12"},
     ]
-    with Vocabulary(DEMO) as vocabulary:
-        prompt = vocabulary.chat(messages, [tool])
-        assert '"name": "clock"' in prompt.text
-        assert "<tool_response>\n<|im_start|>12\n</tool_response>" in prompt.text
-        assert prompt.opening.endswith("<|im_start|>assistant\n")
-        start, end = (vocabulary.tokenize(text, special=True)[-1] for text in ("<|im_start|>", "<|im_end|>"))
-        # System, user, assistant, and the result in a user's turn; then the answer.
-        assert prompt.tokens.count(start) == 5
-        assert prompt.tokens.count(end) == 4
+    prompt = demo_vocabulary.chat(messages, [tool])
+    assert '"name": "clock"' in prompt.text
+    assert "<tool_response>\n<|im_start|>12\n</tool_response>" in prompt.text
+    assert prompt.opening.endswith("<|im_start|>assistant\n")
+    start, end = (demo_vocabulary.tokenize(text, special=True)[-1] for text in ("<|im_start|>", "<|im_end|>"))
+    # System, user, assistant, and the result in a user's turn; then the answer.
+    assert prompt.tokens.count(start) == 5
+    assert prompt.tokens.count(end) == 4

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,11 +42,16 @@ class Loaded:
         return target
 
 
-@pytest.fixture(scope="module", params=["llama", "mamba"])
+@pytest.fixture(scope="module", params=["llama", pytest.param("mamba", marks=pytest.mark.exhaustive)])
 def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
     found = Loaded(write_model(tmp_path_factory.mktemp("models") / "m.gguf", request.param))
     yield found
+    # What the bench loaded is closed with it, and its target is not.
     found.bench.close()
+    for again in found.again:
+        with pytest.raises(ValueError, match="closed"):
+            again.evaluate([1])
+    assert len(found.target.evaluate([4])) == 1
     found.target.close()
 
 
@@ -82,32 +88,13 @@ def test_weights_that_do_not_fit_are_not_loaded_again(loaded: Loaded, monkeypatc
         loaded.bench.seconds(other, SINGLE)
 
 
-def test_what_a_bench_opened_is_closed_with_it(tmp_path: Path) -> None:
-    one = Loaded(write_model(tmp_path / "m.gguf", "llama"))
-    one.bench.seconds(replace(one.target.present, mmap=False), SINGLE)
-    one.bench.close()
-    with pytest.raises(ValueError, match="closed"):
-        one.again[0].evaluate([1])
-    assert len(one.target.evaluate([4])) == 1
-    one.target.close()
-
-
-def test_a_trial_of_a_small_micro_batch_takes_what_trials_send(tmp_path: Path) -> None:
+def test_micro_batches(tmp_path: Path) -> None:
+    """A small one takes what trials send, and exact settings keep theirs small; what is out of range is refused."""
     path = write_model(tmp_path / "m.gguf", "llama")
     with Target(path, n_ctx=64, threads=1, threads_batch=2, micro_batch=64) as target:
         assert (target.n_batch, target.threads_batch) == (64, 2)
         with target.trial("fast") as trial:
             assert identity(trial, 1024).agreeing[0] == 1
-
-
-@pytest.mark.parametrize("options", [{"micro_batch": 63}, {"micro_batch": 5000}, {"threads_batch": 0}])
-def test_values_out_of_range_are_refused(tmp_path: Path, options: dict[str, int]) -> None:
-    with pytest.raises(ValueError, match=f"{next(iter(options))} is"):
-        Target(write_model(tmp_path / "m.gguf", "llama"), n_ctx=64, **options)  # type: ignore[arg-type]
-
-
-def test_exact_settings_keep_their_micro_batch_small(tmp_path: Path) -> None:
-    path = write_model(tmp_path / "m.gguf", "llama")
     with Target(path, n_ctx=64, threads=1, micro_batch=1024, exact="on") as target:
         assert target.n_batch == 128
     with Target(path, n_ctx=64, threads=1, micro_batch=1024) as target:
@@ -116,3 +103,7 @@ def test_exact_settings_keep_their_micro_batch_small(tmp_path: Path) -> None:
         assert target.n_batch == 128
     with Target(path, n_ctx=64, threads=1, micro_batch=1024, flash_attn="off") as target:
         assert target.n_batch == 1024
+    for name, value in (("micro_batch", 63), ("micro_batch", 5000), ("threads_batch", 0)):
+        options: dict[str, Any] = {name: value}
+        with pytest.raises(ValueError, match=f"{name} is"):
+            Target(path, n_ctx=64, **options)

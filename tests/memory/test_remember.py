@@ -9,28 +9,19 @@ import pytest
 from ngramspec.memory.remember import Settings, SettingsError, read_settings, write_remember
 
 
-@pytest.fixture
-def path(tmp_path: Path) -> Path:
-    return tmp_path / "folder" / "config.toml"
-
-
-def test_nothing_is_remembered_unless_asked_for(path: Path) -> None:
+def test_off_unless_switched_on(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "config.toml"
     assert read_settings(path) == Settings(remember=False)
-
-
-def test_on_and_off(path: Path) -> None:
-    write_remember(True, path)
-    assert path.read_text() == "remember = true\n"
-    assert read_settings(path).remember
-    write_remember(False, path)
-    assert path.read_text() == "remember = false\n"
-    assert not read_settings(path).remember
+    for value, text in ((True, "remember = true\n"), (False, "remember = false\n")):
+        write_remember(value, path)
+        assert path.read_text() == text
+        assert read_settings(path) == Settings(remember=value)
     assert [p.name for p in path.parent.iterdir()] == ["config.toml"]
 
 
 @pytest.mark.parametrize("text", ['# mine\n  "remember"=false # so far\n', "# remember = true\n", "\n\n"])
-def test_the_rest_of_the_file_stays(path: Path, text: str) -> None:
-    path.parent.mkdir()
+def test_the_rest_of_the_file_stays(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "config.toml"
     path.write_text(text)
     write_remember(True, path)
     assert read_settings(path).remember
@@ -38,28 +29,21 @@ def test_the_rest_of_the_file_stays(path: Path, text: str) -> None:
     assert path.read_text().count("# so far") == text.count("# so far")
 
 
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
+def test_what_means_nothing_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    for raw, words in (
         (b"remember = maybe\n", "no TOML"),
         (b"remember = 1\n", "true or false"),
         (b"remember = 'on'\n", "true or false"),
         (b"remembr = true\n", "'remembr'"),
         (b"\xff\xfe", "not UTF-8"),
-    ],
-)
-def test_what_means_nothing_is_refused(path: Path, raw: bytes, words: str) -> None:
-    path.parent.mkdir()
-    path.write_bytes(raw)
-    for use in (lambda: read_settings(path), lambda: write_remember(True, path)):
-        with pytest.raises(SettingsError, match=words) as error:
-            use()
-        assert str(path) in str(error.value)
-        assert "\n" not in str(error.value)
-    assert path.read_bytes() == raw
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
+    ):
+        path.write_bytes(raw)
+        for use in (lambda: read_settings(path), lambda: write_remember(True, path)):
+            with pytest.raises(SettingsError, match=words) as error:
+                use()
+            assert str(path) in str(error.value)
+            assert "\n" not in str(error.value)
+        assert path.read_bytes() == raw
     with pytest.raises(SettingsError, match="cannot"):
-        write_remember(True, tmp_path / "file" / "config.toml")
+        write_remember(True, path / "config.toml")

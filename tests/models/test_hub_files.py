@@ -49,51 +49,41 @@ BF16 = [
     ],
 )
 def test_what_is_found(wanted: str | None, files: list[str]) -> None:
-    assert choose(REPOSITORY, wanted) == files
+    assert choose(REPOSITORY, wanted) == choose(files, None) == files
 
 
-@pytest.mark.parametrize(
-    ("wanted", "reason"),
-    [
+def test_what_is_not_found() -> None:
+    for wanted, reason in (
         ("Q4_K", "there is no Q4_K in this repository; it has BF16, F16, IQ2_M, Q4_K_M, Q4_K_S,"),
-        ("Q5_0", "there is no Q5_0 in this repository"),
         ("Model-7B-Q4_K_L.gguf", r"did you mean Model-7B-Q4_K_.\.gguf or "),
         ("zzzzzzzz.gguf", "there is no model file zzzzzzzz.gguf in this repository; it has BF16/"),
         ("mmproj-F16.gguf", "there is no model file mmproj-F16.gguf"),
         ("Q6_K", "only 1 of the 2 parts of Q6_K/Model-7B-Q6_K-00001-of-00002.gguf are there"),
-    ],
-)
-def test_what_is_not_found(wanted: str, reason: str) -> None:
-    with pytest.raises(ModelError, match=reason):
-        choose(REPOSITORY, wanted)
-
-
-def test_the_only_model_needs_no_quantisation() -> None:
-    assert choose(["a.txt", "tiny.gguf", "mmproj-tiny.gguf"], None) == ["tiny.gguf"]
-    assert choose(BF16, None) == BF16
-
-
-def test_without_a_quantisation_what_llama_cpp_takes() -> None:
-    assert choose(["m.F16.gguf", "m.Q8_0.gguf"], None) == ["m.Q8_0.gguf"]
-    assert choose(["m.Q2_K.gguf", "m.F16.gguf", "dflash-m-Q4_K_M.gguf"], None) == ["m.F16.gguf"]
-
-
-def test_no_models() -> None:
+    ):
+        with pytest.raises(ModelError, match=reason):
+            choose(REPOSITORY, wanted)
     with pytest.raises(ModelError, match="no GGUF model"):
         choose(["model.safetensors", "mmproj-F16.gguf"], None)
-
-
-def test_two_models_of_one_quantisation_or_name() -> None:
-    assert choose(["b-Q8_0.gguf", "a-Q8_0.gguf"], "Q8_0") == ["a-Q8_0.gguf"]
     with pytest.raises(ModelError, match=r"the name of several files; name one of them: a/m\.gguf, b/m\.gguf"):
         choose(["a/m.gguf", "b/m.gguf"], "m.gguf")
 
 
-def test_the_end_of_a_word_where_no_whole_one_is_there() -> None:
-    assert choose(["m-BF16.gguf", "m-F16.gguf"], "f16") == ["m-F16.gguf"]
-    assert choose(["m-BF16.gguf", "m-Q8_0.gguf"], "f16") == ["m-BF16.gguf"]
-
-
-@pytest.mark.parametrize("name", ["m.Q4_K_M.gguf", "m-q4_k_m.gguf", "m_Q4_K_M.gguf"])
-def test_the_separators_in_use(name: str) -> None:
-    assert choose([name, "m-Q8_0.gguf"], None) == [name]
+@pytest.mark.parametrize(
+    ("files", "wanted", "chosen"),
+    [
+        (["a.txt", "tiny.gguf", "mmproj-tiny.gguf"], None, "tiny.gguf"),
+        # Without a quantisation what llama.cpp takes.
+        (["m.F16.gguf", "m.Q8_0.gguf"], None, "m.Q8_0.gguf"),
+        (["m.Q2_K.gguf", "m.F16.gguf", "dflash-m-Q4_K_M.gguf"], None, "m.F16.gguf"),
+        (["b-Q8_0.gguf", "a-Q8_0.gguf"], "Q8_0", "a-Q8_0.gguf"),
+        # The end of a word where no whole one is there.
+        (["m-BF16.gguf", "m-F16.gguf"], "f16", "m-F16.gguf"),
+        (["m-BF16.gguf", "m-Q8_0.gguf"], "f16", "m-BF16.gguf"),
+        # The separators in use.
+        (["m.Q4_K_M.gguf", "m-Q8_0.gguf"], None, "m.Q4_K_M.gguf"),
+        (["m-q4_k_m.gguf", "m-Q8_0.gguf"], None, "m-q4_k_m.gguf"),
+        (["m_Q4_K_M.gguf", "m-Q8_0.gguf"], None, "m_Q4_K_M.gguf"),
+    ],
+)
+def test_what_is_found_elsewhere(files: list[str], wanted: str | None, chosen: str) -> None:
+    assert choose(files, wanted) == [chosen]

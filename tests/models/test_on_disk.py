@@ -1,25 +1,169 @@
-"""installed, and `ngramspec models`: what is on the disk, by names that `resolve` takes."""
+"""Models that other programs have on this disk, by names that `resolve` takes; and `ngramspec models`, the list."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+import shutil
 from pathlib import Path
 
+import gguf
+import numpy as np
 import pytest
 from support.cli_runner import DEMO, NO_SMOLLM, environment, run
 from support.tiny_gguf import write_gguf
 
-from ngramspec.models.find import resolve
+from ngramspec.errors import ModelError
+from ngramspec.models import lm_studio, ollama
+from ngramspec.models.find import is_model_argument, resolve
 from ngramspec.models.on_disk import installed
 
 HUB = "hub/models--owner--repo-GGUF"
 SPLIT = "hf:owner/repo-GGUF:m-00001-of-00002.gguf"
 
 
-@pytest.fixture
-def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
-    """A home with a model of each program, and without SmolLM2."""
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Without models, SmolLM2 among them."""
     monkeypatch.syspath_prepend(NO_SMOLLM)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    return tmp_path
+
+
+# --------------------------------------------------------------------------- ollama
+
+
+def pull(folder: Path, name: str, model: bytes) -> Path:
+    """Lay a model out as ollama does; returns its blob."""
+    digest = hashlib.sha256(model).hexdigest()
+    blob = folder / "blobs" / f"sha256-{digest}"
+    blob.parent.mkdir(parents=True, exist_ok=True)
+    blob.write_bytes(model)
+    manifest = folder / "manifests" / name
+    manifest.parent.mkdir(parents=True, exist_ok=True)
+    layers = [
+        {"mediaType": "application/vnd.ollama.image.license", "digest": "sha256:0"},
+        {"mediaType": "application/vnd.ollama.image.model", "digest": f"sha256:{digest}"},
+    ]
+    manifest.write_text(json.dumps({"schemaVersion": 2, "layers": layers}))
+    return blob
+
+
+@pytest.fixture
+def folder(home: Path) -> Path:
+    return home / "models"
+
+
+@pytest.fixture
+def env(folder: Path) -> dict[str, str]:
+    return {"OLLAMA_MODELS": str(folder)}
+
+
+def test_a_name_is_a_model_with_or_without_its_tag(folder: Path, env: dict[str, str]) -> None:
+    blob = pull(folder, "registry.ollama.ai/library/toy/latest", DEMO.read_bytes())
+    small = pull(folder, "registry.ollama.ai/library/toy/0.5b", DEMO.read_bytes() + b"\0")
+    for name in ("ollama:toy", "ollama:toy:latest"):
+        assert is_model_argument(name)
+        assert resolve(name, env).path == blob
+    assert resolve("ollama:toy:0.5b", env).path == small
+    assert resolve("ollama:toy", env).label == "ollama:toy"
+
+
+def test_models_of_other_people_and_hosts(folder: Path, env: dict[str, str]) -> None:
+    mine = pull(folder, "registry.ollama.ai/me/toy/latest", DEMO.read_bytes())
+    hub = pull(folder, "hf.co/owner/repo-GGUF/Q4_K_M", DEMO.read_bytes() + b"\0")
+    assert ollama.find("ollama:me/toy", env) == mine
+    assert ollama.find("ollama:hf.co/owner/repo-GGUF:Q4_K_M", env) == hub
+    names = [name for name, _ in ollama.listed(env)]
+    assert names == ["ollama:hf.co/owner/repo-GGUF:Q4_K_M", "ollama:me/toy:latest"]
+    assert all(ollama.find(name, env).is_file() for name in names)
+
+
+def test_a_name_that_ollama_does_not_have(folder: Path, env: dict[str, str]) -> None:
+    with pytest.raises(ModelError, match="no models of ollama in"):
+        ollama.find("ollama:toy", env)
+    pull(folder, "registry.ollama.ai/library/qwen2.5/0.5b", DEMO.read_bytes())
+    with pytest.raises(ModelError, match=r"ollama:qwen: ollama has not pulled it; it has qwen2\.5:0\.5b"):
+        ollama.find("ollama:qwen", env)
+
+
+def test_what_is_broken_is_no_model(folder: Path, env: dict[str, str]) -> None:
+    pull(folder, "registry.ollama.ai/library/gone/latest", b"GGUF").unlink()
+    for name, text in (("none", "[]"), ("half", '{"layers": ['), ("other", '{"layers": [{"mediaType": "x"}]}')):
+        path = folder / "manifests" / "registry.ollama.ai" / "library" / name / "latest"
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    (folder / "manifests" / "stray").write_text("")
+    assert [*ollama.listed(env)] == []
+    shutil.rmtree(folder)
+    assert [*ollama.listed(env)] == []
+
+
+def test_a_layout_of_its_own_is_told(tmp_path: Path, folder: Path, env: dict[str, str]) -> None:
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "gemma3")
+    writer.add_uint32("gemma3.vision.block_count", 27)
+    writer.add_tensor("t", np.zeros(64, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    pull(folder, "registry.ollama.ai/library/gemma3/4b", (tmp_path / "m.gguf").read_bytes())
+    with pytest.raises(ModelError, match="ollama:gemma3:4b is in a layout of ollama's own"):
+        resolve("ollama:gemma3:4b", env)
+
+
+# --------------------------------------------------------------------------- LM Studio
+
+
+def link(folder: Path, *files: str) -> None:
+    for file in files:
+        (folder / file).parent.mkdir(parents=True, exist_ok=True)
+        (folder / file).symlink_to(DEMO)
+
+
+def test_a_model_by_its_publisher_and_name(home: Path) -> None:
+    folder = home / ".lmstudio" / "models"
+    link(folder, "me/toy-GGUF/toy-Q4_K_M.gguf", "me/toy-GGUF/toy-Q8_0.gguf", "me/toy-GGUF/mmproj-F16.gguf")
+    assert is_model_argument("lmstudio:me/toy-GGUF")
+    for name, file in (
+        ("lmstudio:me/toy-GGUF", "toy-Q4_K_M.gguf"),
+        ("lmstudio:me/toy-GGUF:q8_0", "toy-Q8_0.gguf"),
+        ("lmstudio:me/toy-GGUF:toy-Q8_0.gguf", "toy-Q8_0.gguf"),
+    ):
+        assert resolve(name, {}).path == folder / "me" / "toy-GGUF" / file
+        assert resolve(name, {}).label == name
+
+
+def test_folders_of_settings_and_of_older_versions(home: Path) -> None:
+    link(home / ".cache" / "lm-studio" / "models", "me/old/old.gguf")
+    link(home / "elsewhere", "me/new/new.gguf")
+    (home / ".lmstudio").mkdir()
+    settings = home / ".lmstudio" / "settings.json"
+    settings.write_text(json.dumps({"downloadsFolder": str(home / "elsewhere")}))
+    assert [name for name, _ in lm_studio.listed()] == ["lmstudio:me/new:new.gguf", "lmstudio:me/old:old.gguf"]
+    assert all(resolve(name, {}).path.is_file() for name, _ in lm_studio.listed())
+    for damaged in ("{", "[]", '{"downloadsFolder": 3}'):
+        settings.write_text(damaged)
+        assert [name for name, _ in lm_studio.listed()] == ["lmstudio:me/old:old.gguf"]
+
+
+def test_a_name_that_lm_studio_does_not_have(home: Path) -> None:
+    with pytest.raises(ModelError, match="lmstudio:me/toy: LM Studio has no model of that name; there is none in"):
+        lm_studio.find("lmstudio:me/toy")
+    link(home / ".lmstudio" / "models", "me/toy-GGUF/toy-Q8_0.gguf", "me/toy-GGUF/toy-F16.gguf")
+    with pytest.raises(ModelError, match="it has me/toy-GGUF"):
+        lm_studio.find("lmstudio:me/toy")
+    with pytest.raises(ModelError, match="lmstudio:me/toy-GGUF:Q2_K: there is no Q2_K"):
+        lm_studio.find("lmstudio:me/toy-GGUF:Q2_K")
+
+
+# --------------------------------------------------------------------------- all of them
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> dict[str, str]:
+    """A home with models of the hub and of LM Studio."""
     snapshot = tmp_path / HUB / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (tmp_path / HUB / "refs").mkdir()
@@ -28,72 +172,65 @@ def env(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
         write_gguf(snapshot / f"m-0000{number + 1}-of-00002.gguf", split=(number, 2), tensors={f"t{number}": 8})
     (snapshot / "mmproj-F16.gguf").symlink_to(DEMO)
     (snapshot / "gone.gguf").symlink_to(tmp_path / "gone")
-    studio = tmp_path / ".lmstudio" / "models" / "me" / "toy"
-    studio.mkdir(parents=True)
-    (studio / "toy.gguf").symlink_to(DEMO)
-    (studio / "bad.gguf").write_bytes(b"GGUF")
+    studio = tmp_path / ".lmstudio" / "models"
+    link(studio, "me/toy/toy.gguf")
+    (studio / "me" / "toy" / "bad.gguf").write_bytes(b"GGUF")
     return {"HF_HUB_CACHE": str(tmp_path / "hub"), "HF_HUB_OFFLINE": "1", "OLLAMA_MODELS": str(tmp_path / "none")}
 
 
-def test_all_of_them_by_name(env: dict[str, str]) -> None:
-    found = {one.name: one for one in installed(env)}
-    assert [*found] == [
-        SPLIT,
-        "lmstudio:me/toy:bad.gguf",
-        "lmstudio:me/toy:toy.gguf",
-    ]
+def test_all_of_them_by_name(full: dict[str, str]) -> None:
+    found = {one.name: one for one in installed(full)}
+    assert [*found] == [SPLIT, "lmstudio:me/toy:bad.gguf", "lmstudio:me/toy:toy.gguf"]
     split, bad, toy = found.values()
     assert split.size == sum(path.stat().st_size for path in split.path.parent.glob("m-*"))
     assert (toy.size, toy.architecture, toy.flaw) == (DEMO.stat().st_size, "llama", None)
     assert bad.flaw is not None
     for one in (split, toy):
-        assert resolve(one.name, env).path == one.path
+        assert resolve(one.name, full).path == one.path
 
 
-def test_the_caches_of_llama_cpp_and_of_the_hub(env: dict[str, str], tmp_path: Path) -> None:
+def test_the_caches_of_llama_cpp_and_of_the_hub(full: dict[str, str], tmp_path: Path) -> None:
     for repo, ref in (("owner--repo-GGUF", "main"), ("owner--other", "old")):
         kept = tmp_path / "llama" / f"models--{repo}"
         (kept / "refs").mkdir(parents=True)
         (kept / "refs" / ref).write_text("def")
         (kept / "snapshots" / "def").mkdir(parents=True)
         (kept / "snapshots" / "def" / "toy.gguf").symlink_to(DEMO)
-    both = env | {"LLAMA_CACHE": str(tmp_path / "llama")}
+    both = full | {"LLAMA_CACHE": str(tmp_path / "llama")}
     names = [one.name for one in installed(both) if one.name.startswith("hf:")]
     assert names == ["hf:owner/other:toy.gguf", "hf:owner/repo-GGUF:toy.gguf"]
     for name in names:
         assert resolve(name, both).path.is_relative_to(tmp_path / "llama")
-    assert resolve(SPLIT, env).path.is_relative_to(tmp_path / "hub")
+    assert resolve(SPLIT, full).path.is_relative_to(tmp_path / "hub")
 
 
-def test_hf_as_for_llama_cpp(env: dict[str, str], tmp_path: Path) -> None:
+def test_hf_as_for_llama_cpp(full: dict[str, str], tmp_path: Path) -> None:
     snapshot = tmp_path / "hub" / "models--owner--toy" / "snapshots" / "abc"
     snapshot.mkdir(parents=True)
     (snapshot / "toy.Q8_0.gguf").symlink_to(DEMO)
     (snapshot.parents[1] / "refs").mkdir()
     (snapshot.parents[1] / "refs" / "main").write_text("abc")
-    home = environment(tmp_path) | {"HOME": str(tmp_path)} | env
+    home = environment(tmp_path) | {"HOME": str(tmp_path)} | full
     (tmp_path / "text").write_text("def f(")
-    asked = ["complete", "-t", "1", "-n", "3", "-hf", "owner/toy"]
+    plain = ["complete", "-t", "1", "-n", "3", "--policy", "fixed"]
+    asked = [*plain, "-hf", "owner/toy"]
     done = run(home, *asked, tmp_path / "text")
-    assert (done.code, done.raw) == (0, run(home, "complete", "-t", "1", "-n", "3", DEMO, tmp_path / "text").raw)
+    assert (done.code, done.raw) == (0, run(home, *plain, DEMO, tmp_path / "text").raw)
     twice = run(home, *asked, DEMO, tmp_path / "text")
     assert twice.complaint == f"two models are named: {DEMO} and, with -hf, owner/toy; give one"
     wrong = run(home, *asked[:-1], "owner/toy:Q4_0", tmp_path / "text")
     assert wrong.complaint.startswith("hf:owner/toy:Q4_0: there is no Q4_0 in this repository; it has Q8_0")
 
 
-def test_the_command(env: dict[str, str], tmp_path: Path) -> None:
-    told = run(environment(tmp_path) | {"HOME": str(tmp_path)} | env, "models")
+def test_the_command_tells_what_was_measured_without_loading_it(full: dict[str, str], tmp_path: Path) -> None:
+    home = environment(tmp_path) | {"HOME": str(tmp_path)} | full
+    told = run(home, "models")
+    assert told.code == 0
     rows = [line.split() for line in told.out.splitlines()]
     assert rows[0] == ["name", "size", "quantisation", "architecture", "T(4)/T(1)"]
     assert [row[0] for row in rows[1:]] == [SPLIT, "lmstudio:me/toy:toy.gguf"]
     assert rows[2][-1] == "llama", "nothing was measured of it"
     assert "lmstudio:me/toy:bad.gguf cannot be used" in told.err
-    assert told.code == 0
-
-
-def test_what_was_measured_of_a_model_is_told_without_loading_it(env: dict[str, str], tmp_path: Path) -> None:
-    home = environment(tmp_path) | {"HOME": str(tmp_path)} | env
     done = run(home, "complete", "-t", "1", "-c", "512", "-n", "8", "lmstudio:me/toy:toy.gguf", stdin=b"one two three")
     assert done.code == 0, done.err
     steepness = {row.split()[0]: row.split()[-1] for row in run(home, "models").out.splitlines()}

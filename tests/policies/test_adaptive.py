@@ -46,33 +46,27 @@ def test_entropy_of_known_laws() -> None:
     assert normalised_entropy(three) == pytest.approx(1.5 * math.log(2) / math.log(3), abs=1e-6)
     far = np.array([0, -90, -1e30], np.float32)
     assert normalised_entropy(far) == pytest.approx(0, abs=1e-9)
+    for scale in (0.1, 1.0, 3.0, 30.0):  # against a sum in double precision
+        row = (scale * np.random.default_rng(1).standard_normal(150_001)).astype(np.float32)
+        before = row.copy()
+        p = np.exp(row.astype(np.float64) - row.max())
+        p /= p.sum()
+        expected = -float((p[p > 0] * np.log(p[p > 0])).sum()) / math.log(p.size)
+        assert normalised_entropy(row) == pytest.approx(expected, abs=1e-6)
+        assert np.array_equal(row, before)  # the target's buffer
 
 
-@pytest.mark.parametrize("scale", [0.1, 1.0, 3.0, 30.0])
-def test_entropy_agrees_with_a_sum_in_double_precision(scale: float) -> None:
-    row = (scale * np.random.default_rng(1).standard_normal(150_001)).astype(np.float32)
-    before = row.copy()
-    p = np.exp(row.astype(np.float64) - row.max())
-    p /= p.sum()
-    expected = -float((p[p > 0] * np.log(p[p > 0])).sum()) / math.log(p.size)
-    assert normalised_entropy(row) == pytest.approx(expected, abs=1e-6)
-    assert np.array_equal(row, before)  # the target's buffer
-
-
-@pytest.mark.parametrize("wrong", [math.nan, math.inf])
-def test_broken_rows_have_no_entropy_and_change_nothing(wrong: float) -> None:
-    row = even(10)
-    row[5] = wrong
-    assert math.isnan(normalised_entropy(row))
-    assert math.isnan(normalised_entropy(np.full(5, -np.inf, np.float32)))
+def test_broken_rows_have_no_entropy_and_change_nothing() -> None:
     policy = EntropyPolicy(16)
-    policy.see(row)
-    assert policy.explain() == {}
-    policy.see(even(2))
-    before = policy.explain()
-    assert before.keys() == {"entropy", "gamma"}
-    policy.see(row)
-    assert policy.explain() == before
+    for before in ({}, {"entropy": pytest.approx(math.log(2, 1000), abs=1e-6), "gamma": 8}):
+        for wrong in (math.nan, math.inf, -math.inf):
+            row = even(10)
+            row[5] = wrong
+            row = np.full(5, wrong, np.float32) if wrong == -math.inf else row
+            assert math.isnan(normalised_entropy(row))
+            policy.see(row)
+            assert policy.explain() == before
+        policy.see(even(2))
 
 
 def test_gamma_follows_the_perplexity_within_its_bounds() -> None:
@@ -157,23 +151,28 @@ def at(threshold: float, draft_max: int = 16) -> ThresholdPolicy:
     return policy
 
 
-def test_a_draft_ends_before_the_confidence_falls_under_the_threshold() -> None:
-    halves = draft([0.5] * 5)  # 0.5, 0.25, 0.125, ...
-    for threshold, k in ((0.6, 0), (0.5, 1), (0.3, 1), (0.25, 2), (0.1, 3), (0.01, 5)):
-        assert at(threshold).plan(halves, None, ALL) == (k, k + 1)
-    # The first that falls under it ends it, whatever comes after.
-    assert at(0.3).plan(draft([0.9, 0.1, 1.0, 1.0]), None, ALL) == (1, 2)
+@pytest.mark.parametrize(
+    ("threshold", "most", "chances", "sizes", "planned"),
+    [
+        *((threshold, 16, [0.5] * 5, ALL, (k, k + 1)) for threshold, k in ((0.6, 0), (0.5, 1), (0.25, 2), (0.01, 5))),
+        # The first that falls under it ends it, whatever comes after.
+        (0.3, 16, [0.9, 0.1, 1.0, 1.0], ALL, (1, 2)),
+        # It fits into what is allowed.
+        (0.3, 16, [0.99] * 20, ALL, (16, 17)),
+        (0.3, 5, [0.99] * 20, ALL, (5, 6)),
+        (0.3, 16, [0.99] * 20, (1, 2, 3), (2, 3)),
+        (0.3, 16, [0.99] * 20, (2, 32), (16, 32)),
+        (0.6, 16, [0.5] * 4, (2, 8), (0, 2)),
+        (0.3, 16, [], ALL, (0, 1)),
+    ],
+)
+def test_a_draft_ends_before_the_confidence_falls_under_the_threshold(
+    threshold: float, most: int, chances: list[float], sizes: Sequence[int], planned: tuple[int, int]
+) -> None:
+    assert at(threshold, most).plan(draft(chances), None, sizes) == planned
 
 
-def test_a_threshold_fits_its_draft_into_what_is_allowed() -> None:
-    sure = draft([0.99] * 20)
-    assert at(0.3).plan(sure, None, ALL) == (16, 17)
-    assert at(0.3, 5).plan(sure, None, ALL) == (5, 6)
-    assert at(0.3).plan(sure, None, (1, 2, 3)) == (2, 3)
-    assert at(0.3).plan(sure, None, (2, 32)) == (16, 32)
-    assert at(0.6).plan(draft([0.5] * 4), None, (2, 8)) == (0, 2)
-    assert at(0.3).plan(NO_DRAFT, None, ALL) == (0, 1)
-    # Nobody estimates: up to draft_max.
+def test_where_nobody_estimates_as_much_is_sent_as_may_be() -> None:
     assert at(0.9, 6).plan(draft([], 4), None, ALL) == (4, 5)
     assert at(0.9, 6).plan(draft([], 9), None, ALL) == (6, 7)
 
@@ -204,15 +203,9 @@ def test_the_threshold_rises_after_a_refusal_and_falls_when_more_would_have_been
     assert policy.threshold == before
     policy.record(accepted(0, guessed=1))  # nothing was sent, though it was right
     assert policy.threshold < before
-
-
-def test_the_threshold_stays_within_its_bounds() -> None:
-    policy = ThresholdPolicy()
     for _ in range(500):
         policy.record(refused(1))
     assert policy.threshold == policy.HIGH < 1
-    # What is certain is still sent.
-    assert policy.plan(draft([0.99]), None, ALL) == (1, 2)
     for _ in range(500):
         policy.record(accepted(0, guessed=1))
     assert policy.threshold == policy.LOW > 0
@@ -232,7 +225,7 @@ def run(policy: ThresholdPolicy, true: float, claimed: float, passes: int) -> tu
     return sum(lengths) / len(lengths), sum(right) / len(right)
 
 
-@pytest.mark.parametrize("claimed", [0.75, 0.85, 0.95])
+@pytest.mark.parametrize("claimed", [0.95, *(pytest.param(p, marks=pytest.mark.exhaustive) for p in (0.75, 0.85))])
 def test_the_threshold_corrects_a_drafter_that_is_wrong_about_itself(claimed: float) -> None:
     # True odds of 0.85: the seventh token is right with probability 0.32, whatever the drafter says of it.
     policy = ThresholdPolicy(20)

@@ -93,7 +93,7 @@ def test_a_vanishing_charge_changes_nothing() -> None:
     assert run(CostPolicy(), guesses, 1e-9, 0.0, slope)[1] == run(CostPolicy(), guesses, 0.0, 0.0, slope)[1]
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in (1, 2, 3))])
 def test_it_comes_near_to_the_best_of_all_fixed_pairs_of_sizes(seed: int) -> None:
     """Against hindsight: every pass plain or of one other size, whichever of the two is better for it."""
     guesses = text(3000, seed)
@@ -108,19 +108,6 @@ def test_it_comes_near_to_the_best_of_all_fixed_pairs_of_sizes(seed: int) -> Non
             tokens, last = tokens + 1 + min(k, right), n
         best = max(best, tokens / seconds)
     assert run(CostPolicy(), guesses, 0.3, 0.3)[0] > 0.97 * best
-
-
-def test_wrong_drafts_lose_little_where_changes_are_dear() -> None:
-    for switch in (0.1, 0.3, 1.0):
-        policy, curve = CostPolicy(), GivenCurve(FLAT, switch)
-        seconds, last = 0.0, 1
-        for _ in range(400):
-            k, size = policy.plan(draft([0.8] * 12), curve, ALL) if policy.limit() else (0, 1)
-            spent = curve.ratio(size) + (switch if size != last else 0.0)
-            curve.observe(size, spent)
-            policy.record(passed(1, k, 0, spent, 0.0, 1.0))
-            seconds, last = seconds + spent, size
-        assert seconds < 400 * 1.01 + 3 + 2 * switch
 
 
 # --------------------------------------------------------------------------- the credit
@@ -144,16 +131,10 @@ def test_a_size_that_recurs_is_chosen_before_a_slightly_better_one() -> None:
     assert recurring.choose(shorter, curve, ALL, 1.0, 1.55).size == 4, "that would cost too much"
     assert recurring.choose(shorter, curve, (1, 2, 4), 1.0, 9.0).size == 4, "that size is not allowed"
     assert recurring.choose(shorter, curve, ALL, 1.0, 9.0).size == 8
-
-
-def test_a_size_that_is_better_for_long_becomes_the_one_that_recurs() -> None:
-    recurring, curve = RecurringSizes(), CostCurve({1: 1.0, 8: 1.6, 16: 1.7}, switch=0.3)
-    eight = offers((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6))
     sixteen = offers((0, 1.0, 1, 1.0), (7, 4.0, 8, 1.6), (15, 4.2, 16, 1.7))
-    for known in (eight, sixteen):
-        for _ in range(300):
-            curve.last = recurring.choose(known, curve, ALL, 1.0, 9.0).size
-            recurring.passed()
+    for _ in range(300):  # one that is better for long becomes the one that recurs
+        curve.last = recurring.choose(sixteen, curve, ALL, 1.0, 9.0).size
+        recurring.passed()
     assert curve.last == 16
 
 
@@ -202,13 +183,8 @@ def test_a_pass_without_a_draft_keeps_the_size_for_as_long_as_a_change_would_cos
     assert least <= kept <= most
 
 
-def test_where_going_back_costs_again_no_draft_is_a_plain_pass() -> None:
+def test_no_draft_is_a_plain_pass_where_nothing_recurs_or_going_back_costs_again() -> None:
+    assert CostPolicy().plan(NO_DRAFT, GivenCurve({1: 1.0, 64: 1.0}, 0.3), ALL) == (0, 1)
     policy, curve = CostPolicy(), GivenCurve({1: 1.0, 8: 1.0, 64: 8.0}, 0.3)
     settled(policy, curve)
-    debt = Debt(0, 0.1, 0.1)
-    assert policy.plan(NO_DRAFT, curve, ALL, debt) == (0, 1)
-
-
-def test_no_draft_is_a_plain_pass_where_nothing_recurs() -> None:
-    curve = GivenCurve({1: 1.0, 64: 1.0}, 0.3)
-    assert CostPolicy().plan(NO_DRAFT, curve, ALL) == (0, 1)
+    assert policy.plan(NO_DRAFT, curve, ALL, Debt(0, 0.1, 0.1)) == (0, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -17,16 +17,12 @@ from ngramspec.replay.recording import RecordedTarget, Recording
 from ngramspec.replay.replay import Replay
 from ngramspec.replay.tally import Tally
 
-PATH = Path(__file__).parents[2] / "tools" / "replay_plugin.py"
 
-
-def load() -> Any:
-    spec = importlib.util.spec_from_file_location("replay_plugin", PATH)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.Ours
+@pytest.fixture
+def ours(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The class that a harness takes."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "tools")
+    return importlib.import_module("replay_plugin").Ours
 
 
 def drive(drafter: Any, recording: Recording) -> tuple[int, int, int, Counter[int]]:
@@ -53,11 +49,15 @@ def drive(drafter: Any, recording: Recording) -> tuple[int, int, int, Counter[in
 ODD = {1: 1.0, 2: 1.1, 3: 3.0, 4: 1.2, 5: 4.0, 8: 1.6, 9: 6.0, 16: 3.0, 64: 60.0}
 
 
-@pytest.mark.parametrize("name", [*CURVES, "odd"])
-def test_both_find_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+SOME = ("flat", "cpu-1.5b-q4_0", "odd")
+REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CURVES if name not in SOME]
+
+
+@pytest.mark.parametrize("name", [*SOME, *REST])
+def test_both_find_the_same(ours: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RecordedTarget, "leaves", 0)
     points = ODD if name == "odd" else CURVES[name][0]
-    plugin = load()({str(size): cost for size, cost in points.items()})
+    plugin = ours({str(size): cost for size, cost in points.items()})
     replay, total = Replay(make_drafter(DEFAULT), curve=GivenCurve(points)), Tally()
     counts = [0, 0, 0]
     batches: Counter[int] = Counter()
@@ -73,25 +73,22 @@ def test_both_find_the_same(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         assert total.batches[3] == total.batches[5] == total.batches[9] == 0 < total.batches[4]
 
 
-def test_the_default_curve_is_flat() -> None:
-    batches = []
-    for plugin in (load()(), load()({"1": 1.0, "64": 1.0})):
-        batches.append([drive(plugin, recording) for recording in recordings(10)])
-    assert batches[0] == batches[1]
+def test_the_default_curve_is_flat(ours: Any) -> None:
+    one, other = (
+        [drive(drafter, recording) for recording in recordings(10)] for drafter in (ours(), ours({"1": 1.0, "64": 1.0}))
+    )
+    assert one == other
+    for wrong in ({"2": 1.0}, {"1": 1.0, "2": -1.0}, {}):
+        with pytest.raises(CurveError):
+            ours(wrong)
 
 
-def test_memory_is_the_drafters() -> None:
+def test_memory_is_the_drafters(ours: Any) -> None:
     if DEFAULT in REMEMBERING:
         told = recordings(4, vocabulary=5000)
-        one, other = load()(memory=True), load()()
+        one, other = ours(memory=True), ours()
         with_memory, without = (sum(drive(plugin, r)[1] for r in [*told, *told]) for plugin in (one, other))
         assert with_memory < without
     else:
         with pytest.raises(ValueError, match="cannot remember"):
-            load()(memory=True)
-
-
-@pytest.mark.parametrize("curve", [{"2": 1.0}, {"1": 1.0, "2": -1.0}, {}])
-def test_a_wrong_curve_is_refused(curve: dict[str, float]) -> None:
-    with pytest.raises(CurveError):
-        load()(curve)
+            ours(memory=True)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.mock_target import Clock, MockTarget, plain_generate
@@ -17,7 +19,7 @@ from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
-from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting import make_drafter
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.simple import FixedPolicy
@@ -39,6 +41,7 @@ class Scripted(Drafter):
     def __init__(self, *drafts: Sequence[int]) -> None:
         self._drafts = iter(drafts)
         self.told: list[tuple[int, ...]] = []
+        self.limits: list[int] = []
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.told = []
@@ -46,6 +49,7 @@ class Scripted(Drafter):
     def propose(
         self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
     ) -> Draft:
+        self.limits.append(limit)
         tokens = tuple(next(self._drafts))
         return Draft(tokens, chances=(0.75,) * len(tokens), source=self.name)
 
@@ -75,32 +79,20 @@ def test_a_pass_emits_what_is_right_and_one_more() -> None:
     assert (stats.drafted_at, stats.accepted_at) == ([2, 2, 1, 1], [2, 2, 0, 0])
 
 
-def test_the_record_ends_inside_a_draft_and_at_its_end() -> None:
+@pytest.mark.parametrize(("draft", "accepted"), [([11, 12, 13, 14], 2), ([11, 12], 2), ([11], 1)])
+def test_the_record_ends_inside_a_draft_at_its_end_and_behind_it(draft: list[int], accepted: int) -> None:
     # All that was right is emitted, and nothing follows it; the whole batch is paid for.
-    inside = replayed(Scripted([11, 12, 13, 14]), [10, 11, 12])
-    assert (inside.stats.tokens, inside.stats.passes, inside.stats.accepted) == (2, 1, 2)
-    assert inside.batches == {5: 1}
-    end = replayed(Scripted([11, 12]), [10, 11, 12])
-    assert (end.stats.tokens, end.stats.passes, end.stats.accepted) == (2, 1, 2)
-    before = replayed(Scripted([11]), [10, 11, 12])
-    assert (before.stats.tokens, before.stats.passes, before.stats.accepted) == (2, 1, 1)
+    drafter = Scripted(draft)
+    tally = replayed(drafter, [10, 11, 12], most=63)
+    assert (tally.stats.tokens, tally.stats.passes, tally.stats.accepted) == (2, 1, accepted)
+    assert tally.batches == {1 + len(draft): 1}
+    assert drafter.limits == [63]  # nobody knows where the record ends
 
 
-def test_nobody_knows_where_the_record_ends() -> None:
-    limits = []
-
-    class Asked(Scripted):
-        def propose(
-            self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
-        ) -> Draft:
-            limits.append(limit)
-            return Draft()
-
-    replayed(Asked(), [10, 11, 12, 13], most=63)
-    assert limits == [63, 63, 63]
-
-
-def test_without_drafts_it_is_plain_decoding() -> None:
+def test_without_drafts_it_is_plain_decoding_by_one_source_of_time() -> None:
+    for sources in ({}, {"curve": CPU, "target": RecordedTarget(CPU)}):
+        with pytest.raises(ValueError, match="curve or on a target"):
+            Replay(make_drafter("ngram"), **sources)
     replay, total = Replay(None, curve=CPU), Tally()
     for recording in recordings(5):
         total.merge(replay.run(recording))
@@ -161,7 +153,8 @@ def test_the_meter_counts_drafting_and_nothing_else() -> None:
     decoder = SpeculativeDecoder(
         target, vocabulary=UnendingVocabulary(), curve=CPU, speculation=meter, clock=target.clock
     )
-    steps = decoder.generate([1, 2], max_tokens=ENDLESS, verify=Verifier10())
+    verifier = Mock(blind=False, **{"choose.return_value": None, "verify.return_value": Verdict((10,), 0)})
+    steps = decoder.generate([1, 2], max_tokens=ENDLESS, verify=verifier)
     for _ in range(3):
         next(steps)
     steps.close()
@@ -188,18 +181,6 @@ def test_what_was_asked_saves_passes_where_rows_are_cheap_and_is_not_asked_where
     assert replay(steep, 8).batches == replay(steep, 0).batches
 
 
-class Verifier10:
-    """Says 10 whatever is asked."""
-
-    blind = False
-
-    def choose(self, position: int) -> None:
-        return None
-
-    def verify(self, rows: object, draft: Draft, position: int) -> Verdict:
-        return Verdict((10,), 0)
-
-
 def test_figures_by_category_overall_and_macro() -> None:
     replay = Replay(make_drafter("ngram"), curve=CPU)
     tallies: dict[str, Tally] = {}
@@ -215,25 +196,22 @@ def test_figures_by_category_overall_and_macro() -> None:
         mean = (rows["even"]["speedup"][name] + rows["odd"]["speedup"][name]) / 2
         assert rows["macro"]["speedup"][name] == pytest.approx(mean)
     assert rows["overall"]["speedup"]["flat"] == pytest.approx(rows["overall"]["tokens_per_pass"])
+    assert by_category({}, {"cpu": CPU}) == {}
+    empty = figures(Tally(), {"cpu": CPU})
+    assert (empty["tokens"], empty["acceptance"], empty["speedup"]) == (0, None, {"cpu": 1.0})
     reaching = rows["overall"]["drafts_reaching_position"]
     assert reaching == sorted(reaching, reverse=True)
     assert len(reaching) == rows["overall"]["max_draft"]
     assert sum(cell["count"] for cell in rows["overall"]["reliability"]) > 0
 
 
-def test_figures_of_nothing() -> None:
-    assert by_category({}, {"cpu": CPU}) == {}
-    empty = figures(Tally(), {"cpu": CPU})
-    assert (empty["tokens"], empty["acceptance"], empty["speedup"]) == (0, None, {"cpu": 1.0})
-
-
 # --------------------------------------------------------------------------- several curves
 
 
-def comparison(total: int = 10) -> Comparison:
+def comparison() -> Comparison:
     curves = {"cpu": CPU, "flat": FLAT}
     replays = {name: Replay(make_drafter("ngram"), curve=curve) for name, curve in curves.items()}
-    return Comparison(recordings(total), "ngram", replays, curves)
+    return Comparison(recordings(10), "ngram", replays, curves)
 
 
 def test_each_curve_is_drafted_by() -> None:
@@ -251,16 +229,14 @@ def test_each_curve_is_drafted_by() -> None:
 
 
 def test_what_was_replayed_before_an_interruption_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, calls = comparison(), 0
-    plain = Replay.run
+    calls, plain = itertools.count(1), Replay.run
 
     def interrupted(self: Replay, *of: Any) -> Tally:
-        nonlocal calls
-        calls += 1
-        if calls == 6:  # the second curve of the third recording
+        if next(calls) == 6:  # the second curve of the third recording
             raise KeyboardInterrupt
         return plain(self, *of)
 
+    runs = comparison()
     monkeypatch.setattr(Replay, "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         list(runs.run())
@@ -269,31 +245,6 @@ def test_what_was_replayed_before_an_interruption_stays(monkeypatch: pytest.Monk
     for rows in document["results"].values():
         assert rows["overall"]["transcripts"] == 2
         assert rows["overall"]["tokens"] == document["decode_tokens"]
-
-
-def test_one_drafter_serves_all_recordings() -> None:
-    first, again = recordings(2, seed=5)[0], recordings(2, seed=5)[0]
-    replay = Replay(make_drafter("ngram"), curve=FLAT)
-    replay.run(first)
-    begun = replay.decoder.drafter
-    replay.run(again)
-    assert replay.decoder.drafter is begun
-
-
-def test_a_replay_needs_one_source_of_time() -> None:
-    with pytest.raises(ValueError, match="curve or on a target"):
-        Replay(make_drafter("ngram"))
-    with pytest.raises(ValueError, match="curve or on a target"):
-        Replay(make_drafter("ngram"), curve=CPU, target=RecordedTarget(CPU))
-
-
-def test_a_drafter_that_cannot_remember_says_so() -> None:
-    for name in DRAFTERS:
-        if name in REMEMBERING:
-            make_drafter(name, memory=True)
-        else:
-            with pytest.raises(ValueError, match="cannot remember"):
-                make_drafter(name, memory=True)
 
 
 # --------------------------------------------------------------------------- what the decoder offers for it

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -33,16 +34,26 @@ def target(seconds: Callable[[int], float] = CURVE.ratio, n_ctx: int = 4096, **o
     return MockTarget(300, seconds=seconds, clock=CLOCK, n_ctx=n_ctx, eog=(3,), **options)  # type: ignore[arg-type]
 
 
-def test_measured_and_modelled_agree_where_passes_take_what_they_take() -> None:
-    timed = TimedReplay(target(), make_drafter("ngram"))
+def total(timed: TimedReplay) -> Tally:
+    tally = Tally()
+    for one in timed.drafted.values():
+        tally.merge(one)
+    return tally
+
+
+def ran(mock: MockTarget, *drafting: object) -> TimedReplay:
+    timed = TimedReplay(mock, make_drafter("ngram"), *drafting)  # type: ignore[arg-type]
     for recording in SOME:
         timed.run(recording)
-    total = Tally()
-    for tally in timed.drafted.values():
-        total.merge(tally)
-    assert total.stats.tokens == sum(len(r.response) - 1 for r in SOME)
-    assert total.stats.accepted > 50
-    assert timed.measured() == pytest.approx(total.speedup(timed.curve), rel=1e-6)
+    return timed
+
+
+def test_measured_and_modelled_agree_where_passes_take_what_they_take() -> None:
+    timed = ran(target())
+    assert total(timed).stats.tokens == sum(len(r.response) - 1 for r in SOME)
+    # Were the target's own logits asked, hardly any of these drafts would be right.
+    assert total(timed).stats.accepted > 50
+    assert timed.measured() == pytest.approx(total(timed).speedup(timed.curve), rel=1e-6)
     assert timed.measured() > 1.1
     assert timed.measured_with_drafting() < timed.measured()
     assert timed.single == pytest.approx(1.0)
@@ -69,27 +80,10 @@ def test_plain_passes_are_really_run_over_the_same_tokens_at_the_same_contexts()
     assert mock.tokens[: len(recording.prompt)] == recording.prompt
 
 
-def test_acceptance_is_the_records() -> None:
-    """Were the target's own logits asked, hardly any of these drafts would be right."""
-    timed, replay = (
-        TimedReplay(target(), make_drafter("ngram"), "fixed"),
-        Replay(make_drafter("ngram"), "fixed", curve=CURVE),
-    )
-    for recording in SOME:
-        timed.run(recording)
-        tally = replay.run(recording)
-        assert tally.stats.tokens == len(recording.response) - 1
-    assert sum(t.stats.accepted for t in timed.drafted.values()) > 50
-
-
 def test_it_drafts_as_the_modelled_replay_does_at_the_same_costs() -> None:
-    timed, replay = (
-        TimedReplay(target(), make_drafter("ngram"), "fixed"),
-        Replay(make_drafter("ngram"), "fixed", curve=CURVE),
-    )
+    timed, replay = ran(target(), "fixed"), Replay(make_drafter("ngram"), "fixed", curve=CURVE)
     modelled: dict[str, Tally] = {}
     for recording in SOME:
-        timed.run(recording)
         modelled.setdefault(recording.category, Tally()).merge(replay.run(recording))
     for category, tally in modelled.items():
         assert timed.drafted[category].batches == tally.batches
@@ -99,28 +93,14 @@ def test_it_drafts_as_the_modelled_replay_does_at_the_same_costs() -> None:
 def test_a_context_that_slows_passes_down_slows_both() -> None:
     mock = target()
     mock._seconds = lambda n: CURVE.ratio(n) * (1 + len(mock.tokens) / 500)
-    timed = TimedReplay(mock, make_drafter("ngram"))
-    for recording in SOME:
-        timed.run(recording)
-    total = Tally()
-    for tally in timed.drafted.values():
-        total.merge(tally)
-    assert timed.measured() == pytest.approx(total.speedup(timed.curve), rel=0.05)
+    timed = ran(mock)
+    assert timed.measured() == pytest.approx(total(timed).speedup(timed.curve), rel=0.05)
 
 
 def test_an_interruption_says_nothing() -> None:
-    calls = 0
-
-    def sometimes(size: int) -> float:
-        nonlocal calls
-        calls += 1
-        return CURVE.ratio(size) * (100.0 if calls % 97 == 0 else 1.0)
-
-    timed = TimedReplay(target(sometimes), make_drafter("ngram"), "fixed")
-    calm = TimedReplay(target(), make_drafter("ngram"), "fixed")
-    for recording in SOME:
-        timed.run(recording)
-        calm.run(recording)
+    calls = itertools.count(1)
+    timed = ran(target(lambda size: CURVE.ratio(size) * (1.0 if next(calls) % 97 else 100.0)), "fixed")
+    calm = ran(target(), "fixed")
     assert calm.disturbed == 0 < timed.disturbed
     assert timed.measured() == pytest.approx(calm.measured(), rel=0.03)
 
@@ -143,6 +123,9 @@ def test_what_does_not_fit() -> None:
 def test_in_a_report() -> None:
     timed = TimedReplay(target(), make_drafter("ngram"))
     runs = Comparison(SOME, "ngram", {}, {}, timed=timed)
+    nothing = runs.document()
+    assert (nothing["transcripts"], nothing["complete"]) == (0, False)
+    assert "timed" not in nothing
     assert len(list(runs.run())) == len(SOME)
     document = runs.document()
     rows = document["results"]["ngram@timed"]
@@ -151,10 +134,3 @@ def test_in_a_report() -> None:
     assert document["timed"]["modelled_over_measured"] == pytest.approx(1.0, rel=1e-6)
     assert set(rows) == {"even", "odd", "overall", "macro"} == set(document["oracle"])
     assert list(document["curves"]) == ["timed"]
-
-
-def test_a_report_of_nothing() -> None:
-    runs = Comparison(SOME, "ngram", {}, {}, timed=TimedReplay(target(), make_drafter("ngram")))
-    document = runs.document()
-    assert (document["transcripts"], document["complete"]) == (0, False)
-    assert "timed" not in document

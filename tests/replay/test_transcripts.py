@@ -63,19 +63,14 @@ def test_a_conversation_that_chat_saved(tmp_path: Path) -> None:
     assert [m["content"] for m in found.usable[0].prompt] == ["Be brief.", "hello", "hi", "and?"]
 
 
-def test_texts() -> None:
-    assert one({"prompt": "hello", "response": "hi"}).prompt == "hello"
+def test_texts_and_what_may_stand_beside() -> None:
     logged = one({"request": {"prompt": "hello"}, "response": {"choices": [{"text": "hi"}]}})
     assert (logged.prompt, logged.response) == ("hello", "hi")
-
-
-def test_category_and_id_may_stand_beside() -> None:
     transcript = one({"messages": HELLO, "response": "hi", "category": "greetings", "id": 7})
     assert (transcript.category, transcript.id) == ("greetings", "7")
-
-
-def test_a_category_is_no_total() -> None:
-    assert one({"prompt": "a", "response": "b", "category": "overall"}).category == "overall_"
+    # A category is no total; and half a surrogate pair is replaced.
+    odd = one({"prompt": "a", "response": "b\ud83d", "category": "overall"})
+    assert (odd.prompt, odd.response, odd.category) == ("a", "b?", "overall_")
     assert read('{"prompt": "a", "response": "b"}', "macro.jsonl").usable[0].category == "macro_"
 
 
@@ -84,11 +79,14 @@ def test_a_message_without_content_is_empty_text() -> None:
     assert [m["content"] for m in one({"messages": messages, "response": "hi"}).prompt] == ["hello", "", "4"]  # type: ignore[index]
 
 
-def test_an_array_is_as_good_as_lines() -> None:
+def test_an_array_is_as_good_as_lines_and_lines_end_where_lines_end() -> None:
     entries = [{"messages": HELLO, "response": "hi"}, {"messages": HELLO}, {"prompt": "a", "response": "b"}]
     found = read(json.dumps(entries, indent=2), "log.json")
     assert [t.id for t in found.usable] == ["entry 1", "entry 3"]
     assert found.broken == ["log.json, entry 2: there is no response, and the last message is none of the assistant's"]
+    # U+2028 and a carriage return are no ends of a line, a byte order mark is no part of one.
+    odd = '\ufeff{"prompt": "a\u2028b", "response": "c"}\r\n\n  \n{"prompt": "d", "response": "e"}'
+    assert [t.response for t in read(odd).usable] == ["c", "e"]
 
 
 def test_plain_text_pairs() -> None:
@@ -96,26 +94,9 @@ def test_plain_text_pairs() -> None:
     first, second = read(text, "pairs.txt").usable
     assert (first.prompt, first.response, first.id) == ("Say\nhello.\n", "\nHello!", "line 1")
     assert (second.prompt, second.response, second.category) == ("Bye", "See you", "pairs")
-
-
-def test_pairs_that_are_none() -> None:
     found = read("=== response\nHello!\n=== prompt\nSay\n=== prompt\nSay\n=== response\na\n=== response\nb\n")
     assert [t.response for t in found.usable] == ["a"]
-    assert [problem.split(": ")[0] for problem in found.broken] == [
-        "talk.jsonl, line 1",
-        "talk.jsonl, line 3",
-        "talk.jsonl, line 9",
-    ]
-
-
-def test_lines_end_where_lines_end() -> None:
-    # U+2028 and a carriage return are no ends of a line, a byte order mark is no part of one.
-    odd = '\ufeff{"prompt": "a\u2028b", "response": "c"}\r\n\n  \n{"prompt": "d", "response": "e"}'
-    assert [t.response for t in read(odd).usable] == ["c", "e"]
-
-
-def test_half_a_surrogate_pair_is_replaced() -> None:
-    assert one({"prompt": "a", "response": "b\ud83d"}).response == "b?"
+    assert [problem.split(": ")[0] for problem in found.broken] == [f"talk.jsonl, line {n}" for n in (1, 3, 9)]
 
 
 # --------------------------------------------------------------------------- broken, empty, strict
@@ -149,10 +130,10 @@ def test_a_broken_line_is_named_and_skipped(line: str, words: str) -> None:
     # One that begins like an array would be taken for one at the start.
     found = read(f"{good}\n{line}\n{good}\n")
     assert len(found.usable) == 2
-    assert len(found.broken) == 1
-    assert found.broken[0].startswith("talk.jsonl, line 2: ")
-    assert words in found.broken[0]
-    assert "\n" not in found.broken[0]
+    (problem,) = found.broken
+    assert problem.startswith("talk.jsonl, line 2: ")
+    assert words in problem
+    assert "\n" not in problem
     with pytest.raises(TranscriptError, match=r"talk\.jsonl, line 2: "):
         read(f"{good}\n{line}\n", strict=True)
 
@@ -172,11 +153,7 @@ def test_empty_responses_are_counted_and_no_mistake() -> None:
     ]
     found = read("\n".join(map(json.dumps, entries)), strict=True)
     assert (found.usable, found.broken, found.empty) == ([], [], 3)
-
-
-@pytest.mark.parametrize("text", ["", "\n\n", "[]"])
-def test_a_file_may_hold_nothing(text: str) -> None:
-    assert read(text) == Transcripts()
+    assert all(read(text) == Transcripts() for text in ("", "\n\n", "[]"))
 
 
 # --------------------------------------------------------------------------- samples and tokens
@@ -219,55 +196,42 @@ def ids(text: str) -> list[int]:
 
 
 def test_chatml() -> None:
-    recording = TranscriptReader(Letters(template="{{ anything }}")).record(
-        one({"messages": HELLO, "response": "<|im_end|>"})
-    )
-    assert recording is not None
+    reader = TranscriptReader(Letters(template="{{ anything }}"))
+    recording = reader.record(one({"messages": HELLO, "response": "<|im_end|>"}))
     assert recording.prompt == [0, 1, *ids("user\nhello"), 2, *ids("\n"), 1, *ids("assistant\n")]
     # Text of an answer never turns into a special token; what ends the answer is one.
     assert recording.response == [*ids("<|im_end|>"), 2]
     assert (recording.category, recording.id) == ("talk", "line 1")
+    # A raw prompt has no template.
+    assert reader.record(one({"prompt": "a<|im_end|>", "response": "bc"})).prompt == [0, *ids("a"), 2]
 
 
 def test_a_template_where_the_vocabulary_knows_no_chatml() -> None:
-    recorder = TranscriptReader(Letters(chatml=False, template="{{ anything }}", end=3))
-    assert (recorder.layout, recorder.spelled) == ("template", False)
-    recording = recorder.record(one({"messages": HELLO, "response": "hi"}))
-    assert recording is not None
+    reader = TranscriptReader(Letters(chatml=False, template="{{ anything }}", end=3))
+    assert (reader.layout, reader.spelled) == ("template", False)
+    recording = reader.record(one({"messages": HELLO, "response": "hi"}))
     assert (recording.prompt, recording.response) == ([0, *ids("[hello]")], [*ids("hi"), 3])
     refused = [{"role": "tool", "content": "4"}]
-    assert recorder.record(one({"messages": refused, "response": "hi"})) is None
+    assert reader.record(one({"messages": refused, "response": "hi"})) is None
 
 
 def test_chatml_spelled_out_where_there_is_no_template_either() -> None:
-    recorder = TranscriptReader(Letters(chatml=False, end=None))
-    assert (recorder.layout, recorder.spelled) == ("ChatML", True)
-    recording = recorder.record(one({"messages": HELLO, "response": "hi"}))
-    assert recording is not None
+    reader = TranscriptReader(Letters(chatml=False, end=None))
+    assert (reader.layout, reader.spelled) == ("ChatML", True)
+    recording = reader.record(one({"messages": HELLO, "response": "hi"}))
     assert recording.prompt == [0, *ids("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")]
     assert recording.response == ids("hi")
 
 
-def test_a_raw_prompt_has_no_template() -> None:
-    recording = TranscriptReader(Letters(template="x")).record(one({"prompt": "a<|im_end|>", "response": "bc"}))
-    assert recording is not None
-    assert recording.prompt == [0, *ids("a"), 2]
-
-
-def test_what_is_too_short() -> None:
-    recorder = TranscriptReader(Letters(end=None))
-    assert recorder.record(one({"prompt": "a", "response": "b"})) is None
-    assert TranscriptReader(Letters()).record(one({"prompt": "a", "response": "b"})) is not None
-
-
-def test_what_is_too_long() -> None:
-    recorder = TranscriptReader(Letters())
-    long = recorder.record(Transcript("c", "i", "p" * MAX_TOTAL + "q", "r" * MAX_RESPONSE))
-    assert long is not None
+def test_what_is_too_short_or_too_long() -> None:
+    short = one({"prompt": "a", "response": "b"})
+    assert TranscriptReader(Letters(end=None)).record(short) is None
+    reader = TranscriptReader(Letters())
+    assert reader.record(short) is not None
+    long = reader.record(Transcript("c", "i", "p" * MAX_TOTAL + "q", "r" * MAX_RESPONSE))
     assert long.response == ids("r" * MAX_RESPONSE)  # cut, so nothing ended it
     assert len(long.prompt) == MAX_TOTAL - MAX_RESPONSE
     assert long.prompt[-1] == ids("q")[0]
-    whole = recorder.record(Transcript("c", "i", "p" * MAX_TOTAL, "r" * (MAX_RESPONSE - 1)))
-    assert whole is not None
+    whole = reader.record(Transcript("c", "i", "p" * MAX_TOTAL, "r" * (MAX_RESPONSE - 1)))
     assert whole.response == [*ids("r" * (MAX_RESPONSE - 1)), 2]
     assert len(whole.prompt) + len(whole.response) == MAX_TOTAL

@@ -51,20 +51,10 @@ def test_published_splitmix64_values() -> None:
 def test_pinned_values() -> None:
     ids = np.array([0, 1, 2, 151935])
     pinned = {
-        (0, 0): [
-            -0.6807578025137786,
-            3.5293597414235305,
-            -0.24743454082693486,
-            -0.1093530442433601,
-        ],
+        (0, 0): [-0.6807578025137786, 3.5293597414235305, -0.24743454082693486, -0.1093530442433601],
         (0, 1): [-0.526909935923932, 0.755333867420983, 0.2401111256827167, -0.2906223983524208],
         (1, 0): [0.37409038757079954, 0.6092290949683159, -0.7219435701966209, 2.330061302396756],
-        (2**64 - 1, 10**6): [
-            0.6912726084043267,
-            1.3730719072405249,
-            -0.3437731573092049,
-            -1.5691069478359831,
-        ],
+        (2**64 - 1, 10**6): [0.6912726084043267, 1.3730719072405249, -0.3437731573092049, -1.5691069478359831],
     }
     for (seed, position), values in pinned.items():
         np.testing.assert_allclose(noise.gumbel(seed, position, ids), values, rtol=1e-13)
@@ -72,20 +62,17 @@ def test_pinned_values() -> None:
     assert noise.uniform(2**64 - 1, 7, 3) == 0.09395592684583043
 
 
-@pytest.mark.parametrize("seed", SEEDS)
-def test_scalar_equals_vector_to_the_last_bit(seed: int) -> None:
+def test_noise_of_an_id_is_that_of_the_scalar_and_does_not_depend_on_the_others() -> None:
     ids = np.arange(0, 150_000, 37, dtype=np.int32)
-    vector = noise.gumbel(seed, 4321, ids).tolist()
-    assert [noise.gumbel_one(seed, 4321, i) for i in ids.tolist()] == vector
-
-
-def test_noise_of_an_id_does_not_depend_on_the_others() -> None:
+    for seed in SEEDS:
+        vector = noise.gumbel(seed, 4321, ids).tolist()
+        assert [noise.gumbel_one(seed, 4321, i) for i in ids.tolist()] == vector
     whole = noise.gumbel(7, 99, np.arange(10_000))
     rng = np.random.default_rng(0)
     for size in (1, 2, 3, 7, 8, 9, 40, 1001):
-        ids = rng.permutation(10_000)[:size]
-        assert (noise.gumbel(7, 99, ids) == whole[ids]).all()
-        assert (noise.gumbel(7, 99, ids.astype(np.int32)) == whole[ids]).all()
+        some = rng.permutation(10_000)[:size]
+        assert (noise.gumbel(7, 99, some) == whole[some]).all()
+        assert (noise.gumbel(7, 99, some.astype(np.int32)) == whole[some]).all()
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -109,25 +96,15 @@ def test_law_over_positions_and_over_seeds() -> None:
         assert distance(g, uniform_from_gumbel(g)) < limit(n)
 
 
-def test_every_bit_is_fair() -> None:
-    n = 100_000
-    bits = noise._out(noise._row(3, 3), np.arange(n, dtype=np.uint64))
-    ones = np.array([int(((bits >> b) & 1).sum()) for b in range(64)])
-    assert np.abs(ones - n / 2).max() < SIGMAS * math.sqrt(n) / 2
-
-
 @pytest.mark.parametrize("step", [1, 2, 256])
-@pytest.mark.parametrize("counter", ["seed", "position", "id"])
-def test_neighbours_are_independent(counter: str, step: int) -> None:
+@pytest.mark.parametrize("counter", [0, 1, 2], ids=["seed", "position", "id"])
+def test_neighbours_are_independent(counter: int, step: int) -> None:
     """If u and v are independent and uniform, u + v and u - v modulo 1 are uniform too."""
     n = 100_000
     ids = np.arange(n)
+    steps = step * np.eye(3, dtype=int)[counter]
     a = noise.gumbel(41, 1000, ids)
-    b = noise.gumbel(
-        41 + step * (counter == "seed"),
-        1000 + step * (counter == "position"),
-        ids + step * (counter == "id"),
-    )
+    b = noise.gumbel(41 + int(steps[0]), 1000 + int(steps[1]), ids + steps[2])
     u, v = uniform_from_gumbel(a), uniform_from_gumbel(b)
     for mixed in ((u + v) % 1.0, (u - v) % 1.0):
         mixed.sort()

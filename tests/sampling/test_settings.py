@@ -48,9 +48,16 @@ def test_ranges(name: str) -> None:
 
 
 def test_every_number_has_a_range() -> None:
-    assert {f.name for f in fields(Sampling)} - RANGES.keys() == {
-        *("logit_bias", "grammar", "samplers", "dry_sequence_breakers")
-    }
+    others = {"logit_bias", "grammar", "samplers", "dry_sequence_breakers"}
+    assert {f.name for f in fields(Sampling)} - RANGES.keys() == others
+    for bias in (math.nan, math.inf, 1e39, 1.1e6, -1.1e6):
+        with pytest.raises(
+            ValueError, match=r"^the logit bias of token 7 is .*, but must be from -1e\+06 to 1e\+06, or -inf$"
+        ):
+            Sampling(logit_bias=((3, -math.inf), (7, bias)))
+    for breaker in ("", "a\0b", "\udc80"):
+        with pytest.raises(ValueError, match="dry_sequence_breakers holds"):
+            Sampling(dry_multiplier=0.8, dry_sequence_breakers=("\n", breaker))
 
 
 def test_defaults_are_llama_cpps_but_greedy() -> None:
@@ -64,14 +71,6 @@ def test_defaults_are_llama_cpps_but_greedy() -> None:
     assert (s.mirostat, s.mirostat_tau, s.mirostat_eta) == (0, 5.0, 0.1)
     assert s.samplers == ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p", "xtc", "temperature")
     assert s.temperature == 0.0
-
-
-@pytest.mark.parametrize("bias", [math.nan, math.inf, 1e39, 1.1e6, -1.1e6])
-def test_a_bias_that_is_none(bias: float) -> None:
-    with pytest.raises(
-        ValueError, match=r"^the logit bias of token 7 is .*, but must be from -1e\+06 to 1e\+06, or -inf$"
-    ):
-        Sampling(logit_bias=((3, -math.inf), (7, bias)))
 
 
 @pytest.mark.parametrize(
@@ -92,10 +91,7 @@ def test_a_bias_that_is_none(bias: float) -> None:
         ({"samplers": ("infill", "temperature")}, "names infill without top_k before it"),
         ({"samplers": ("top_k", "infill", "temperature"), "top_k": 0}, "top_k is 0, but must be 1 to 256 before"),
         ({"samplers": ("top_k", "infill", "temperature"), "top_k": 257}, "top_k is 257, but must be 1 to 256 before"),
-        (
-            {"samplers": ("top_k", "infill", "temperature"), "grammar": "root ::= [a]"},
-            "infill ends a text where",
-        ),
+        ({"samplers": ("top_k", "infill", "temperature"), "grammar": "root ::= [a]"}, "infill ends a text where"),
         ({"mirostat": 1, "top_k": 5}, "mirostat takes the place of other samplers; leave out top_k"),
         ({"mirostat": 2, "repeat_penalty": 1.1}, "mirostat takes the place of .* leave out repeat_penalty"),
         ({"mirostat": 2, "xtc_probability": 0.1}, "mirostat takes the place of .* leave out xtc_probability"),
@@ -119,13 +115,15 @@ def test_settings_that_go_together() -> None:
     Sampling(samplers=("temperature",))
     Sampling(1.0, samplers=("top_k", "top_p", "infill"), top_k=256)
     Sampling(0.0, repeat_penalty=1.2, dry_multiplier=0.5, top_k=5, grammar='root ::= "a"')
+    for name in SAMPLERS:
+        Sampling(1.0, samplers=(name,))
+        Sampling(1.0, samplers=tuple(other for other in SAMPLERS if other != name))
 
 
-def test_greedy_is_temperature_0_without_a_range() -> None:
-    assert Sampling().greedy
-    assert Sampling(repeat_penalty=2.0).greedy
-    assert not Sampling(0.1).greedy
-    assert not Sampling(0.0, dynatemp_range=0.5).greedy
+def test_what_is_greedy_and_what_chooses_by_itself() -> None:
+    greedy = [Sampling(), Sampling(repeat_penalty=2.0), Sampling(0.1), Sampling(0.0, dynatemp_range=0.5)]
+    assert [settings.greedy for settings in greedy] == [True, True, False, False]
+    assert [Sampling(1.0, mirostat=version).selects for version in (0, 1, 2)] == [False, True, True]
 
 
 @pytest.mark.parametrize(
@@ -147,10 +145,6 @@ def test_what_moves_logits(settings: dict[str, Any], moves: bool) -> None:
     assert Sampling(**settings).moves_logits is moves
 
 
-def test_mirostat_selects() -> None:
-    assert [Sampling(1.0, mirostat=version).selects for version in (0, 1, 2)] == [False, True, True]
-
-
 @pytest.mark.parametrize(
     ("text", "names"),
     [
@@ -165,15 +159,3 @@ def test_mirostat_selects() -> None:
 )
 def test_parse_samplers(text: str, names: tuple[str, ...]) -> None:
     assert parse_samplers(text) == names
-
-
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_every_sampler_can_be_named_and_left_out(name: str) -> None:
-    Sampling(1.0, samplers=(name,))
-    Sampling(1.0, samplers=tuple(other for other in SAMPLERS if other != name))
-
-
-@pytest.mark.parametrize("breaker", ["", "a\0b", "\udc80"])
-def test_a_sequence_breaker_is_text(breaker: str) -> None:
-    with pytest.raises(ValueError, match="dry_sequence_breakers holds"):
-        Sampling(dry_multiplier=0.8, dry_sequence_breakers=("\n", breaker))

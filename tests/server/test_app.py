@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from support.fake_service import Script
-from support.http import asking, chunks, demo_vocabulary, scripted
+from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
 
 from ngramspec.batching.request import ClosedError, Request
 from ngramspec.errors import GrammarError, TargetError
@@ -18,30 +17,24 @@ from ngramspec.server.access_log import Entry
 from ngramspec.server.sampling_fields import SamplingDefaults
 from ngramspec.server.served import Server
 
+CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 TEXT = "Hello, world"
 
 
-def ask(method: str, path: str, body: Any = None, script: Script | None = None, **settings: Any) -> Any:
-    """The response to one request, and the engine that it was made of."""
-    server, service = scripted(script, **settings)
-
-    async def run() -> Any:
-        async with asking(server) as client:
-            return await client.request(method, path, json=body)
-
-    return asyncio.run(run()), service
+def get(path: str) -> Any:
+    return send(scripted()[0], path, method="GET")
 
 
-def post(path: str, body: Any, script: Script | None = None, **settings: Any) -> Any:
-    """The JSON of an answer that must be one."""
-    response, _ = ask("POST", path, body, script, **settings)
-    assert response.status_code == 200, response.text
-    return response.json()
+def request_of(path: str, body: dict[str, Any], script: Script | None = None) -> Request:
+    """What the engine is asked."""
+    _, service = ask(path, body, script)
+    (request,) = service.requests
+    return request
 
 
 def refused(path: str, body: Any, script: Script | None = None, status: int = 400) -> dict[str, Any]:
-    response, _ = ask("POST", path, body, script)
+    response = send(scripted(script)[0], path, body)
     assert response.status_code == status, response.text
     error: dict[str, Any] = response.json()["error"]
     return error
@@ -51,7 +44,7 @@ def refused(path: str, body: Any, script: Script | None = None, status: int = 40
 
 
 def test_a_chat_is_answered() -> None:
-    told = post("/v1/chat/completions", CHAT, Script(step=3, cached=4))
+    told, _ = ask(CHATS, CHAT, Script(step=3, cached=4))
     assert told["choices"] == [{"index": 0, "message": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}]
     tokens = len(demo_vocabulary().tokenize(TEXT, add_bos=False)) + 1
     prompt = len(demo_vocabulary().chat_prompt(CHAT["messages"]))
@@ -61,19 +54,15 @@ def test_a_chat_is_answered() -> None:
         "total_tokens": prompt + tokens,
         "prompt_tokens_details": {"cached_tokens": 4},
     }
-    assert told["timings"]["cache_n"] == 4
-    assert told["timings"]["prompt_n"] == prompt - 4
-    assert told["timings"]["predicted_n"] == tokens
-    assert told["timings"]["draft_n"] == told["timings"]["draft_n_accepted"] == tokens - 3 - 2
-
-
-def test_nothing_is_said_of_drafts_where_there_were_none() -> None:
-    told = post("/v1/chat/completions", CHAT, Script(step=1))
-    assert not {"draft_n", "draft_n_accepted", "close_calls"} & set(told["timings"])
+    timings = told["timings"]
+    assert (timings["cache_n"], timings["prompt_n"], timings["predicted_n"]) == (4, prompt - 4, tokens)
+    assert timings["draft_n"] == timings["draft_n_accepted"] == tokens - 3 - 2
+    undrafted, _ = ask(CHATS, CHAT, Script(step=1))
+    assert not {"draft_n", "draft_n_accepted", "close_calls"} & set(undrafted["timings"])
 
 
 def test_a_stream_has_its_chunks_in_order() -> None:
-    response, _ = ask("POST", "/v1/chat/completions", CHAT | {"stream": True})
+    response = send(scripted()[0], CHATS, CHAT | {"stream": True})
     assert response.headers["content-type"].startswith("text/event-stream")
     *told, done = chunks(response.text)
     assert done == "[DONE]"
@@ -84,66 +73,51 @@ def test_a_stream_has_its_chunks_in_order() -> None:
     assert [chunk["choices"][0]["finish_reason"] for chunk in told] == [None] * (len(told) - 1) + ["stop"]
     assert ["timings" in chunk for chunk in told] == [False] * (len(told) - 1) + [True]
     assert all("usage" not in chunk for chunk in told)
-
-
-def test_usage_comes_in_a_chunk_of_its_own_where_it_is_asked_for() -> None:
-    body = CHAT | {"stream": True, "stream_options": {"include_usage": True}}
-    *told, last, done = chunks(ask("POST", "/v1/chat/completions", body)[0].text)
-    assert done == "[DONE]"
+    # Usage comes in a chunk of its own, where it is asked for.
+    (*told, last), _ = ask(CHATS, CHAT | {"stream": True, "stream_options": {"include_usage": True}})
     assert last["choices"] == []
     assert last["usage"]["completion_tokens"] == last["timings"]["predicted_n"]
     assert all("usage" not in chunk and "timings" not in chunk for chunk in told)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_several_answers_have_seeds_of_their_own(stream: bool) -> None:
-    response, service = ask("POST", "/v1/chat/completions", CHAT | {"n": 3, "seed": 7, "stream": stream})
+def test_several_answers_have_seeds_of_their_own() -> None:
+    body = CHAT | {"n": 3, "seed": 7}
+    whole, service = ask(CHATS, body)
     assert sorted(request.sampling.seed for request in service.requests) == [7, 8, 9]
-    if not stream:
-        assert [choice["index"] for choice in response.json()["choices"]] == [0, 1, 2]
-        return
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2]
     texts = {0: "", 1: "", 2: ""}
-    for chunk in chunks(response.text)[:-1]:
+    for chunk in ask(CHATS, body | {"stream": True})[0]:
         for choice in chunk["choices"]:
             texts[choice["index"]] += choice["delta"].get("content") or ""
     assert texts == dict.fromkeys(range(3), TEXT)
 
 
-def test_logprobs_of_a_stream_cover_its_text_and_no_more() -> None:
+def test_logprobs_cover_the_text_and_no_more() -> None:
+    told, _ = ask(CHATS, CHAT | {"logprobs": True})
+    content = told["choices"][0]["logprobs"]["content"]
+    assert "".join(token["token"] for token in content) == TEXT
+    assert all(token["top_logprobs"] == [] for token in content)
     body = CHAT | {"stream": True, "logprobs": True, "top_logprobs": 2, "stop": [" wor"]}
-    told = chunks(ask("POST", "/v1/chat/completions", body, Script(step=2))[0].text)[:-1]
-    content = [c["choices"][0] for c in told if c["choices"][0]["delta"].get("content")]
-    assert "".join(choice["delta"]["content"] for choice in content) == "Hello,"
-    for choice in content:
+    told, _ = ask(CHATS, body, Script(step=2))
+    choices = [c["choices"][0] for c in told if c["choices"][0]["delta"].get("content")]
+    assert "".join(choice["delta"]["content"] for choice in choices) == "Hello,"
+    for choice in choices:
         tokens = choice["logprobs"]["content"]
         assert "".join(token["token"] for token in tokens) == choice["delta"]["content"]
         assert bytes(tokens[0]["bytes"]).decode() == tokens[0]["token"]
         assert [len(token["top_logprobs"]) for token in tokens] == [2] * len(tokens)
 
 
-def test_logprobs_alone_ask_for_no_alternatives() -> None:
-    told = post("/v1/chat/completions", CHAT | {"logprobs": True})
-    content = told["choices"][0]["logprobs"]["content"]
-    assert "".join(token["token"] for token in content) == TEXT
-    assert all(token["top_logprobs"] == [] for token in content)
-
-
-def test_an_answer_that_is_cut_says_so() -> None:
-    told = post("/v1/chat/completions", CHAT | {"max_tokens": 2}, Script(ends=False))
-    assert told["choices"][0]["finish_reason"] == "length"
-
-
-@pytest.mark.parametrize("name", ["max_tokens", "max_completion_tokens", "n_predict"])
-def test_the_limit_has_three_names(name: str) -> None:
-    assert ask("POST", "/v1/chat/completions", CHAT | {name: 3})[1].requests[0].max_tokens == 3
-
-
-def test_parts_of_a_message_are_joined_and_a_developer_speaks_for_the_system() -> None:
+def test_what_a_chat_is_asked_with() -> None:
+    """The limit has three names, a developer speaks for the system, and parts of a message are joined."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     messages = [{"role": "developer", "content": "be kind"}, {"role": "user", "content": parts}]
-    _, service = ask("POST", "/v1/chat/completions", {"messages": messages})
     plain = [{"role": "system", "content": "be kind"}, {"role": "user", "content": "a\nb"}]
-    assert list(service.requests[0].prompt) == demo_vocabulary().chat_prompt(plain)
+    for name in ("max_tokens", "max_completion_tokens", "n_predict"):
+        told, service = ask(CHATS, {"messages": messages, name: 3}, Script(ends=False))
+        (request,) = service.requests
+        assert (request.max_tokens, told["choices"][0]["finish_reason"]) == (3, "length")
+        assert list(request.prompt) == demo_vocabulary().chat_prompt(plain)
 
 
 def test_a_tool_that_must_be_called_is_called() -> None:
@@ -151,30 +125,24 @@ def test_a_tool_that_must_be_called_is_called() -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": schema}}]
     call = '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call>'
     body = CHAT | {"tools": tools, "tool_choice": "required"}
-    response, service = ask("POST", "/v1/chat/completions", body, Script(call))
-    (choice,) = response.json()["choices"]
-    assert choice["finish_reason"] == "tool_calls"
-    assert choice["message"]["content"] == ""
+    told, service = ask(CHATS, body, Script(call))
+    (choice,) = told["choices"]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", "")
     (called,) = choice["message"]["tool_calls"]
     assert called["function"] == {"name": "weather", "arguments": '{"city": "Rome"}'}
     assert service.requests[0].sampling.grammar is not None
-
-    told = chunks(ask("POST", "/v1/chat/completions", body | {"stream": True}, Script(call))[0].text)[:-1]
-    deltas = [one for c in told for one in c["choices"][0]["delta"].get("tool_calls", [])]
-    assert [one["function"].get("name") for one in deltas] == ["weather"] + [None] * (len(deltas) - 1)
-    assert "name" not in deltas[1]["function"]
-    assert "".join(one["function"]["arguments"] for one in deltas) == '{"city": "Rome"}'
 
 
 def test_a_schema_becomes_a_grammar() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
     form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
-    _, service = ask("POST", "/v1/chat/completions", CHAT | {"response_format": form}, Script('{"a": 1}'))
-    grammar = service.requests[0].sampling.grammar
-    assert grammar is not None
-    demo_vocabulary().grammar(grammar)
-    _, service = ask("POST", "/v1/completions", {"prompt": "x", "response_format": {"type": "json_object"}})
-    demo_vocabulary().grammar(service.requests[0].sampling.grammar or "")
+    for path, body in (
+        (CHATS, CHAT | {"response_format": form}),
+        (TEXTS, {"prompt": "x", "response_format": {"type": "json_object"}}),
+    ):
+        grammar = request_of(path, body, Script('{"a": 1}')).sampling.grammar
+        assert grammar is not None
+        demo_vocabulary().grammar(grammar)
 
 
 # --------------------------------------------------------------------------- completions
@@ -182,28 +150,22 @@ def test_a_schema_becomes_a_grammar() -> None:
 
 def test_prompts_come_as_text_tokens_and_lists_of_both() -> None:
     for prompt, count in (("ab", 1), (["ab", "cd"], 2), ([5, 6], 1), ([[5, 6], [7]], 2)):
-        told = post("/v1/completions", {"prompt": prompt})
+        told, _ = ask(TEXTS, {"prompt": prompt})
         assert [(choice["index"], choice["text"]) for choice in told["choices"]] == [(i, TEXT) for i in range(count)]
+    told, _ = ask(TEXTS, {"prompt": [[5, 6], [7]], "n": 2}, Script(cached=1))
+    assert len(told["choices"]) == 4
+    usage = told["usage"]  # counts each prompt once
+    assert (usage["prompt_tokens"], usage["prompt_tokens_details"]["cached_tokens"]) == (3, 2)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_echo_repeats_the_prompt_once(stream: bool) -> None:
-    response, _ = ask("POST", "/v1/completions", {"prompt": "Say: ", "echo": True, "stream": stream})
-    if stream:
-        text = "".join(chunk["choices"][0]["text"] for chunk in chunks(response.text)[:-1])
-    else:
-        text = response.json()["choices"][0]["text"]
-    assert text == "Say: " + TEXT
+def test_echo_and_columns_of_logprobs(stream: bool) -> None:
+    def parts(body: dict[str, Any]) -> list[Any]:
+        told, _ = ask(TEXTS, body | {"stream": stream}, Script(step=2))
+        return [one["choices"][0] for one in (told if stream else [told])]
 
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_columns_of_logprobs_are_as_long_as_the_text_has_tokens(stream: bool) -> None:
-    response, _ = ask("POST", "/v1/completions", {"prompt": "x", "logprobs": 2, "stream": stream}, Script(step=2))
-    tables = (
-        [chunk["choices"][0]["logprobs"] for chunk in chunks(response.text)[:-1]]
-        if stream
-        else [response.json()["choices"][0]["logprobs"]]
-    )
+    assert "".join(part["text"] for part in parts({"prompt": "Say: ", "echo": True})) == "Say: " + TEXT
+    tables = [part["logprobs"] for part in parts({"prompt": "x", "logprobs": 2})]
     columns = {name: [item for table in tables for item in table[name]] for name in tables[0]}
     assert "".join(columns["tokens"]) == TEXT
     assert len({len(column) for column in columns.values()}) == 1
@@ -211,59 +173,47 @@ def test_columns_of_logprobs_are_as_long_as_the_text_has_tokens(stream: bool) ->
         assert TEXT[offset:].startswith(token)
 
 
-def test_usage_counts_each_prompt_once() -> None:
-    told = post("/v1/completions", {"prompt": [[5, 6], [7]], "n": 2}, Script(cached=1))
-    assert told["usage"]["prompt_tokens"] == 3
-    assert told["usage"]["prompt_tokens_details"]["cached_tokens"] == 2
-    assert len(told["choices"]) == 4
-
-
 # --------------------------------------------------------------------------- native
 
 
 def test_the_native_answer_tells_how_it_ended() -> None:
-    told = post("/completion", {"prompt": "x"})
+    told, _ = ask(NATIVE, {"prompt": "x"})
     assert (told["content"], told["stop_type"], told["stopping_word"]) == (TEXT, "eos", "")
-    told = post("/completion", {"prompt": "x", "stop": ["zzz", ", "]})
+    told, _ = ask(NATIVE, {"prompt": "x", "stop": ["zzz", ", "]})
     assert (told["content"], told["stop_type"], told["stopping_word"]) == ("Hello", "word", ", ")
-    told = post("/completion", {"prompt": "x", "n_predict": 2}, Script(ends=False))
+    told, _ = ask(NATIVE, {"prompt": "x", "n_predict": 2}, Script(ends=False))
     assert (told["stop_type"], told["truncated"], told["tokens_predicted"]) == ("limit", False, 2)
-    told = post("/completion", {"prompt": "x"}, Script(ends=False), n_ctx=20)
+    told, _ = ask(NATIVE, {"prompt": "x"}, Script(ends=False), n_ctx=20)
     assert (told["stop_type"], told["truncated"]) == ("limit", True)
 
 
-def test_a_request_for_nothing_fills_the_cache() -> None:
-    response, service = ask("POST", "/completion", {"prompt": "x", "n_predict": 0, "response_fields": [""]})
-    assert response.json() == {}
-    assert service.requests[0].max_tokens == 0
-
-
-def test_only_the_fields_asked_for() -> None:
-    names = ["content", "timings/predicted_n", "generation_settings/top_k", "nothing/at/all"]
-    told = post("/completion", {"prompt": "x", "response_fields": names})
-    assert told == {"content": TEXT, "timings/predicted_n": 7, "generation_settings/top_k": 40}
-
-
-def test_the_native_stream_ends_without_a_word() -> None:
-    response, _ = ask("POST", "/completion", {"prompt": "x", "stream": True, "n_probs": 1})
-    told = chunks(response.text)
+def test_the_native_stream_and_the_fields_asked_for() -> None:
+    told, _ = ask(NATIVE, {"prompt": "x", "stream": True, "n_probs": 1})
     assert [chunk["stop"] for chunk in told] == [False] * (len(told) - 1) + [True]
     assert "".join(chunk["content"] for chunk in told) == TEXT
     assert told[0]["completion_probabilities"][0]["top_logprobs"][0]["logprob"] == -0.5
+    names = ["content", "timings/predicted_n", "generation_settings/top_k", "nothing/at/all"]
+    told, _ = ask(NATIVE, {"prompt": "x", "response_fields": names})
+    assert told == {"content": TEXT, "timings/predicted_n": 7, "generation_settings/top_k": 40}
 
 
 def test_prompts_of_mixed_pieces_are_one_prompt() -> None:
     vocabulary = demo_vocabulary()
-    _, service = ask("POST", "/completion", {"prompt": ["ab", 7, "<|im_end|>"]})
     end = vocabulary.tokenize("<|im_end|>", special=True, add_bos=False)
     assert len(end) == 1
-    assert list(service.requests[0].prompt) == [*vocabulary.tokenize("ab"), 7, *end]
-    assert isinstance(post("/completion", {"prompt": ["ab", "cd"]}), list)
+    prompt = request_of(NATIVE, {"prompt": ["ab", 7, "<|im_end|>"]}).prompt
+    assert list(prompt) == [*vocabulary.tokenize("ab"), 7, *end]
+    assert isinstance(ask(NATIVE, {"prompt": ["ab", "cd"]})[0], list)
 
 
-def test_any_slot_is_one_of_them() -> None:
-    assert ask("POST", "/completion", {"prompt": "x", "id_slot": 6})[1].requests[0].slot == 2
-    assert ask("POST", "/completion", {"prompt": "x", "id_slot": -1})[1].requests[0].slot is None
+def test_what_the_engine_is_asked() -> None:
+    request = request_of(NATIVE, {"prompt": "x", "cache_prompt": False, "n_predict": -1, "id_slot": 6})
+    assert isinstance(request, Request)
+    assert (request.cache_prompt, request.max_tokens, request.controls) == (False, 512, False)
+    assert request.slot == 2  # any number is one of them
+    assert request_of(NATIVE, {"prompt": "x", "id_slot": -1}).slot is None
+    told, service = ask(NATIVE, {"prompt": "x", "n_predict": 0, "response_fields": [""]})
+    assert (told, service.requests[0].max_tokens) == ({}, 0)  # it only fills the cache
 
 
 # --------------------------------------------------------------------------- sampling
@@ -273,20 +223,15 @@ def sampling_of(body: dict[str, Any], defaults: SamplingDefaults | None = None) 
     server, service = scripted()
     if defaults is not None:
         server.defaults = defaults
-
-    async def run() -> Any:
-        async with asking(server) as client:
-            return await client.post("/completion", json={"prompt": "x"} | body)
-
-    response = asyncio.run(run())
+    response = send(server, NATIVE, {"prompt": "x"} | body)
     assert response.status_code == 200, response.text
     sampling: Sampling = service.requests[0].sampling
     return sampling
 
 
-@pytest.mark.parametrize(
-    ("body", "name", "value"),
-    [
+def test_settings_are_read() -> None:
+    hello = tuple((token, 1.0) for token in demo_vocabulary().tokenize("hello", add_bos=False))
+    cases: list[tuple[dict[str, Any], str, Any]] = [
         ({"temperature": 1}, "temperature", 1.0),
         ({"top_k": -1}, "top_k", 0),
         ({"top_k": 5.0}, "top_k", 5),
@@ -300,18 +245,13 @@ def sampling_of(body: dict[str, Any], defaults: SamplingDefaults | None = None) 
         ({"mirostat": 2, "top_k": 7}, "top_k", 40),
         ({"logit_bias": [[5, -1], [6, False]]}, "logit_bias", ((5, -1.0), (6, -math.inf))),
         ({"logit_bias": {"5": 2}}, "logit_bias", ((5, 2.0),)),
+        ({"logit_bias": [["hello", 1]]}, "logit_bias", hello),
         ({"dry_sequence_breakers": ["x"]}, "dry_sequence_breakers", ("x",)),
         ({"grammar": ""}, "grammar", None),
         ({"seed": 2**63}, "seed", 2**63),
-    ],
-)
-def test_settings_are_read(body: dict[str, Any], name: str, value: Any) -> None:
-    assert getattr(sampling_of(body), name) == value
-
-
-def test_a_text_is_biased_token_by_token() -> None:
-    tokens = demo_vocabulary().tokenize("hello", add_bos=False)
-    assert sampling_of({"logit_bias": [["hello", 1]]}).logit_bias == tuple((token, 1.0) for token in tokens)
+    ]
+    for body, name, value in cases:
+        assert getattr(sampling_of(body), name) == value, body
 
 
 def test_ends_can_be_forbidden() -> None:
@@ -322,120 +262,101 @@ def test_ends_can_be_forbidden() -> None:
     }
 
 
-def test_seeds_are_random_unless_somebody_chose_one() -> None:
+def test_defaults_give_way_to_what_is_asked_for_and_seeds_are_random_unless_somebody_chose_one() -> None:
     seeds = {sampling_of({"seed": seed}).seed for seed in (None, -1)} | {sampling_of({}).seed}
     assert len(seeds) == 3
     defaults = SamplingDefaults(Sampling(temperature=0.5, xtc_probability=0.5), seed=11)
     chosen = sampling_of({}, defaults)
     assert (chosen.seed, chosen.temperature, chosen.xtc_probability) == (11, 0.5, 0.5)
-
-
-def test_defaults_give_way_to_what_is_asked_for() -> None:
-    defaults = SamplingDefaults(Sampling(temperature=0.5, xtc_probability=0.5))
     assert sampling_of({"temperature": 0}, defaults).xtc_probability == 0
 
 
 # --------------------------------------------------------------------------- errors
 
-
-@pytest.mark.parametrize(
-    ("path", "body", "param"),
-    [
-        ("/v1/chat/completions", {}, "messages"),
-        ("/v1/chat/completions", {"messages": "hi"}, "messages"),
-        ("/v1/chat/completions", {"messages": [3]}, "messages"),
-        ("/v1/chat/completions", {"messages": [{"content": "x"}]}, "messages[0].role"),
-        ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "messages[0].content"),
-        ("/v1/chat/completions", {"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
-        (
-            "/v1/chat/completions",
-            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
-            "messages[0].content[0].type",
-        ),
-        ("/v1/chat/completions", CHAT | {"temperature": -1}, "temperature"),
-        ("/v1/chat/completions", CHAT | {"temperature": "hot"}, "temperature"),
-        ("/v1/chat/completions", CHAT | {"temperature": 10**400}, "temperature"),
-        ("/v1/chat/completions", CHAT | {"stream": "yes"}, "stream"),
-        ("/v1/chat/completions", CHAT | {"n": 0}, "n"),
-        ("/v1/chat/completions", CHAT | {"max_tokens": True}, "max_tokens"),
-        ("/v1/chat/completions", CHAT | {"stop": [""]}, "stop"),
-        ("/v1/chat/completions", CHAT | {"stop": 5}, "stop"),
-        ("/v1/chat/completions", CHAT | {"top_logprobs": 3}, "top_logprobs"),
-        ("/v1/chat/completions", CHAT | {"tool_choice": "required"}, "tool_choice"),
-        ("/v1/chat/completions", CHAT | {"response_format": {"type": "xml"}}, "response_format.type"),
-        (
-            "/v1/chat/completions",
-            CHAT | {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "bogus"}}}},
-            "response_format",
-        ),
-        ("/v1/completions", {}, "prompt"),
-        ("/v1/completions", {"prompt": []}, "prompt"),
-        ("/v1/completions", {"prompt": [10**9]}, "prompt"),
-        ("/v1/completions", {"prompt": "x", "best_of": 3}, "best_of"),
-        ("/v1/completions", {"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
-        ("/v1/completions", {"prompt": ["x"] * 100, "n": 100}, "n"),
-        ("/completion", {"prompt": "x", "logit_bias": [[1, 2, 3]]}, "logit_bias"),
-        ("/completion", {"prompt": "x", "logit_bias": {"9999999": 1}}, "logit_bias"),
-        ("/completion", {"prompt": "x", "samplers": ["magic"]}, None),
-        ("/completion", {"prompt": "x", "grammar": "root ::= x", "json_schema": {}}, "json_schema"),
-        ("/completion", {"prompt": "x", "n_predict": -2}, "n_predict"),
-        ("/completion", {"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
-        ("/tokenize", {"content": 5}, "content"),
-        ("/detokenize", {"tokens": [-1]}, "tokens"),
+PICTURE = {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
+BOGUS = {"type": "json_schema", "json_schema": {"schema": {"type": "bogus"}}}
+WRONG_ALONE = {
+    "messages": ["hi", [3]],
+    "temperature": [-1, "hot", 10**400],
+    "stream": ["yes"],
+    "n": [0],
+    "max_tokens": [True],
+    "stop": [[""], 5],
+    "top_logprobs": [3],
+    "tool_choice": ["required"],
+}
+WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
+    CHATS: [
+        ({}, "messages"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, "messages[0].content"),
+        ({"messages": [{"role": "wizard", "content": "x"}]}, "messages[0].role"),
+        ({"messages": [PICTURE]}, "messages[0].content[0].type"),
+        *((CHAT | {name: value}, name) for name, values in WRONG_ALONE.items() for value in values),
+        (CHAT | {"response_format": {"type": "xml"}}, "response_format.type"),
+        (CHAT | {"response_format": BOGUS}, "response_format"),
     ],
-)
-def test_what_is_wrong_is_named(path: str, body: Any, param: str | None) -> None:
-    error = refused(path, body)
-    assert error["type"] == "invalid_request_error"
-    assert error["code"] == 400
-    assert error.get("param") == param
-    assert param is None or error["message"].startswith(param.split("[")[0])
+    TEXTS: [
+        ({}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [10**9]}, "prompt"),
+        ({"prompt": "x", "best_of": 3}, "best_of"),
+        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": ["x"] * 100, "n": 100}, "n"),
+    ],
+    NATIVE: [
+        ({"prompt": "x", "logit_bias": [[1, 2, 3]]}, "logit_bias"),
+        ({"prompt": "x", "logit_bias": {"9999999": 1}}, "logit_bias"),
+        ({"prompt": "x", "samplers": ["magic"]}, None),
+        ({"prompt": "x", "grammar": "root ::= x", "json_schema": {}}, "json_schema"),
+        ({"prompt": "x", "n_predict": -2}, "n_predict"),
+        ({"prompt": "x", "post_sampling_probs": True}, "post_sampling_probs"),
+    ],
+    "/tokenize": [({"content": 5}, "content")],
+    "/detokenize": [({"tokens": [-1]}, "tokens")],
+}
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions", "/completion"])
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_that_is_too_long_is_told_as_every_client_knows_it(path: str, stream: bool) -> None:
+@pytest.mark.parametrize("path", WRONG)
+def test_what_is_wrong_is_named(path: str) -> None:
+    for body, param in WRONG[path]:
+        error = refused(path, body)
+        assert (error["type"], error["code"]) == ("invalid_request_error", 400), body
+        assert error.get("param") == param, body
+        assert param is None or error["message"].startswith(param.split("[")[0]), body
+
+
+def test_a_prompt_that_is_too_long_is_told_as_every_client_knows_it() -> None:
     long = "word " * 1000
-    said = {"messages": [{"role": "user", "content": long}]} if "chat" in path else {"prompt": long}
-    error = refused(path, {"stream": stream} | said)
-    assert error["code"] == "context_length_exceeded"
-    assert error["type"] == "exceed_context_size_error"
-    assert error["n_ctx"] == 512
-    assert f"({error['n_prompt_tokens']} tokens) exceeds the available context size (512 tokens)" in error["message"]
-    assert "this model's maximum context length is 512 tokens" in error["message"]
+    messages = {"messages": [{"role": "user", "content": long}]}
+    for path, said in ((CHATS, messages), (TEXTS, {"prompt": long}), (NATIVE, {"prompt": long})):
+        error = refused(path, said | {"stream": path != TEXTS})
+        assert (error["code"], error["type"]) == ("context_length_exceeded", "exceed_context_size_error")
+        tokens = f"({error['n_prompt_tokens']} tokens) exceeds the available context size ({error['n_ctx']} tokens)"
+        assert tokens in error["message"]
+        assert "this model's maximum context length is 512 tokens" in error["message"]
 
 
-@pytest.mark.parametrize(
-    ("script", "status", "kind"),
-    [
-        (Script(wrong=GrammarError("no grammar")), 400, "invalid_request_error"),
+def test_errors_of_the_engine_are_http_errors_until_a_stream_has_begun() -> None:
+    memory, grammar = TargetError("out of memory"), GrammarError("no grammar")
+    for script, status, kind in (
+        (Script(wrong=grammar), 400, "invalid_request_error"),
         (Script(wrong=ValueError("no")), 400, "invalid_request_error"),
         (Script(wrong=ClosedError("stopping")), 503, "unavailable_error"),
-        (Script(fails=TargetError("out of memory"), after=0), 500, "server_error"),
-        (Script(fails=GrammarError("no token left"), after=1), 400, "invalid_request_error"),
-    ],
-)
-def test_errors_of_the_engine_are_http_errors(script: Script, status: int, kind: str) -> None:
-    assert refused("/v1/chat/completions", CHAT, script, status)["type"] == kind
-
-
-def test_an_error_before_the_first_token_is_no_stream() -> None:
-    error = refused("/v1/completions", {"prompt": "x", "stream": True}, Script(wrong=GrammarError("no grammar")))
-    assert error["param"] == "grammar"
-    script = Script(fails=TargetError("out of memory"), after=0)
-    assert refused("/v1/chat/completions", CHAT | {"stream": True}, script, 500)["message"] == "out of memory"
-
-
-def test_an_error_later_is_a_chunk_and_the_end() -> None:
-    script = Script(fails=TargetError("out of memory"), after=2)
-    told = chunks(ask("POST", "/v1/chat/completions", CHAT | {"stream": True}, script)[0].text)
-    assert told[-1] == {"error": {"code": 500, "message": "out of memory", "type": "server_error"}}
+        (Script(fails=memory, after=0), 500, "server_error"),
+    ):
+        for stream in (False, True):
+            assert refused(CHATS, CHAT | {"stream": stream}, script, status)["type"] == kind
+            assert refused(TEXTS, {"prompt": "x", "stream": stream}, script, status)["type"] == kind
+    assert refused(TEXTS, {"prompt": "x"}, Script(fails=grammar))["param"] == "grammar"
+    told, _ = ask(CHATS, CHAT | {"stream": True}, Script(fails=memory, after=2))
     assert told[1]["choices"][0]["delta"]["content"]
+    assert told[-1] == {"error": {"code": 500, "message": "out of memory", "type": "server_error"}}
 
 
-@pytest.mark.parametrize(
-    "raw",
-    [
+def test_a_body_that_is_no_request_is_refused() -> None:
+    server, service = scripted()
+    for raw in (
         b"",
         b"{",
         b"[]",
@@ -448,18 +369,10 @@ def test_an_error_later_is_a_chunk_and_the_end() -> None:
         b'{"prompt": ' + b"9" * 10_000 + b"}",
         '{"prompt": "\ud800"}'.encode("utf-16-le", "surrogatepass"),
         '{"prompt": "\ud800"}'.encode("utf-8", "surrogatepass"),
-    ],
-)
-def test_a_body_that_is_no_request_is_refused(raw: bytes) -> None:
-    server, service = scripted()
-
-    async def run() -> Any:
-        async with asking(server) as client:
-            return await client.post("/completion", content=raw)
-
-    response = asyncio.run(run())
-    assert response.status_code == 400
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    ):
+        response = send(server, NATIVE, content=raw)
+        assert response.status_code == 400, raw[:40]
+        assert response.json()["error"]["type"] == "invalid_request_error"
     assert service.tickets == []
 
 
@@ -472,65 +385,47 @@ def test_a_body_may_have_so_many_bytes(told: bool) -> None:
         for _ in range(11):
             yield b" " * 10
 
-    async def run() -> Any:
-        async with asking(server) as client:
-            return await client.post("/completion", content=b" " * 101 if told else body())
-
-    assert asyncio.run(run()).status_code == 413
+    assert send(server, NATIVE, content=b" " * 101 if told else body()).status_code == 413
 
 
 def test_addresses_that_are_not_there() -> None:
-    assert ask("GET", "/nothing")[0].json()["error"]["code"] == 404
-    response, _ = ask("GET", "/completion")
-    assert response.status_code == 405
-    assert response.headers["allow"] == "POST"
+    assert get("/nothing").json()["error"]["code"] == 404
+    response = get(NATIVE)
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
 
 
 # --------------------------------------------------------------------------- state
 
 
 def test_while_the_model_loads_everybody_is_asked_to_wait() -> None:
-    async def run() -> None:
-        server = Server()
-        async with asking(server) as client:
-            for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", "/completion")):
-                response = await client.request(method, path, json={} if method == "POST" else None)
-                assert response.status_code == 503
-                expected = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
-                assert response.json() == {"error": expected}
-            server.model = scripted()[0].model
-            assert (await client.get("/health")).json() == {"status": "ok"}
-            server.draining = True
-            assert (await client.post("/completion", json={"prompt": "x"})).status_code == 503
-
-    asyncio.run(run())
+    server = Server()
+    for method, path in (("GET", "/health"), ("GET", "/v1/models"), ("POST", NATIVE)):
+        response = send(server, path, {} if method == "POST" else None, method)
+        expected = {"code": 503, "message": "Loading model", "type": "unavailable_error"}
+        assert (response.status_code, response.json()) == (503, {"error": expected})
+    server.model = scripted()[0].model
+    assert send(server, "/health", method="GET").json() == {"status": "ok"}
+    server.draining = True
+    assert send(server, NATIVE, {"prompt": "x"}).status_code == 503
 
 
-def test_models_are_listed_for_both_kinds_of_clients() -> None:
-    told = ask("GET", "/v1/models")[0].json()
+def test_what_is_told_of_the_model() -> None:
+    told = get("/v1/models").json()
     assert told["data"][0]["id"] == told["models"][0]["name"] == "demo"
     assert told["data"][0]["owned_by"] == "llamacpp"
     assert told["data"][0]["meta"]["n_ctx"] == 512
-
-
-def test_properties_and_slots() -> None:
-    props = ask("GET", "/props")[0].json()
+    props = get("/props").json()
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["default_generation_settings"]["params"]["temperature"] == 0.8
     assert props["total_slots"] == 4
     assert (props["bos_token"], props["eos_token"]) == ("<|endoftext|>",) * 2
-    assert [slot["is_processing"] for slot in ask("GET", "/slots")[0].json()] == [False] * 4
+    assert [slot["is_processing"] for slot in get("/slots").json()] == [False] * 4
 
 
 def test_metrics_have_names_of_both_servers_and_count() -> None:
     server, _ = scripted(Script(step=3))
-
-    async def run() -> str:
-        async with asking(server) as client:
-            await client.post("/completion", json={"prompt": "x"})
-            return (await client.get("/metrics")).text
-
-    lines = asyncio.run(run()).splitlines()
+    send(server, NATIVE, {"prompt": "x"})
+    lines = send(server, "/metrics", method="GET").text.splitlines()
     values = {line.split("{")[0]: float(line.split()[-1]) for line in lines if not line.startswith("#")}
     assert values["llamacpp:tokens_predicted_total"] == values["vllm:generation_tokens_total"] == 7
     assert values["llamacpp:spec_decode_num_draft_tokens_total"] == 2
@@ -540,37 +435,38 @@ def test_metrics_have_names_of_both_servers_and_count() -> None:
 
 
 def test_texts_become_tokens_and_back() -> None:
+    def tokens(**body: Any) -> Any:
+        return ask("/tokenize", body)[0]["tokens"]
+
+    def text(tokens: list[int]) -> Any:
+        return ask("/detokenize", {"tokens": tokens})[0]["content"]
+
     vocabulary = demo_vocabulary()
-    tokens = post("/tokenize", {"content": "hi <|im_end|>", "add_special": True})["tokens"]
-    assert tokens == vocabulary.tokenize("hi <|im_end|>", special=True)
-    plain = post("/tokenize", {"content": "hi <|im_end|>", "parse_special": False})["tokens"]
+    special = tokens(content="hi <|im_end|>", add_special=True)
+    assert special == vocabulary.tokenize("hi <|im_end|>", special=True)
+    assert text(special).endswith("hi <|im_end|>")
+    plain = tokens(content="hi <|im_end|>", parse_special=False)
     assert plain == vocabulary.tokenize("hi <|im_end|>", add_bos=False)
-    assert post("/detokenize", {"tokens": plain})["content"] == "hi <|im_end|>"
-    assert post("/detokenize", {"tokens": tokens})["content"].endswith("hi <|im_end|>")
-    pieces = post("/tokenize", {"content": "é", "with_pieces": True})["tokens"]
-    raw = b"".join(bytes(p["piece"]) if isinstance(p["piece"], list) else p["piece"].encode() for p in pieces)
-    assert raw.decode() == "é"
-
-
-def test_a_template_applied_and_tokenized_is_the_prompt() -> None:
-    text = post("/apply-template", CHAT)["prompt"]
-    tokens = post("/tokenize", {"content": text, "add_special": False})["tokens"]
-    prompt = demo_vocabulary().chat_prompt(CHAT["messages"])
-    assert tokens == prompt[-len(tokens) :]
+    assert text(plain) == "hi <|im_end|>"
+    pieces = [one["piece"] for one in tokens(content="é", with_pieces=True)]
+    assert b"".join(bytes(one) if isinstance(one, list) else one.encode() for one in pieces).decode() == "é"
+    # A template applied and tokenized is the prompt.
+    applied = tokens(content=ask("/apply-template", CHAT)[0]["prompt"], add_special=False)
+    assert applied == vocabulary.chat_prompt(CHAT["messages"])[-len(applied) :]
 
 
 def test_the_log_says_what_a_request_cost_and_nothing_of_its_text() -> None:
     entries: list[Entry] = []
     server, _ = scripted(Script(step=3, cached=2))
 
-    async def run(send: Callable[..., Awaitable[Any]] | None = None) -> None:
+    async def run() -> None:
         async with asking(server, log=entries.append) as client:
-            await client.post("/completion", json={"prompt": "secret", "stream": True})
+            await client.post(NATIVE, json={"prompt": "secret", "stream": True})
             await client.get("/secret")
 
     asyncio.run(run())
     first, second = entries
-    assert (first.method, first.path, first.status) == ("POST", "/completion", 200)
+    assert (first.method, first.path, first.status) == ("POST", NATIVE, 200)
     tally = first.tally
     prompt_tokens = len(demo_vocabulary().tokenize("secret"))
     assert (tally.prompt_tokens, tally.cached, tally.tokens, tally.drafted) == (prompt_tokens, 2, 7, 2)
@@ -578,8 +474,21 @@ def test_the_log_says_what_a_request_cost_and_nothing_of_its_text() -> None:
     assert "secret" not in repr(entries)
 
 
-def test_requests_are_what_the_engine_takes() -> None:
-    _, service = ask("POST", "/completion", {"prompt": "x", "cache_prompt": False, "n_predict": -1})
-    (request,) = service.requests
-    assert isinstance(request, Request)
-    assert (request.cache_prompt, request.max_tokens, request.controls) == (False, service.n_ctx, False)
+def test_text_that_is_held_back_as_if_a_call_began_is_told_at_the_end() -> None:
+    body = CHAT | {"tools": [{"type": "function", "function": {"name": "look"}}]}
+    told, _ = ask(CHATS, body, Script("Hello <tool_"))
+    assert told["choices"][0]["message"]["content"] == "Hello <tool_"
+    streamed, _ = ask(CHATS, body | {"stream": True}, Script("Hello <tool_"))
+    deltas = [chunk["choices"][0]["delta"] for chunk in streamed]
+    assert "".join(delta.get("content") or "" for delta in deltas) == "Hello <tool_"
+
+
+@pytest.mark.parametrize("path", [CHATS, TEXTS, NATIVE])
+def test_the_text_of_the_step_that_ends_an_answer_is_streamed(path: str) -> None:
+    body: dict[str, Any] = {"stream": True} | (CHAT if path == CHATS else {"prompt": "x"})
+    told, _ = ask(path, body, Script(step=4))
+    if path == NATIVE:
+        assert "".join(chunk["content"] for chunk in told) == TEXT
+        return
+    parts = [chunk["choices"][0] for chunk in told]
+    assert "".join((part["delta"].get("content") or "") if path == CHATS else part["text"] for part in parts) == TEXT

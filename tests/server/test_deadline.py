@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-import pytest
-from hypothesis import given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ngramspec.server.deadline import LineLimits, LineRules
@@ -27,9 +26,8 @@ def shown(rules: LineRules, arrivals: Sequence[Arrival]) -> tuple[list[str], boo
     return [*parts, limits.finish()], False
 
 
-@pytest.mark.parametrize(
-    ("arrivals", "text", "ended"),
-    [
+def test_a_deadline_ends_a_text_with_a_line() -> None:
+    cases: list[tuple[list[Arrival], str, bool]] = [
         # The time runs from the first token on, not from the request.
         ([(100.0, "a\n"), (100.9, "b\n"), (101.1, "c\nd"), (101.2, "e")], "a\nb\nc\n", True),
         # A line is brought to its end, however long it takes.
@@ -40,40 +38,19 @@ def shown(rules: LineRules, arrivals: Sequence[Arrival]) -> tuple[list[str], boo
         ([(0.0, "a\n"), (1.0, "b\n")], "a\nb\n", False),
         # Tokens without text, as those that hold the first half of a character, start the time as well.
         ([(0.0, ""), (0.9, "a\n"), (1.1, "b\n"), (1.2, "c")], "a\nb\n", True),
-    ],
-)
-def test_a_deadline_ends_a_text_with_a_line(arrivals: list[Arrival], text: str, ended: bool) -> None:
-    parts, was_ended = shown(LineRules(seconds=1.0), arrivals)
-    assert ("".join(parts), was_ended) == (text, ended)
+    ]
+    for arrivals, text, ended in cases:
+        parts, was_ended = shown(LineRules(seconds=1.0), arrivals)
+        assert ("".join(parts), was_ended) == (text, ended)
 
 
-@pytest.mark.parametrize(
-    ("text", "kept"),
-    [
-        ("x = 1\n    y = 2\n", "x = 1\n    y = 2\n"),
-        ("x = 1\n    y = 2\n  z", "x = 1\n    y = 2\n"),
-        ("x\n    y\n\n    z", "x\n    y\n"),
-        ("x\n    y\n   \n    z", "x\n    y\n"),
-        ("x\n\t\t\t\ty\n\t\tz", "x\n\t\t\t\ty\n"),
-        ("\ndef", "\n"),
-        ("x\n    y\n  ", "x\n    y\n  "),  # the text itself ended; the line might have been indented enough
-        ("", ""),
-    ],
-)
-@pytest.mark.parametrize("size", [1, 2, 3, 100])
-def test_a_line_that_is_indented_less_is_cut(text: str, kept: str, size: int) -> None:
-    pieces = [(0.0, text[i : i + size]) for i in range(0, len(text), size)]
-    parts, ended = shown(LineRules(indent=4), pieces)
-    assert "".join(parts) == kept
-    assert ended is (kept != text)
-
-
-LINES = st.text("ab \t\n", max_size=40)
-
-
-@settings(max_examples=300, deadline=None, derandomize=True, database=None)
-@given(text=LINES, indent=st.integers(0, 4), cuts=st.lists(st.integers(0, 40), max_size=8))
-def test_how_a_text_is_cut_up_changes_nothing(text: str, indent: int, cuts: list[int]) -> None:
+@given(text=st.text("ab \t\n", max_size=40), indent=st.integers(0, 4), cuts=st.lists(st.integers(0, 40), max_size=8))
+@example("x\n    y\n   \n    z", 4, [])
+@example("x\n\t\t\t\ty\n\t\tz", 4, [3, 8])
+@example("x\n    y\n  ", 4, [1, 2, 3])  # the text itself ended; the line might have been indented enough
+def test_a_line_that_is_indented_less_is_cut_however_the_text_is_cut_up(
+    text: str, indent: int, cuts: list[int]
+) -> None:
     """The lines that come, by the rule itself: all up to the first one, not counting the first, with a short margin."""
     kept = text
     for start in [i + 1 for i, character in enumerate(text) if character == "\n"] if indent else []:
@@ -84,22 +61,19 @@ def test_how_a_text_is_cut_up_changes_nothing(text: str, indent: int, cuts: list
             break
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [(0.0, text[a:b]) for a, b in itertools.pairwise(edges)]
-    parts, _ = shown(LineRules(indent=indent, seconds=1.0), pieces)
-    assert "".join(parts) == kept
+    parts, ended = shown(LineRules(indent=indent, seconds=1.0), pieces)
+    assert ("".join(parts), ended) == (kept, kept != text)
 
 
-def test_both_rules() -> None:
+def test_both_rules_and_none() -> None:
     rules = LineRules(seconds=1.0, indent=2)
     assert shown(rules, [(0.0, "a\n"), (2.0, "  b\n  c")]) == (["a\n", "  b\n"], True)
     assert shown(rules, [(0.0, "a\n"), (2.0, "b\n  c")]) == (["a\n", ""], True)
     assert shown(rules, [(0.0, "a\n"), (0.5, " "), (0.6, " b\n")]) == (["a\n", "", "  b\n", ""], False)
+    assert shown(LineRules(), [(0.0, "a\n "), (9.0, "b\n")]) == (["a\n ", "b\n", ""], False)
 
 
 def test_nothing_comes_after_the_end() -> None:
     limits = LineLimits(LineRules(indent=4))
     assert limits.push("a\nb") == "a\n"
     assert (limits.ended, limits.push("    c"), limits.finish()) == (True, "", "")
-
-
-def test_without_rules_all_of_it_comes_at_once() -> None:
-    assert shown(LineRules(), [(0.0, "a\n "), (9.0, "b\n")]) == (["a\n ", "b\n", ""], False)

@@ -1,32 +1,51 @@
-"""Both dialects over the whole server: templates, parsers of calls, grammars; only the engine follows a script."""
+"""OpenAI's and Anthropic's APIs over HTTP, with their makers' own clients, whose warnings are errors.
+
+Templates, parsers of calls and grammars are the server's; only the engine follows a script.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
+import pydantic
 import pytest
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from support.cli_runner import DEMO, PATIENCE
 from support.fake_service import FakeService, Script
-from support.scripted_server import listening
+from support.http import listening, scripted
 
-import ngramspec.demo
 from ngramspec.batching.request import Request
+from ngramspec.errors import TargetError
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.server.app import make_app
-from ngramspec.server.served import ServedModel, Server
 
-CALLS = "I look.\n" + "\n".join(
-    f'<tool_call>\n{{"name": "look", "arguments": {{"at": {at}}}}}\n</tool_call>' for at in (1, 2)
-)
+pytestmark = pytest.mark.filterwarnings("error")
+
+Clients = tuple[anthropic.Anthropic, openai.OpenAI, FakeService]
+
+TEXT = "Hello, world"
+CALLS = "\n".join(f'<tool_call>\n{{"name": "look", "arguments": {{"at": {at}}}}}\n</tool_call>' for at in (1, 2))
+TURN = f"<think>\nLong thoughts of many words.\n</think>\n\nI löok.\n{CALLS}"
 PARAMETERS = {"type": "object", "properties": {"at": {"type": "integer"}}, "required": ["at"]}
 SCHEMA = {"type": "object", "properties": {"answer": {"type": "string"}}, "required": ["answer"]}
 FORM: Any = {"type": "json_schema", "name": "n", "schema": SCHEMA}
-TOOL: Any = {"type": "function", "name": "look", "parameters": PARAMETERS, "strict": False}
+# Of chat completions and of messages, of responses, and with tools.
 ASK: Any = {"model": "m", "max_tokens": 400, "messages": [{"role": "user", "content": "hi"}]}
+ASK_RESPONSE: Any = {"model": "m", "input": "hi"}
+LOOK = {"name": "look", "parameters": PARAMETERS}
+CHAT: Any = ASK | {"tools": [{"type": "function", "function": LOOK}]}
+MESSAGE: Any = ASK | {"tools": [{"name": "look", "input_schema": PARAMETERS}]}
+RESPONSE: Any = ASK_RESPONSE | {"tools": [{"type": "function", "strict": False} | LOOK, {"type": "web_search"}]}
+LONG: Any = [{"role": "user", "content": "word " * 4000}]
 
 
 class ThinkingVocabulary(Vocabulary):
@@ -38,117 +57,260 @@ class ThinkingVocabulary(Vocabulary):
 
 
 @contextmanager
-def serving(text: str) -> Iterator[tuple[anthropic.Anthropic, openai.OpenAI, FakeService]]:
-    """Both clients of a server whose engine says a text, in steps of three tokens."""
-    with (
-        closing(ThinkingVocabulary(Path(ngramspec.demo.__file__).parent / "demo.gguf")) as vocabulary,
-        _clients(FakeService(vocabulary, Script(text, step=3, cached=2), n_ctx=2000)) as found,
-    ):
-        yield found
+def serving(script: Script | str, ping: float = 15.0) -> Iterator[Clients]:
+    """Both clients of a server whose engine follows a script, or says a text in steps of three tokens."""
+    if isinstance(script, str):
+        script = Script(script, step=3, cached=2)
+    with closing(ThinkingVocabulary(DEMO)) as vocabulary:
+        server, engine = scripted(script, vocabulary=vocabulary, n_ctx=2000)
+        server.ping_seconds = ping
+        with (
+            listening(server, keys=["secret"]) as address,
+            anthropic.Anthropic(base_url=address, api_key="secret", max_retries=0) as one,
+            openai.OpenAI(base_url=f"{address}/v1", api_key="secret", max_retries=0) as other,
+        ):
+            yield one, other, engine
 
 
-@contextmanager
-def _clients(engine: FakeService) -> Iterator[tuple[anthropic.Anthropic, openai.OpenAI, FakeService]]:
-    app = make_app(Server(model=ServedModel(engine, engine.vocabulary, "demo")))
-    with (
-        listening(app) as address,
-        anthropic.Anthropic(base_url=address, api_key="-", max_retries=0) as one,
-        openai.OpenAI(base_url=f"{address}/v1", api_key="-", max_retries=0) as other,
-    ):
-        yield one, other, engine
+def valid(kind: type[pydantic.BaseModel], *found: pydantic.BaseModel) -> None:
+    """The client of OpenAI builds its objects without a check; this is the check."""
+    for one in found:
+        kind.model_validate(one.model_dump(), strict=True)
 
 
-def test_calls_are_found_in_the_text() -> None:
-    with serving(CALLS) as (one, other, _):
-        message = one.messages.create(**ASK, tools=[{"name": "look", "input_schema": PARAMETERS}])
-        response = other.responses.create(model="m", input="hi", tools=[TOOL])
-    assert [block.to_dict() for block in message.content[1:]] == [
-        {"type": "tool_use", "id": block.id, "name": "look", "input": {"at": at}}
-        for at, block in enumerate(message.content[1:], 1)
-        if block.type == "tool_use"
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_of_thoughts_text_and_calls(stream: bool) -> None:
+    with serving(TURN) as (one, other, engine):
+        if stream:
+            with one.messages.stream(**MESSAGE) as events:
+                begun, *others = events
+                message = events.get_final_message()
+            assert begun.type == "message_start"
+            its = begun.message.usage
+            assert (its.input_tokens, its.cache_read_input_tokens) == (len(engine.requests[0].prompt) - 2, 2)
+            assert {"text", "thinking", "signature", "input_json"} <= {event.type for event in others}
+            with other.responses.stream(**RESPONSE) as told:
+                text = "".join(event.delta for event in told if event.type == "response.output_text.delta")
+                response: Any = told.get_final_response()
+            assert text == "I löok."
+            with other.chat.completions.stream(**CHAT) as chunks:
+                chat: Any = chunks.get_final_completion()
+        else:
+            message = one.messages.create(**MESSAGE)
+            response = other.responses.create(**RESPONSE)
+            chat = other.chat.completions.create(**CHAT)
+            valid(ChatCompletion, chat)
+        prompt = engine.requests[0].prompt
+        assert [request.prompt for request in engine.requests] == [prompt] * 3
+    thoughts, said = "Long thoughts of many words.", "I löok."
+    thought, words, *calls = [block.model_dump(exclude_none=True) for block in message.content]
+    assert thought == {"type": "thinking", "thinking": thoughts, "signature": "unsigned"}
+    assert words == {"type": "text", "text": said}
+    assert [(call["type"], call["name"], call["input"]) for call in calls] == [
+        ("tool_use", "look", {"at": at}) for at in (1, 2)
     ]
-    assert (len(message.content), message.stop_reason) == (3, "tool_use")
-    calls = [item for item in response.output if item.type == "function_call"]
-    assert [call.arguments for call in calls] == ['{"at": 1}', '{"at": 2}']
-    assert response.output_text.strip() == "I look."
+    assert (message.stop_reason, message.model) == ("tool_use", "m")
+    thought, words, *calls = response.output
+    assert (thought.content[0].text, words.content[0].text, response.output_text) == (thoughts, said, said)
+    arguments = [("look", f'{{"at": {at}}}') for at in (1, 2)]
+    assert [(call.name, call.arguments) for call in calls] == arguments
+    assert (response.status, response.model) == ("completed", "m")
+    (choice,) = chat.choices
+    assert (choice.finish_reason, choice.message.content) == ("tool_calls", said)
+    assert choice.message.reasoning_content == thoughts
+    assert [(call.function.name, call.function.arguments) for call in choice.message.tool_calls] == arguments
+    usage, its = response.usage, message.usage
+    assert (its.input_tokens, its.cache_read_input_tokens) == (len(prompt) - 2, 2)
+    assert (usage.input_tokens, usage.input_tokens_details.cached_tokens) == (len(prompt), 2)
+    assert its.output_tokens_details is not None
+    assert 0 < its.output_tokens_details.thinking_tokens < its.output_tokens
+    assert usage.output_tokens_details.reasoning_tokens == its.output_tokens_details.thinking_tokens
 
 
-def test_thoughts_are_counted() -> None:
-    with serving("<think>\nLong thoughts of many words.\n</think>\n\nYes.") as (one, other, engine):
-        message = one.messages.create(**ASK)
-        response = other.responses.create(model="m", input="hi")
-    thought, text = message.content
-    assert (thought.type, text.type) == ("thinking", "text")
-    assert message.usage.output_tokens_details is not None
-    assert 0 < message.usage.output_tokens_details.thinking_tokens < message.usage.output_tokens
-    assert response.usage is not None
-    counted = message.usage.output_tokens_details.thinking_tokens
-    assert response.usage.output_tokens_details.reasoning_tokens == counted
-    assert message.usage.input_tokens + 2 == len(engine.requests[0].prompt) == response.usage.input_tokens
+def test_answers_can_be_sent_back() -> None:
+    user: Any = ASK["messages"]
+    with serving(TURN) as (one, other, engine):
+        message = one.messages.create(**MESSAGE)
+        ids = [block.id for block in message.content if block.type == "tool_use"]
+        results: Any = [{"type": "tool_result", "tool_use_id": id, "content": f"saw {id}"} for id in ids]
+        one.messages.create(**MESSAGE | {"messages": [*user, message.to_param(), {"role": "user", "content": results}]})
+        output = other.responses.create(**RESPONSE).output
+        its_ids = [item.call_id for item in output if item.type == "function_call"]
+        results = [{"type": "function_call_output", "call_id": id, "output": f"saw {id}"} for id in its_ids]
+        other.responses.create(**RESPONSE | {"input": [*user, *output, *results]})
+        said = other.chat.completions.create(**CHAT).choices[0].message
+        chat_ids = [call.id for call in said.tool_calls or ()]
+        results = [{"role": "tool", "tool_call_id": id, "content": f"saw {id}"} for id in chat_ids]
+        more = [*user, said.model_dump(exclude_none=True), *results]
+        again = other.chat.completions.create(**CHAT | {"messages": more, "tool_choice": "none"}).choices[0]
+        assert (again.finish_reason, again.message.tool_calls) == ("stop", None)
+        piece = engine.vocabulary.piece
+        prompts = [b"".join(map(piece, request.prompt)).decode() for request in engine.requests[1::2]]
+    for prompt, named in zip(prompts, (ids, its_ids, chat_ids), strict=True):
+        assert len(named) == 2
+        for part in ("I löok.", '{"at": 1}', '{"at": 2}', *(f"saw {id}" for id in named)):
+            assert part in prompt
+
+
+def test_chat_completions_and_completions() -> None:
+    with serving(Script(TEXT, step=2)) as (_, ai, _):
+        answer = ai.chat.completions.create(**ASK, logprobs=True, top_logprobs=3, n=2)
+        valid(ChatCompletion, answer)
+        assert [choice.message.content for choice in answer.choices] == [TEXT] * 2
+        told: Any = ai.chat.completions.create(
+            **ASK, stream=True, stream_options={"include_usage": True}, logprobs=True
+        )
+        *chunks, last = told
+        valid(ChatCompletionChunk, *chunks, last)
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == TEXT
+        assert last.usage.completion_tokens == 7
+        with ai.chat.completions.stream(**ASK, logprobs=True) as stream:
+            (final,) = stream.get_final_completion().choices
+        assert final.message.content == TEXT
+        assert final.logprobs is not None
+        assert "".join(token.token for token in final.logprobs.content or ()) == TEXT
+        texts = ai.completions.create(model="any", prompt=["a", "b"], logprobs=2, max_tokens=5)
+        valid(Completion, texts)
+        assert [choice.finish_reason for choice in texts.choices] == ["length", "length"]
+        parts = ai.completions.create(model="any", prompt="a", stream=True, echo=True)
+        assert "".join(part.choices[0].text for part in parts) == "a" + TEXT
+        (model,) = ai.models.list().data
+        valid(Model, model)
+        assert model.id == "demo"
+
+
+@pytest.mark.exhaustive
+def test_llm_chats(tmp_path: Path) -> None:
+    """Set up as for any server of OpenAI's kind: an answer, streamed, and a conversation that goes on."""
+    pytest.importorskip("llm")
+    server, service = scripted(Script(TEXT))
+    env = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "any"}
+    models = tmp_path / "extra-openai-models.yaml"
+    with listening(server) as address:
+        models.write_text(f"- model_id: local\n  model_name: any\n  api_base: {address}/v1\n")
+        for arguments in (("-s", "Be kind.", "Hi"), ("--no-stream", "-c", "And now?")):
+            command = [sys.executable, "-m", "llm", "-m", "local", *arguments]
+            done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE, check=True)
+            assert done.stdout.strip() == TEXT
+    first, second = service.requests
+    assert len(second.prompt) > len(first.prompt)
+
+
+def test_fields_reach_the_engine() -> None:
+    with serving("a END b") as (one, other, engine):
+        body = {"temperature": 0.5, "top_p": 0.9, "top_k": 3}  # older clients have arguments for these
+        message = one.messages.create(**ASK, stop_sequences=["END"], extra_body=body)
+        likely: Any = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+        response: Any = other.responses.create(**ASK_RESPONSE, **likely)
+        first, second = engine.requests
+    assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", "END")
+    sampling = first.sampling
+    assert (first.stop, sampling.temperature, sampling.top_p, sampling.top_k) == (("END",), 0.5, 0.9, 3)
+    tokens = response.output[0].content[0].logprobs
+    assert second.logprobs == 2
+    assert "".join(token.token for token in tokens) == response.output_text == "a END b"
+    assert {(token.logprob, len(token.top_logprobs)) for token in tokens} == {(-0.5, 2)}
 
 
 def test_a_schema_leaves_room_for_calls() -> None:
     """Codex always sends tools; its --output-schema is for the answer at the end."""
+    asked: Any = RESPONSE | {"text": {"format": FORM}}
     with serving('{"answer": "x"}') as (_, other, engine):
-        answer = other.responses.create(model="m", input="hi", tools=[TOOL], text={"format": FORM})
-        other.responses.create(model="m", input="hi", tools=[TOOL], text={"format": FORM}, tool_choice="none")
-        other.responses.create(model="m", input="hi", tools=[TOOL], text={"format": FORM}, tool_choice="required")
-        both, only, forced = (_allowed(engine.vocabulary, request) for request in engine.requests)
-    assert answer.output_text == '{"answer": "x"}'
-    assert both == {"answer", "call"}
-    assert only == {"answer"}
-    assert forced == {"call"}
+        assert other.responses.create(**asked).output_text == '{"answer": "x"}'
+        other.responses.create(**asked, tool_choice="none")
+        other.responses.create(**asked, tool_choice="required")
+        found = [allowed(engine.vocabulary, request) for request in engine.requests]
+    assert found == [{"answer", "call"}, {"answer"}, {"call"}]
 
 
-def _allowed(vocabulary: Any, request: Request) -> set[str]:
+def allowed(vocabulary: Any, request: Request) -> set[str]:
     """Which texts the grammar of a request allows, to their ends."""
-    call = CALLS.removeprefix("I look.\n")
-    return {
-        name for name, text in {"answer": '{"answer": "x"}', "call": call}.items() if _fits(vocabulary, request, text)
-    }
-
-
-def _fits(vocabulary: Any, request: Request, text: str) -> bool:
-    grammar = vocabulary.sampler(request.sampling).grammar
     end = next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))
-    for token in [*vocabulary.tokenize(text, add_bos=False), end]:
-        if not grammar.allows(token):
-            return False
-        if token != end:
+    found = set()
+    for name, text in {"answer": '{"answer": "x"}', "call": CALLS}.items():
+        grammar = vocabulary.sampler(request.sampling).grammar
+        for token in vocabulary.tokenize(text, add_bos=False):
+            if not grammar.allows(token):
+                break
             grammar.accept(token)
-    return True
-
-
-def test_a_schema_that_cannot_be_is_named() -> None:
-    bad = {"type": "bogus"}
-    with serving("x") as (one, other, _):
-        with pytest.raises(openai.BadRequestError, match=r"text\.format\.schema"):
-            other.responses.create(model="m", input="hi", text={"format": FORM | {"schema": bad}})
-        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
-            one.messages.create(**ASK, output_config={"format": {"type": "json_schema", "schema": bad}})
+        else:
+            if grammar.allows(end):
+                found.add(name)
+    return found
 
 
 def test_counting_is_what_a_message_costs() -> None:
-    tools: Any = [{"name": "look", "input_schema": PARAMETERS}]
     with serving("x") as (one, _, _):
-        counted = one.messages.count_tokens(model="m", messages=ASK["messages"], tools=tools, system="s")
-        usage = one.messages.create(**ASK, tools=tools, system="s").usage
+        counted = one.messages.count_tokens(model="m", messages=MESSAGE["messages"], tools=MESSAGE["tools"], system="s")
+        usage = one.messages.create(**MESSAGE, system="s").usage
+        assert one.messages.count_tokens(model="m", messages=LONG).input_tokens > 2000  # more than the context holds
     assert counted.input_tokens == usage.input_tokens + (usage.cache_read_input_tokens or 0)
 
 
-def test_a_stream_begins_with_the_length_of_its_prompt() -> None:
-    with serving("x") as (one, _, engine), one.messages.stream(**ASK) as stream:
-        start = next(event for event in stream if event.type == "message_start")
-        usage = start.message.usage
-        assert (usage.input_tokens, usage.cache_read_input_tokens) == (len(engine.requests[0].prompt) - 2, 2)
-
-
-def test_a_prompt_beyond_the_context() -> None:
-    long: Any = [{"role": "user", "content": "word " * 4000}]
-    with serving("x") as (one, other, _):
-        with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2000 maximum"):
-            one.messages.create(**ASK | {"messages": long}, stream=True)
+def test_errors_are_of_the_kinds_that_the_clients_know() -> None:
+    bad: Any = {"type": "json_schema", "name": "n", "schema": {"type": "bogus"}}
+    with serving("x") as (one, other, engine):
+        with pytest.raises(anthropic.AuthenticationError) as refused:
+            one.with_options(api_key="other").messages.create(**ASK)
+        assert refused.value.type == "authentication_error"
+        with pytest.raises(openai.AuthenticationError):
+            other.with_options(api_key="other").models.list()
         with pytest.raises(openai.BadRequestError) as caught:
-            other.responses.create(model="m", input=long, stream=True)
-        assert one.messages.count_tokens(model="m", messages=long).input_tokens > 2000
-    assert caught.value.code == "context_length_exceeded"
+            other.chat.completions.create(**ASK, temperature=-1)
+        assert caught.value.param == "temperature"
+        with pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema"):
+            one.messages.create(**ASK, output_config={"format": bad})
+        with pytest.raises(openai.BadRequestError, match=r"text\.format\.schema"):
+            other.responses.create(**ASK_RESPONSE, text={"format": bad})
+        for stream in (False, True):  # before the first token an error is one of HTTP, in streams too
+            with pytest.raises(anthropic.BadRequestError, match=r"prompt is too long: \d+ tokens > 2000 maximum"):
+                one.messages.create(**ASK | {"messages": LONG}, stream=stream)
+            with pytest.raises(openai.BadRequestError, match="maximum context length is 2000") as caught:
+                other.responses.create(model="m", input=LONG, stream=stream)
+            assert caught.value.code == "context_length_exceeded"
+        assert engine.tickets == []
+
+
+def test_a_failure_within_a_stream() -> None:
+    with serving(Script("a b c", fails=TargetError("it broke"), after=2)) as (one, other, _):
+        failed = pytest.raises(anthropic.APIStatusError, match="it broke")
+        with one.messages.create(**ASK, stream=True) as stream, failed as caught:
+            list(stream)
+        assert caught.value.type == "api_error"
+        with pytest.raises(openai.APIError, match="it broke"):
+            list(other.chat.completions.create(**ASK, stream=True))
+        *_, last = other.responses.create(**ASK_RESPONSE, stream=True)
+    assert last.type == "response.failed"
+    assert last.response.error is not None
+    assert last.response.error.message == "it broke"
+
+
+def followed(names: Iterable[str], sign: str, piece: str, script: Script) -> list[str]:
+    """The names of the events of a stream; its engine makes a step at the first sign of life, and ends at the first one
+    that comes after a piece of text."""
+    seen: list[str] = []
+    assert script.go is not None
+    for name in names:
+        if name == sign:
+            if piece in seen:
+                script.go.release(100)
+            elif sign not in seen:
+                script.go.release()
+        seen.append(name)
+    return seen
+
+
+def test_silence_is_broken_before_and_within_an_answer() -> None:
+    with serving("x", ping=0.02) as (one, other, engine):
+        engine.script = script = Script(go=threading.Semaphore(0))
+        with other.responses.stream(**ASK_RESPONSE) as stream:
+            kinds = (str(event.type) for event in stream)
+            seen = followed(kinds, "keepalive", "response.output_text.delta", script)
+            assert stream.get_final_response().output_text == TEXT
+        assert seen[:3] == ["response.created", "response.in_progress", "keepalive"]
+        engine.script = script = Script(go=threading.Semaphore(0))
+        with one.messages.with_streaming_response.create(**ASK, stream=True) as response:
+            lines = (line.removeprefix("event: ") for line in response.iter_lines() if line.startswith("event: "))
+            seen = followed(lines, "ping", "content_block_delta", script)
+        assert seen[:2] == ["message_start", "ping"]
+        assert seen[-1] == "message_stop"

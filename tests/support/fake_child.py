@@ -1,19 +1,33 @@
-"""A child process that does what a test says, in place of one that tries a kernel or a model file."""
+"""What a child process came to, without one: in place of those that try a kernel or a model file."""
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
+import subprocess
+from collections.abc import Sequence
+
+import pytest
+
+from ngramspec import child
+from ngramspec.child import Ended
+
+HANGS = subprocess.TimeoutExpired("child", 1)
 
 
-class Child:
-    """A fake child command, and how often it was started."""
+class FakeChild:
+    """Stands in for `child.run`.
 
-    def __init__(self, folder: Path, script: str) -> None:
-        self._count = folder / "count"
-        self._count.write_text("")
-        self.command = [sys.executable, "-c", f"open({str(self._count)!r}, 'a').write('x')\n{script}"]
+    Attributes:
+        ended: how the child ends; None: it cannot be started.
+        starts: how often it was to be started.
+    """
 
-    @property
-    def starts(self) -> int:
-        return len(self._count.read_text())
+    def __init__(self, patch: pytest.MonkeyPatch) -> None:
+        self.ended: Ended | subprocess.TimeoutExpired | None = Ended(0, "")
+        self.starts = 0
+        patch.setattr(child, "run", self._run)
+
+    def _run(self, command: Sequence[str], patience: float) -> Ended | None:
+        self.starts += 1
+        if isinstance(self.ended, subprocess.TimeoutExpired):
+            raise self.ended
+        return self.ended

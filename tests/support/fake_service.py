@@ -10,6 +10,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+
+from support.cli_runner import PATIENCE
 
 from ngramspec.backend import Vocabulary
 from ngramspec.batching.request import Done, Failed, Listener, Prefilled, Report, Request, Slot, Started
@@ -17,6 +20,8 @@ from ngramspec.decoding.step import Stats, Step
 from ngramspec.decoding.text import GenerationText
 from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.logprobs import Logprobs
+
+SLOTS = 4
 
 
 @dataclass
@@ -30,6 +35,7 @@ class Script:
         wrong: told before the request is started.
         fails: told after `after` steps.
         cached: tokens of the prompt that are in the cache.
+        begin: awaited before the prompt is read; None: no waiting.
         go: awaited before each step; None: no waiting.
     """
 
@@ -40,8 +46,8 @@ class Script:
     fails: NGramSpecError | ValueError | None = None
     after: int = 1
     cached: int = 0
-    go: threading.Semaphore | None = None
     begin: threading.Event | None = None
+    go: threading.Semaphore | None = None
 
 
 @dataclass
@@ -55,6 +61,13 @@ class FakeTicket:
     def cancel(self) -> None:
         self.cancelled.set()
 
+    def wait(self, ready: Callable[[float], bool]) -> None:
+        """Until something is ready, or nobody waits for the answer any more; a test that goes wrong ends, too."""
+        for _ in range(round(PATIENCE / 0.01)):
+            if ready(0.01) or self.cancelled.is_set():
+                return
+        self.cancel()
+
 
 class FakeService:
     """A scripted engine.
@@ -63,21 +76,12 @@ class FakeService:
         vocabulary: of the texts.
         script: for every request, or what makes one of a request.
         n_ctx: most tokens of prompt and answer.
-        slots: how many there are.
     """
 
     def __init__(
-        self,
-        vocabulary: Vocabulary,
-        script: Script | Callable[[Request], Script] | None = None,
-        *,
-        n_ctx: int = 512,
-        slots: int = 4,
+        self, vocabulary: Vocabulary, script: Script | Callable[[Request], Script], *, n_ctx: int = 512
     ) -> None:
-        self.vocabulary = vocabulary
-        self.script = script or Script()
-        self.n_ctx = n_ctx
-        self.slots = slots
+        self.vocabulary, self.script, self.n_ctx = vocabulary, script, n_ctx
         self.tickets: list[FakeTicket] = []
         self.stats = Stats()
         self._threads: list[threading.Thread] = []
@@ -106,11 +110,9 @@ class FakeService:
         if script.wrong is not None:
             listener(Failed(script.wrong))
             return
-        slot = (request.slot or 0) % self.slots
-        listener(Started(slot, script.cached))
+        listener(Started((request.slot or 0) % SLOTS, script.cached))
         if script.begin is not None:
-            while not script.begin.wait(0.01) and not ticket.cancelled.is_set():
-                pass
+            ticket.wait(script.begin.wait)
         listener(Prefilled(len(request.prompt), len(request.prompt)))
 
         def done(reason: str) -> Done:
@@ -120,18 +122,16 @@ class FakeService:
             listener(done("prefilled"))
             return
         room = self.n_ctx - len(request.prompt)
-        limit = min(request.max_tokens, room)
-        vocabulary = self.vocabulary
         text = GenerationText(
-            vocabulary.piece,
-            vocabulary.is_eog,
+            self.vocabulary.piece,
+            self.vocabulary.is_eog,
             request.stop,
-            limit,
+            min(request.max_tokens, room),
             "length" if request.max_tokens <= room else "context",
         )
         for number, tokens in enumerate(self._steps(script)):
-            while script.go is not None and not script.go.acquire(timeout=0.01) and not ticket.cancelled.is_set():
-                pass
+            if script.go is not None:
+                ticket.wait(partial(script.go.acquire, True))
             if ticket.cancelled.is_set():
                 listener(done("cancelled"))
                 return
@@ -178,9 +178,9 @@ class FakeService:
 
     def report(self) -> Report:
         busy = sum(not ticket.ended.is_set() for ticket in self.tickets)
-        slots = tuple(Slot(i, i < busy, 5, 5, 2, 7) for i in range(self.slots))
+        slots = tuple(Slot(i, i < busy, 5, 5, 2, 7) for i in range(SLOTS))
         prompts = sum(len(ticket.request.prompt) for ticket in self.tickets)
-        return Report(slots, max(0, busy - self.slots), self.stats, prompts, 0, self.stats.passes, self.stats.passes)
+        return Report(slots, max(0, busy - SLOTS), self.stats, prompts, 0, self.stats.passes, self.stats.passes)
 
     def stop(self, drain: float = 0.0) -> None:
         for thread in self._threads:

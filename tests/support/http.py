@@ -1,18 +1,20 @@
-"""Requests to the server in this process, and the server on a port of its own."""
+"""The server over a scripted engine: asked in this process, and listening on a port of its own."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import httpx
+import uvicorn
+from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
 
-import ngramspec.demo
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server.app import make_app
 from ngramspec.server.served import ServedModel, Server
@@ -23,13 +25,16 @@ ADDRESS = "http://127.0.0.1"
 @cache
 def demo_vocabulary() -> Vocabulary:
     """The vocabulary of the demo model."""
-    return Vocabulary(Path(ngramspec.demo.__file__).parent / "demo.gguf")
+    return Vocabulary(DEMO)
 
 
-def scripted(script: Any = None, **settings: Any) -> tuple[Server, FakeService]:
-    """A server of a scripted engine, and the engine."""
-    service = FakeService(demo_vocabulary(), script or Script(), **settings)
-    return Server(model=ServedModel(service, demo_vocabulary(), "demo")), service
+def scripted(
+    script: Any = None, *, vocabulary: Vocabulary | None = None, n_ctx: int = 512, **model: Any
+) -> tuple[Server, FakeService]:
+    """A server of a scripted engine, and the engine; `model`: further settings of `ServedModel`."""
+    vocabulary = vocabulary or demo_vocabulary()
+    service = FakeService(vocabulary, script or Script(), n_ctx=n_ctx)
+    return Server(model=ServedModel(service, vocabulary, "demo", **model)), service
 
 
 @asynccontextmanager
@@ -40,7 +45,44 @@ async def asking(server: Server, **settings: Any) -> AsyncIterator[httpx.AsyncCl
         yield client
 
 
+def send(server: Server, path: str, body: Any = None, method: str = "POST", **request: Any) -> httpx.Response:
+    """The response of a server in this process to one request; `request`: further arguments of httpx."""
+
+    async def run() -> httpx.Response:
+        async with asking(server) as client:
+            return await client.request(method, path, json=body, **request)
+
+    return asyncio.run(run())
+
+
+def ask(path: str, body: Any = None, script: Any = None, **settings: Any) -> tuple[Any, FakeService]:
+    """What a scripted server answers, and its engine: the JSON, or where it streams its chunks but for "[DONE]"."""
+    server, service = scripted(script, **settings)
+    response = send(server, path, body)
+    assert response.status_code == 200, response.text
+    if not response.headers["content-type"].startswith("text/event-stream"):
+        return response.json(), service
+    return [chunk for chunk in chunks(response.text) if chunk != "[DONE]"], service
+
+
 def chunks(text: str) -> list[Any]:
     """The data of a stream of events; "[DONE]" as it is."""
     found = [line.removeprefix("data: ") for line in text.splitlines() if line.startswith("data: ")]
     return [one if one == "[DONE]" else json.loads(one) for one in found]
+
+
+@contextmanager
+def listening(server: Server, **settings: Any) -> Iterator[str]:
+    """The address of a server, which a thread serves; `settings`: of `make_app`."""
+    app = make_app(server, **settings)
+    served = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=served.run)
+    thread.start()
+    try:
+        while not served.started:
+            thread.join(0.01)
+            assert thread.is_alive()
+        yield f"http://127.0.0.1:{served.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        served.should_exit = True
+        thread.join()

@@ -13,7 +13,7 @@ from ngramspec.backend import Logits, Part
 from ngramspec.llama.lane import SequenceLane
 from ngramspec.llama.shared import SharedTarget
 
-ROOM = 200
+ROOM = 110
 """Longest text of the walk, in tokens."""
 
 REMEMBERED = 50
@@ -52,7 +52,7 @@ class LaneWalk:
             (self._adopt, 10),
             (self._save, 6),
             (self._restore, 6),
-            (self._clear, 3),
+            (self._clear, 6),
         ]
         for _ in range(steps):
             lane = self._rng.choice(self.shared.lanes)
@@ -88,7 +88,7 @@ class LaneWalk:
 
     def _prefill(self, lane: SequenceLane) -> None:
         other = self._rng.choice(self.texts)
-        text = [*other[: self._rng.randrange(len(other) + 1)], *self.new(self._rng.choice((1, 20, 90)))][-ROOM + 20 :]
+        text = [*other[: self._rng.randrange(len(other) + 1)], *self.new(self._rng.choice((1, 20, 80)))][-ROOM + 20 :]
         row = lane.prefill(text, aligned=self._rng.random() < 0.3)
         self.texts[lane.number] = text
         self.check(lane, row[np.newaxis])

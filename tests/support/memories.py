@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Sequence
+import multiprocessing
+from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import numpy as np
@@ -63,17 +63,14 @@ def answers(store: Store) -> list[list[int]]:
     return [t.tokens.tolist() for t in store.read().texts() if t.document.kind == "answer"]
 
 
-def script(code: str, *arguments: str | Path) -> subprocess.Popen[str]:
-    """Another process that runs `code` with the tests' folder on its path."""
-    here = str(Path(__file__).parents[1])
-    code = f"import sys; sys.path.insert(0, {here!r})\n{code}"
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+def forked(work: Callable[..., None], *arguments: object) -> BaseProcess:
+    """A copy of this process that does `work`."""
+    process = multiprocessing.get_context("fork").Process(target=work, args=arguments, daemon=True)
+    process.start()
+    return process
 
 
-def finish(process: subprocess.Popen[str]) -> str:
-    """Wait for a process that must succeed; its stdout."""
-    out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, err
-    return out
+def ended(process: BaseProcess) -> int | None:
+    """Its exit code in the end: 1 if it raised, negative if a signal killed it, None if it hangs."""
+    process.join(PATIENCE)
+    return process.exitcode

@@ -121,6 +121,7 @@ class MockTarget:
         self._rows: dict[tuple[int, int], NDArray[np.float32]] = {}
         self._kernels = kernels
         self._noise = noise
+        self._noises: dict[tuple[int, ...], NDArray[np.float32]] = {}
         self._seconds = seconds
         self._clock = clock
         self._marks: list[int] = []  # the kernel that computed each cached token
@@ -277,10 +278,11 @@ class MockTarget:
         logits = self.row(self.tokens[:length])
         if self._kernels is not None:
             # The last three: what the cache holds of a token carries its kernel's rounding along.
-            rng = np.random.default_rng(
-                (self._seed, *self._marks[max(0, length - 3) : length], self.tokens[length - 1])
-            )
-            logits += (self._noise * rng.standard_normal(self.n_vocab)).astype(np.float32)
+            key = (self._seed, *self._marks[max(0, length - 3) : length], self.tokens[length - 1])
+            if key not in self._noises:
+                noise = self._noise * np.random.default_rng(key).standard_normal(self.n_vocab)
+                self._noises[key] = noise.astype(np.float32)
+            logits += self._noises[key]
         return logits
 
     def _give(self, rows: list[NDArray[np.float32]]) -> NDArray[np.float32]:

@@ -7,7 +7,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ngramspec_cli import markdown_stream
@@ -17,20 +17,26 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
 
 
-def say(_decoder: SpeculativeDecoder, _prompt: Sequence[int], **_options: object) -> Iterator[Step]:
-    """The file, word by word; behind "PAUSE" there is silence until the terminal has another size."""
-    text, pace = Path(sys.argv[1]).read_text("utf-8"), float(sys.argv[2])
-    for number, piece in enumerate(re.findall(r"\s*\S+|\s+", text)):
-        pauses = "PAUSE" in piece
-        size = os.get_terminal_size() if pauses else None
-        time.sleep(0.1 if pauses else pace)  # so long after the last word that it is shown at once
-        yield Step((1,), (piece.replace("PAUSE", ""),), seconds=pace, batch=min(number, 1))
-        while pauses and os.get_terminal_size() == size:
-            time.sleep(0.01)
-    yield Step((2,), ("",), seconds=pace, batch=1, stop="eog")
+def saying(text: str, pace: float = 0.0) -> Callable[..., Iterator[Step]]:
+    """In place of `SpeculativeDecoder.generate`: a text word by word, each `pace` seconds after the one before.
+
+    Behind "PAUSE" there is silence until the terminal has another size.
+    """
+
+    def say(*_: object, **__: object) -> Iterator[Step]:
+        for number, piece in enumerate(re.findall(r"\s*\S+|\s+", text)):
+            pauses = "PAUSE" in piece
+            size = os.get_terminal_size() if pauses else None
+            time.sleep(0.1 if pauses else pace)  # so long after the last word that it is shown at once
+            yield Step((1,), (piece.replace("PAUSE", ""),), seconds=pace, elapsed=pace, batch=min(number, 1))
+            while pauses and os.get_terminal_size() == size:
+                time.sleep(0.01)
+        yield Step((2,), ("",), seconds=pace, elapsed=pace, batch=1, stop="eog")
+
+    return say
 
 
 if __name__ == "__main__":
     markdown_stream.SHARE = math.inf  # else the busier the machine, the later is shown what is said before a pause
-    SpeculativeDecoder.generate = say  # type: ignore[assignment, method-assign]
+    SpeculativeDecoder.generate = saying(Path(sys.argv[1]).read_text("utf-8"), float(sys.argv[2]))  # type: ignore[method-assign]
     sys.exit(run(sys.argv[3:]))

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 from support.mock_target import MockTarget
 
-from ngramspec.acceptance.rules import Watch
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.sampling.settings import Sampling
@@ -38,12 +37,11 @@ def speculate(
     sampling: Sampling,
     propose: Propose,
     how: Acceptance | str | None = None,
-    watch: Watch | None = None,
 ) -> tuple[list[int], list[int]]:
     """n tokens, or fewer up to one that ends the text, and how many tokens of its draft each pass accepted."""
     sampler = mock.sampler(sampling)
     sampler.begin(prompt)
-    verifier = RuleVerifier(sampler, how, watch)
+    verifier = RuleVerifier(sampler, how)
     mock.prefill(prompt[:-1])
     tokens, accepted = list(prompt), list[int]()
     while len(tokens) < len(prompt) + n and not (accepted and mock.is_eog(tokens[-1])):

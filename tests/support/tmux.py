@@ -11,8 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-PATIENCE = 120.0
-"""Seconds after which something that was waited for is taken never to come."""
+from support.cli_runner import PATIENCE
 
 PROMPT = r"^> *\n+.* of \d+ tokens \(\d+%\).*\n*\Z"
 """The end of a screen on which a message can be typed."""
@@ -25,20 +24,16 @@ class Terminal:
         home: the environment: folders of the user, and where Python finds packages.
         folder: the working directory.
         command: what runs.
-        variables: further ones of the environment.
     """
 
-    def __init__(
-        self, home: Mapping[str, str], folder: Path, command: Sequence[str], variables: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, home: Mapping[str, str], folder: Path, command: Sequence[str]) -> None:
         # A server that was just killed may still hold its socket, so each window has its own; the path of
         # a socket is short by law, and tmp_path's is not.
         self._folder = tempfile.TemporaryDirectory()
         self._tmux = ["tmux", "-S", f"{self._folder.name}/tmux", "-f", os.devnull]
-        names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "PYTHONPATH")
-        others = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "NGRAMSPEC_MODEL", "COLUMNS", "LINES", "NO_COLOR")
-        unset = [f"-u{n}" for n in others]
-        chat = shlex.join(["env", *unset, *(f"{n}={home[n]}" for n in names), *variables, *command])
+        names = ("HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "PYTHONPATH")
+        unset = [f"-u{n}" for n in (*names, "NGRAMSPEC_MODEL", "COLUMNS", "LINES", "NO_COLOR")]
+        chat = shlex.join(["env", *unset, *(f"{n}={home[n]}" for n in names if n in home), *command])
         script = f"cd {shlex.quote(str(folder))}; {chat}; echo exit code $?; stty -a; exec sleep 600"
         self._run("new-session", "-d", "-x", "100", "-y", "40", "bash", "-c", script)
         try:

@@ -35,16 +35,14 @@ class Twins:
 
     Args:
         path: the model.
-        patch: undoes what is changed for that.
+        draft: so many tokens, if not 6.
         settings: of both.
     """
 
-    def __init__(self, path: Path, patch: pytest.MonkeyPatch, *, draft: int = 6, **settings: Any) -> None:
+    def __init__(self, path: Path, *, draft: int = 6, **settings: Any) -> None:
         self._text: list[int] = []
-        oracle = lambda *_, **__: Oracle(self._rest, self.parent.n_vocab())  # noqa: E731
-        patch.setattr(look_ahead, "make_drafter", oracle)
-        patch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(draft))
-        patch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
+        self._draft = draft
+        self._before = (0, 0)
         settings = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False, "seed": 7} | settings
         # First ours, which leaves out AMX kernels that would end the process.
         self.ours = ngramspec.Llama(str(path), exact="off", keep=False, **settings)
@@ -58,7 +56,39 @@ class Twins:
         """What a call gives from the parent and from ours, which drafts from what the parent has evaluated."""
         theirs = call(self.parent)
         self._text = self.parent.input_ids[: self.parent.n_tokens].tolist()
-        return theirs, call(self.ours)
+        # What drafts for ours is made in its first generation.
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(look_ahead, "make_drafter", lambda *_, **__: Oracle(self._rest, self.parent.n_vocab()))
+            patch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(self._draft))
+            patch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
+            return theirs, call(self.ours)
+
+    def same(self, call: Callable[[Any], Any]) -> Any:
+        """What a call gives from both, which must be the same."""
+        theirs, ours = self.both(call)
+        assert ours == theirs
+        return theirs
+
+    def begun(self) -> Twins:
+        """These, with nothing evaluated and nothing drafted."""
+        for llama in (self.parent, self.ours):
+            llama.reset()
+            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)
+        stats = self.ours.draft_stats
+        self._before = stats.accepted, stats.drafted
+        return self
+
+    @property
+    def drafts(self) -> tuple[int, int]:
+        """How many drafted tokens were accepted since these were begun, and how many there were."""
+        stats = self.ours.draft_stats
+        return stats.accepted - self._before[0], stats.drafted - self._before[1]
+
+    @property
+    def drafted(self) -> bool:
+        """Whether drafts were accepted, and others refused."""
+        accepted, drafted = self.drafts
+        return 0 < accepted < drafted
 
     def close(self) -> None:
         self.ours.close()

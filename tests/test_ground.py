@@ -1,12 +1,15 @@
-"""Where files of the user's are kept, and how they are written and read."""
+"""What everything stands on: files of the user's, the machine's cores, and sequences of tokens."""
 
 from __future__ import annotations
 
 import json
+import os
+from array import array
 from pathlib import Path
 
 import pytest
 
+from ngramspec import machine
 from ngramspec.storage import (
     NotUtf8,
     cache_folder,
@@ -20,9 +23,12 @@ from ngramspec.storage import (
     utf8,
     write_whole,
 )
+from ngramspec.tokens import common_prefix
 
 
-def test_each_kind_has_a_folder_of_its_own_below_the_users(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_each_kind_of_file_has_a_folder_of_its_own_below_the_users(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for name in ("XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME", "XDG_STATE_HOME"):
         monkeypatch.delenv(name, raising=False)
@@ -38,6 +44,13 @@ def test_a_file_is_written_whole(tmp_path: Path) -> None:
         write_whole(path, text)
         assert path.read_bytes() == text.encode()
         assert list(tmp_path.iterdir()) == [path]
+    # Until then the old one is there, and the new one is beside it, for nobody else to read.
+    with replacing(path, prefix="half-") as file:
+        file.write(b"after")
+        assert path.read_bytes() == text.encode()
+        (beside,) = tmp_path.glob("half-*.tmp")
+        assert beside.stat().st_mode & 0o077 == 0
+    assert path.read_text() == "after"
 
 
 def test_or_not_at_all(tmp_path: Path) -> None:
@@ -58,17 +71,6 @@ def test_or_not_at_all(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_until_then_the_old_one_is_there_and_the_new_one_is_beside_it(tmp_path: Path) -> None:
-    path = tmp_path / "a file"
-    write_whole(path, "before")
-    with replacing(path, prefix="half-") as file:
-        file.write(b"after")
-        assert path.read_text() == "before"
-        (beside,) = tmp_path.glob("half-*.tmp")
-        assert beside.stat().st_mode & 0o077 == 0
-    assert path.read_text() == "after"
-
-
 def test_a_folder_is_made_for_what_can_be_found_out_again_alone(tmp_path: Path) -> None:
     path = tmp_path / "new" / "folder" / "verdict"
     with pytest.raises(FileNotFoundError):
@@ -78,15 +80,11 @@ def test_a_folder_is_made_for_what_can_be_found_out_again_alone(tmp_path: Path) 
     assert recall(path) == "works"
     keep_json(path, {"works": [True]})
     assert json.loads(recall(path) or "") == {"works": [True]}
+    # What cannot be kept is not.
+    keep(path / "verdict", "works")
+    assert recall(path / "verdict") is None
     path.write_bytes(b"\xff")
     assert recall(path) is None
-
-
-def test_what_cannot_be_kept_is_not(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("no folder")
-    keep(tmp_path / "file" / "verdict", "works")
-    assert (tmp_path / "file").read_text() == "no folder"
-    assert recall(tmp_path / "file" / "verdict") is None
 
 
 def test_text_is_taken_as_it_stands_or_complained_of() -> None:
@@ -95,3 +93,28 @@ def test_text_is_taken_as_it_stands_or_complained_of() -> None:
     assert utf8(b"\xef\xbb\xbfa", marked=True) == utf8(b"a", marked=True) == "a"
     with pytest.raises(NotUtf8, match=r"^not UTF-8 text \(byte 2 is 0xff\)$"):
         utf8(b"ab\xff")
+
+
+def test_hyper_threads_of_a_core_count_once_and_there_is_one_core_at_least(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "_CORES", tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr("psutil.cpu_count", lambda logical=True: None)
+        assert machine.physical_cores() >= 1
+    if not hasattr(os, "sched_getaffinity"):
+        pytest.skip("a system where every process may run on all cores")
+    for core, siblings in enumerate(("0,2", "1,3", "0,2", "1,3", "4-5", "4-5")):
+        folder = tmp_path / f"cpu{core}" / "topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{siblings}\n")
+    for allowed, cores in (({0, 1, 2, 3}, 2), ({0, 2}, 1), ({0, 1}, 2), ({3}, 1), ({0, 1, 2, 3, 4, 5}, 3)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, allowed=allowed: allowed)
+        assert machine.physical_cores() == cores
+        assert machine.logical_cores() == len(allowed)
+
+
+def test_a_common_prefix() -> None:
+    pairs = [((1, 2, 3), (1, 2, 4)), ((1, 2), (1, 2, 4)), ((), (1,)), ([1, 2], (1, 2)), ([5], array("i", [6]))]
+    for (a, b), length in zip(pairs, (2, 2, 0, 2, 0), strict=True):
+        assert common_prefix(a, b) == common_prefix(b, a) == length

@@ -1,0 +1,475 @@
+"""The home of the promise that drafts change no text, whoever drafts, however much, and however drafts are accepted.
+
+For a seed, greedy, coupled and match emit token for token what plain decoding emits: under every setting, with every
+kind of end, whether a refused draft is cut off the cache or the pass is evaluated again. With rejection the law of the
+text is the target's; the odds of a false alarm are in `support/laws.py`. That plain decoding draws by the law is shown
+in `acceptance/test_laws.py`.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from support.decoder_loop import CLOCK, Oracle, cheap, drive, milliseconds, model, unmeasured
+from support.grid import grid
+from support.laws import Legal, Text, follows, law_on
+from support.mock_target import MockTarget, plain_generate
+from support.vocabulary_files import END, FIRST_WORD, WORDS
+
+from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
+from ngramspec.cost.measure import Replay
+from ngramspec.decoding.step import Stats
+from ngramspec.decoding.text import TextStream
+from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.model import ModelDrafter
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.memory import Memory
+from ngramspec.policies import POLICIES
+from ngramspec.sampling.settings import SAMPLERS, Sampling
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
+
+OPEN: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "defaults": {},
+    "cold": {"temperature": 0.1},
+    "hot": {"temperature": 2.0},
+    "open": {**OPEN, "temperature": 1.0},
+    "greedy": {"temperature": 0.0},
+    "penalties": {"repeat_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1, "repeat_last_n": 20},
+    "rewards": {"repeat_penalty": 0.8, "frequency_penalty": -0.1, "repeat_last_n": 5},
+    "greedy, penalties": {"temperature": 0.0, "repeat_penalty": 1.3, "frequency_penalty": 0.1},
+    "biases": {"logit_bias": ((2, 2.0), (4, -math.inf), (1, -0.5))},
+    "greedy, biases": {"temperature": 0.0, "logit_bias": ((2, 2.0), (4, -math.inf))},
+    "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.05},
+    "mirostat 1": {"mirostat": 1, "mirostat_tau": 2.0},
+    "mirostat 2": {"mirostat": 2, "mirostat_tau": 2.0, "repeat_last_n": 0},
+    "dynatemp": {"dynatemp_range": 0.5, "dynatemp_exponent": 1.5},
+    "dynatemp from 0": {"temperature": 0.0, "dynatemp_range": 1.0},
+    "typical": {"typical_p": 0.6},
+    "top-n-sigma": {"top_n_sigma": 1.0, "temperature": 1.5},
+    "backwards": {"samplers": tuple(reversed(SAMPLERS)), "repeat_penalty": 1.2, "xtc_probability": 0.3},
+    "no samplers": {"samplers": (), "temperature": 1.0},
+}
+"""What needs no vocabulary; beside temperature 0.8."""
+
+WITH_WORDS: dict[str, dict[str, Any]] = {
+    "dry": {"dry_multiplier": 1.0, "dry_allowed_length": 1, "dry_sequence_breakers": ("c",)},
+    "greedy, dry": {"temperature": 0.0, "dry_multiplier": 2.0, "dry_allowed_length": 1},
+    "infill": {"samplers": ("top_k", "top_p", "infill", "temperature"), "top_p": 0.9},
+    "infill last": {"samplers": ("penalties", "top_k", "temperature", "infill"), "repeat_penalty": 1.2, "top_k": 12},
+    "greedy, infill": {"samplers": ("top_k", "infill", "temperature"), "temperature": 0.0, "top_k": 7},
+    "grammar": {"grammar": 'root ::= ("a" "b"? | "c" "\u00e9")*'},
+    "greedy, grammar": {"temperature": 0.0, "grammar": 'root ::= ("ab" | "c" | "a" "bc" | "\u00e9")+'},
+    "forced": {"grammar": 'root ::= ("{\\":true}" [1-9] "," )+'},
+    "grammar and all": {
+        "grammar": 'root ::= ("a" "b"? | "c")*',
+        "repeat_penalty": 1.1,
+        "dry_multiplier": 0.5,
+        "xtc_probability": 0.3,
+        "logit_bias": ((FIRST_WORD, 1.0),),
+    },
+    "mirostat 1, grammar": {"mirostat": 1, "grammar": 'root ::= ("ab" | "c" | "a")+'},
+    "mirostat 2, grammar": {"mirostat": 2, "mirostat_tau": 2.0, "grammar": 'root ::= ("ab" | "c" | "a")+'},
+    "greedy, grammar and penalties": {"temperature": 0.0, "repeat_penalty": 2.0, "grammar": "root ::= [abc]+"},
+}
+
+SPOKEN = (*range(FIRST_WORD, FIRST_WORD + len(WORDS)), *(3 + byte for byte in {*"".join(WORDS).encode(), *b",23"}))
+"""What the mock that speaks a vocabulary says; the end of the text is added where it may end."""
+
+ALL_DRAFTERS = (*DRAFTERS, "model", "hybrid")
+
+Speak = Callable[..., MockTarget]
+"""(options of `MockTarget`) -> a target; equal options give equal ones."""
+
+
+def speaking(vocabulary: Vocabulary, *, eog: Sequence[int] = (), **options: Any) -> MockTarget:
+    words = (*SPOKEN, END) if eog else SPOKEN
+    return model(vocabulary=vocabulary, words=words, **{"peak": 2.0, **options})
+
+
+def blurred(small: MockTarget, scale: float = 2.0) -> MockTarget:
+    """A draft model: a target whose logits are moved a little."""
+    row = small.row
+
+    def moved(context: Sequence[int]) -> NDArray[np.float32]:
+        rng = np.random.default_rng((7, *context[-2:]))
+        return row(context) + (scale * rng.standard_normal(small.n_vocab)).astype(np.float32)
+
+    small.row = moved  # type: ignore[method-assign]
+    return small
+
+
+def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) -> Drafter:
+    """A drafter by name.
+
+    Args:
+        name: one of `ALL_DRAFTERS`.
+        small: makes the draft model.
+        known: an earlier text, for those that remember.
+    """
+    if name == "model":
+        return ModelDrafter(small(), clock=milliseconds)
+    if name == "hybrid":
+        return HybridDrafter(AskedModel(small(), clock=milliseconds))
+    if name not in REMEMBERING:
+        return make_drafter(name)
+    memory = Memory()
+    memory.remember(known)
+    return make_drafter(name, memory=memory)
+
+
+# --------------------------------------------------------------------------- the same tokens
+
+
+def check_logprobs(mock: MockTarget, prompt: Sequence[int], tokens: Sequence[int], logprobs: Sequence[Any]) -> None:
+    """Of every token, by the definition, from the model's own logits."""
+    assert len(logprobs) == len(tokens)
+    for i, (token, told) in enumerate(zip(tokens, logprobs, strict=True)):
+        row = mock.row([*prompt, *tokens[:i]]).astype(np.float64)
+        right = row - math.log(math.fsum(np.exp(row[row > -np.inf])))
+        assert told.token == token
+        assert told.logprob == pytest.approx(right[token], abs=1e-5)
+        best = np.argsort(-row, kind="stable")[: len(told.top)]
+        assert [t for t, _ in told.top] == best.tolist()
+        assert [p for _, p in told.top] == pytest.approx(right[best].tolist(), abs=1e-5)
+
+
+def plain_text(
+    mock: MockTarget, prompt: Sequence[int], sampling: Sampling, most: int, stops: Sequence[str]
+) -> tuple[list[int], str, str, str | None]:
+    """What plain decoding says: tokens, text, and why it ends, with the stop string if one ended it."""
+    room = mock.n_ctx - len(prompt)
+    tokens = plain_generate(mock, prompt, min(most, room), sampling)
+    stream, text = TextStream(stops), ""
+    for n, token in enumerate(tokens, 1):
+        text += stream.push(mock.piece(token))
+        if stream.stopped is not None:
+            return tokens[:n], text, "stop", stream.stopped
+    reason = "eog" if mock.is_eog(tokens[-1]) else "length" if most <= room else "context"
+    return tokens, text + stream.finish(), reason, None
+
+
+def check_same_text(
+    draw: Callable[[st.SearchStrategy[Any]], Any],
+    speak: Speak,
+    some: Sequence[int],
+    named: dict[str, dict[str, Any]],
+    drafter: str,
+    policy: str,
+    rule: str,
+) -> Stats:
+    """One random request, twice, against plain decoding; what was drafted for it."""
+    samplings = [Sampling(**{"temperature": 0.8, **of}) for of in named.values()]
+    sampling = draw(st.sampled_from([s for s in samplings if s.greedy == (rule == "greedy")]))
+    sampling = replace(sampling, seed=draw(st.integers(0, 2**64 - 1)))
+    options = {"peak": draw(st.sampled_from([4.0, 8.0, 1.0])), "seed": draw(st.integers(0, 6))}
+    options["eog"] = draw(st.sampled_from([(), (5,)]))
+    prompt = draw(st.lists(st.sampled_from(some), min_size=4, max_size=8))
+    # What the model would say after it belongs to the prompt, so that something can be guessed.
+    if not sampling.grammar:
+        prompt += plain_generate(speak(**options), prompt, draw(st.sampled_from([30, 10, 1])), sampling)
+        prompt += prompt[: draw(st.integers(0, 3))]
+    most = draw(st.sampled_from([40, 1, 2, 17, 24]))
+    options["n_ctx"] = len(prompt) + draw(st.sampled_from([1000, 1, 3, 16, 1000]))
+    tokens, text, *_ = plain_text(speak(**options), prompt, sampling, most, ())
+    start = draw(st.integers(0, max(0, len(text) - 1)))
+    stops = draw(st.sampled_from([(), (), ("never this", text[start : start + 2] or "x")]))
+    expected = plain_text(speak(**options), prompt, sampling, most, stops)
+    replays = draw(st.booleans())
+    guesses = Oracle(tokens, draw(st.sampled_from([3, 0, 1, 2, 5]))) if drafter == "oracle" else None
+    decoder = unmeasured(
+        speak(**options, replays=replays, leaves=0 if replays else 4),
+        slope=draw(st.sampled_from([0.001, 0.1, 0.4])),
+        drafter=guesses or made(drafter, lambda: blurred(speak(**options)), [*prompt, *tokens[:9], *tokens[10:]]),
+        policy=policy,
+        draft_max=draw(st.sampled_from([7, 15, 1, 2, 4])),
+    )
+    decoder.calibration.replay = Replay(0.01, 0.01) if replays else None
+    asked: dict[str, Any] = {"max_tokens": most, "sampling": sampling, "stop": stops, "logprobs": 2}
+    stats = Stats()
+    for _ in range(2):  # the second time with what the first left in the cache, and taught
+        decoder.target.batches.clear()
+        emitted, steps = drive(decoder, prompt, verify=rule, **asked)
+        assert decoder.target.batches == [step.batch for step in steps[1:]]
+        text, end = "".join(step.text for step in steps), steps[-1]
+        assert (emitted, text, end.stop, end.stop_string) == expected
+        check_logprobs(speak(**options), prompt, emitted, [told for step in steps for told in step.logprobs])
+        if guesses is not None:
+            assert guesses.seen in ([], emitted)  # nothing behind the end
+        for step in steps:
+            # Nothing that lies behind the last token is paid for.
+            assert not step.drafted or step.position - len(prompt) + len(step.drafted) < most
+            stats.add(step)
+    return stats
+
+
+SAME = {"drafter": (*ALL_DRAFTERS, "oracle"), "policy": POLICIES, "rule": ("coupled", "greedy", "match")}
+
+
+@grid(**SAME)
+def test_a_seed_gives_the_text_that_it_gives_without_drafts(drafter: str, policy: str, rule: str) -> None:
+    counted = Stats()
+
+    @given(data=st.data())
+    @settings(max_examples=12)  # of each of the grid's cases
+    def check(data: st.DataObject) -> None:
+        n_vocab = data.draw(st.sampled_from([12, 60, 300]))
+        speak = lambda **options: model(n_vocab, **options)  # noqa: E731
+        counted.merge(check_same_text(data.draw, speak, range(5), SETTINGS, drafter, policy, rule))
+
+    check()
+    if settings.default.derandomize:  # by default the examples are always the same
+        assert counted.accepted > 5
+        assert counted.drafted > counted.accepted
+
+
+@grid(**SAME)
+def test_so_it_does_where_tokens_are_words_and_grammars_hold(
+    drafter: str, policy: str, rule: str, word_vocabulary: Vocabulary
+) -> None:
+    counted = Stats()
+
+    @given(data=st.data())
+    @settings(max_examples=12)
+    def check(data: st.DataObject) -> None:
+        speak = lambda **options: speaking(word_vocabulary, **options)  # noqa: E731
+        counted.merge(check_same_text(data.draw, speak, SPOKEN[:5], WITH_WORDS, drafter, policy, rule))
+
+    check()
+    if settings.default.derandomize:  # by default the examples are always the same
+        assert counted.accepted > 5
+        assert counted.drafted > counted.accepted
+
+
+@pytest.mark.parametrize("name", [*SETTINGS, *WITH_WORDS])
+def test_every_setting_with_drafts_that_are_right_and_wrong(name: str, word_vocabulary: Vocabulary) -> None:
+    """Wrong at every third position: accepted tokens, a refused one, and the token after all."""
+    sampling = Sampling(**{"temperature": 0.8, "seed": 11} | (SETTINGS | WITH_WORDS)[name])
+
+    def mock() -> MockTarget:
+        return speaking(word_vocabulary) if name in WITH_WORDS else model(12, peak=2.0)
+
+    prompt = [*SPOKEN[:4], *SPOKEN[:4]] if name in WITH_WORDS else [1, 2, 3, 1, 2, 3]
+    plain = plain_generate(mock(), prompt, 40, sampling)
+    for draft_max, wrong in ((7, 0), (7, 3), (1, 0)):
+        decoder = unmeasured(mock(), drafter=Oracle(plain, wrong), policy="fixed", draft_max=draft_max)
+        emitted, steps = drive(decoder, prompt, max_tokens=40, sampling=sampling, verify="match")
+        assert emitted == plain
+        if not sampling.grammar:  # which puts forced text in place of a wrong token
+            assert max(step.accepted for step in steps) == (min(draft_max, 2) if wrong else draft_max)
+
+
+# --------------------------------------------------------------------------- the same law
+
+
+class Coin(MockTarget):
+    """Tokens 0 and 2 with probability 0.45 each, 1 and 3 with 0.05 each, whatever came before."""
+
+    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
+        return np.log([0.45, 0.05, 0.45, 0.05]).astype(np.float32)
+
+
+class OtherCoin(MockTarget):
+    """A draft model that holds other things likely."""
+
+    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
+        return np.log([0.2, 0.4, 0.35, 0.05]).astype(np.float32)
+
+
+def texts_of(
+    mock: MockTarget,
+    prompt: Sequence[int],
+    sampling: Sampling,
+    drafter: Drafter | None,
+    policy: str,
+    *,
+    slope: float = 0.1,
+    verify: str | Acceptance = "rejection",
+    count: int = 40,
+    length: int = 60,
+) -> tuple[list[Text], Stats]:
+    """Texts, and what was drafted for them.
+
+    Args:
+        drafter: None: one that is new for each text, and has not learnt yet what its guesses are worth.
+        slope: what a token more costs, in passes over one.
+    """
+    decoder = unmeasured(mock, slope=slope, drafter=drafter, policy=policy, draft_max=4)
+    texts: list[Text] = []
+    stats = Stats()
+    for seed in range(count):
+        decoder.drafter = drafter or make_drafter("mixture")
+        tokens: list[int] = []
+        for step in decoder.generate(prompt, max_tokens=length, sampling=replace(sampling, seed=seed), verify=verify):
+            stats.add(step)
+            tokens += step.tokens
+        texts.append((prompt, tokens))
+    return texts, stats
+
+
+def zeros_and_ones() -> list[int]:
+    """0 and 1 follow in the proportion 3 : 2, so to `Coin` 0 is a good guess and 1 a bad one.
+
+    Estimates that looked at the drawn token would have a policy send the zeros alone, and 0 come out too often.
+    """
+    rng = random.Random(36)
+    return [int(rng.random() < 0.4) for _ in range(40)]
+
+
+@grid(
+    drafter=(*ALL_DRAFTERS, "new for each text"),
+    passes=[
+        ("fixed", 0.1, MockTarget),
+        ("cost", 0.1, MockTarget),
+        ("heuristic", 0.1, MockTarget),
+        ("cost", 0.001, Coin),  # questions are nearly free there, and what the target says to them is drafted
+        ("entropy", 0.1, MockTarget),
+        ("fixed", 0.1, Coin),
+        ("cost", 0.33, Coin),
+        ("threshold", 0.1, Coin),
+    ],
+)
+def test_rejection_keeps_the_law(drafter: str, passes: tuple[str, float, type[MockTarget]]) -> None:
+    policy, slope, kind = passes
+    mock = kind(4, seconds=lambda n: 1e-3 * (1 + slope * (n - 1)), clock=CLOCK, peak=1.0)
+    sampling = Sampling(1.0, **OPEN)
+    if policy == "heuristic":
+        sampling = replace(sampling, repeat_penalty=1.3, frequency_penalty=0.05, repeat_last_n=12)
+    prompt = zeros_and_ones()
+    one = made(drafter, lambda: OtherCoin(4), prompt) if drafter in ALL_DRAFTERS else None
+    texts, stats = texts_of(mock, prompt, sampling, one, policy, slope=slope)
+    # The draft model takes longer there than its guesses bring.
+    assert stats.drafted > 100 or (drafter, slope) == ("model", 0.33)
+    assert 0.1 < (stats.acceptance_rate or 0) < 0.95
+    assert follows(texts, law_on(mock, sampling))
+
+
+A, B, C = range(FIRST_WORD, FIRST_WORD + 3)
+BYTE_A = 3 + ord("a")
+LETTERS = {A: "a", B: "b", C: "c", BYTE_A: "a"}
+
+
+def loose(path: Sequence[int]) -> set[int]:
+    after_a = bool(path) and LETTERS[path[-1]] == "a"
+    return {A, BYTE_A, C, END} | ({B} if after_a else set())
+
+
+def tight(path: Sequence[int]) -> set[int]:
+    """Every other letter is forced; an a may be one of two tokens."""
+    if len(path) % 2 == 0:
+        return {A, BYTE_A, B} | ({END} if path else set())
+    return {C} if LETTERS[path[-1]] == "a" else {A, BYTE_A}
+
+
+GRAMMARS: dict[str, tuple[str, Legal]] = {
+    "loose": ('root ::= ("a" "b"? | "c")*', loose),
+    "tight": ('root ::= ("a" "c" | "b" "a")+', tight),
+}
+
+
+@grid(drafter=("ngram", "mixture", "suffix"), policy=("fixed", "cost", "heuristic"), grammar=GRAMMARS)
+def test_rejection_under_a_grammar_keeps_the_law(
+    drafter: str, policy: str, grammar: str, word_vocabulary: Vocabulary
+) -> None:
+    mock = MockTarget(vocabulary=word_vocabulary, words=(*LETTERS, END), peak=0.7, seconds=cheap, clock=CLOCK)
+    text, legal = GRAMMARS[grammar]
+    # Texts end now and then.
+    sampling = Sampling(**{"temperature": 1.0, **OPEN, "grammar": text, "top_k": 4, "logit_bias": ((END, -3.0),)})
+    if policy == "heuristic":
+        sampling = replace(sampling, repeat_penalty=1.3, repeat_last_n=12)
+    # Its n-grams suggest what the grammars forbid, and what ends the text.
+    prompt = random.Random(3).choices([A, B, C, BYTE_A, END], [4, 3, 2, 1, 1], k=40)
+    texts, stats = texts_of(mock, prompt, sampling, make_drafter(drafter), policy, count=60, length=12)
+    assert stats.drafted > 100
+    assert 0.02 < (stats.acceptance_rate or 0) < 0.98
+    assert follows(texts, law_on(mock, sampling, legal))
+
+
+# --------------------------------------------------------------------------- the tests' own power
+
+
+class Drawing(Drafter):
+    """Draws every token by the same weights.
+
+    Args:
+        weights: by token.
+        said: those that it says it draws by; None: the same.
+        looks: it says that a draw of token 1 has no chance, having looked at it.
+    """
+
+    name = "drawing"
+
+    def __init__(self, weights: dict[int, float], *, said: dict[int, float] | None = None, looks: bool = False) -> None:
+        self.weights, self.said, self.looks = weights, said or weights, looks
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        pass
+
+    def propose(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Draft:
+        assert choose is not None
+        tokens = tuple(choose(i, self.weights) for i in range(limit))
+        q = {token: weight / sum(self.said.values()) for token, weight in self.said.items()}
+        chances = tuple(0.02 if self.looks and token == 1 else 0.5 for token in tokens)
+        return Draft(tokens, (q,) * limit, chances=chances, source=self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("options", "lenience"),
+    [({}, 1.0), ({}, 0.75), ({"said": {0: 1, 1: 1}}, 1.0), ({"looks": True}, 1.0)],
+    ids=["right", "a rule that accepts too much", "a wrong q", "a draft cut by its tokens"],
+)
+def test_a_loop_that_loses_the_law_is_told_apart(options: dict[str, Any], lenience: float) -> None:
+    mock = Coin(4, seconds=cheap, clock=CLOCK)
+    sampling, how = Sampling(1.0, **OPEN), Acceptance("rejection", lenience=lenience)
+    drafter = Drawing({0: 3, 1: 2}, **options)
+    texts, _ = texts_of(mock, [0], sampling, drafter, "cost", verify=how)
+    assert follows(texts, law_on(mock, sampling)) == (not options and lenience == 1)
+
+
+class Even(MockTarget):
+    """a and c, whatever came before, with equal odds."""
+
+    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
+        row = np.full(self.n_vocab, -np.inf, np.float32)
+        row[[A, C]] = 0.0
+        return row
+
+
+@pytest.mark.parametrize("silently", [False, True])
+def test_a_forbidden_draw_is_a_refusal(
+    silently: bool, word_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Were it cut off the draft as for the other methods, it would be as if it had never been drawn."""
+    plain = GrammarGuide.shape
+
+    def trimming(self: GrammarGuide, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
+        return plain(self, draft, limit)
+
+    if silently:
+        monkeypatch.setattr(GrammarGuide, "shape", trimming)
+        monkeypatch.setattr(RuleVerifier, "blind", False)
+    mock = Even(vocabulary=word_vocabulary, seconds=cheap, clock=CLOCK)
+    sampling = Sampling(1.0, grammar="root ::= [ac]*", **OPEN)
+    texts, _ = texts_of(mock, [A], sampling, Drawing({A: 1, B: 1}), "fixed", count=20, length=20)
+    assert follows(texts, law_on(mock, sampling, lambda _: {A, C})) != silently

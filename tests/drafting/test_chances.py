@@ -1,0 +1,212 @@
+"""What a token costs, how likely a guess is taken to be, and how right such estimates were."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from types import ModuleType
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.uncompiled import both
+
+from ngramspec.drafting import price
+from ngramspec.drafting.chances import ChanceEstimator, HitRates, Record, cell, length_class
+from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.drafting.fading import FadingRate
+from ngramspec.drafting.reliability import BINS, Reliability
+
+# --------------------------------------------------------------------------- TokenPrice
+
+
+@both(price)
+def test_a_token_pays_where_what_it_brings_is_worth_its_time(module: ModuleType) -> None:
+    for slopes in ([0.2, 0.4, 0.1], array("d", [0.2, 0.4, 0.1])):
+        made = module.TokenPrice(1.5, slopes)
+        assert (made.worth, list(made.slopes)) == (1.5, [0.2, 0.4, 0.1])
+        # 1.5 tokens a pass: the next token must bring 0.3, 0.6 and 0.15 of one.
+        assert [made.pays(0.35, length) for length in range(3)] == [True, False, True]
+        assert [made.pays(0.1, length) for length in range(3)] == [False, False, False]
+        assert made.pays(1.5 * 0.4, 1)
+        with pytest.raises(IndexError):
+            made.pays(0.5, 3)
+
+
+@both(price)
+def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better(module: ModuleType) -> None:
+    assert list(module.TokenPrice(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
+    made: list[list[float]] = []
+
+    def better() -> list[float]:
+        made.append([0.0, 2.0, 2.0])
+        return made[-1]
+
+    price = module.TokenPrice(1.5, [0.5, 0.25, 0.25], costs=better)
+    assert not made
+    assert [list(price.costs), list(price.costs)] == [[0.0, 2.0, 2.0]] * 2
+    assert len(made) == 1
+
+
+# --------------------------------------------------------------------------- rates
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0.1, 1), st.floats(0, 1), st.floats(0.1, 9))
+def test_a_rate_is_a_mean_of_outcomes_imagined_ones_included_of_which_old_ones_fade(
+    hits: list[float], fade: float, prior: float, strength: float
+) -> None:
+    rate = FadingRate(prior * strength, strength, fade=fade)
+    for hit in hits:
+        rate.add(hit)
+    weights = [fade ** (len(hits) - i) for i in range(len(hits) + 1)]
+    counted = [strength * weights[0], *weights[1:]]
+    summed = sum(weight * hit for weight, hit in zip(counted, [prior, *hits], strict=True))
+    assert rate.value == pytest.approx(summed / sum(counted))
+    assert rate.towards(0.9, 5.0) == pytest.approx((summed + 4.5) / (sum(counted) + 5))
+
+
+KEY = cell(3, 1.0, 4, 2)
+
+
+def test_estimate_finds_the_rate_and_follows_a_change() -> None:
+    rng = random.Random(0)
+    for rate in (0.0, 0.05, 0.5, 0.9, 1.0):
+        model = HitRates()
+        for _ in range(3000):
+            model.learn(KEY, rng.random() < rate)
+        assert model.estimate(KEY) == pytest.approx(rate, abs=0.12)  # four deviations of the last 200
+    for _ in range(400):
+        model.learn(KEY, False)
+    assert model.estimate(KEY) < 0.2
+
+
+@given(st.integers(0, 20), st.floats(0.01, 1), st.integers(1, 10**6), st.integers(0, 10**6), st.lists(st.booleans()))
+def test_estimate_is_a_probability(match: int, share: float, support: int, streak: int, outcomes: list[bool]) -> None:
+    model = HitRates()
+    key = cell(match, share, support, streak)
+    last = model.estimate(key)
+    assert 0 < last < 1
+    for accepted in outcomes:
+        model.learn(key, accepted)
+        estimate = model.estimate(key)
+        assert 0 < estimate < 1
+        assert (estimate > last) == accepted or estimate == pytest.approx(last, abs=0.01)
+        last = estimate
+
+
+def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
+    model = HitRates()
+    priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]
+    assert priors == sorted(priors)
+    assert priors[-1] <= 0.6  # careful until something was seen
+    other, stranger = cell(3, 0.4, 4, 0), cell(2, 0.4, 4, 0)
+    cold, apart = model.estimate(other), model.estimate(stranger)
+    for _ in range(100):
+        model.learn(KEY, True)
+    assert model.estimate(other) > cold  # the same match length
+    assert model.estimate(stranger) == apart  # another one
+
+
+def test_cells_tell_apart_what_matters() -> None:
+    model = HitRates()
+    for _ in range(300):
+        model.learn(cell(3, 1.0, 5, 8), True)
+        model.learn(cell(3, 0.3, 5, 0), False)
+    assert model.estimate(cell(3, 1.0, 5, 8)) > 0.9
+    assert model.estimate(cell(3, 0.3, 5, 0)) < 0.1
+    assert len({cell(3, s, 5, 0) for s in (1.0, 0.8, 0.4, 0.1)}) == 4
+    assert cell(3, 1.0, 1, 0) != cell(3, 1.0, 2, 0)
+    assert len({cell(3, 1.0, 2, streak) for streak in range(1000)}) < 10
+    classes = [length_class(match) for match in range(1, 100_000)]
+    assert classes == sorted(classes)
+    assert (classes[:8], classes[-1]) == ([1, 2, 3, 4, 5, 6, 7, 9], 11)
+
+
+# --------------------------------------------------------------------------- guesses that wait for their outcome
+
+
+def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> None:
+    judge = ChanceEstimator()
+
+    def chances(*matches: int) -> list[float]:
+        judge.open(None)
+        for match in matches:
+            judge.go_on(match, 4, 4)
+        return judge.chances
+
+    (before,) = chances(3)
+    for _ in range(50):
+        chances(20)
+        judge.close([7])
+        assert judge.settle([8, 7]) == 0
+        assert judge.settle([7]) == 0  # its outcome is known
+    assert chances(30)[0] < 0.1
+    assert chances(3) == [before]
+    for _ in range(50):
+        chances(3, 3, 3)
+        judge.close([5, 6, 7])
+        assert judge.settle([5, 6, 9]) == 2
+    first, *_, last = chances(3, 3, 3)
+    assert first > 0.8
+    assert last < 0.3
+    for number in range(400):  # wrong after every third one that was right
+        after = chances(4)[0]
+        judge.close([5])
+        judge.settle([5 + (number % 4 == 3)])
+        assert number < 300 or (after > 0.6) == (number % 4 != 3)
+
+
+def test_positions_are_told_apart_and_matches_where_the_drafter_tells_them() -> None:
+    record, rng = Record(), random.Random(1)
+    rates = 0.9, 0.1, 0.7
+    for _ in range(3000):
+        draft = record.estimated(Draft((1, 1, 1)), 3)
+        record.settle([1 if rng.random() < rate else 2 for rate in rates])
+    assert draft.chances == pytest.approx(rates, abs=0.15)
+    record = Record()
+    for number in range(3000):
+        match, rate = ((1,), 0.2) if number % 2 else ((9,), 0.9)
+        draft = record.estimated(Draft((1,), match=match), 1)
+        if number > 2900:
+            assert draft.chances[0] == pytest.approx(rate, abs=0.2)
+        record.settle([1 if rng.random() < rate else 2])
+
+
+def test_a_drafters_own_estimates_stay() -> None:
+    record = Record()
+    own = Draft((1, 2), chances=(0.3, 0.9))
+    assert record.estimated(own, 2) is own
+    assert record.estimated(NO_DRAFT, 2) is NO_DRAFT
+    record.settle([1, 2, 3])
+    assert record.estimated(Draft((1,)), 1) == Record().estimated(Draft((1,)), 1)
+
+
+def test_blind_estimates_hang_on_no_token_that_was_drawn() -> None:
+    record = Record()
+    for tokens in ((5, 6), (5, 7), (4, 6)):
+        record.estimated(Draft(tokens), 6, blind=True)
+        record.settle((5, 6, 9))
+    drawn = [Draft((1,), match=(7,)), Draft((2, 3), match=(1, 2)), Draft((1,) * 6)]
+    estimates = {record.estimated(draft, 6, blind=True).chances for draft in drawn}
+    assert len(estimates) == 1
+    assert len(next(iter(estimates))) == 6
+
+
+# --------------------------------------------------------------------------- reliability
+
+
+def test_reliability_counts_up_to_the_first_wrong_one() -> None:
+    counts = Reliability()
+    counts.add(Draft((1, 2, 3, 4), chances=(0.95, 0.55, 0.51, 1.0)), [1, 2, 9, 4])
+    counts.add(Draft((1, 2), chances=(0.0, 1.0)), [1])
+    assert counts.seen == [1, 0, 0, 0, 0, 2, 0, 0, 0, 1]
+    assert counts.right == [1, 0, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert counts.predicted[5] == pytest.approx(1.06)
+    assert counts.calibration_error == pytest.approx((1.0 + 0.06 + 0.05) / 4)
+    cells = counts.to_json()
+    assert [cell["count"] for cell in cells] == counts.seen
+    assert cells[5] == {"from": 0.5, "to": 0.6, "count": 2, "predicted": pytest.approx(0.53), "observed": 0.5}
+    assert cells[1] == {"from": 0.1, "to": 0.2, "count": 0, "predicted": None, "observed": None}
+    counts.add(Draft((7,), chances=(1.0,)), [7])
+    assert counts.seen[BINS - 1] == 2
+    assert Reliability().calibration_error is None

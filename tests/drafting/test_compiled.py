@@ -1,0 +1,133 @@
+"""The compiled modules do what the same modules do as plain Python."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from typing import Any
+
+import numpy as np
+import pytest
+from support.uncompiled import plain_modules
+
+from ngramspec.drafting import suffix_automaton, token_index
+from ngramspec.drafting.draft import Chooser
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.tokens import common_prefix
+
+PLAIN = plain_modules()
+MANY = [(0, 80), *(pytest.param(seed, 300, marks=pytest.mark.exhaustive) for seed in range(1, 6))]
+ARRAYS = ("length", "link", "first", "best", "latest", "total", "origin", "token", "goal", "count", "sibling", "slots")
+"""Of a `SuffixAutomaton`."""
+
+
+def copying(rng: random.Random, vocabulary: int, length: int) -> list[int]:
+    """A text of new stretches, and of copies of old ones with an edit."""
+    text: list[int] = []
+    while len(text) < length:
+        if len(text) < 50 or rng.random() < 0.3:
+            text += [rng.randrange(vocabulary) for _ in range(rng.randrange(1, 30))]
+            continue
+        start = rng.randrange(len(text) - 30)
+        copy = text[start : start + 30]
+        copy[(at := rng.randrange(30)) : at + rng.randrange(3)] = [rng.randrange(vocabulary)] * rng.randrange(2)
+        text += copy
+    return text[:length]
+
+
+class Pair:
+    """A drafter and its plain double, which have to agree in all that they are asked.
+
+    A compiler may fuse a multiplication with an addition, which rounds once less: so chances agree nearly.
+    """
+
+    def __init__(self) -> None:
+        self.drafters: list[Any] = [MixtureDrafter(), PLAIN["drafter"].MixtureDrafter()]
+        self.indexes: list[Any] = [token_index.TokenIndex(), PLAIN["token_index"].TokenIndex()]
+        for drafter, index in zip(self.drafters, self.indexes, strict=True):
+            drafter._guesser.memory = [index]
+
+    def agree(self, method: str, *args: Any) -> Any:
+        one, other = (getattr(drafter, method)(*args) for drafter in self.drafters)
+        assert one == other
+        return one
+
+    def propose(self, limit: int, seed: int, price: tuple[float, list[float]] | None, how: str) -> Any:
+        def picking() -> Chooser | None:
+            """A choice that has nothing to do with the weights, the same for both."""
+            rng = random.Random(seed)
+            return None if how == "greedy" else lambda _, weights: rng.choice(list(weights))
+
+        one, other = (
+            drafter.propose(limit, picking(), blind=how == "blind", price=price and kind(*price))
+            for drafter, kind in zip(self.drafters, (TokenPrice, PLAIN["price"].TokenPrice), strict=True)
+        )
+        assert (one.tokens, one.match) == (other.tokens, other.match)
+        assert one.chances == pytest.approx(other.chances, rel=1e-9)
+        assert [list(q) for q in one.q] == [list(q) for q in other.q]
+        assert [p for q in one.q for p in q.values()] == pytest.approx([p for q in other.q for p in q.values()])
+        return one
+
+    def ask(self, sent: int) -> int:
+        prices = TokenPrice(0.0, [0.0] * 65), PLAIN["price"].TokenPrice(0.0, [0.0] * 65)
+        one, other = (
+            list(drafter.questions(sent, 20, 5, price)) for drafter, price in zip(self.drafters, prices, strict=True)
+        )
+        assert [question[:2] for question in one] == [question[:2] for question in other]
+        assert [question.chance for question in one] == pytest.approx([question.chance for question in other])
+        return len(one)
+
+
+@pytest.mark.parametrize(("seed", "length"), MANY)
+def test_the_mixture_drafts_asks_and_learns_the_same(seed: int, length: int) -> None:
+    """With a memory that grows, edits, refused rows that are read, prices, and answers to questions."""
+    rng, pair = random.Random(seed), Pair()
+    vocabulary = (12, 3, 60)[seed % 3]
+    drafted = questions = heard = 0
+    for _ in range(3):
+        text = copying(rng, vocabulary, 2 * length)
+        pair.agree("begin", text[:length])
+        at = length
+        while at < len(text):
+            price = (1.0, [rng.choice([0.0, 0.02, 0.1])] * 64) if rng.random() < 0.7 else None
+            draft = pair.propose(rng.randrange(1, 12), at, price, rng.choice(["greedy", "coupled", "blind"]))
+            drafted += len(draft)
+            questions += pair.ask(rng.randint(0, len(draft)))
+            truth = text[at : at + rng.randrange(1, 6)]
+            accepted = common_prefix(draft.tokens, truth)
+            assert len({drafter.wants_logits for drafter in pair.drafters}) == 1
+            if pair.drafters[0].wants_logits:
+                rows = np.random.default_rng(at).standard_normal((len(draft) + 1, vocabulary)).astype(np.float32)
+                pair.agree("see", [text[at - 1], *draft.tokens], rows, accepted)
+                heard += len(draft) > accepted
+            if rng.random() < 0.1:
+                pair.agree("hear", text[at + len(truth) :][:2])
+            pair.agree("accept", truth)
+            at += len(truth)
+        for index in pair.indexes:
+            index.extend(text)
+            index.append(token_index.SEAM)
+    assert min(drafted, questions, heard) > 50
+    for learnt in ("shared", "about_tokens"):
+        one, other = (getattr(drafter._guesser, learnt)() for drafter in pair.drafters)
+        assert one.keys() == other.keys()
+        for name, values in one.items():
+            np.testing.assert_allclose(np.asarray(values), np.asarray(other[name]), rtol=1e-6, atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(("seed", "length"), MANY)
+def test_texts_have_the_same_chains_and_suffixes(seed: int, length: int) -> None:
+    text = copying(random.Random(seed), 40, 20 * length)
+    kinds = token_index.TokenIndex, PLAIN["token_index"].TokenIndex
+    for indexes in [kind() for kind in kinds], [kind.build(array("i", text), 1 << 12) for kind in kinds]:
+        for index in indexes:
+            index.extend(text)
+        for name in ("tokens", "links", "heads"):
+            assert list(getattr(indexes[0], name)) == list(getattr(indexes[1], name)), name
+    one, other = suffix_automaton.SuffixAutomaton(), PLAIN["suffix_automaton"].SuffixAutomaton()
+    for automaton in (one, other):
+        automaton.extend(text)
+    assert (one.states, one.edges, one.last) == (other.states, other.edges, other.last)
+    for name in ARRAYS:
+        assert list(getattr(one, name)) == list(getattr(other, name)), name

@@ -1,0 +1,337 @@
+"""What every drafter keeps to, whatever it guesses by; and one that is written by the recipe of the package.
+
+The rules are in `ngramspec.drafting.draft`, the recipe in `ngramspec.drafting`.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+import re
+import textwrap
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.grid import grid
+from support.mock_target import MockTarget
+
+from ngramspec import drafting
+from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.decoding.speculation import Speculation
+from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
+from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.drafting.model import ModelDrafter
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.recall import Recall
+from ngramspec.policies import make_policy
+from ngramspec.policies.policy import Pass
+from ngramspec.tokens import common_prefix
+
+ALL = [*DRAFTERS, "model", "hybrid"]
+COPIERS = ["mixture", "ngram", "suffix", "nasd"]
+"""These guess by the text of the request alone, before they have seen any logits."""
+WORDS = 4
+LOOP = [1, 2, 3, 0] * 20
+SEEDS, LIMITS = st.integers(0, 10**6), st.integers(1, 15)
+PRICES = st.sampled_from([None, TokenPrice(1.2, [0.1] * 20)])
+
+
+def made(name: str) -> Drafter:
+    if name == "memory":
+        rng = random.Random(7)
+        memory = Recall()
+        memory.hear([rng.randrange(WORDS) for _ in range(200)])
+        return make_drafter("memory", memory=memory)
+    if name == "model":
+        return ModelDrafter(MockTarget(WORDS, peak=1.5))
+    if name == "hybrid":
+        return HybridDrafter(AskedModel(MockTarget(WORDS, peak=1.5)))
+    return make_drafter(name)
+
+
+def picker(rng: random.Random) -> Chooser:
+    """A choice that has nothing to do with the weights."""
+    return lambda _, weights: rng.choice(list(weights))
+
+
+def likeliest(_: int, weights: Mapping[int, float]) -> int:
+    return max(weights, key=lambda token: weights[token])
+
+
+def practised(name: str, seed: int, *, wrong: bool = False) -> Drafter:
+    """A drafter that was asked for drafts of every kind in a random text, or in one in which it was always wrong."""
+    rng = random.Random(seed)
+    drafter = made(name)
+    text = [rng.randrange(WORDS) for _ in range(60)]
+    drafter.begin(text)
+    for turn in range(15):
+        draft = drafter.propose(4, picker(rng) if turn % 3 else None, blind=turn % 3 == 2)
+        tokens = [rng.randrange(WORDS) for _ in range(rng.randrange(1, 4))]
+        if wrong and draft.tokens:
+            tokens[0] = (draft.tokens[0] + 1) % WORDS
+        if drafter.wants_logits:
+            rows = np.array([[rng.gauss(0, 2) for _ in range(WORDS)] for _ in range(1 + len(draft))], np.float32)
+            drafter.see([text[-1], *draft.tokens], rows)
+        drafter.accept(tokens)
+        text += tokens
+    return drafter
+
+
+# --------------------------------------------------------------------------- names
+
+
+def test_drafters_are_made_by_name_and_memory_goes_to_those_that_remember() -> None:
+    for name in ALL:
+        assert made(name).name == name
+    assert isinstance(make_drafter(DEFAULT), MixtureDrafter)
+    assert make_drafter("ngram", memory=False).name == "ngram"
+    assert [name for name in DRAFTERS if made(name).wants_logits] == ["recycle", "nasd", "lookahead"]
+    for name, memory, message in (
+        ("psychic", None, r"'psychic'; choose one of: .*mixture.*ngram"),
+        ("ngram", True, r"'ngram' cannot remember.*mixture"),
+        ("memory", None, "there is none"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make_drafter(name, memory=memory)
+
+
+def test_the_head_of_a_draft_has_every_field_cut() -> None:
+    draft = Draft((1, 2, 3), ({1: 1.0}, {2: 1.0}, {3: 1.0}), (3, 3, 2), (5, 4, 3), (0.9, 0.8, 0.7), "ngram")
+    assert draft.head(2) == Draft((1, 2), ({1: 1.0}, {2: 1.0}), (3, 3), (5, 4), (0.9, 0.8), "ngram")
+    assert draft.head(3) is draft.head(9) is draft
+    assert len(draft.head(0)) == 0
+
+
+# --------------------------------------------------------------------------- drafts
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(seed=SEEDS, limit=LIMITS, price=PRICES, wrong=st.booleans(), blind=st.booleans())
+def test_q_is_the_law_of_each_token_and_nothing_that_was_drawn_is_left_out(
+    name: str, seed: int, limit: int, price: TokenPrice | None, wrong: bool, blind: bool
+) -> None:
+    """Could a draw take itself out of the draft, q would not be the law of what is in it."""
+    rng = random.Random(seed)
+    drafter = practised(name, seed, wrong=wrong)
+    drawn: list[tuple[int, int]] = []
+    laws: list[dict[int, float]] = []
+
+    def choose(offset: int, weights: Mapping[int, float]) -> int:
+        whole = sum(weights.values())
+        laws.append({token: weight / whole for token, weight in weights.items()})
+        drawn.append((offset, rng.choice(list(weights))))
+        return drawn[-1][1]
+
+    draft = drafter.propose(limit, choose, blind=blind, price=price)
+    assert len(draft) <= limit
+    if name != "hybrid":  # which asks two sources at a position, one of which is right
+        assert list(enumerate(draft.tokens)) == drawn
+    for (at, token), q in zip(enumerate(draft.tokens), draft.q, strict=True):
+        assert any(pick == (at, token) and dict(q) == pytest.approx(law) for pick, law in zip(drawn, laws, strict=True))
+        assert sum(q.values()) == pytest.approx(1)
+        assert min(q.values()) > 0
+    assert all(len(entries) in (0, len(draft)) for entries in (draft.match, draft.support))
+    assert all(0 < p < 1 for p in draft.chances)
+    assert len(draft.chances) >= len(draft) if blind else len(draft.chances) == len(draft)
+    assert draft.source == name or (name == "hybrid" and draft.source == "model") or not draft
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(seed=SEEDS, limit=LIMITS, price=PRICES)
+def test_a_blind_estimate_does_not_look_at_the_draw(name: str, seed: int, limit: int, price: TokenPrice | None) -> None:
+    """Rejection sampling: whatever is drawn, the estimates that decide on the length are as many and the same."""
+    drafter = practised(name, seed)
+    choosers = [likeliest, lambda _, w: min(w, key=lambda token: w[token]), *[picker(random.Random(seed))] * 8]
+    drafts = [drafter.propose(limit, choose, blind=True, price=price) for choose in choosers]
+    assert len({(draft.source, draft.chances) for draft in drafts}) == 1
+    if name not in ("mixture", "memory", "hybrid"):  # whose chain of the likeliest says how long a draft may get
+        assert all(len(draft.chances) == (limit if draft else 0) for draft in drafts)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # which guesses otherwise at a price
+@given(seed=SEEDS, drawn=st.booleans())
+def test_a_price_ends_a_draft_where_no_longer_one_can_pay(name: str, seed: int, drawn: bool) -> None:
+    drafter = practised(name, seed)
+    choose = likeliest if drawn else None
+    whole = drafter.propose(15, choose)
+    for worth, slopes in ((1.0, [0.02] * 64), (1.5, [0.1] * 64), (1.0, [0.4] * 64), (3.0, [0.01] * 3 + [9.0] * 61)):
+        draft = drafter.propose(15, choose, price=TokenPrice(worth, slopes))
+        reach = np.cumprod(draft.chances)
+        floor = worth * np.array(slopes[1 : len(draft) + 1])
+        assert draft.tokens == whole.tokens[: len(draft)]
+        assert (reach[:-1] >= floor[:-1]).all()
+        assert len(draft) == len(whole) or reach[-1] < floor[-1]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_choice_that_was_not_offered_is_an_error(name: str) -> None:
+    drafter = practised(name, 1)
+    with pytest.raises(ValueError, match=r"9.* not "):
+        drafter.propose(3, lambda *_: 9)
+
+
+# --------------------------------------------------------------------------- learning
+
+
+@pytest.mark.parametrize("name", ALL)
+@given(seed=SEEDS, limit=LIMITS, how=st.sampled_from(["greedy", "coupled", "blind"]), cut=st.integers(0, 15))
+def test_accept_tells_how_many_were_right_and_asking_again_changes_nothing(
+    name: str, seed: int, limit: int, how: str, cut: int
+) -> None:
+    def propose(drafter: Drafter) -> tuple[Any, ...]:
+        choose = None if how == "greedy" else picker(random.Random(seed))
+        draft = drafter.propose(limit, choose, blind=how == "blind")
+        return draft.tokens, draft.q, draft.match, draft.support, draft.chances
+
+    asked, once = practised(name, seed), practised(name, seed)
+    asked.propose(limit)
+    asked.propose(20, likeliest, blind=True)
+    draft, other = propose(asked), propose(once)
+    assert draft == other
+    tokens = draft[0]
+    right = min(cut, len(tokens))
+    wrong = [(token + 1) % WORDS for token in tokens[right : right + 1]]
+    for drafter in (asked, once):
+        assert drafter.accept([*tokens[:right], *wrong, *wrong]) == right
+        assert drafter.accept([1, 2, 3]) == 0  # it was not asked
+    assert propose(asked) == propose(once)
+
+
+def kinds(drafter: Drafter, limit: int) -> list[Draft]:
+    """A draft of every kind."""
+    options: list[dict[str, Any]] = [{}, {"choose": likeliest}, {"choose": likeliest, "blind": True}]
+    return [drafter.propose(limit, **each) for each in options]
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name != "hybrid"])  # whose model guesses in any text
+def test_where_nothing_is_known_nothing_is_drafted(name: str) -> None:
+    drafter = made(name)
+    for prompt in ([], *([] if name in ("lookahead", "model") else [[7], [7, 8], [7, 8, 9]])):
+        drafter.begin(prompt)
+        assert [(draft.tokens, draft.q, draft.chances) for draft in kinds(drafter, 5)] == [((), (), ())] * 3
+        assert drafter.accept([]) == 0
+    if name in COPIERS:
+        drafter.accept([5])
+        assert not drafter.propose(2)
+        drafter.accept([7, 8, 9])
+        assert drafter.propose(2).tokens[:1] == (5,)
+
+
+@pytest.mark.parametrize("name", COPIERS)
+def test_a_text_that_ended_is_forgotten_but_not_how_its_guesses_fared(name: str) -> None:
+    drafter = made(name)
+    drafter.begin(LOOP)
+    first = drafter.propose(3)
+    assert first.tokens == (1, 2, 3)
+    text = list(LOOP)
+    for _ in range(40):
+        draft = drafter.propose(3)
+        assert draft.tokens == tuple(text[-4 : -4 + len(draft)])
+        text += draft.tokens
+        assert drafter.accept(draft.tokens) == len(draft) > 0
+    drafter.begin([4, 5, 6])
+    assert not any(kinds(drafter, 5))
+    drafter.begin(LOOP)
+    for draft in kinds(drafter, 3):
+        assert draft.tokens == first.tokens
+        assert draft.chances[0] > first.chances[0]
+    for limit in (1, 2, 15):
+        assert drafter.propose(limit).tokens == tuple(LOOP[:limit])
+
+
+@pytest.mark.parametrize("name", COPIERS)
+def test_wrong_guesses_lower_the_estimate_and_shorten_the_draft(name: str) -> None:
+    rng = random.Random(1)
+    drafter = made(name)
+    drafter.begin([rng.randrange(WORDS) for _ in range(300)])
+    for _ in range(300):
+        drafter.accept([(drafter.propose(4).tokens[0] + 1) % WORDS])
+    draft = drafter.propose(15)
+    assert draft.chances[0] < 0.2
+    assert len(draft) <= 3
+
+
+# --------------------------------------------------------------------------- the recipe's, without estimates
+
+
+def recipe() -> str:
+    """The class that the package's docstring shows, as source."""
+    block = re.search(r"^    class Echo\(Drafter\):\n(?:    .*\n|\n)+", inspect.getdoc(drafting) or "", re.MULTILINE)
+    assert block
+    return textwrap.dedent(block[0])
+
+
+def drafter_class() -> Any:
+    names: dict[str, Any] = {"Draft": Draft, "Drafter": Drafter, "common_prefix": common_prefix}
+    exec(recipe(), names)
+    return names["Echo"]
+
+
+class Echo(drafter_class()):  # type: ignore[misc]
+    """The recipe's, of which no estimate is ever seen."""
+
+    def propose(self, *args: Any, **kwargs: Any) -> Draft:
+        draft: Draft = super().propose(*args, **kwargs)
+        assert not draft.chances
+        return draft
+
+
+def text(p: float, length: int = 4000, seed: int = 0) -> list[int]:
+    """Tokens each of which repeats the one eight back with probability p, and is another with 1 - p."""
+    rng = random.Random(seed)
+    tokens = [rng.randrange(VOCABULARY) for _ in range(8)]
+    while len(tokens) < length:
+        same = tokens[-8]
+        tokens.append(same if rng.random() < p else (same + rng.randrange(1, VOCABULARY)) % VOCABULARY)
+    return tokens
+
+
+VOCABULARY = 50
+
+
+def run(truth: Sequence[int], curve: str, ask: float) -> tuple[int, float, float]:
+    """Decode a text that is known under the default policy, on a simulated clock on which a plain pass takes a second.
+
+    Returns how many tokens were drafted, what it took, asking the drafter included, and what plain decoding had taken.
+    """
+    speculation = Speculation(Echo(), make_policy("cost"))
+    cost = GivenCurve(CURVES[curve][0])
+    speculation.prepare(cost, range(1, 65))
+    speculation.begin(truth[:8])
+    speculation.first(truth[8])
+    drafted, seconds, at = 0, 0.0, 9
+    while at < len(truth):
+        draft, _, size, *_ = speculation.plan(len(truth) - at)
+        seconds += cost.ratio(size) + (ask if speculation.proposal is not None else 0.0)
+        tokens = tuple(truth[at : at + common_prefix(draft.tokens, truth[at:]) + 1])
+        done = Pass(tokens, drafted=draft.tokens, accepted=len(tokens) - 1, batch=size, seconds=cost.ratio(size))
+        speculation.learn(done, ask)
+        drafted += len(draft)
+        at += len(tokens)
+    return drafted, seconds, (len(truth) - 9) * cost.ratio(1)
+
+
+def test_the_recipe_is_ten_lines_or_so() -> None:
+    assert len([line for line in recipe().splitlines() if line.strip()]) <= 12
+
+
+@pytest.mark.parametrize(
+    ("curve", "ask"), [("flat", 1e-5), ("apple-silicon-akunu", 1e-2), ("cpu-1.5b-q4_0", 1e-5), ("cpu-1.5b-q4_0", 1e-2)]
+)
+def test_the_default_policy_drafts_with_it_where_it_is_right(curve: str, ask: float) -> None:
+    drafted, seconds, plain = run(text(0.97), curve, ask)
+    assert drafted > 1000
+    assert plain / seconds > 1.4
+
+
+@grid(curve=CURVES, ask=(1e-5, 1e-3, 1e-2, 0.3), p=(0.0, 0.02, 0.1), length=(100, 4000))
+def test_and_is_no_slower_than_plain_where_it_is_wrong(curve: str, ask: float, p: float, length: int) -> None:
+    _, seconds, plain = run(text(p, length), curve, ask)
+    assert seconds < 1.02 * plain + (1.0 if length < 4000 else 0.0)

@@ -1,0 +1,41 @@
+"""Signals that reach a command line in this process at a place of its work, however fast the machine is."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+from ngramspec.decoding.decoder import SpeculativeDecoder
+
+
+@contextmanager
+def signal_at(number: int, owner: type, name: str, count: int) -> Iterator[None]:
+    """Send this process a signal when a method is called for the `count`-th time."""
+    plain, calls = getattr(owner, name), itertools.count(1)
+
+    def call(*arguments: Any, **options: Any) -> Any:
+        if next(calls) == count:
+            os.kill(os.getpid(), number)
+        return plain(*arguments, **options)
+
+    with mock.patch.object(owner, name, call):
+        yield
+
+
+@contextmanager
+def signal_after(number: int, steps: int = 5) -> Iterator[None]:
+    """Send this process a signal after so many steps of decoding, of one text or of several."""
+    plain, made = SpeculativeDecoder.generate, itertools.count()
+
+    def generate(*arguments: Any, **options: Any) -> Iterator[Any]:
+        for step in plain(*arguments, **options):
+            if next(made) == steps:
+                os.kill(os.getpid(), number)
+            yield step
+
+    with mock.patch.object(SpeculativeDecoder, "generate", generate):
+        yield

@@ -1,0 +1,279 @@
+"""A text with drafts is that of plain decoding, whichever front end is asked for it: the demo model, in this process.
+
+What plain decoding gives is asked of the library, and of llama-cpp-python for the class that takes its place. All is in
+exact mode, where equality holds by design. A pass costs nearly the same whatever its size, so that drafts always pay.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import llama_cpp
+import pytest
+from support.cli_runner import DEMO, environment, run
+from support.http import asking
+
+import ngramspec
+from ngramspec.cost import kernels
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.llama.draft_model import asked_for
+from ngramspec.llama.shared import SharedTarget
+from ngramspec.llama.target import Target
+from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.sampling.settings import Sampling
+from ngramspec.server.opening import open_engine, open_shared
+from ngramspec.server.served import ServedModel, Server
+
+CODE = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(3)) + "def value_3("
+"""What is continued."""
+
+QUESTION = "Repeat: one two three four five six. one two three four five six. one two three"
+"""What is answered."""
+
+CHATS = ("chat", "llm")
+"""The front ends that answer; the others continue."""
+
+GRAMMAR = r'root ::= "{\"name\": \"" [a-z ]{1,9} "\", \"values\": [" [0-9] (", " [0-9]){6} "]}"'
+N_CTX, TOKENS = 192, 40
+SMALL: tuple[str | Path, ...] = (DEMO, "-t", "1", "-c", str(N_CTX), "-n", str(TOKENS), "--exact", "on")
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "sampled": {"temperature": 0.6},
+    "grammar": {"temperature": 0.9, "grammar": GRAMMAR},
+    "stop string": {"stop": True},
+}
+"""Of a text, beside temperature 0 and a seed."""
+
+
+def settings_of(name: str, front_end: str) -> dict[str, Any]:
+    """The settings of that name for a front end; the stop string comes some accepted drafts after the beginning."""
+    stop = {"stop": ". one" if front_end in CHATS else "class"} if "stop" in SETTINGS[name] else {}
+    return {"temperature": 0.0, "seed": 5, **SETTINGS[name], **stop}
+
+
+class Told(NamedTuple):
+    """A text, and how many drafted tokens of it were accepted."""
+
+    text: str
+    accepted: int
+
+
+Ask = Callable[[dict[str, Any]], Told]
+Plain = Callable[[str, dict[str, Any]], str]
+
+
+# --------------------------------------------------------------------------- plain decoding
+
+
+def known_costs(known: Calibration, *_: Any, **__: Any) -> CostCurve:
+    """In place of measuring them."""
+    known.curve = GivenCurve({1: 1000.0, 64: 1200.0})
+    return known.curve
+
+
+@pytest.fixture(scope="module", autouse=True)
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The folders of a user who has nothing yet; which sizes of passes agree is found out once."""
+    folder = tmp_path_factory.mktemp("home")
+    variables = environment(folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("HOME", str(folder))
+        for kind in ("CACHE", "CONFIG", "DATA", "STATE"):
+            patch.setenv(f"XDG_{kind}_HOME", variables["XDG_CACHE_HOME"] if kind == "CACHE" else str(folder))
+        patch.setattr(Calibration, "ensure_curve", known_costs)
+        for sizes in ("SIZES", "SHARED_SIZES"):
+            patch.setattr(kernels, sizes, getattr(kernels, sizes)[:7])  # which of them agree is found out sooner
+        patch.setattr(CostPolicy, "record", lambda *_: None)  # nor is it learnt how long passes take
+        yield variables
+
+
+@pytest.fixture(scope="module")
+def target() -> Iterator[Target]:
+    with Target(DEMO, n_ctx=N_CTX, threads=1, exact="on") as loaded:
+        yield loaded
+
+
+@pytest.fixture(scope="module")
+def parent() -> Iterator[llama_cpp.Llama]:
+    llama = llama_cpp.Llama(str(DEMO), n_ctx=N_CTX, n_threads=1, n_threads_batch=1, verbose=False)
+    yield llama
+    llama.close()
+
+
+@pytest.fixture(scope="module")
+def plain(target: Target, parent: llama_cpp.Llama) -> Plain:
+    """What plain decoding gives with settings, to compare with what the front end of a name does."""
+    decoder = SpeculativeDecoder(target, drafter=None, exact="on")
+    decoder.calibration.ensure_exact(target)
+
+    def text(front_end: str, settings: dict[str, Any]) -> str:
+        if front_end == "Llama":
+            return completed(parent, settings)
+        chats = [{"role": "user", "content": QUESTION}]
+        prompt = target.chat_prompt(chats) if front_end in CHATS else target.tokenize(CODE)
+        stop = [settings["stop"]] if "stop" in settings else ()
+        sampling = Sampling(**{name: value for name, value in settings.items() if name != "stop"})
+        return "".join(s.text for s in decoder.generate(prompt, max_tokens=TOKENS, sampling=sampling, stop=stop))
+
+    return text
+
+
+# --------------------------------------------------------------------------- front ends
+
+
+def flags(settings: dict[str, Any]) -> list[str]:
+    """Options of the command line."""
+    named = {"temperature": "--temp"}
+    return [part for name, value in settings.items() for part in (named.get(name, f"--{name}"), str(value))]
+
+
+def complete(home: dict[str, str], *more: str | Path) -> Ask:
+    def ask(settings: dict[str, Any]) -> Told:
+        done = run(home, "complete", *SMALL, *more, *flags(settings), "--json", stdin=CODE.encode())
+        assert done.code == 0, done.err
+        told = json.loads(done.out)
+        return Told(told["text"], told["accepted"])
+
+    return ask
+
+
+def chat(home: dict[str, str], *more: str | Path) -> Ask:
+    def ask(settings: dict[str, Any]) -> Told:
+        done = run(home, "chat", *SMALL, *more, *flags(settings), stdin=f"{QUESTION}\n/stats\n".encode())
+        assert done.code == 0, done.err
+        drafts = re.search(r"(\d+) of \d+ drafted tokens accepted", done.err)
+        return Told(done.out, int(drafts[1]) if drafts else 0)
+
+    return ask
+
+
+def serve(opened: ExitStack, *, second: bool = False) -> Ask:
+    """The server's application, on an engine as `ngramspec serve` opens it."""
+    executor = opened.enter_context(ThreadPoolExecutor(1, "engine"))
+    load = partial(SharedTarget, DEMO, lanes=2, n_ctx=N_CTX, threads=1)
+    shared = executor.submit(open_shared, lambda exact: load(exact=exact), "on").result()
+    model = executor.submit(lambda: asked_for(shared, load(exact="off", apart=True))).result() if second else None
+    engine = executor.submit(
+        open_engine,
+        shared,
+        drafts=True,
+        draft_max=16,
+        model=model,
+        memory=None,
+        kept=None,
+        cache_room=1 << 24,
+        crashed=lambda error: pytest.fail(repr(error)),
+        executor=executor,
+    ).result()
+    opened.callback(engine.stop)
+    server = Server(model=ServedModel(engine, shared, "demo"))
+
+    async def post(body: dict[str, Any]) -> Any:
+        async with asking(server) as client:
+            return (await client.post("/completion", json=body, timeout=60)).json()
+
+    def ask(settings: dict[str, Any]) -> Told:
+        stop = {"stop": [settings["stop"]]} if "stop" in settings else {}
+        told = asyncio.run(post({"prompt": CODE, "n_predict": TOKENS, **settings, **stop}))
+        return Told(told["content"], told["timings"].get("draft_n_accepted", 0))
+
+    return ask
+
+
+def completed(llama: llama_cpp.Llama, settings: dict[str, Any]) -> str:
+    """The text of a completion of llama-cpp-python's class, or of ours."""
+    grammar = settings.get("grammar")
+    if grammar is not None:
+        settings = {**settings, "grammar": llama_cpp.LlamaGrammar.from_string(grammar, verbose=False)}
+    answer: Any = llama.create_completion(CODE, max_tokens=TOKENS, **settings)
+    return str(answer["choices"][0]["text"])
+
+
+def llama(opened: ExitStack, **more: Any) -> Ask:
+    """`ngramspec.Llama`."""
+    loaded = ngramspec.Llama(
+        str(DEMO), n_ctx=N_CTX, n_threads=1, n_threads_batch=1, verbose=False, exact="on", keep=False, **more
+    )
+    opened.callback(loaded.close)
+
+    def ask(settings: dict[str, Any]) -> Told:
+        before = loaded.draft_stats.accepted
+        return Told(completed(loaded, settings), loaded.draft_stats.accepted - before)
+
+    return ask
+
+
+def plugin(opened: ExitStack, **more: Any) -> Ask:
+    """The model of the plugin of `llm`."""
+    pytest.importorskip("llm")
+    from ngramspec.llm_plugin.model import NGramSpec
+
+    model = NGramSpec(str(DEMO))
+    opened.callback(lambda: model._opened.close() if model._opened is not None else None)
+    loading = {"max_tokens": TOKENS, "ctx_size": N_CTX, "threads": 1, "exact": "on", **more}
+
+    def ask(settings: dict[str, Any]) -> Told:
+        response = model.prompt(QUESTION, **loading, **settings)
+        return Told(response.text(), (response.usage().details or {}).get("accepted", 0))
+
+    return ask
+
+
+Open = Callable[[dict[str, str], ExitStack], Ask]
+
+NGRAMS: dict[str, Open] = {
+    "complete": lambda home, _: complete(home),
+    "chat": lambda home, _: chat(home),
+    "serve": lambda _, opened: serve(opened),
+    "Llama": lambda _, opened: llama(opened),
+    "llm": lambda _, opened: plugin(opened),
+}
+"""Each drafts from n-grams, as by default."""
+
+SECOND_MODELS: dict[str, Open] = {
+    "complete": lambda home, _: complete(home, "-md", DEMO, "-td", "1", "--drafter", "model"),
+    "chat": lambda home, _: chat(home, "-md", DEMO, "-td", "1"),
+    "serve": lambda _, opened: serve(opened, second=True),
+    "Llama": lambda _, opened: llama(opened, draft_model=str(DEMO)),
+    "llm": lambda _, opened: plugin(opened, draft_model=str(DEMO)),
+}
+"""Each has the demo model draft for itself, too."""
+
+
+@pytest.fixture(scope="module", params=NGRAMS)
+def front_end(request: pytest.FixtureRequest, home: dict[str, str]) -> Iterator[tuple[str, Ask]]:
+    """Its name, and the front end."""
+    with ExitStack() as opened:
+        yield request.param, NGRAMS[request.param](home, opened)
+
+
+@pytest.mark.parametrize("how", SETTINGS)
+def test_drafts_from_n_grams_change_no_text(how: str, front_end: tuple[str, Ask], plain: Plain) -> None:
+    name, ask = front_end
+    settings = settings_of(how, name)
+    text, accepted = ask(settings)
+    assert text.removesuffix("\n") == plain(name, settings).removesuffix("\n")
+    assert accepted > 0
+
+
+@pytest.mark.parametrize("name", SECOND_MODELS)
+def test_nor_do_those_of_a_second_model(name: str, home: dict[str, str], plain: Plain) -> None:
+    with ExitStack() as opened:
+        ask = SECOND_MODELS[name](home, opened)
+        for how in ("greedy", "sampled"):
+            settings = settings_of(how, name)
+            text, accepted = ask(settings)
+            assert text.removesuffix("\n") == plain(name, settings).removesuffix("\n")
+            assert accepted > TOKENS // 4
