@@ -4,29 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Annotated, Any
 
 import typer
 from rich.console import RenderableType
 
+from ngramspec.benchmark.against import Rival
 from ngramspec.benchmark.alpha import AlphaMeasurement
 from ngramspec.benchmark.posted import Measured, posted
 from ngramspec.benchmark.report import Summary, summarise, verdicts
 from ngramspec.benchmark.runs import Benchmark, Run
 from ngramspec.benchmark.samples import Samples
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.speculation import Speculation
+from ngramspec.drafting import make_drafter
 from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.model import ModelDrafter
 from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.memory.names import DEFAULT
-from ngramspec.policies import POLICIES
-from ngramspec.prompts import Prompt, Skipped, load_prompts, prepare
+from ngramspec.policies import POLICIES, make_policy
+from ngramspec.prompts import Case, Prompt, Skipped, load_prompts, prepare
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tuning.kept import recalled
 
 from .about import exact_mode, load_settings, model_lines, provenance, setup
+from .bench_against import check_against, compare_with
 from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
 from .bench_view import show
 from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
@@ -38,6 +43,7 @@ from .tuned import told
 from .view import counting_bar, slow_core
 
 ALL = "all"
+REPEATS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +68,23 @@ class Compared(DraftOptions):
         decoder = first.decoder(target, memory, keep=False)
         if decoder.drafter is None:
             return [decoder]
-        drafts = decoder.drafter.anew if isinstance(decoder.drafter, ModelDrafter | HybridDrafter) else lambda: None
         known = decoder.calibration
-        return [decoder, *(other.quiet_decoder(target, memory, known, drafter=drafts()) for other in others)]
+        return [
+            decoder,
+            *(
+                other.quiet_decoder(target, memory, known, drafter=self.unlearnt(decoder, memory).drafter)
+                for other in others
+            ),
+        ]
+
+    def unlearnt(self, decoder: SpeculativeDecoder, memory: Memory | None) -> Speculation:
+        """A drafter and a policy like a decoder's, which have learnt nothing."""
+        drafter = decoder.drafter
+        if isinstance(drafter, ModelDrafter | HybridDrafter):
+            drafter = drafter.anew()
+        elif drafter is not None:
+            drafter = make_drafter(drafter.name, memory=memory)
+        return Speculation(drafter, make_policy(decoder.policy.name, self.draft_max))
 
 
 def bench(
@@ -80,11 +100,23 @@ def bench(
     limit: Annotated[
         int | None, typer.Option("--limit", min=1, help="Most prompts per category; default: all.")
     ] = None,
-    repeat: Annotated[int, typer.Option("--repeat", min=1, help="Runs of each kind per prompt.")] = 3,
+    repeat: Annotated[
+        int | None,
+        typer.Option("--repeat", min=1, help="Runs of each kind per prompt; default: 3.", show_default=False),
+    ] = None,
     predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per run.")] = 128,
     alpha: Annotated[
         bool, typer.Option("--alpha", help="Measure alpha of n-gram counts too, by order; two ways, untimed.")
     ] = False,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            metavar="URL",
+            help="Compare with a running server of the same model: llama-server, or any that speaks OpenAI's API.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Annotated[str | None, json_option("every run")] = None,
 ) -> None:
     """Measure plain against drafted decoding, interleaved, on the same prompts.
@@ -100,6 +132,9 @@ def bench(
     A ratio of 1.20x means that drafting emits 1.2 times as many tokens per second. "theory" is what Leviathan et
     al.'s formula expects from the measured acceptance and cost of a pass, drafts being free.
 
+    --against URL asks a running server for the same prompts, in turns with us, each once, and shows tokens per second
+    of both and whether the texts are the same. A key for it is read from OPENAI_API_KEY.
+
     --policy all runs every prompt with every policy, beside plain decoding, in rotating order.
 
     --alpha decodes every prompt once more per n-gram order, with the counts of the context as q and drafts of
@@ -111,6 +146,8 @@ def bench(
     chosen = sampling.sampling()
     acceptance = sampling.acceptance(chosen)
     draft.check(acceptance)
+    if against is not None:
+        check_against(chosen, {"repeat": repeat, "alpha": alpha, "policy all": draft.policy == ALL, **asdict(post)})
     selected = _select(load_prompts(prompts), category or [], limit)
     with JsonOutput(as_json) as output, Posts(post, as_json) as posts:
         found = load.find(model)
@@ -118,17 +155,17 @@ def bench(
         tuned, load = told(kept, left_out=load.no_tuned), load.using(kept)
         target = load.load(found, draft_max=draft.longest, head=draft.mtp)
         check_sampling(target, chosen)
-        memory = draft.open_memory(target, keep=False)
-        if memory is not None and memory.stored:
-            note(f"drafting from a memory of {memory.stored} tokens too; --no-memory leaves it out")
+        memory = _memory(draft, target)
         decoder, *others = draft.decoders(target, memory)
-        cases, skipped = prepare(target, selected, predict, target.n_ctx)
-        if not cases:
-            first = skipped[0]
-            fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
+        cases, skipped = _cases(target, selected, predict)
         ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
         default = SpeculativeDecoder(ordinary.load(found), drafter=None, exact="off") if target.exact == "on" else None
-        benchmark = Benchmark(decoder, cases, predict, repeat, chosen, acceptance, default, others)
+        settings = predict, repeat or REPEATS, chosen, acceptance, default, others
+        benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(draft.unlearnt, memory=memory))
+        if against is not None:
+            heading = None if posts.silent else _heading(target, benchmark, chosen)
+            compare_with(Rival(against, target), target, benchmark, heading, output)
+            return
         note(
             f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
             + (f", skipped: {len(skipped)}" if skipped else "")
@@ -165,12 +202,35 @@ def bench(
                 }
                 output.write(more_data | _document(target, benchmark, summaries, skipped, chosen))
             own = {
-                **{"--prompts": prompts, "--category": category, "--limit": limit, "-n": predict, "--repeat": repeat},
+                **{
+                    "--prompts": prompts,
+                    "--category": category,
+                    "--limit": limit,
+                    "-n": predict,
+                    "--repeat": benchmark.repeat,
+                },
                 "-s": None if chosen.greedy else chosen.seed,
             }
             typed = command_line("bench", [model], own, sampling, draft, load)
             posts.write(lambda: posted(setup(target, found.label), typed, _measured(benchmark, summaries, samples)))
     leave(ended)
+
+
+def _memory(draft: Compared, target: Target) -> Memory | None:
+    """The memory to draft from, if there is one."""
+    memory = draft.open_memory(target, keep=False)
+    if memory is not None and memory.stored:
+        note(f"drafting from a memory of {memory.stored} tokens too; --no-memory leaves it out")
+    return memory
+
+
+def _cases(target: Target, selected: Sequence[Prompt], predict: int) -> tuple[list[Case], list[Skipped]]:
+    """What can be run of the prompts, and what cannot; ends the program if nothing can."""
+    cases, skipped = prepare(target, selected, predict, target.n_ctx)
+    if not cases:
+        first = skipped[0]
+        fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
+    return cases, skipped
 
 
 def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | None) -> list[Prompt]:
@@ -221,7 +281,10 @@ def _show(
     more: Sequence[RenderableType],
 ) -> None:
     probe = benchmark.drafted.calibration.probe
-    heading = [*_heading(target, benchmark, sampling), f"tuned: {tuned}"]
+    order = (
+        f"{benchmark.repeat} runs of each kind per prompt, in rotating order; no text is drafted by what has seen it"
+    )
+    heading = [*_heading(target, benchmark, sampling), order, f"tuned: {tuned}"]
     with guarded_stdout():
         largest = probe.max_difference if probe else None
         show(benchmark, summaries, heading, skipped, largest_difference=largest, more=more)
@@ -234,8 +297,7 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
     policies = ("policy " if len(benchmark.policies) == 1 else "policies ") + ", ".join(benchmark.policies)
     lines = [
         *model_lines(target),
-        f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run,"
-        f" {benchmark.repeat} of each kind per prompt in rotating order, one decoder of each kind for all prompts",
+        f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run",
     ]
     if decoder.exact == "on":
         lines.append(exact_mode(decoder.calibration.exact_sizes))
@@ -269,7 +331,7 @@ def _document(
             "exact": decoder.exact,
             "exact_sizes": calibration.exact_sizes,
             **load_settings(target),
-            "decoder": "one of each kind for all prompts, in order",
+            "decoder": "one of each kind for all prompts, in order; at each repeat it has learnt nothing",
         },
         "cost_curve_seconds": {
             policy: drafted.calibration.curve.to_json() if drafted.calibration.curve else None

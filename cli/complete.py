@@ -257,6 +257,7 @@ def _document(
         "accepted": stats.accepted,
         "seconds": seconds,
         "prefill_seconds": stats.prefill_seconds,
+        "decode_seconds": stats.decode_seconds,
         "tokens_per_second": stats.tokens_per_second,
         "tokens_per_pass": stats.tokens_per_pass,
         "acceptance_rate": stats.acceptance_rate,

@@ -97,8 +97,7 @@ class Writing:
         steps, ended = self._take(jobs, plans, rows, seconds)
         overhead = self._clock() - began - seconds if asked else 0.0
         for job, step in steps:
-            step.read_seconds = job.proposer.read_seconds
-            overhead -= step.read_seconds
+            overhead -= job.proposer.read_seconds
             job.proposer.settle(step)
         self._learn([step for _, step in steps], plans, formation, owed, seconds, overhead)
         self.passes += 1

@@ -3,15 +3,18 @@
 One drafted decoder is compared with plain decoding, or several are that differ in their policy.
 
     cases, skipped = prepare(target, load_prompts(None), max_tokens=128, n_ctx=target.n_ctx)
-    benchmark = Benchmark(SpeculativeDecoder(target), cases, max_tokens=128, repeat=3)
+    unlearnt = lambda decoder: Speculation(make_drafter("mixture"), make_policy("cost"))
+    benchmark = Benchmark(SpeculativeDecoder(target), cases, max_tokens=128, repeat=3, unlearnt=unlearnt)
     benchmark.warm_up()
     for run in benchmark.measure():
         ...                                     # every run is also in benchmark.runs
 
 The runs compared differ only in the drafts: target, sampling, seed and prompt are the same, and every run starts
-with the same prompt prefix in the KV cache, computed once. The order rotates from repeat to repeat
-(plain drafted, drafted plain, ...), so that a machine that slows down or warms up favours none. A drafted
-decoder serves all prompts in order, as in real use: what it learnt on the earlier ones it keeps.
+with the same prompt prefix in the KV cache, computed once per repeat. The order rotates from run to run
+(plain drafted, drafted plain, ...), so that a machine that slows down or warms up favours none.
+
+A repeat is all prompts in order, with drafters and policies that have learnt nothing when it begins. In it they keep
+what they learnt on the earlier prompts, as in real use, but no text is ever drafted by what has seen it before.
 
 `ngramspec.benchmark.report` makes figures of the runs.
 """
@@ -20,12 +23,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Literal
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.speculation import Speculation
 from ngramspec.decoding.step import Stats, Step, StopReason
 from ngramspec.prompts import Case
 from ngramspec.sampling.settings import Sampling
@@ -58,7 +62,7 @@ class Run:
     Attributes:
         category, prompt: whose it is.
         kind: see `Kind`.
-        repeat: counted from 0; the runs of one repeat follow each other directly.
+        repeat: counted from 0; the runs of a prompt in one repeat follow each other directly.
         output: token ids emitted, the prefill's included.
         seconds: wall clock from the prefill's token to the end: target passes, drafting, verification, Python.
         prefill_seconds: wall clock before that; most of the prompt is in the KV cache already.
@@ -123,6 +127,7 @@ class Benchmark:
         acceptance: of drafts, in all runs.
         default: a plain decoder on a target of the same model without exact mode, or None.
         others: decoders like `drafted`, with its target and calibration, each with a drafter and a policy of its own.
+        unlearnt: makes a drafter and a policy like those of a decoder, which have learnt nothing.
 
     Raises:
         ValueError: no cases, a number too small, two decoders with the same policy, on different targets, or with
@@ -137,6 +142,8 @@ class Benchmark:
     acceptance: Acceptance = field(default_factory=Acceptance)
     default: SpeculativeDecoder | None = None
     others: Sequence[SpeculativeDecoder] = ()
+    _: KW_ONLY
+    unlearnt: Callable[[SpeculativeDecoder], Speculation]
     runs: list[Run] = field(default_factory=list, init=False)
     prefills: list[Prefill] = field(default_factory=list, init=False)
     differences: list[Difference] = field(default_factory=list, init=False)
@@ -203,18 +210,24 @@ class Benchmark:
     def measure(self) -> Iterator[Run]:
         """Make the runs, one per `next`; stopping early leaves those made."""
         order = list(self._decoders)
-        for number, case in enumerate(self.cases):
-            self._prefill(case)
-            for repeat in range(self.repeat):
-                # Prompts rotate the order too: else, where the repeats are no multiple, some would go first more often.
-                first = (number * self.repeat + repeat) % len(order)
+        for repeat in range(self.repeat):
+            self.forget()
+            for number, case in enumerate(self.cases):
+                self._prefill(case)
+                # From run to run, and where the prompts are a multiple, from repeat to repeat: all go first as often.
+                first = (number + repeat * (len(self.cases) % len(order) or 1)) % len(order)
+                pair: dict[Contender, Run] = {}
                 for contender in order[first:] + order[:first]:
-                    run = self._run(case, contender, repeat)
-                    self.runs.append(run)
-                    yield run
-            if self.caveat is None:
-                for policy in self.policies:
-                    self._compare(case, policy)
+                    pair[contender] = self._run(case, contender, repeat)
+                    self.runs.append(pair[contender])
+                    yield pair[contender]
+                for policy in self.policies if self.caveat is None else ():
+                    self._compare(case, pair["plain", None], pair["drafted", policy])
+
+    def forget(self) -> None:
+        """Let the drafted decoders begin again with what has learnt nothing; what was measured of passes stays."""
+        for decoder in self.policies.values():
+            decoder.speculation = self.unlearnt(decoder)
 
     def _prefill(self, case: Case) -> None:
         """Read the prompt into every target, so that all runs find the same tokens in the KV cache."""
@@ -258,22 +271,21 @@ class Benchmark:
         steps.extend(generation)
         return steps, first - began, time.perf_counter() - first
 
-    def _compare(self, case: Case, policy: str) -> None:
-        """Note the first difference between the outputs of a case's pairs, if there is one."""
-        runs = [run for run in self.runs_of(policy) if (run.category, run.prompt) == (case.category, case.id)]
-        outputs = {(run.kind, run.repeat): run.output for run in runs}
-        for repeat in range(self.repeat):
-            plain, drafted = outputs["plain", repeat], outputs["drafted", repeat]
-            if plain == drafted:
-                continue
-            position = common_prefix(plain, drafted)
-            a, b = (out[position] if position < len(out) else None for out in (plain, drafted))
-            margin = None
-            bare = self._sampling.greedy and not self._sampling.moves_logits
-            if bare and a is not None and b is not None:
-                target = self.drafted.target
-                target.clear()
-                logits = target.prefill([*case.tokens, *plain[:position]], aligned=self.drafted.footing.aligned)
-                margin = abs(float(logits[a]) - float(logits[b]))
-            self.differences.append(Difference(case.category, case.id, repeat, position, a, b, policy, margin))
+    def _compare(self, case: Case, plain: Run, drafted: Run) -> None:
+        """Note where two outputs of a case differ, unless an earlier repeat's did."""
+        a, b = plain.output, drafted.output
+        noted = {(d.category, d.prompt, d.policy) for d in self.differences}
+        if a == b or drafted.policy is None or (case.category, case.id, drafted.policy) in noted:
             return
+        position = common_prefix(a, b)
+        x, y = (output[position] if position < len(output) else None for output in (a, b))
+        margin = None
+        bare = self._sampling.greedy and not self._sampling.moves_logits
+        if bare and x is not None and y is not None:
+            target = self.drafted.target
+            target.clear()
+            logits = target.prefill([*case.tokens, *a[:position]], aligned=self.drafted.footing.aligned)
+            margin = abs(float(logits[x]) - float(logits[y]))
+        self.differences.append(
+            Difference(case.category, case.id, drafted.repeat, position, x, y, drafted.policy, margin)
+        )

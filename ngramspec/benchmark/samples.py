@@ -4,7 +4,8 @@
     for sample in samples.run():
         ...                                     # they are also in samples.found
 
-To see how a token was decided on takes time, so no such run is compared with any other.
+To see how a token was decided on takes time, so no such run is compared with any other. As in those that are timed,
+what drafts has not seen the text before.
 """
 
 from __future__ import annotations
@@ -51,6 +52,7 @@ class Samples:
     def run(self) -> Iterator[Sample]:
         """Take the samples, one per `next`; stopping early leaves those taken."""
         benchmark, decoder = self.benchmark, self.benchmark.drafted
+        benchmark.forget()
         first = {case.category: case for case in reversed(benchmark.cases)}
         for category in dict.fromkeys(case.category for case in benchmark.cases):
             case = first[category]

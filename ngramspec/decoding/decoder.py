@@ -234,7 +234,8 @@ class SpeculativeDecoder:
         rows = target.prefill(generation.prompt, aligned=footing.aligned, progress=progress)[np.newaxis]
         try:
             step = generation.first(rows, speculation)
-            step.seconds = clock() - began
+            ended = clock()
+            step.seconds = ended - began
             yield step
             if generation.stop is None:
                 self._prepare(footing, generation.last, generation.left)
@@ -267,6 +268,8 @@ class SpeculativeDecoder:
 
                 # 5. Learn.
                 speculation.learn(step, overhead)
+                before, ended = ended, clock()
+                step.elapsed = ended - before
                 yield step
                 if generation.error is not None:
                     raise generation.error

@@ -272,8 +272,7 @@ class Speculation(Proposer):
             done.plain_seconds = curve.seconds(self.plain)
             done.disturbed = done.seconds - curve.undisturbed(done.batch, done.seconds)
         if self.proposal is not None:
-            done.read_seconds = self.read_seconds
-            done.draft_seconds = plan_seconds - done.read_seconds
+            done.draft_seconds = plan_seconds - self.read_seconds
         self.settle(done)
         if self.drafter is not None:
             self.policy.record(done)

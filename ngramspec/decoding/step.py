@@ -62,6 +62,7 @@ class Stats:
         draft_seconds: of asking the drafter.
         plain_seconds: what the same tokens would have taken one by one, by the cost curve.
         prefill_seconds: of prefills.
+        decode_seconds: from each first token to the last, on the wall; see `Pass.elapsed`.
         generated: all tokens emitted, the prefill's included.
         close_calls: see `Pass`.
     """
@@ -78,6 +79,7 @@ class Stats:
     draft_seconds: float = 0.0
     plain_seconds: float = 0.0
     prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
     generated: int = 0
     close_calls: int = 0
 
@@ -92,8 +94,8 @@ class Stats:
         self.passes += 1
         self.seconds += done.seconds
         self.draft_seconds += done.draft_seconds
-        self.prefill_seconds += done.read_seconds
         self.plain_seconds += done.plain_seconds * len(done.tokens)
+        self.decode_seconds += done.elapsed
         k = len(done.drafted)
         self.passes_without_draft += k == 0
         self.drafted += k
@@ -131,9 +133,8 @@ class Stats:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Emitted tokens per second of decoding (target passes and drafting, without the prefill)."""
-        seconds = self.seconds + self.draft_seconds
-        return self.tokens / seconds if seconds > 0 else None
+        """Tokens after the first per second from the first to the last; None where nobody took the time."""
+        return self.tokens / self.decode_seconds if self.decode_seconds > 0 else None
 
     @property
     def estimated_gain(self) -> float | None:

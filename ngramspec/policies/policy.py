@@ -34,8 +34,9 @@ class Pass:
         seconds: of the target pass (of the whole prefill at the first step).
         disturbed: how many of them an interruption by the system added (see `CostCurve.undisturbed`).
         draft_seconds: spent on asking the drafter, and on being able to take a refused draft back.
-        read_seconds: that the drafter spent on reading the text so far; see `Drafter`.
         plain_seconds: what a pass without a draft costs now; 0 when that was not measured.
+        elapsed: seconds since the step before, on the wall: choosing tokens, grammar, and what a reader of the steps
+            did in between are in it; 0 at the first step, and where nobody took the time.
         source: the drafter, or "" without a draft.
         close_calls: tokens that rounding could have decided otherwise than in undrafted decoding (see
             `ngramspec.exactness.close_calls`), where `exact="auto"` did not take settings that rule it out.
@@ -51,8 +52,8 @@ class Pass:
     seconds: float = 0.0
     disturbed: float = 0.0
     draft_seconds: float = 0.0
-    read_seconds: float = 0.0
     plain_seconds: float = 0.0
+    elapsed: float = 0.0
     source: str = ""
     close_calls: int = 0
     explained: Mapping[str, float] = field(default_factory=dict)
