@@ -198,7 +198,7 @@ class Engine:
                     self._shown,
                     n_ctx=self.n_ctx,
                     n_vocab=model.lanes[0].n_vocab,
-                    counts_calls=self._footing.bound > 0,
+                    counts_calls=self._drafter is not None and self._footing.bound > 0,
                 )
             except (NGramSpecError, ValueError) as error:
                 job.finish(error)
@@ -232,9 +232,10 @@ class Engine:
             began = self._clock()
             steps, ended = self._writing.step(writers)
             self._turns.wrote(self._clock() - began)
-            for job, step in steps:
-                with self._wake:
+            with self._wake:
+                for _, step in steps:
                     self._stats.add(step)
+            for job, step in steps:
                 job.emit(step)
             for job, error in ended:
                 self._end(job, error)

@@ -20,11 +20,14 @@ class Formation:
         lanes: of the texts.
         curve: what a batch costs.
         most: tokens of the largest batch that may be used.
+
+    Attributes:
+        lanes: as above.
     """
 
     def __init__(self, model: SharedModel, lanes: Sequence[Lane], curve: CostCurve, most: int) -> None:
         self._model = model
-        self._lanes = list(lanes)
+        self.lanes = list(lanes)
         self._fillers: list[Lane] = []
         self._plain = self.batches([1] * len(lanes))
         numbers = [lane.number for lane in lanes]
@@ -37,7 +40,7 @@ class Formation:
 
     def batches(self, shape: Sequence[int]) -> Sequence[int]:
         """The sizes of the batches of a pass in which each text has so many tokens."""
-        return self._model.batches([*shape, *[min(shape)] * len(self._fillers)], [*self._lanes, *self._fillers])
+        return self._model.batches([*shape, *[min(shape)] * len(self._fillers)], [*self.lanes, *self._fillers])
 
     def plain_cost(self, curve: CostCurve) -> float:
         """What a pass without drafts costs, in units of T(1)."""
@@ -50,7 +53,7 @@ class Formation:
             TargetError: the pass failed; the lanes are as before.
         """
         filler = [0] * min(map(len, batches))
-        parts = [Part(lane, tokens, len(tokens)) for lane, tokens in zip(self._lanes, batches, strict=True)]
+        parts = [Part(lane, tokens, len(tokens)) for lane, tokens in zip(self.lanes, batches, strict=True)]
         before = [len(lane.tokens) for lane in self._fillers]
         rows = self._model.evaluate([*parts, *(Part(lane, filler, 0) for lane in self._fillers)])
         for lane, length in zip(self._fillers, before, strict=True):

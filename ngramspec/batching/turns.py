@@ -1,8 +1,9 @@
 """`Turns`: whether prompts or answers come next, and which of them, so that none waits for the length of another.
 
-Prompts are read chunk by chunk and texts written token by token. Where both wait, reading and writing get the same
-time: a long prompt slows the answers of others to half their speed, and does not stop them. Prompts take turns among
-each other, so that a short one does not wait for the end of a long one.
+Prompts are read chunk by chunk and texts written token by token. Where both wait, prompts are read first for some
+seconds, so that their texts join those that are being written: a pass costs little more with them. After that reading
+and writing get the same time: a long prompt slows the answers of others to half their speed, and does not stop them.
+Prompts take turns among each other, so that a short one does not wait for the end of a long one.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ T = TypeVar("T")
 
 PAUSE = 0.25
 """Seconds that one chunk of a prompt may keep answers waiting, where the chunks can be chosen."""
+
+AHEAD = 4.0
+"""Seconds of reading that answers may wait for, beyond the time that they had themselves."""
 
 LEAST = 32
 """Fewest tokens of such a chunk: fewer cost nearly as much time."""
@@ -36,7 +40,7 @@ class Turns:
         """
         if not readers or not writers:
             self._ahead = 0.0
-        if not readers or self._ahead > 0:
+        if not readers or self._ahead > AHEAD:
             return None
         self._order = [reader for reader in self._order if reader in readers]
         chosen = min(readers, key=lambda reader: self._order.index(reader) if reader in self._order else -1)

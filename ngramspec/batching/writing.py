@@ -11,6 +11,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.speculation import Plan
 from ngramspec.decoding.step import Step
+from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.drafting.in_step import made_together
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.auto import Footing
@@ -57,6 +58,7 @@ class Writing:
         self._budget = DraftBudget(draft_max)
         self._sizes: Sequence[int] = footing.sizes or range(1, model.max_rows + 1)
         self._together = self._most_together()
+        self._formation: Formation | None = None  # of the last pass
         self._turn = 0
         self.passes = self.busy = 0
 
@@ -78,12 +80,15 @@ class Writing:
             jobs = [*jobs[at:], *jobs[:at]][: self._together]
             self._turn += self._together
         began = self._clock()
-        formation = Formation(self._model, list(map(_lane, jobs)), self._curve, self._sizes[-1])
+        lanes = [_lane(job) for job in jobs]
+        formation = self._formation
+        if formation is None or formation.lanes != lanes:
+            formation = self._formation = Formation(self._model, lanes, self._curve, self._sizes[-1])
         try:
             plans, asked = self._plans(jobs, formation)
-            owed = sum(_lane(job).owed for job in jobs)
-            for job, plan in zip(jobs, plans, strict=True):
-                _secure(_lane(job), plan)
+            owed = sum([lane.owed for lane in lanes])
+            for lane, plan in zip(lanes, plans, strict=True):
+                _secure(lane, plan)
             batches = [_text(job).batch(plan) for job, plan in zip(jobs, plans, strict=True)]
             planned = self._clock()
             rows = formation.evaluate(batches)
@@ -109,6 +114,8 @@ class Writing:
     def _plans(self, jobs: Sequence[Job], formation: Formation) -> tuple[list[Plan], bool]:
         """What to send of each text, and whether any drafter was asked."""
         n = len(jobs)
+        if not self._drafts and self._footing.sizes is None:
+            return [_ONE_TOKEN] * n, False
         room = self._sizes[-1] - n
         if n == 1:
             room = min(room, _lane(jobs[0]).max_batch - 1) - _lane(jobs[0]).owed
@@ -173,6 +180,10 @@ class Writing:
     ) -> None:
         """Learn from a pass what passes cost, and whether drafting pays."""
         n, curve = len(plans), self._curve
+        if not self._drafts:
+            if n == 1 and not owed:
+                curve.observe(plans[0].size, seconds)
+            return
         batches = formation.batches([plan.size for plan in plans])
         whole = batches[0] + owed if len(batches) == 1 else 0
         plain_seconds = curve.level * formation.plain_cost(curve) / n
@@ -191,10 +202,12 @@ class Writing:
         for step in steps:
             step.plain_seconds = plain_seconds
             step.draft_seconds = overhead / n
-        if self._drafts:
-            self._budget.record(n, done)
+        self._budget.record(n, done)
         if 0 < whole <= self._sizes[-1]:
             curve.observe(whole, seconds)
+
+
+_ONE_TOKEN = Plan(NO_DRAFT, NO_DRAFT, 1, ends=False)
 
 
 def _secure(lane: Lane, plan: Plan) -> None:

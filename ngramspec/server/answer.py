@@ -66,12 +66,13 @@ def check_room(prompt: Sequence[int], n_ctx: int, max_tokens: int | None = None)
 
 
 async def answer(
-    model: ServedModel, request: Request, limits: LineLimits | None = None
+    model: ServedModel, request: Request, limits: LineLimits | None = None, *, streamed: bool
 ) -> AsyncGenerator[Progress | Piece | End, None]:
     """Generate one text: its progress, its pieces, and an `End`.
 
     Args:
         limits: where the text ends before the engine ends it; new, as they belong to one text.
+        streamed: whether its pieces are wanted as they come; else all may come at its end.
 
     Raises:
         ApiError: the request is wrong, the engine failed, or the server is being stopped.
@@ -80,7 +81,7 @@ async def answer(
     held = _Held()
     slot, started, ended = 0, False, False
     stop_string: str | None = None
-    with Running(model.service, request) as running:
+    with Running(model.service, request, streamed=streamed or limits is not None) as running:
         while True:
             event = await running.next()
             if isinstance(event, Failed):

@@ -32,8 +32,8 @@ async def messages(server: Server, given: Fields) -> Response:
     hide = hides_thoughts(given)
     named = f"msg_{secrets.token_hex(12)}", given.text("model") or model.name
     if not given.flag("stream"):
-        return JsonAnswer(await message(run_chat(model, task), *named, hide))
-    deltas = run_chat(model, replace(task, progress=True))  # the first event tells the prompt's length
+        return JsonAnswer(await message(run_chat(model, task, streamed=False), *named, hide))
+    deltas = run_chat(model, replace(task, progress=True), streamed=True)  # the first event tells the prompt's length
     chunks = _chunks(events(with_silences(deltas, server.ping_seconds), *named, hide))
     return await event_stream(chunks, server.ping_seconds, lambda error: event(worded(error), "error"))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from contextlib import suppress
 from typing import Self
 
@@ -12,24 +13,45 @@ from ngramspec.server.tally import Tally
 
 
 class Running:
-    """A request at work, which is cancelled when the `with` block ends, or the HTTP request that it belongs to."""
+    """A request at work, which is cancelled when the `with` block ends, or the HTTP request that it belongs to.
 
-    def __init__(self, service: Service, request: Request) -> None:
+    Every time the loop's thread wakes up, it takes a core from the pass that is being made, and Python's lock from the
+    engine. So it is woken once for all that came meanwhile, and where nothing is streamed only at the end.
+
+    Args:
+        service: what answers.
+        request: what is asked of it.
+        streamed: whether events are wanted as they come; else all may come with the last one.
+    """
+
+    def __init__(self, service: Service, request: Request, *, streamed: bool) -> None:
         loop = asyncio.get_running_loop()
-        self._arrived: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: deque[Event] = deque()
+        self._arrived = asyncio.Event()
+        self._waking = False
 
         def listen(event: Event) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(self._arrived.put_nowait, event)
+            self._events.append(event)
+            if not self._waking and (streamed or isinstance(event, Done | Failed)):
+                self._waking = True
+                with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                    loop.call_soon_threadsafe(self._wake)
 
         self._request = request
         self._tally = tally.current.get() or Tally()
         self._ticket = service.submit(request, listen)
         self._tally.tickets.append(self._ticket)
 
+    def _wake(self) -> None:
+        self._waking = False
+        self._arrived.set()
+
     async def next(self) -> Event:
         """The next event; the last is `Done` or `Failed`."""
-        event = await self._arrived.get()
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        event = self._events.popleft()
         if isinstance(event, Done):
             self._tally.add(len(self._request.prompt), event)
         if isinstance(event, Done | Failed):

@@ -1,6 +1,6 @@
 """`run_chat`: a `ChatTask` answered, for whichever dialect asks.
 
-    async with aclosing(run_chat(model, task)) as deltas:
+    async with aclosing(run_chat(model, task, streamed=True)) as deltas:
         async for delta in deltas: ...
 
 The layout of the conversation and the grammar of forced tool calls are worked out on another thread, since a long
@@ -95,8 +95,8 @@ def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
     return "\n".join([*thoughts_first("answer", template, opening), rules])
 
 
-async def run_chat(model: ServedModel, task: ChatTask) -> AsyncGenerator[ChatDelta, None]:
-    """Answer a task: deltas, and a `Finish`.
+async def run_chat(model: ServedModel, task: ChatTask, *, streamed: bool) -> AsyncGenerator[ChatDelta, None]:
+    """Answer a task: deltas, and a `Finish`; `streamed`: as they come, else all may come at the end.
 
     Raises:
         ApiError: whatever goes wrong.
@@ -106,7 +106,7 @@ async def run_chat(model: ServedModel, task: ChatTask) -> AsyncGenerator[ChatDel
     prompt_tokens, called = len(request.prompt), False
     untold = thought = 0  # tokens whose text is held back; tokens of thoughts
     paced, drafted = Paced(prompt_tokens), DraftedText()
-    told = answer(model, request)
+    told = answer(model, request, streamed=streamed)
     try:
         async for event in told:
             deltas: Sequence[Delta] = ()

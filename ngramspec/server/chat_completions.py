@@ -35,8 +35,9 @@ async def chat_completions(server: Server, given: Fields) -> Response:
         for i in range(read_answers(given))
     ]
     reply = _Reply(model, given.text("model") or model.name, task)
-    runs = merged([run_chat(model, one) for one in tasks])
-    if given.flag("stream"):
+    streamed = given.flag("stream")
+    runs = merged([run_chat(model, one, streamed=streamed) for one in tasks])
+    if streamed:
         options = given.object("stream_options")
         chunks = _chunks(reply, runs, len(tasks), usage_too=options is not None and options.flag("include_usage"))
         return await event_stream(chunks, server.ping_seconds, lambda error: event(worded(error)))

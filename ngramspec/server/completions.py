@@ -32,8 +32,9 @@ async def completions(server: Server, given: Fields) -> Response:
     """Continue one or more texts."""
     model = server.ready()
     task = await asyncio.to_thread(_read, server, model, given)
-    runs = merged([answer(model, request) for request in task.requests])
-    if given.flag("stream"):
+    streamed = given.flag("stream")
+    runs = merged([answer(model, request, streamed=streamed) for request in task.requests])
+    if streamed:
         options = given.object("stream_options")
         usage_too = options is not None and options.flag("include_usage")
         return await event_stream(_chunks(task, runs, usage_too), server.ping_seconds, lambda e: event(worded(e)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -11,6 +12,12 @@ T = TypeVar("T")
 
 async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
     """What the sources yield, as it comes, with the number of the source. The first error ends all of them."""
+
+    if len(sources) == 1:  # a task for every item would cost more than all else that is done to it
+        async with aclosing(sources[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
 
     async def following(number: int) -> tuple[int, T]:
         return number, await anext(sources[number])

@@ -61,8 +61,9 @@ class NativeTask:
     likely: list[Logprobs] = field(default_factory=list)
     slot: int = 0
 
-    def run(self) -> AsyncGenerator[Progress | Piece | End, None]:
-        return answer(self.model, self.request, LineLimits(self.rules))
+    def run(self, *, streamed: bool) -> AsyncGenerator[Progress | Piece | End, None]:
+        limits = LineLimits(self.rules) if self.rules != LineRules() else None
+        return answer(self.model, self.request, limits, streamed=streamed)
 
     def take(self, told: Progress | Piece | End) -> None:
         if isinstance(told, Started):
@@ -181,7 +182,7 @@ async def respond(server: Server, given: Fields, tasks: Sequence[NativeTask], *,
         chunks = _chunks(tasks, given.flag("return_progress"))
         return await event_stream(chunks, server.ping_seconds, lambda error: event(worded(error)))
     told: dict[int, dict[str, Any]] = {}
-    async with aclosing(merged([task.run() for task in tasks])) as runs:
+    async with aclosing(merged([task.run(streamed=False) for task in tasks])) as runs:
         async for number, one in runs:
             tasks[number].take(one)
             if isinstance(one, End):
@@ -194,7 +195,7 @@ async def respond(server: Server, given: Fields, tasks: Sequence[NativeTask], *,
 
 async def _chunks(tasks: Sequence[NativeTask], progress_too: bool) -> AsyncGenerator[str, None]:
     cached = dict[int, int]()
-    async with aclosing(merged([task.run() for task in tasks])) as runs:
+    async with aclosing(merged([task.run(streamed=True) for task in tasks])) as runs:
         async for number, one in runs:
             task = tasks[number]
             task.take(one)

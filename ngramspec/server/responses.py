@@ -35,8 +35,9 @@ async def responses(server: Server, given: Fields) -> Response:
         given.text("model") or model.name,
         lambda one: logprobs_content(model, [one])[0],
     )
-    deltas = run_chat(model, asked.task)
-    if not given.flag("stream"):
+    streamed = given.flag("stream")
+    deltas = run_chat(model, asked.task, streamed=streamed)
+    if not streamed:
         return JsonAnswer(await answer.whole(deltas))
 
     def failed(error: ApiError) -> str:

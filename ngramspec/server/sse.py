@@ -75,26 +75,35 @@ class _EventStream(Response):
         self._chunks, self._pending, self._ping, self._failed = chunks, first, ping, failed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        now = asyncio.get_running_loop().time
+        written = now()
+
         async def write(raw: bytes, more: bool = True) -> None:
+            nonlocal written
+            written = now()
             await send({"type": "http.response.body", "body": raw, "more_body": more})
 
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        try:
+        async def ping() -> None:
             while True:
-                await asyncio.wait({self._pending}, timeout=self._ping)
-                if not self._pending.done():
+                if (left := written + self._ping - now()) > 0:
+                    await asyncio.sleep(left)
+                else:
                     await write(_PING)
-                    continue
-                chunk = self._pending.result()
-                if chunk is None:
-                    break
+
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        # One task for all silences: one for each chunk would cost more than sending it.
+        pinging = asyncio.ensure_future(ping())
+        try:
+            if (chunk := await self._pending) is not None:
                 await write(chunk.encode())
-                self._pending = asyncio.ensure_future(_next(self._chunks))
+                async for chunk in self._chunks:
+                    await write(chunk.encode())
         except (ApiError, NGramSpecError) as error:
             await write(self._failed(of_failure(error, started=True)).encode())
         except Exception:
             await write(self._failed(ApiError(500, "internal error")).encode(), more=False)
             raise
         finally:
+            pinging.cancel()
             await _close(self._pending, self._chunks)
         await write(b"", more=False)

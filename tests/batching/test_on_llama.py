@@ -123,7 +123,7 @@ def test_a_draft_model_has_a_lane_for_each_text(
             )
             ears = [Ear() for _ in prompts]
             for i, (prompt, ear) in enumerate(zip(prompts, ears, strict=True)):
-                engine.submit(Request(prompt, 40, Sampling(0.8 * (i % 2), seed=i)), ear)
+                engine.submit(Request(prompt, 40 + 10 * i, Sampling(0.8 * (i % 2), seed=i)), ear)
             ends = [ear.wait() for ear in ears]
             assert all(isinstance(end, Done) for end in ends)
             found.append([ear.tokens for ear in ears])

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from ngramspec.batching.turns import LEAST, PAUSE, Turns
+from ngramspec.batching.turns import AHEAD, LEAST, PAUSE, Turns
 
 
 def run(
@@ -28,8 +28,11 @@ def run(
     return done
 
 
-def test_reading_and_writing_get_the_same_time() -> None:
+def test_reading_comes_first_and_then_both_get_the_same_time() -> None:
     done = run(Turns(), {"a": 50}, ["w"], cost=0.5, write=0.03)
+    first = round(AHEAD / 0.5) + 1
+    assert [who for who, _ in done[:first]] == ["a"] * first
+    done = done[first:]
     read = sum(seconds for who, seconds in done if who == "a")
     wrote = sum(seconds for who, seconds in done if who == "writers")
     assert wrote == pytest.approx(read, rel=0.1)
@@ -45,7 +48,7 @@ def test_prompts_take_turns() -> None:
 
 def test_nothing_is_owed_once_one_kind_is_gone() -> None:
     turns = Turns()
-    turns.read(100, 10.0)
+    turns.read(100, AHEAD + 1)
     assert turns.reads(["a"], ["w"]) is None
     assert turns.reads(["a"], []) == "a"
     assert turns.reads([], ["w"]) is None

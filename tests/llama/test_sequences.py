@@ -47,7 +47,8 @@ def some(target: Target, n: int, seed: int = 0) -> list[int]:
 
 
 def close_to(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
-    return bool(np.abs(a - b).max() < 0.1 * b.std())
+    """Equal but for rounding, which on quantised weights reaches 0.1; most other paths differ by 4."""
+    return bool(np.abs(a - b).max() < 0.25 * b.std())
 
 
 def held_nodes(nodes: Sequence[Node]) -> set[Node]:
