@@ -26,6 +26,7 @@ from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.in_step import made_alone
 from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.refused_rows import CHEAP
 from ngramspec.policies.policy import Debt, Pass, Policy, smallest
 
 
@@ -238,7 +239,7 @@ class Speculation(Proposer):
         if not length:
             return Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
         plan = self.trimmed(draft.head(length), size, self.sizes)
-        if price is None or not self.leaves or not plan.sent or self._guide is not None:
+        if price is None or not self.leaves or price.slopes[0] > CHEAP or not plan.sent or self._guide is not None:
             return plan
         return self._asking(plan, self.drafter, price)
 

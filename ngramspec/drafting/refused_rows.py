@@ -18,7 +18,7 @@ MOST = 8
 """Rows that are read of a pass: those behind them are seldom of use."""
 
 CHEAP = 0.05
-"""Cost of a drafted token, in one-token passes, up to which rows are read at all."""
+"""Cost of a drafted token, in one-token passes, up to which rows are read, and questions asked beside drafts."""
 
 SHARE = 0.005
 """Part of the time of a one-token pass that reading may take."""
