@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import Replay
 from ngramspec.decoding.speculation import Plan, Speculation
-from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Question
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.policy import Debt, Pass
@@ -261,3 +261,32 @@ def test_what_is_owed_is_part_of_the_pass() -> None:
     assert policy.debts[1:] == [Debt(0, 0.25, 0.5), Debt(3, 0.0, 0.5)]
     assert drafter.limits == [7, 7, 4]
     assert speculation.plan(100, owed=7) == plain(1)
+
+
+class Asker(Parrot):
+    """Has a question beside every draft."""
+
+    def questions(self, *_: object) -> Sequence[Question]:
+        return [Question(0, (5,), 0.9)]
+
+
+class Payer(FixedPolicy):
+    """Asks whatever it can, where a drafted token costs `slope` of a pass."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__(3)
+        self.slope = slope
+
+    def price(self, *_: object) -> TokenPrice:
+        return TokenPrice(1.0, [self.slope] * 20)
+
+    def ask(self, questions: Sequence[Question], length: int, size: int, *_: object) -> tuple[int, int]:
+        return len(questions), size + len(questions)
+
+
+def test_questions_are_asked_only_where_a_drafted_token_is_nearly_free() -> None:
+    for slope, asked in ((0.05, 1), (0.06, 0)):
+        speculation = Speculation(Asker(), Payer(slope))
+        speculation.prepare(CostCurve({1: 1.0, 16: 2.5}), range(1, 9), leaves=4)
+        speculation.begin([7, 8])
+        assert len(speculation.plan(100).questions) == asked
