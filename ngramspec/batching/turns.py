@@ -14,7 +14,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 PAUSE = 0.25
-"""Seconds that one chunk of a prompt may keep answers waiting, where the chunks can be chosen."""
+"""Seconds that a chunk of a prompt may keep answers waiting, where the chunks can be chosen, once both take turns."""
 
 AHEAD = 4.0
 """Seconds of reading that answers may wait for, beyond the time that they had themselves."""
@@ -61,4 +61,5 @@ class Turns:
         """Tokens of a chunk that answers wait for, at most `most`."""
         if not self._per_token:
             return min(most, LEAST)
-        return max(1, min(most, max(LEAST, int(PAUSE / self._per_token))))
+        seconds = max(PAUSE, AHEAD - self._ahead)
+        return max(1, min(most, max(LEAST, int(seconds / self._per_token))))

@@ -59,6 +59,8 @@ def test_a_chunk_takes_as_long_as_answers_may_wait() -> None:
     turns = Turns()
     assert turns.chunk(512) == LEAST
     turns.read(100, 0.1)
+    assert turns.chunk(8192) == int((AHEAD - 0.1) / 1e-3)
+    turns.read(int(1000 * AHEAD), AHEAD)
     assert turns.chunk(512) == round(PAUSE / 1e-3)
     assert turns.chunk(128) == 128
     turns.read(100, 100.0)
