@@ -23,7 +23,7 @@ PROPERTIES = {"city": {"type": "string", "maxLength": 20}, "days": DAYS}
 WEATHER = Tool("weather", "", {"type": "object", "properties": PROPERTIES, "required": ["city", "days"]})
 CLOCK = Tool("clock")
 CALL = ("weather", '{"city": "Rome", "days": 3}')
-TEMPLATES = {form.name: " ".join(form.signs[0]) for form in FAMILIES}
+TEMPLATES = {family.name: " ".join(family.signs[0]) for family in FAMILIES}
 THINKING = "<tool_call><think>"
 
 
@@ -48,27 +48,27 @@ def read(template: str, text: str, opening: str = "") -> tuple[str, str, list[tu
 
 
 def written(template: str, calls: Sequence[tuple[str, str]]) -> str:
-    form = family_of(template)
-    assert form is not None
-    begin, between, end = form.around
-    return begin + (between or "").join(form.write(name)[0] + text + form.write(name)[1] for name, text in calls) + end
+    family = family_of(template)
+    assert family is not None
+    begin, between, end = family.around
+    return begin + (between or "").join(text.join(family.write(name)) for name, text in calls) + end
 
 
-@pytest.mark.parametrize("family", TEMPLATES)
-def test_every_family_reads_what_its_grammar_forces(family: str, demo_vocabulary: Vocabulary) -> None:
-    template = TEMPLATES[family]
-    form = family_of(template)
-    assert form is not None
-    assert form.name == family
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_family_reads_what_its_grammar_forces(name: str, demo_vocabulary: Vocabulary) -> None:
+    template = TEMPLATES[name]
+    family = family_of(template)
+    assert family is not None
+    assert family.name == name
     one, two = [CALL], [CALL, ("clock", "{}")]
     for parallel in (False, True):
         grammar = forced_grammar([WEATHER, CLOCK], "required", parallel, schema_rules, template=template)
         assert fits(demo_vocabulary, grammar, written(template, one))
         assert not fits(demo_vocabulary, grammar, written(template, [("weather", '{"city": "Rome", "days": 8}')]))
         assert not fits(demo_vocabulary, grammar, "Hello")
-        several = parallel and form.around[1] is not None
+        several = parallel and family.around[1] is not None
         assert fits(demo_vocabulary, grammar, written(template, two)) == several
-    for calls in (one, two) if form.around[1] is not None else (one,):
+    for calls in (one, two) if family.around[1] is not None else (one,):
         said = read(template, written(template, calls))
         assert said == ("", "", [(name, json.loads(text)) for name, text in calls])
 
