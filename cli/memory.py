@@ -15,9 +15,8 @@ from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
 from ngramspec.memory.indexing import remove_files
 from ngramspec.memory.names import DEFAULT, memory_folder, memory_names
-from ngramspec.memory.posted import posted
 from ngramspec.memory.remember import read_settings, settings_path, write_remember
-from ngramspec.memory.statistics import Statistics
+from ngramspec.memory.statistics import Statistics, report
 from ngramspec.memory.store import Contents
 
 from .console import (
@@ -147,7 +146,7 @@ def stats(
             write_stdout("\n".join(lines) + "\n")
         if output.wanted:
             output.write(data | {"stores": [asdict(one) for one in found]})
-        posts.write(lambda: posted(memory, found, command_line("memory stats", [], {"--memory": memory})))
+        posts.write(lambda: report(memory, found, command_line("memory stats", [], {"--memory": memory})))
 
 
 app.command("stats")(grouped(stats))

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli import chat_kept, chat_settings
-from ngramspec_cli.chat import _talk
+from ngramspec_cli.chat import ChatCompleter, _talk
 from ngramspec_cli.chat_commands import parse, run
-from ngramspec_cli.chat_completion import ChatCompleter
 from ngramspec_cli.chat_input import Terminal, unquoted
 from ngramspec_cli.chat_session import Session
 from ngramspec_cli.chat_view import said
