@@ -88,9 +88,6 @@ def test_a_seed_repeats_a_session_and_a_random_one_is_shown(env: dict[str, str])
 
 def test_bad_usage_is_one_line(env: dict[str, str]) -> None:
     for options, stdin, code, words in (
-        (["-n", "0"], b"hello\n", 2, "-n/--predict"),
-        (["--stop", ""], b"hello\n", 2, "--stop"),
-        (["--temp", "-1"], b"hello\n", 2, "temperature"),
         (["--show-drafts"], b"hello\n", 2, "terminal"),
         (["-f", "none.txt"], b"hello\n", 1, "none.txt: No such file"),
         (["-f", os.devnull], b"hello\n", 1, f"{os.devnull} is empty"),

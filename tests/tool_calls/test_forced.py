@@ -6,14 +6,10 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from support.cli_runner import DEMO
-from support.decoder_loop import drive, unmeasured
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
-from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.sampling.settings import Sampling
 from ngramspec.tool_calls import forced_grammar, parser_for
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning, Tool
 from ngramspec.tool_calls.families import FAMILIES, family_of
@@ -109,23 +105,3 @@ def test_what_cannot_be_forced() -> None:
         GrammarError, match=r"^the parameters of the tool 'odd': .* not cannot be said in a grammar at 'a'"
     ):
         forced_grammar([CLOCK, odd], "required", True, schema_rules)
-
-
-def test_a_model_calls_what_it_must_with_and_without_drafts() -> None:
-    """A small model that knows no tools: the call is the grammar's doing, the value is the model's own."""
-    tools = [Tool("weather", "", {"type": "object", "properties": {"days": DAYS}, "required": ["days"]}), CLOCK]
-    with Target(DEMO, n_ctx=512, threads=1) as target:
-        messages = [{"role": "user", "content": "How is the weather in Paris?"}]
-        assert '"name": "clock"' in target.chat(messages, tools).text
-        prompt = target.chat(messages)  # it is shorter, and the grammar tells all
-        form = {"template": target.chat_template, "opening": prompt.opening}
-        grammar = forced_grammar(tools, "weather", False, schema_rules, **form)
-        for drafter in (None, "mixture"):
-            decoder = unmeasured(target, drafter=drafter, policy="fixed", draft_max=8)
-            sampling = Sampling(temperature=0.0, grammar=grammar)
-            emitted, _ = drive(decoder, prompt.tokens, max_tokens=64, sampling=sampling)
-            content, _, [(name, arguments)] = read("<tool_call>", b"".join(map(target.piece, emitted)).decode())
-            assert (content, name) == ("", "weather")
-            assert isinstance(arguments, dict)
-            assert arguments.keys() == {"days"}
-            assert 1 <= arguments["days"] <= 7
