@@ -26,7 +26,7 @@ from .chat_model import Loader
 from .chat_session import Session
 from .chat_settings import SETTINGS
 from .chat_view import AnswerView
-from .console import FAILED, complain, fail, note, printable, read_stdin, read_text, usage_error
+from .console import FAILED, complain, counted, fail, note, printable, read_stdin, read_text, usage_error
 from .memory_option import suggest_remembering
 from .options import DraftOptions, LoadOptions, Model, Stop, TraceFile, check_predict, check_stop
 from .sampling_options import SamplingOptions, check_sampling, flag
@@ -167,8 +167,7 @@ def _toolbar(session: Session) -> str:
     used = min(session.used, size)  # of a longer conversation the oldest turns are left out
     parts = [session.target.name, f"{used} of {size} tokens ({used / size:.0%})"]
     if session.attached:
-        files = len(session.attached)
-        parts.append("1 file attached" if files == 1 else f"{files} files attached")
+        parts.append(f"{counted(len(session.attached), 'file')} attached")
     if session.keeper.on:
         parts.append("kept")
     return printable(" · ".join(parts))

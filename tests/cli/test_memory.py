@@ -273,15 +273,6 @@ def test_the_default_memory_is_used_where_it_exists(opened: Open, fill: Fill, ca
     assert capsys.readouterr() == ("", "")
 
 
-def test_answers_are_kept_only_where_the_user_said_so(opened: Open) -> None:
-    for switched, keep in ((False, False), (False, True), (True, False), (True, True)):
-        write_remember(switched)
-        memory_option.keep(opened(keep=keep), ANSWER)
-        again = opened(keep=keep)
-        assert again.stored == (4 if keep and switched else 0)
-    assert list(again.indexes[0].tokens[:4]) == [*ANSWER, -1]
-
-
 def test_a_memory_that_is_missing_or_another_tokenizers(
     opened: Open, demo_vocabulary: Vocabulary, capsys: Captured
 ) -> None:
