@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from prompt_toolkit.completion import CompleteEvent, Completer, Completion, PathCompleter
+from prompt_toolkit.document import Document
 
 from ngramspec.conversation import Conversation, Saved
 from ngramspec.errors import NGramSpecError
+from ngramspec.models.on_disk import names
 from ngramspec.trace.file import TraceWriter
 
 from . import chat_commands, chat_kept
-from .chat_completion import ChatCompleter
 from .chat_input import StopKey, Terminal, no_echo, piped_lines
 from .chat_kept import Keeper
 from .chat_model import Loader
 from .chat_session import Session
+from .chat_settings import SETTINGS
 from .chat_view import AnswerView
-from .console import FAILED, complain, fail, note, printable, read_stdin, read_text, usage_error
+from .console import FAILED, complain, counted, fail, note, printable, read_stdin, read_text, usage_error
 from .memory_option import suggest_remembering
 from .options import DraftOptions, LoadOptions, Model, Stop, TraceFile, check_predict, check_stop
 from .sampling_options import SamplingOptions, check_sampling, flag
@@ -162,8 +167,7 @@ def _toolbar(session: Session) -> str:
     used = min(session.used, size)  # of a longer conversation the oldest turns are left out
     parts = [session.target.name, f"{used} of {size} tokens ({used / size:.0%})"]
     if session.attached:
-        files = len(session.attached)
-        parts.append("1 file attached" if files == 1 else f"{files} files attached")
+        parts.append(f"{counted(len(session.attached), 'file')} attached")
     if session.keeper.on:
         parts.append("kept")
     return printable(" · ".join(parts))
@@ -209,3 +213,36 @@ def _handle(session: Session, line: str) -> bool | None:
     if name == "quit" and not argument:
         return None
     return chat_commands.run(session, name, argument)
+
+
+# --------------------------------------------------------------------------- what Tab completes
+
+_ARGUMENT = re.compile(r"/(\w+)\s+(.*)", re.DOTALL)
+
+
+class ChatCompleter(Completer):
+    """Completes a command, or what stands behind one."""
+
+    def __init__(self) -> None:
+        self._paths = PathCompleter(expanduser=True)
+
+    def get_completions(self, document: Document, complete_event: CompleteEvent) -> Iterable[Completion]:
+        """What the text before the cursor may become."""
+        text = document.text_before_cursor
+        found = _ARGUMENT.fullmatch(text)
+        if found is None:
+            return _words(chat_commands.NAMES, text) if text.startswith("/") else ()
+        name, argument = found[1].lower(), found[2]
+        match name:
+            case "file" | "save" | "load":
+                return self._paths.get_completions(Document(argument), complete_event)
+            case "set":
+                return _words(SETTINGS, argument)
+            case "model":
+                files = self._paths.get_completions(Document(argument), complete_event)
+                return [*_words((model for model, _ in names()), argument), *files]
+        return ()
+
+
+def _words(words: Iterable[str], begun: str) -> list[Completion]:
+    return [Completion(word, start_position=-len(begun)) for word in words if word.lower().startswith(begun.lower())]

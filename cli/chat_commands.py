@@ -19,7 +19,7 @@ from ngramspec.models.find import ModelSource
 from . import chat_kept, chat_settings, chat_turns
 from .chat_session import Session
 from .chat_view import totals
-from .console import complain, fail, note, printable, stderr
+from .console import complain, counted, fail, note, printable, stderr
 
 _VALUE = 18
 """Columns of a setting's value where all are listed."""
@@ -243,8 +243,7 @@ def tell_resumed(session: Session, model: str) -> None:
 
 
 def _turns(session: Session) -> str:
-    count = len(session.conversation.turns)
-    return "1 turn" if count == 1 else f"{count} turns"
+    return counted(len(session.conversation.turns), "turn")
 
 
 def _had_with(session: Session, model: str) -> str:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import base64
+import re
 import sys
+from pathlib import Path
 
 from ngramspec.conversation import Turn
 from ngramspec.errors import NGramSpecError
+from ngramspec.storage import NotUtf8, utf8
 
-from .chat_files import as_message
 from .chat_session import Session
 from .chat_view import said
 from .console import command_terminal, note
 from .markdown_rows import code_blocks
+
+LARGEST = 8 * 2**20
+"""Bytes of a file that is read."""
 
 _SHOWN = 60
 """Characters of a message that was taken back."""
@@ -56,13 +61,32 @@ def file(session: Session, name: str) -> None:
         session.attached.clear()
         note("your next message goes without files")
         return
-    message = as_message(name)
+    message = _as_message(name)
     tokens = len(session.target.tokenize(message, add_bos=False))
     if tokens > session.room():
         raise NGramSpecError(f"{name} has {tokens} tokens, but the context has room for {session.room()}")
     session.attached.append(message)
     lines = message.count("\n") - 3
     note(f"{name} ({lines} lines, {tokens} tokens) goes in front of your next message")
+
+
+def _as_message(name: str) -> str:
+    """A file's name and its text between fences. Raises NGramSpecError, in words that begin with the name."""
+    path = Path(name).expanduser()
+    try:
+        if path.stat().st_size > LARGEST:
+            raise NGramSpecError(f"{name} has more than {LARGEST // 2**20} MiB")
+        text = utf8(path.read_bytes(), marked=True)
+    except (OSError, ValueError) as error:
+        if isinstance(error, NotUtf8):
+            raise NGramSpecError(f"{name} is {error}") from error
+        raise NGramSpecError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    if not text.strip():
+        raise NGramSpecError(f"{name} is empty")
+    longest = max(map(len, re.findall("`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    ending = "" if text.endswith("\n") else "\n"
+    return f"{path.name}:\n\n{fence}{path.suffix[1:]}\n{text}{ending}{fence}"
 
 
 def copy(session: Session, number: str) -> None:

@@ -52,6 +52,11 @@ def printable(text: str) -> str:
     return text.translate(_SYMBOLS)
 
 
+def counted(number: int, noun: str, nouns: str = "") -> str:
+    """A number of things in words."""
+    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"
+
+
 def note(text: str) -> None:
     """A line for the user on stderr, whatever characters a file or a model put into it."""
     _print(text, "dim")

@@ -15,15 +15,15 @@ from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
 from ngramspec.memory.indexing import remove_files
 from ngramspec.memory.names import DEFAULT, memory_folder, memory_names
-from ngramspec.memory.posted import posted
-from ngramspec.memory.remember import read_settings, settings_path, write_remember
-from ngramspec.memory.statistics import Statistics
+from ngramspec.memory.remember import remembers, settings_path, write_remember
+from ngramspec.memory.statistics import Statistics, report
 from ngramspec.memory.store import Contents
 
 from .console import (
     FAILED,
     USAGE,
     complain,
+    counted,
     fail,
     guarded_stdout,
     note,
@@ -32,7 +32,7 @@ from .console import (
     write_stdout,
 )
 from .json_output import JsonOutput, json_option
-from .memory_add import Name, add, counted, paths_of, watch
+from .memory_add import Name, add, paths_of, watch
 from .options import grouped
 from .posts import PostOptions, Posts, command_line
 
@@ -129,7 +129,7 @@ def stats(
         found: list[Statistics] = []
         data: dict[str, Any] = {"memory": memory}
         with complaints():
-            data["remember"] = read_settings().remember
+            data["remember"] = remembers()
             lines.append(f"remembering answers: {'on' if data['remember'] else 'off'} ({settings_path()})")
         files = learnt.files()
         size = sum(file.stat().st_size for file in files)
@@ -147,7 +147,7 @@ def stats(
             write_stdout("\n".join(lines) + "\n")
         if output.wanted:
             output.write(data | {"stores": [asdict(one) for one in found]})
-        posts.write(lambda: posted(memory, found, command_line("memory stats", [], {"--memory": memory})))
+        posts.write(lambda: report(memory, found, command_line("memory stats", [], {"--memory": memory})))
 
 
 app.command("stats")(grouped(stats))

@@ -19,7 +19,7 @@ from ngramspec.memory.indexing import Added, add_files, list_skipped
 from ngramspec.memory.names import DEFAULT, memory_folder
 from ngramspec.models.check import has_gguf_magic
 
-from .console import Terminated, fail, index_bar, note, usage_error
+from .console import Terminated, counted, fail, index_bar, note, usage_error
 from .options import open_vocabulary
 
 Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Which memory.")]
@@ -119,8 +119,3 @@ def _in_words(added: Added) -> str:
     others = ((added.changed, "replaced"), (added.gone, "gone"), (added.unchanged, "unchanged"))
     parts = [f"{counted(added.new, 'file')} added"] + [f"{n:,} {what}" for n, what in others if n]
     return f"{', '.join(parts)}; {counted(added.tokens, 'token')} read{list_skipped(added.skipped)}"
-
-
-def counted(number: int, noun: str, nouns: str = "") -> str:
-    """A number of things in words."""
-    return f"{number:,} {noun if number == 1 else nouns or noun + 's'}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory.names import DEFAULT, memory_folder
-from ngramspec.memory.remember import read_settings, settings_path
+from ngramspec.memory.remember import remembers, settings_path
 from ngramspec.storage import state_folder
 
 from .console import fail, note
@@ -21,7 +21,7 @@ def open_memory(name: str | None, target: Vocabulary, *, keep: bool) -> Memory:
         target: the loaded model, or its vocabulary.
         keep: answers are kept for later sessions, if the user has switched that on.
     """
-    keep = keep and read_settings().remember
+    keep = keep and remembers()
     folder = memory_folder(name or DEFAULT)
     there = Store.all_in(folder)
     store = Store(folder, target.vocabulary_hash, target.n_vocab, target.path.name)

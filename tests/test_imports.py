@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import ngramspec_cli
 import pytest
 import typer
-from ngramspec_cli import subcommands
-from ngramspec_cli.app import app
+from ngramspec_cli.app import COMMANDS, app
 from support.cli_runner import run, run_process
 
 import ngramspec
@@ -41,8 +41,8 @@ def test_the_public_names() -> None:
 def test_every_command_has_a_line_and_a_help_of_its_own(env: dict[str, str]) -> None:
     commands = typer.main.get_command(app).commands
     shown = run(env, "--help").out
-    modules = {path.stem for path in Path(subcommands.__file__).parent.glob("*.py")}
-    for name, line in subcommands.COMMANDS.items():
+    modules = {path.stem for path in Path(ngramspec_cli.__file__).parent.glob("*.py")}
+    for name, line in COMMANDS.items():
         assert name.replace("-", "_") in modules
         assert f"  {name}  " in shown
         assert " ".join(line.split()[:3]) in shown

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
 from ngramspec_cli import chat_commands
+from ngramspec_cli.app import COMMANDS
 from ngramspec_cli.options import DraftOptions, LoadOptions, grouped
 from ngramspec_cli.sampling_options import SamplingOptions
-from ngramspec_cli.subcommands import COMMANDS
 from typer.models import ArgumentInfo, OptionInfo
 
 HEAD = """\

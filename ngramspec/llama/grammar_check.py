@@ -67,12 +67,13 @@ def check_grammar(text: str) -> None:
     rules = _reachable(root)
     _find_nullable(rules)
     firsts = {id(rule): list(_firsts(rule)) for rule in rules}
-    for rule in _left_recursive(rules, firsts):
+    component, order = _walked(rules, firsts)
+    for rule in _left_recursive(rules, firsts, component):
         raise GrammarError(
             f"the grammar's rule {rule.name!r} in line {rule.line} can begin with itself (left recursion), which takes"
             " llama.cpp all memory; write the repetition behind, as in: list ::= item list?"
         )
-    _count(rules, firsts)
+    _count(order, firsts, component)
 
 
 class _Parser:
@@ -218,69 +219,74 @@ def _firsts(rule: _Rule) -> Iterator[tuple[_Rule | int, bool]]:
 _Firsts = dict[int, list[tuple[_Rule | int, bool]]]
 
 
-def _left_recursive(rules: list[_Rule], firsts: _Firsts) -> Iterator[_Rule]:
+def _left_recursive(rules: list[_Rule], firsts: _Firsts, component: dict[int, int]) -> Iterator[_Rule]:
     """Rules that begin with themselves and leave something behind: their stacks grow forever.
 
     One that leaves nothing behind comes back to the same stack, which llama.cpp notices.
     """
-    component = _components(rules, firsts)
     for rule in rules:
         for part, rest in firsts[id(rule)]:
             if rest and isinstance(part, _Rule) and component[id(part)] == component[id(rule)]:
                 yield rule
 
 
-def _components(rules: list[_Rule], firsts: _Firsts) -> dict[int, int]:
-    """The strongly connected component of each rule in the graph of first rules (Tarjan 1972, without recursion)."""
+def _walked(rules: list[_Rule], firsts: _Firsts) -> tuple[dict[int, int], list[_Rule]]:
+    """The strongly connected component of each rule in the graph of first rules (Tarjan 1972, without recursion).
+
+    And the rules in an order in which what a rule begins with comes before it, circles apart.
+    """
     index: dict[int, int] = {}
     low: dict[int, int] = {}
     component: dict[int, int] = {}
+    order: list[_Rule] = []
     path: list[int] = []
+    work: list[tuple[_Rule, Iterator[tuple[_Rule | int, bool]]]] = []
+
+    def enter(rule: _Rule) -> None:
+        index[id(rule)] = low[id(rule)] = len(index)
+        path.append(id(rule))
+        work.append((rule, iter(firsts[id(rule)])))
+
     for root in rules:
-        if id(root) in index:
-            continue
-        work = [(id(root), iter(firsts[id(root)]))]
-        index[id(root)] = low[id(root)] = len(index)
-        path.append(id(root))
+        if id(root) not in index:
+            enter(root)
         while work:
             rule, parts = work[-1]
             for part, _ in parts:
                 if isinstance(part, int):
                     continue
                 if id(part) not in index:
-                    index[id(part)] = low[id(part)] = len(index)
-                    path.append(id(part))
-                    work.append((id(part), iter(firsts[id(part)])))
+                    enter(part)
                     break
                 if id(part) not in component:
-                    low[rule] = min(low[rule], index[id(part)])
+                    low[id(rule)] = min(low[id(rule)], index[id(part)])
             else:
                 work.pop()
+                order.append(rule)
                 if work:
-                    low[work[-1][0]] = min(low[work[-1][0]], low[rule])
-                if low[rule] == index[rule]:
-                    while rule not in component:
-                        component[path.pop()] = index[rule]
-    return component
+                    outer = id(work[-1][0])
+                    low[outer] = min(low[outer], low[id(rule)])
+                if low[id(rule)] == index[id(rule)]:
+                    while id(rule) not in component:
+                        component[path.pop()] = index[id(rule)]
+    return component, order
 
 
-def _count(rules: list[_Rule], firsts: _Firsts) -> None:
+def _count(order: list[_Rule], firsts: _Firsts, component: dict[int, int]) -> None:
     """Refuse what unfolds into too many stacks, or keeps llama.cpp's own search for left recursion busy.
 
     That search goes every way through the first rules, calling itself, and stops at the first circle.
     """
-    order = _components(rules, firsts)
-    # A component is numbered by its first rule in depth-first order; what it leads to is finished before.
     stacks: dict[int, int] = {}
     steps: dict[int, int] = {}
     depth: dict[int, int] = {}
-    for rule in _finished_first(rules, firsts):
+    for rule in order:
         own = deep = 0
         walked = 1
         for part, _ in firsts[id(rule)]:
             if isinstance(part, int):
                 own += 1
-            elif order[id(part)] != order[id(rule)]:
+            elif component[id(part)] != component[id(rule)]:
                 own += stacks[id(part)]
                 walked += steps[id(part)]
                 deep = max(deep, depth[id(part)])
@@ -298,25 +304,3 @@ def _count(rules: list[_Rule], firsts: _Firsts) -> None:
 def _goes_on(rule: _Rule) -> bool:
     """Whether what a repetition repeats may itself be empty, so that the next round can begin at once."""
     return all(isinstance(part, _Rule) and part.nullable for part in rule.ways[0])
-
-
-def _finished_first(rules: list[_Rule], firsts: _Firsts) -> list[_Rule]:
-    """The rules in an order in which what a rule begins with comes before it, circles apart."""
-    done: list[_Rule] = []
-    seen: set[int] = set()
-    for root in rules:
-        if id(root) in seen:
-            continue
-        seen.add(id(root))
-        work = [(root, iter(firsts[id(root)]))]
-        while work:
-            rule, parts = work[-1]
-            for part, _ in parts:
-                if isinstance(part, _Rule) and id(part) not in seen:
-                    seen.add(id(part))
-                    work.append((part, iter(firsts[id(part)])))
-                    break
-            else:
-                work.pop()
-                done.append(rule)
-    return done

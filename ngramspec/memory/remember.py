@@ -1,12 +1,10 @@
-"""The user's settings: a small TOML file in the user's configuration folder. `remember = true` is all it can say."""
+"""Whether answers are remembered: a TOML file in the user's configuration folder, which can say `remember = true`."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.storage import NotUtf8, config_folder, utf8, write_whole
@@ -16,29 +14,18 @@ class SettingsError(NGramSpecError):
     """The settings cannot be read or written."""
 
 
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """What the file may say, with what counts where it says nothing.
-
-    Attributes:
-        remember: keep the answers of this session in the memory for later ones.
-    """
-
-    remember: bool = False
-
-
 def settings_path() -> Path:
     """Where the settings are kept."""
     return config_folder() / "config.toml"
 
 
-def read_settings(path: Path | None = None) -> Settings:
-    """The settings in the file; the defaults if there is none.
+def remembers(path: Path | None = None) -> bool:
+    """Whether the answers of this session are kept in the memory for later ones; not unless the file says so.
 
     Raises:
         SettingsError: it cannot be read, is no TOML, or has a key or a value that means nothing.
     """
-    return Settings(**_parse(_read(path or settings_path()), path or settings_path()))
+    return _parse(_read(path or settings_path()), path or settings_path())
 
 
 def write_remember(value: bool, path: Path | None = None) -> None:
@@ -71,15 +58,14 @@ def _read(path: Path) -> str:
         raise SettingsError(f"cannot read the settings in {path}: {getattr(error, 'strerror', error)}") from error
 
 
-def _parse(text: str, path: Path) -> dict[str, Any]:
+def _parse(text: str, path: Path) -> bool:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"the settings in {path} are no TOML ({error}); mend the file or delete it") from error
-    known = {f.name for f in fields(Settings)}
     for key, value in values.items():
-        if key not in known:
-            raise SettingsError(f"the settings in {path} name {key!r}; there is only: {', '.join(sorted(known))}")
+        if key != "remember":
+            raise SettingsError(f"the settings in {path} name {key!r}; there is only: remember")
         if not isinstance(value, bool):
             raise SettingsError(f"the settings in {path} say {key} = {value!r}, but it must be true or false")
-    return values
+    return bool(values.get("remember"))

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ngramspec.errors import ModelError
 from ngramspec.models import hub, hub_cache, lm_studio, ollama
-from ngramspec.models.check import SPLIT_NAME
+from ngramspec.models.check import SPLIT_NAME, parts_of
 from ngramspec.models.find import SMOLLM, check_named, smollm_file
 
 
@@ -54,11 +54,9 @@ def installed(env: Mapping[str, str] = os.environ) -> Iterator[Installed]:
 
 
 def _looked_at(name: str, path: Path) -> Installed:
-    split = SPLIT_NAME.match(path.name)
-    parts = f"{split['stem']}-*-of-{split['parts']}.gguf" if split else None
     try:
-        size = sum(part.stat().st_size for part in (path.parent.glob(parts) if parts else (path,)))
         header = check_named(name, path)
+        size = sum(part.stat().st_size for part in parts_of(path))
     except (ModelError, OSError) as error:
         return Installed(name, path, 0, "", None, str(error))
     kind = header.metadata.get("general.file_type")

@@ -1,7 +1,6 @@
 """Tools and thoughts in chats: conversations into templates, answers into deltas. Pure text: no tokens, no HTTP."""
 
-from ngramspec.tool_calls.forced import forced_grammar
+from ngramspec.tool_calls.forced import forced_grammar, thoughts_first
 from ngramspec.tool_calls.parser import AnswerParser, parser_for, thoughts_parser
-from ngramspec.tool_calls.thoughts import thoughts_first
 
 __all__ = ["AnswerParser", "forced_grammar", "parser_for", "thoughts_first", "thoughts_parser"]

@@ -16,8 +16,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import family_of
-from ngramspec.tool_calls.hermes import HERMES
+from ngramspec.tool_calls.families import HERMES, family_of
 
 Message = dict[str, Any]
 Render = Callable[[Mapping[str, Any]], str]
@@ -60,9 +59,9 @@ class ToolTemplate:
 
     def __init__(self, source: str | None, render: Render) -> None:
         self._render = render
-        form = family_of(source)
-        self._known = form is not None
-        self._form = form or HERMES
+        family = family_of(source)
+        self._known = family is not None
+        self._family = family or HERMES
         # gpt-oss' name for thoughts; it refuses them beside content.
         self._thinks = "message.thinking" in (source or "")
 
@@ -154,16 +153,16 @@ class ToolTemplate:
             return message
         written = []
         for call in calls:
-            before, after = self._form.write(call["function"]["name"])
+            before, after = self._family.write(call["function"]["name"])
             written.append(before + json.dumps(call["function"]["arguments"], ensure_ascii=False) + after)
-        begin, between, end = self._form.around
+        begin, between, end = self._family.around
         text = begin + (between or "").join(written) + end
         return {**message, "content": f"{message['content']}\n{text}" if message["content"] else text}
 
     def _describe(self, tools: Sequence[Tool]) -> str:
         listed = "\n".join(json.dumps(_openai(tool)["function"], ensure_ascii=False) for tool in tools)
-        before, after = self._form.write("NAME")
-        begin, _, end = self._form.around
+        before, after = self._family.write("NAME")
+        begin, _, end = self._family.around
         return (
             "# Tools\n\nYou can call these functions:\n\n<tools>\n"
             f"{listed}\n</tools>\n\n"

@@ -1,7 +1,12 @@
-"""What an answer is made of: text, thoughts, and calls of tools. Every delta is a piece that extends those before."""
+"""What an answer is made of: text, thoughts, and calls of tools, each in pieces that extend those before.
+
+`Answer` collects the pieces while an answer is read, and leaves out white space between its parts.
+"""
 
 from __future__ import annotations
 
+import secrets
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,6 +20,9 @@ class Tool:
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
 
+
+Tools = Mapping[str, Tool]
+"""The tools that may be called, by their names."""
 
 Span = tuple[int, int]
 """Where a part of a text begins and ends, in characters."""
@@ -51,3 +59,95 @@ class CallArguments(NamedTuple):
 
 
 Delta = Content | Reasoning | CallBegin | CallArguments
+
+_ID = string.ascii_letters + string.digits
+
+
+class Answer:
+    """Collects deltas.
+
+    White space between content and a call, between calls, and around thoughts is the form's, not the answer's. So it is
+    held until something follows: before a call and after one it is dropped, and at the end of an answer without calls
+    it is content.
+
+    Args:
+        short_ids: whether ids of calls are nine letters and digits, as Mistral's templates demand, not "call_...".
+    """
+
+    def __init__(self, short_ids: bool = False) -> None:
+        self._deltas: list[Delta] = []
+        self._short_ids = short_ids
+        self._calls = 0
+        self._held, self._drop = "", False
+        self._thought = ""
+        self._thinking = False
+
+    @property
+    def calls(self) -> int:
+        """Calls begun so far."""
+        return self._calls
+
+    def content(self, text: str) -> None:
+        """A piece of content."""
+        self._leave_thoughts()
+        text = self._held + text
+        self._held = ""
+        if self._drop:
+            text = text.lstrip()
+            self._drop = not text
+        body = text.rstrip()
+        self._held = text[len(body) :]
+        if body:
+            self._add(Content(body))
+
+    def think(self, text: str) -> None:
+        """A piece of thought."""
+        text = self._thought + text
+        if not self._thinking:
+            text = text.lstrip()
+            self._thinking = bool(text)
+        body = text.rstrip()
+        self._thought = text[len(body) :]
+        if body:
+            self._add(Reasoning(body))
+        self._drop = True
+
+    def begin(self, name: str) -> int:
+        """A call begins; its number."""
+        self._leave_thoughts()
+        self._held, self._drop = "", True
+        random = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
+        self._add(CallBegin(self._calls, random if self._short_ids else f"call_{random}", name))
+        self._calls += 1
+        return self._calls - 1
+
+    def arguments(self, call: int, text: str) -> None:
+        """A piece of a call's arguments."""
+        if text:
+            self._add(CallArguments(call, text))
+
+    def end(self) -> None:
+        """The answer ended."""
+        if self._held and not self._drop:
+            self._add(Content(self._held))
+        self._held = ""
+
+    def drain(self) -> list[Delta]:
+        """The deltas since the last call, those of one kind joined."""
+        deltas, self._deltas = self._deltas, []
+        return deltas
+
+    def _leave_thoughts(self) -> None:
+        self._thought, self._thinking = "", False
+
+    def _add(self, delta: Delta) -> None:
+        last = self._deltas[-1] if self._deltas else None
+        match last, delta:
+            case (Content(before), Content(text)):
+                self._deltas[-1] = Content(before + text)
+            case (Reasoning(before), Reasoning(text)):
+                self._deltas[-1] = Reasoning(before + text)
+            case (CallArguments(call, before), CallArguments(same, text)) if call == same:
+                self._deltas[-1] = CallArguments(call, before + text)
+            case _:
+                self._deltas.append(delta)

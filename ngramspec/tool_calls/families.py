@@ -1,39 +1,171 @@
-"""The families, in the order in which they are asked whether a chat template is theirs."""
+"""The families of models, as a table: how a chat template tells one, how its calls begin, and who reads them.
+
+Where a family's own calls hold no JSON, or none was seen, calls are written in Hermes' form, which it reads, too.
+"""
 
 from __future__ import annotations
 
-from ngramspec.tool_calls.forms import Form
-from ngramspec.tool_calls.gemma import GEMMA, GEMMA4
-from ngramspec.tool_calls.harmony import HARMONY
-from ngramspec.tool_calls.hermes import GLM, GRANITE, HERMES, QWEN_CODER
-from ngramspec.tool_calls.invoked import DEEPSEEK_INVOKED, MINIMAX
-from ngramspec.tool_calls.llama import LLAMA
-from ngramspec.tool_calls.python_calls import LFM2
-from ngramspec.tool_calls.sectioned import DEEPSEEK_V3, DEEPSEEK_V31, KIMI, MISTRAL, MISTRAL_LIST
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
-FAMILIES: tuple[Form, ...] = (
-    HARMONY,
-    DEEPSEEK_INVOKED,
-    DEEPSEEK_V3,
-    DEEPSEEK_V31,
-    KIMI,
-    MINIMAX,
-    GLM,
-    QWEN_CODER,
-    HERMES,
-    GRANITE,
-    GEMMA4,
-    LFM2,
-    MISTRAL,
-    MISTRAL_LIST,
-    LLAMA,
-    GEMMA,
+from ngramspec.tool_calls.json_calls import ReadCall, named, objects, rows
+from ngramspec.tool_calls.json_text import quote
+from ngramspec.tool_calls.notations import python, read_gemma4
+from ngramspec.tool_calls.tagged import invoked, read_function, read_hermes
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family writes calls.
+
+    Attributes:
+        name: of the family.
+        signs: what its chat templates contain: all strings of one of these groups.
+        starts: what a call begins with, anywhere in an answer, and who reads what follows. None begins with another.
+        call: what stands before and after the JSON arguments of a call; %(name)s is the tool's name, %(json)s the same
+            as JSON.
+        around: what stands before the first call so written, between two (None: there is one only), after the last.
+        bare: reads calls that need no beginning where they begin an answer, or stand behind another call.
+        channels: whether an answer is messages in gpt-oss' channels, of which calls are some; instead of `starts`.
+        short_ids: whether ids of calls have nine characters.
+    """
+
+    name: str
+    signs: tuple[tuple[str, ...], ...]
+    starts: Mapping[str, ReadCall] = field(default_factory=dict)
+    call: tuple[str, str] = ('<tool_call>\n{"name": %(json)s, "arguments": ', "}\n</tool_call>")
+    around: tuple[str, str | None, str] = ("", "\n", "")
+    bare: ReadCall | None = None
+    channels: bool = False
+    short_ids: bool = False
+
+    def write(self, name: str) -> tuple[str, str]:
+        """What stands before and after the JSON arguments of a call of a tool."""
+        before, after = self.call
+        return before % {"name": name, "json": quote(name)}, after
+
+
+_TAG = {"<tool_call>": read_hermes}
+_DSML = "｜DSML｜"
+_DEEPSEEK_ROW, _DEEPSEEK_END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_DEEPSEEK_CALL, _DEEPSEEK_NAMED, _DEEPSEEK_CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+# V3.1: name, separator, arguments. V3 and R1: "function", separator, name, arguments in a fence.
+_DEEPSEEK = {
+    **rows(
+        {_DEEPSEEK_ROW: _DEEPSEEK_END},
+        _DEEPSEEK_CALL,
+        named(_DEEPSEEK_NAMED, "(.+)", _DEEPSEEK_CALL_END, fence="```json"),
+    ),
+    **_TAG,
+}
+_KIMI = rows(
+    {"<|tool_calls_section_begin|>": "<|tool_calls_section_end|>"},
+    "<|tool_call_begin|>",
+    named("<|tool_call_argument_begin|>", r"(?:functions\.)?([^\n]+?)(?::\d+)?", "<|tool_call_end|>"),
 )
+_MISTRAL = {
+    "[TOOL_CALLS]": named("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_ID\].*)?", or_objects=True),
+}
+# An answer may be JSON without being a call, so the name must be a tool's, and the keys those of calls.
+_LLAMA = objects(";", known=True)
+_FENCED = objects("```", known=True)
+
+HERMES = Family("hermes", (("<tool_call>",),), {**_TAG, "<tool_calls>": read_hermes})
+FAMILIES = (
+    Family(
+        "harmony",
+        (("<|channel|>", "<|message|>"),),
+        call=("<|channel|>commentary to=functions.%(name)s <|constrain|>json<|message|>", ""),
+        around=("", None, ""),
+        channels=True,
+    ),
+    Family(
+        "deepseek-v3.2",
+        ((_DSML,),),
+        {**invoked(_DSML, f"{_DSML}function_calls", f"{_DSML}tool_calls"), **_TAG},
+    ),
+    Family(
+        "deepseek-v3",
+        ((_DEEPSEEK_ROW, "```json"),),
+        _DEEPSEEK,
+        call=(f"{_DEEPSEEK_CALL}function{_DEEPSEEK_NAMED}%(name)s\n```json\n", f"\n```{_DEEPSEEK_CALL_END}"),
+        around=(_DEEPSEEK_ROW, "\n", _DEEPSEEK_END),
+    ),
+    Family(
+        "deepseek-v3.1",
+        ((_DEEPSEEK_ROW,),),
+        _DEEPSEEK,
+        call=(f"{_DEEPSEEK_CALL}%(name)s{_DEEPSEEK_NAMED}", _DEEPSEEK_CALL_END),
+        around=(_DEEPSEEK_ROW, "", _DEEPSEEK_END),
+    ),
+    Family("kimi", (("<|tool_calls_section_begin|>",),), {**_KIMI, **_TAG}),
+    Family("minimax", (("<minimax:tool_call>",),), {**invoked("", "minimax:tool_call"), **_TAG}),
+    Family("glm", (("<arg_key>",),), _TAG),
+    Family(
+        "qwen-coder",
+        (("<function=",),),
+        {**_TAG, "<seed:tool_call>": read_hermes, "<function=": read_function},
+    ),
+    HERMES,
+    Family("granite", (("<|tool_call|>",),), {"<|tool_call|>": read_hermes, **_TAG}),
+    Family("gemma4", (("<|tool_call>",),), {"<|tool_call>": read_gemma4, **_TAG}),
+    Family("lfm2", (("<|tool_call_start|>",),), {"<|tool_call_start|>": python("<|tool_call_end|>"), **_TAG}),
+    Family(
+        "mistral",
+        (("[TOOL_CALLS]", "[ARGS]"),),
+        _MISTRAL,
+        call=("[TOOL_CALLS]%(name)s[ARGS]", ""),
+        around=("", "", ""),
+        short_ids=True,
+    ),
+    Family(
+        "mistral-list",
+        (("[TOOL_CALLS]",),),
+        _MISTRAL,
+        call=('{"name": %(json)s, "arguments": ', "}"),
+        around=("[TOOL_CALLS][", ", ", "]"),
+        short_ids=True,
+    ),
+    Family(
+        "llama",
+        (("<|python_tag|>",), ("<|start_header_id|>", '"parameters": ')),
+        {"<|python_tag|>": _LLAMA},
+        call=('{"name": %(json)s, "parameters": ', "}"),
+        around=("", "; ", ""),
+        bare=_LLAMA,
+    ),
+    Family(
+        "gemma",
+        (("<start_of_turn>",),),
+        {"```tool_code": python("```", known=True), "```tool_call": _FENCED, "```json": _FENCED, **_TAG},
+    ),
+)
+"""In the order in which they are asked whether a chat template is theirs."""
 
 
-def family_of(template: str | None) -> Form | None:
+def family_of(template: str | None) -> Family | None:
     """The family that a chat template belongs to, by what it contains; None for an unknown one."""
-    for form in FAMILIES:
-        if template and any(all(sign in template for sign in group) for group in form.signs):
-            return form
+    for family in FAMILIES:
+        if template and any(all(sign in template for sign in group) for group in family.signs):
+            return family
     return None
+
+
+_THOUGHTS = {
+    "<think>": "</think>",
+    "<seed:think>": "</seed:think>",
+    "[THINK]": "[/THINK]",
+    "<|START_THINKING|>": "<|END_THINKING|>",
+    "<|channel>thought\n": "<channel|>",
+}
+
+
+def thought_tags(template: str | None) -> dict[str, str]:
+    """The tags around thoughts that a chat template speaks of, closing ones by opening ones."""
+    source = template or ""
+    return {start: end for start, end in _THOUGHTS.items() if start.strip() in source or end in source}
+
+
+def opened(tags: Mapping[str, str], opening: str) -> str | None:
+    """The tag that the end of a prompt has opened, so that the answer begins within thoughts; None for none."""
+    return next((tag for tag in tags if opening.rstrip().endswith(tag.rstrip())), None)

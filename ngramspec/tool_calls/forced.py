@@ -1,4 +1,4 @@
-"""Calls that are forced by a grammar, for `tool_choice` "required" and a named tool."""
+"""Grammars of answers: forced calls, for `tool_choice` "required" and a named tool, and thoughts before them."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ from typing import Any
 
 from ngramspec.errors import GrammarError
 from ngramspec.tool_calls.deltas import Tool
-from ngramspec.tool_calls.families import family_of
-from ngramspec.tool_calls.hermes import HERMES
+from ngramspec.tool_calls.families import HERMES, family_of, opened, thought_tags
 from ngramspec.tool_calls.json_text import quote
-from ngramspec.tool_calls.thoughts import thoughts_first
 
 SchemaRules = Callable[[Mapping[str, Mapping[str, Any]]], str]
 """GBNF rules for JSON schemas, by the names of the rules: `ngramspec.llama.json_schema.schema_rules`."""
@@ -49,17 +47,17 @@ def forced_grammar(
             if tools
             else "tool_choice asks for a tool, but there are none"
         )
-    form = family_of(template) or HERMES
+    family = family_of(template) or HERMES
     rules, names = [], []
     for number, tool in enumerate(chosen):
-        before, after = form.write(tool.name)
+        before, after = family.write(tool.name)
         names.append(f"call-{number}")
         try:
             rules.append(schema_rules({f"arguments-{number}": {"type": "object", **tool.parameters}}))
         except GrammarError as error:
             raise GrammarError(f"the parameters of the tool {tool.name!r}: {error}") from error
         rules.append(f"call-{number} ::= {quote(before)} arguments-{number} {quote(after)}")
-    begin, between, end = form.around
+    begin, between, end = family.around
     more = f" ({quote(between)} call)*" if parallel and between is not None else ""
     other = [] if instead is None else ["turn ::= answer | instead", schema_rules({"instead": instead})]
     return "\n".join(
@@ -70,3 +68,39 @@ def forced_grammar(
             *dict.fromkeys("\n".join([*other, *rules]).splitlines()),
         ]
     )
+
+
+def thoughts_first(rest: str, template: str | None, opening: str) -> list[str]:
+    """GBNF rules whose root is the rule `rest`, with thoughts before it where the model thinks.
+
+    Where the prompt has opened thoughts, they must end first; where the template knows tags, there may be thoughts.
+    """
+    tags = thought_tags(template)
+    begun = opened(tags, opening)
+    if begun is not None:
+        return [f"root ::= thoughts [ \\n]* {rest}", *_up_to("thoughts", tags[begun])]
+    rules, choices = [], []
+    for number, (start, end) in enumerate(tags.items()):
+        choices.append(f"{quote(start)} thoughts-{number}")
+        rules += _up_to(f"thoughts-{number}", end)
+    return [f"root ::= (({' | '.join(choices)}) [ \\n]*)? {rest}" if choices else f"root ::= {rest}", *rules]
+
+
+def _up_to(name: str, end: str) -> list[str]:
+    """Rules of any text up to the first occurrence of `end`, which is read: one for each length of it that has come."""
+    rules = []
+    known = "".join(sorted(set(end)))
+    for done in range(len(end)):
+        choices = []
+        for character in known:
+            text = end[:done] + character
+            begun = next(n for n in range(len(text), -1, -1) if end.startswith(text[len(text) - n :]) or n == 0)
+            after = f" {name}-{begun}" if begun < len(end) else ""
+            choices.append(f"{quote(character)}{after if begun else f' {name}-0'}")
+        choices.append(f"[^{''.join(map(_in_class, known))}] {name}-0")
+        rules.append(f"{name}-{done} ::= {' | '.join(choices)}")
+    return [f"{name} ::= {name}-0", *rules]
+
+
+def _in_class(character: str) -> str:
+    return f"\\x{ord(character):02X}" if ord(character) < 256 else character

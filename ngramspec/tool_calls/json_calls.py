@@ -1,16 +1,107 @@
-"""Calls written as JSON objects that name the tool: `{"name": "f", "arguments": {...}}`, one or a list of them."""
+"""Calls whose arguments are written as JSON, and rows of calls.
+
+A call is a JSON object that names the tool, `{"name": "f", "arguments": {...}}`, or a name and arguments between marks.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Container
+import re
+from collections.abc import Callable, Container, Mapping
+from functools import partial
 
-from ngramspec.tool_calls.answer import Answer
+from ngramspec.tool_calls.deltas import Answer, Tools
 from ngramspec.tool_calls.json_text import read_string, read_value
 from ngramspec.tool_calls.reader import Reader, Reads
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
 _OTHER = frozenset({"id", "type"})
+_FENCE = "```"
+
+ReadCall = Callable[[Reader, Answer, Tools], Reads[bool]]
+"""Reads what follows the beginning of a call; whether a call was begun.
+
+Where none was, it may leave the reader anywhere: the text becomes content.
+"""
+
+
+def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCall]:
+    """How calls in a row begin, and who reads them.
+
+    Args:
+        ends: what closes a row, by what opens it.
+        item: what stands before each call; it may begin a row of its own.
+        one: reads a call.
+    """
+
+    def read(reader: Reader, answer: Answer, tools: Tools, *, end: str, begun: bool) -> Reads[bool]:
+        if begun and not (yield from one(reader, answer, tools)):
+            return False
+        while True:
+            if begun:
+                reader.mark()
+            yield from reader.space()
+            found = yield from reader.take(item, end)
+            if found == item and (yield from one(reader, answer, tools)):
+                begun = True
+                continue
+            if begun and found is None:
+                yield from reader.skip(item, end)
+            elif begun and found == item:
+                reader.back()
+            return begun
+
+    opened: dict[str, ReadCall] = {start: partial(read, end=end, begun=False) for start, end in ends.items()}
+    return {**opened, item: partial(read, end=next(iter(ends.values())), begun=True)}
+
+
+def objects(*ends: str, known: bool = False) -> ReadCall:
+    """Reads calls as JSON objects, up to one of `ends`; `known` as `read_calls` has it."""
+
+    def read(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+        yield from reader.space()
+        begun = yield from read_calls(reader, answer, tools if known else None)
+        yield from reader.skip(*ends)
+        return begun
+
+    return read
+
+
+def named(separator: str, name: str, end: str = "", *, fence: str = "", or_objects: bool = False) -> ReadCall:
+    """Reads a call whose name comes next, then a separator, and its JSON arguments.
+
+    Args:
+        separator: what stands between the two.
+        name: a pattern of what stands before it, whose group is the name.
+        end: what ends the call.
+        fence: where it is not the arguments that follow the separator, but the name: what stands behind that.
+        or_objects: whether calls as JSON objects may come instead.
+    """
+    pattern = re.compile(name, re.DOTALL)
+
+    def read(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+        if or_objects:
+            yield from reader.space()
+            if (yield from reader.peek()) in {"[", "{"}:
+                return (yield from read_calls(reader, answer))
+        parts: list[str] = []
+        if not (yield from reader.until((separator,), parts.append)):
+            return False
+        yield from reader.space()
+        fenced = bool(fence) and (yield from reader.peek()) != "{"
+        if fenced:
+            parts = []
+            yield from reader.until((fence, end), parts.append)
+            yield from reader.space()
+        match = pattern.fullmatch("".join(parts).strip())
+        whole = (yield from read_arguments(reader, answer, match[1])) if match else None
+        if whole and fenced:
+            yield from reader.skip(_FENCE)
+        if whole and end:
+            yield from reader.skip(end)
+        return whole is not None
+
+    return read
 
 
 def read_calls(reader: Reader, answer: Answer, known: Container[str] | None = None) -> Reads[bool]:

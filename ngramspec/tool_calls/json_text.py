@@ -27,8 +27,8 @@ def read_value(reader: Reader, emit: Emit) -> Reads[bool]:
     first = False
     while True:
         character = yield from reader.peek()
-        if character and character in SPACE and brackets:
-            yield from reader.run(_space, emit)
+        if character and SPACE.fullmatch(character) and brackets:
+            yield from reader.run(SPACE, emit)
             continue
         if brackets and character == brackets[-1] and (first or wanted == ","):
             emit((yield from reader.read(1)))
@@ -78,7 +78,7 @@ def escape(text: str) -> str:
 def _read_string(reader: Reader, emit: Emit) -> Reads[bool]:
     emit((yield from reader.read(1)))
     while True:
-        yield from reader.run(_plain, emit)
+        yield from reader.run(_PLAIN, emit)
         character = yield from reader.peek()
         if character == '"':
             emit((yield from reader.read(1)))
@@ -105,25 +105,9 @@ _ESCAPES = [f"\\{character}" for character in '"\\/bfnrtu']
 def _read_scalar(reader: Reader, emit: Emit) -> Reads[bool]:
     parts: list[str] = []
     reader.hold()
-    yield from reader.run(_word, parts.append)
+    yield from reader.run(_WORD, parts.append)
     word = "".join(parts)
     whole = bool(_SCALAR.fullmatch(word))
     reader.release(back=not whole)
     emit(word if whole else "")
     return whole
-
-
-def _space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in SPACE:
-        at += 1
-    return at
-
-
-def _plain(text: str, at: int) -> int:
-    match = _PLAIN.match(text, at)
-    return match.end() if match else at
-
-
-def _word(text: str, at: int) -> int:
-    match = _WORD.match(text, at)
-    return match.end() if match else at

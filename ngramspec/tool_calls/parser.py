@@ -2,26 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
-from typing import Protocol
 
-from ngramspec.tool_calls.answer import Answer
-from ngramspec.tool_calls.deltas import Delta, Tool
-from ngramspec.tool_calls.families import family_of
-from ngramspec.tool_calls.forms import Form
-from ngramspec.tool_calls.hermes import HERMES
+from ngramspec.tool_calls.deltas import Answer, Delta, Tool, Tools
+from ngramspec.tool_calls.families import HERMES, Family, family_of, opened, thought_tags
+from ngramspec.tool_calls.json_calls import read_arguments
 from ngramspec.tool_calls.reader import Reader, Reads
-from ngramspec.tool_calls.thoughts import opened, thought_tags
-
-
-class AnswerParser(Protocol):
-    """Reads one answer. No text makes it raise."""
-
-    def push(self, text: str) -> list[Delta]:
-        """What a further piece of the answer, control tokens shown, adds to it."""
-
-    def finish(self) -> list[Delta]:
-        """What was held back, now that the answer ended."""
 
 
 def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str = "") -> AnswerParser:
@@ -33,7 +20,7 @@ def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str
         opening: what the prompt ends in (`ChatPrompt.opening`): an answer may begin within thoughts.
     """
     known = {tool.name: tool for tool in tools}
-    return _Parser(family_of(template) or HERMES, known, thought_tags(template), opening)
+    return AnswerParser(family_of(template) or HERMES, known, thought_tags(template), opening)
 
 
 def thoughts_parser(template: str | None, *, opening: str = "") -> AnswerParser:
@@ -43,22 +30,26 @@ def thoughts_parser(template: str | None, *, opening: str = "") -> AnswerParser:
         template: the model's chat template; where it speaks of no tags around thoughts, they are <think> and </think>.
         opening: as in `parser_for`.
     """
-    return _Parser(HERMES, {}, thought_tags(template) or thought_tags("<think>"), opening)
+    return AnswerParser(HERMES, {}, thought_tags(template) or thought_tags("<think>"), opening)
 
 
-class _Parser:
-    def __init__(self, form: Form, tools: Mapping[str, Tool], tags: Mapping[str, str], opening: str) -> None:
+class AnswerParser:
+    """Reads one answer. No text makes it raise. Made by `parser_for` and `thoughts_parser`."""
+
+    def __init__(self, family: Family, tools: Tools, tags: Mapping[str, str], opening: str) -> None:
         self._reader = Reader()
-        self._answer = Answer(form.short_ids)
-        self._form, self._tools, self._tags = form, tools, tags
-        self._reads = self._all(opening)
+        self._answer = Answer(family.short_ids)
+        self._family, self._tools, self._tags = family, tools, tags
+        self._reads = _read_channels(self._reader, self._answer, tools) if family.channels else self._all(opening)
         self._over = False
 
     def push(self, text: str) -> list[Delta]:
+        """What a further piece of the answer, control tokens shown, adds to it."""
         self._reader.feed(text)
         return self._go_on()
 
     def finish(self) -> list[Delta]:
+        """What was held back, now that the answer ended."""
         self._reader.ended = True
         return self._go_on()
 
@@ -72,30 +63,27 @@ class _Parser:
         return self._answer.drain()
 
     def _all(self, opening: str) -> Reads[None]:
-        reader, form = self._reader, self._form
-        if form.whole is not None:
-            yield from form.whole(reader, self._answer, self._tools)
-            return
+        reader, answer, tools, starts = self._reader, self._answer, self._tools, self._family.starts
         yield from self._thoughts(opening)
-        if not self._tools:
-            yield from reader.until((), self._answer.content)
+        if not tools:
+            yield from reader.until((), answer.content)
             return
         while True:
-            # What a call may begin with only here; then what it may begin with anywhere.
-            reader.mark()
-            yield from reader.space()
-            start = yield from reader.take(*form.first) if form.first else _none()
-            if start and (yield from form.read(reader, self._answer, self._tools, start)):
-                reader.forget()
-                continue
-            reader.back()
-            while (start := (yield from reader.until(form.starts, self._answer.content))) is not None:
+            # Here calls may begin that begin nowhere else; behind, those that begin anywhere.
+            if self._family.bare:
+                reader.mark()
+                yield from reader.space()
+                if (yield from self._family.bare(reader, answer, tools)):
+                    reader.forget()
+                    continue
+                reader.back()
+            while (start := (yield from reader.until(starts, answer.content))) is not None:
                 reader.mark(before=len(start))
-                if (yield from form.read(reader, self._answer, self._tools, start)):
+                if (yield from starts[start](reader, answer, tools)):
                     reader.forget()
                     break
                 reader.back()
-                self._answer.content((yield from reader.read(len(start))))
+                answer.content((yield from reader.read(len(start))))
             else:
                 return
 
@@ -113,6 +101,48 @@ class _Parser:
             yield from self._reader.until((self._tags[start],), self._answer.think)
 
 
-def _none() -> Reads[None]:
-    return None
-    yield
+# ----------------------------------------------------------------------------- gpt-oss' channels
+
+_CHANNEL, _START, _MESSAGE, _TO = "<|channel|>", "<|start|>", "<|message|>", " to="
+_ENDS = ("<|end|>", "<|call|>", "<|return|>")
+_RECIPIENT = re.compile(r"\bto=(?:functions\.)?([^\s<]+)")
+_NAMED = re.compile(r"<\|channel\|>\s*(\w+)")
+
+
+def _read_channels(reader: Reader, answer: Answer, tools: Tools) -> Reads[None]:
+    """gpt-oss' messages, one after the other: analysis are thoughts, a recipient makes a call, all else is content."""
+    while (yield from reader.peek()):
+        reader.mark()
+        start = yield from reader.take(_CHANNEL, _START, _TO)
+        if start is not None:
+            if (yield from _read_message(reader, answer, tools, start)):
+                reader.forget()
+                continue
+            reader.back()
+            answer.content((yield from reader.read(len(start))))
+        reader.forget()
+        found = yield from reader.until((_CHANNEL, _START), answer.content)
+        reader.unread(len(found or ""))
+
+
+def _read_message(reader: Reader, answer: Answer, tools: Tools, start: str) -> Reads[bool]:
+    """A message behind the start of its header; whether it is one."""
+    parts = [start]
+    if (yield from reader.until((_MESSAGE, *_ENDS), parts.append)) != _MESSAGE:
+        return False
+    header = "".join(parts)
+    recipient, channel = _RECIPIENT.search(header), _NAMED.search(header)
+    take = answer.think if channel and channel[1] == "analysis" else answer.content
+    if recipient:
+        yield from reader.space()
+        if not tools or (yield from read_arguments(reader, answer, recipient[1])) is None:
+            return False
+        yield from reader.space()
+        take = answer.content  # of what is no JSON
+    elif not channel:
+        return False
+    reader.forget()
+    found = yield from reader.until((*_ENDS, _CHANNEL, _START), take)
+    if found in {_CHANNEL, _START}:
+        reader.unread(len(found))
+    return True

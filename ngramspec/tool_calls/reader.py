@@ -6,14 +6,15 @@ text ended. What it decides then depends on the text alone, never on where it wa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+import re
+from collections.abc import Callable, Collection, Generator
 from typing import TypeVar
 
 T = TypeVar("T")
 Reads = Generator[None, None, T]
 Emit = Callable[[str], None]
 
-SPACE = " \t\r\n"
+SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Reader:
@@ -80,10 +81,11 @@ class Reader:
         self._at += len(found)
         return found
 
-    def run(self, characters: Callable[[str, int], int], emit: Emit) -> Reads[None]:
-        """Emit characters as long as they are of a kind; `characters` says where in a text they end, from an index."""
+    def run(self, characters: re.Pattern[str], emit: Emit) -> Reads[None]:
+        """Emit characters as long as they are of a kind; `characters` matches any number of them."""
         while True:
-            end = characters(self._text, self._at)
+            match = characters.match(self._text, self._at)
+            end = match.end() if match else self._at
             if end > self._at:
                 emit(self._text[self._at : end])
                 self._at = end
@@ -93,7 +95,7 @@ class Reader:
 
     def space(self) -> Reads[None]:
         """Skip white space."""
-        yield from self.run(_after_space, _nowhere)
+        yield from self.run(SPACE, lambda _: None)
 
     def take(self, *literals: str) -> Reads[str | None]:
         """Read the longest of some strings that comes next; None where none of them does."""
@@ -113,7 +115,7 @@ class Reader:
             if any(end.startswith(rest) for end in ends):
                 self._at = len(self._text)
 
-    def until(self, markers: Sequence[str], emit: Emit) -> Reads[str | None]:
+    def until(self, markers: Collection[str], emit: Emit) -> Reads[str | None]:
         """Emit what comes before the first of some strings, and read that string; None: the text ended without one.
 
         What could begin one of them is held back. None of the strings may begin with another.
@@ -134,20 +136,10 @@ class Reader:
             yield
 
 
-def _begun(text: str, at: int, markers: Sequence[str]) -> int:
+def _begun(text: str, at: int, markers: Collection[str]) -> int:
     """Where the longest end of a text begins that one of the markers may begin with."""
     longest = max(map(len, markers), default=1)
     for start in range(max(at, len(text) - longest + 1), len(text)):
         if any(marker.startswith(text[start:]) for marker in markers):
             return start
     return len(text)
-
-
-def _after_space(text: str, at: int) -> int:
-    while at < len(text) and text[at] in SPACE:
-        at += 1
-    return at
-
-
-def _nowhere(_: str) -> None:
-    pass

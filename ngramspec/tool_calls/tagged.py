@@ -1,4 +1,9 @@
-"""Arguments in tags, one for each parameter, as JSON: the tool's schema tells what is text and what is a number."""
+"""Calls with parameters in tags, passed on as JSON: the tool's schema tells what is text and what is a number.
+
+Also what stands in `<tool_call>`: Hermes' and Qwen's JSON, Qwen3-Coder's tags, GLM's keys and values. They begin alike,
+and models mix them up, so what follows decides. Every family whose own calls hold no JSON reads this form, too: it is
+the one that calls are forced in, and that tools are described in where a template cannot.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ngramspec.tool_calls.answer import Answer
-from ngramspec.tool_calls.deltas import Tool
+from ngramspec.tool_calls.deltas import Answer, Tool, Tools
+from ngramspec.tool_calls.json_calls import ReadCall, read_arguments, read_calls, rows
 from ngramspec.tool_calls.json_text import escape, quote
 from ngramspec.tool_calls.reader import Emit, Reader, Reads
 
@@ -22,6 +27,7 @@ _KINDS = {
     list: frozenset({"array"}),
     dict: frozenset({"object"}),
 }
+_HERMES_ENDS = ("</tool_call>", "</tool_calls>", "</seed:tool_call>")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -44,6 +50,71 @@ class Tags:
     ended: str
     end: str
     lines: bool = False
+
+
+_QWEN = Tags("<parameter=", ">", "", "</parameter>", "</function>", lines=True)
+_GLM = Tags("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "</tool_call>")
+
+
+def read_hermes(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    """What follows "<tool_call>"."""
+    yield from reader.space()
+    if (yield from reader.peek()) in {"{", "["}:
+        begun = yield from read_calls(reader, answer)
+    elif (yield from reader.take("<function=")):
+        return (yield from read_function(reader, answer, tools))
+    else:
+        return (yield from _read_keys(reader, answer, tools))
+    if begun:
+        yield from reader.skip(*_HERMES_ENDS)
+    return begun
+
+
+def read_function(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    """What follows "<function=": "name>", and parameters in tags, or all of them as JSON."""
+    begun = yield from _read_function(reader, answer, tools)
+    if begun:
+        yield from reader.skip(*_HERMES_ENDS)
+    return begun
+
+
+def _read_function(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    parts: list[str] = []
+    if not (yield from reader.until((">",), parts.append)):
+        return False
+    name = "".join(parts).strip().strip("\"'")
+    yield from reader.space()
+    if (yield from reader.peek()) != "{":
+        return bool(name) and (yield from read_tagged(reader, answer, name, tools.get(name), _QWEN))
+    if not name or not (yield from read_arguments(reader, answer, name)):
+        return bool(name)
+    yield from reader.skip("</function>")
+    return True
+
+
+def _read_keys(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    """A call whose name comes next, of a tool that there is, and then keys and values."""
+    parts: list[str] = []
+    found = yield from reader.until((_GLM.parameter, _GLM.end), parts.append)
+    name = "".join(parts).strip()
+    if found is None or name not in tools:
+        return False
+    reader.unread(len(found))
+    return (yield from read_tagged(reader, answer, name, tools[name], _GLM))
+
+
+def invoked(mark: str, *openings: str) -> dict[str, ReadCall]:
+    """How `<invoke name="f">` begins, and who reads it: `mark` begins its tags, `openings` are the tags of rows."""
+    item = f'<{mark}invoke name="'
+    tags = Tags(f'<{mark}parameter name="', '"', ">", f"</{mark}parameter>", f"</{mark}invoke>")
+
+    def one(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+        parts: list[str] = []
+        yield from reader.until(('">',), parts.append)
+        name = "".join(parts)
+        return bool(name) and (yield from read_tagged(reader, answer, name, tools.get(name), tags))
+
+    return rows({f"<{opening}>": f"</{opening}>" for opening in openings}, item, one)
 
 
 def read_tagged(reader: Reader, answer: Answer, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:

@@ -88,9 +88,6 @@ def test_a_seed_repeats_a_session_and_a_random_one_is_shown(env: dict[str, str])
 
 def test_bad_usage_is_one_line(env: dict[str, str]) -> None:
     for options, stdin, code, words in (
-        (["-n", "0"], b"hello\n", 2, "-n/--predict"),
-        (["--stop", ""], b"hello\n", 2, "--stop"),
-        (["--temp", "-1"], b"hello\n", 2, "temperature"),
         (["--show-drafts"], b"hello\n", 2, "terminal"),
         (["-f", "none.txt"], b"hello\n", 1, "none.txt: No such file"),
         (["-f", os.devnull], b"hello\n", 1, f"{os.devnull} is empty"),
@@ -164,7 +161,6 @@ def test_a_conversation_is_kept_where_that_is_asked_for(env: dict[str, str], tmp
     kept = tmp_path / "ngramspec" / "chat_last.json"
     done = pipe(mine, "first\n/set keep on\nsecond\n")
     assert done.out == f"{ANSWER}\n{ANSWER}\n"
-    assert kept.stat().st_mode & 0o777 == 0o600
     resumed = pipe(mine, "third\n/undo\n/memory\nfourth\n", "--resume")
     assert "going on with 2 turns" in resumed.err
     assert f"the conversation is kept in {kept}" in resumed.err

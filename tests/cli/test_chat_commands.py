@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 from ngramspec_cli import chat_kept, chat_settings
-from ngramspec_cli.chat import _talk
+from ngramspec_cli.chat import ChatCompleter, _talk
 from ngramspec_cli.chat_commands import parse, run
-from ngramspec_cli.chat_completion import ChatCompleter
 from ngramspec_cli.chat_input import Terminal, unquoted
 from ngramspec_cli.chat_session import Session
 from ngramspec_cli.chat_view import said
@@ -236,7 +235,6 @@ def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
     assert not kept.exists()
     assert run(session, "set", "keep on")
     session.ask("two")
-    assert kept.stat().st_mode & 0o777 == 0o600
     assert kept.parent.stat().st_mode & 0o777 == 0o700
     assert [m["content"] for m in json.loads(kept.read_text())["messages"][::2]] == ["one", "two"]
     run(session, "undo", "")

@@ -84,11 +84,8 @@ def test_a_model_from_the_hub(env: dict[str, str], file: Path) -> None:
         first = run(online, *here)
         assert first.code == 0, first.err
         assert any("resolve" in path for _, path in hub.requests)
-        missing = run(online, *SMALL, "hf:owner/nothing", file)
     assert first.raw == run(env, *PLAIN, "-n", "4", file).raw
     assert "gone.py" in mistaken.complaint
-    assert "owner/nothing" in missing.complaint
-    assert run({**env, "HF_HUB_OFFLINE": "1"}, *here).raw == first.raw
 
 
 def test_truncate_keeps_the_tail_and_the_start_of_text_token(env: dict[str, str], target: Target) -> None:
@@ -178,13 +175,6 @@ def test_a_seed_is_a_text(env: dict[str, str], file: Path) -> None:
 BEAMS = [*SMALL, "-c", "2048", "-n", "24"]
 
 
-def test_more_beams_than_the_context_holds_are_refused(env: dict[str, str], file: Path) -> None:
-    done = run(env, *BEAMS, "--beams", "40", "-n", "100", file)
-    assert (done.code, done.out) == (1, "")
-    assert "40 beams of 100 tokens after a prompt of" in done.complaint
-    assert "which holds 2048; try -c" in done.complaint
-
-
 def test_the_object_tells_all_beams(env: dict[str, str], file: Path) -> None:
     found = as_json(env, *BEAMS, "--beams", "3", "--no-draft", file)
     assert len(found["beams"]) == 3
@@ -244,19 +234,13 @@ def test_the_files_start_and_end_are_gaps_too(env: dict[str, str], suffix: Path,
     assert (done.code, done.complaint) == (1, "nothing stands round the gap")
 
 
-@pytest.mark.parametrize(
-    ("before", "after", "short"),
-    [(BEFORE * 9, AFTER * 199, ""), (BEFORE * 9, AFTER, "after"), ("def", AFTER * 199, "before")],
-)
-def test_truncate_keeps_what_is_next_to_the_gap(
-    env: dict[str, str], target: Target, before: str, after: str, short: str, tmp_path: Path
-) -> None:
-    """Three quarters of it before, unless one side does not need its share."""
+def test_truncate_keeps_what_is_next_to_the_gap(env: dict[str, str], target: Target, tmp_path: Path) -> None:
+    """Three quarters of it before."""
+    before, after = BEFORE * 9, AFTER * 199
     sizes = [len(target.tokenize(text, add_bos=False)) for text in (before, after)]
     marks = 4
     room = 512 - TOKENS - marks
-    behind = {"": room // 4, "after": sizes[1], "before": room - sizes[0]}[short]
-    kept = (room - behind, behind)
+    kept = (room - room // 4, room // 4)
     path = tmp_path / "long.py"
     path.write_bytes(after.encode())
     arguments = [*PLAIN, "-n", str(TOKENS), "--suffix", path]
@@ -267,9 +251,3 @@ def test_truncate_keeps_what_is_next_to_the_gap(
     found = json.loads(done.out)
     assert found["prompt_tokens"] == 512 - TOKENS
     assert found["text"] == "".join(continued(target, fill_in(target, before, after, limits=Limits(*kept))))
-
-
-def test_a_model_that_cannot_fill_in(env: dict[str, str], tiny: Path, suffix: Path) -> None:
-    done = run(env, "complete", tiny, "-t", "1", "--suffix", suffix, stdin=b"abc")
-    assert (done.code, done.out) == (1, "")
-    assert done.complaint.startswith("this model cannot fill in the middle: its vocabulary has no token for prefix")

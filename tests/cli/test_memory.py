@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -11,21 +10,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 from unittest import mock
 
 import pytest
 import typer
 from ngramspec_cli import chat, memory_option, options
 from ngramspec_cli.chat_session import Session
-from support.cli_runner import COMMAND, DEMO, PATIENCE, run, shell
+from support.cli_runner import COMMAND, DEMO, PATIENCE, run
 from support.signals import signal_at
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec import drafting
 from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.memory import Memory, Store, store
+from ngramspec.memory import Memory, Store
 from ngramspec.memory.names import memory_folder, memory_names
 from ngramspec.memory.remember import write_remember
 from ngramspec.storage import state_folder
@@ -131,17 +129,10 @@ def test_mistakes(home: dict[str, str]) -> None:
     assert all(name in done.err for name in ("add", "list", "remove", "clear", "stats", "remember"))
 
 
-def test_files_that_cannot_be_read_and_one_whose_name_commands_a_terminal(home: dict[str, str], tmp_path: Path) -> None:
-    folder = tmp_path / "binary"
-    folder.mkdir()
-    (folder / "x.bin").write_bytes(bytes(10))
-    (folder / "y.txt").write_bytes("Grüße".encode("latin-1"))
-    done = run(home, "memory", "add", folder)
-    assert done.code == 1
-    assert "no text to add (skipped: 1 binary, 1 not UTF-8)" in done.complaint
-    assert stored(tmp_path) == []
-    (folder / "\x1b[31mred").write_text("text")
-    assert run(home, "memory", "add", folder).code == 0
+def test_a_file_whose_name_commands_a_terminal(home: dict[str, str], tmp_path: Path) -> None:
+    file = tmp_path / "\x1b[31mred"
+    file.write_text("text")
+    assert run(home, "memory", "add", file).code == 0
     assert b"\x1b" not in run(home, "memory", "list").raw
 
 
@@ -158,43 +149,14 @@ def test_a_damaged_file(home: dict[str, str], project: Path, tmp_path: Path) -> 
     assert run(home, "memory", "add", project).code == 0
 
 
-Unchanged = Callable[[], list[Path]]
-
-
-@pytest.fixture
-def unchanged(home: dict[str, str], project: Path, tmp_path: Path) -> Unchanged:
-    """Lists the files of a memory, which holds one file of the project, once it is sure that it is as it was."""
-    assert run(home, "memory", "add", project / "a.py").code == 0
-    (path,) = stored(tmp_path)
-    before = path.read_bytes()
-
-    def check() -> list[Path]:
-        assert [p.read_bytes() for p in stored(tmp_path)] == [before]
-        return list(path.parent.iterdir())
-
-    return check
-
-
-@pytest.mark.skipif(os.name != "posix", reason="needs POSIX limits")
-def test_no_space_while_indexing(home: dict[str, str], project: Path, unchanged: Unchanged) -> None:
-    done = shell(home, 'ulimit -f 8; "$@"', "memory", "add", project)
-    assert done.code == 1
-    assert "the memory is as it was" in done.complaint
-    assert len(unchanged()) == 2  # and the lock
-
-
-@pytest.mark.parametrize(("owner", "name", "call"), [(Vocabulary, "tokenize", 2), (store, "write_snapshot", 1)])
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_indexing(
-    home: dict[str, str], project: Path, unchanged: Unchanged, owner: Any, name: str, call: int, number: int, code: int
-) -> None:
-    with signal_at(number, owner, name, call):
+def test_a_signal_while_indexing(home: dict[str, str], project: Path, tmp_path: Path, number: int, code: int) -> None:
+    with signal_at(number, Vocabulary, "tokenize", 2):
         done = run(home, "memory", "add", project)
     assert done.code == code, done.err
     assert "Traceback" not in done.err
     assert done.err.splitlines()[-1] == "interrupted; the memory is as it was"
-    unchanged()
-    assert run(home, "memory", "add", project).code == 0
+    assert stored(tmp_path) == []
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals")
@@ -269,8 +231,6 @@ def test_remembering_is_off_until_it_is_switched_on(home: dict[str, str], tmp_pa
     assert config.read_text() == "remember = true\n"
     run(home, "memory", "remember", "off")
     assert "remembering answers: off" in run(home, "memory", "stats").out
-    config.write_text("remember = 3\n")
-    assert str(config) in run(home, "memory", "stats").complaint
 
 
 # ---------------------------------------------------------------------- what commands draft from
@@ -313,15 +273,6 @@ def test_the_default_memory_is_used_where_it_exists(opened: Open, fill: Fill, ca
     assert capsys.readouterr() == ("", "")
 
 
-def test_answers_are_kept_only_where_the_user_said_so(opened: Open) -> None:
-    for switched, keep in ((False, False), (False, True), (True, False), (True, True)):
-        write_remember(switched)
-        memory_option.keep(opened(keep=keep), ANSWER)
-        again = opened(keep=keep)
-        assert again.stored == (4 if keep and switched else 0)
-    assert list(again.indexes[0].tokens[:4]) == [*ANSWER, -1]
-
-
 def test_a_memory_that_is_missing_or_another_tokenizers(
     opened: Open, demo_vocabulary: Vocabulary, capsys: Captured
 ) -> None:
@@ -360,22 +311,6 @@ def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open
     memory_folder("new").write_text("no folder")
     memory_option.keep(memory, ANSWER)
     assert "not kept" in told()
-
-
-def test_options_that_do_not_go_together(home: dict[str, str]) -> None:
-    for command, (arguments, words) in itertools.product(
-        ("complete", "chat", "bench"),
-        (
-            (["--memory", "x", "--no-memory"], "exclude each other"),
-            (["--memory", "x", "--no-draft"], "leave out --no-draft"),
-            (["--memory", "x", "--drafter", "ngram"], "'ngram' looks at no memory"),
-            (["--memory", "a/b"], "'a/b' cannot be the name of a memory"),
-        ),
-    ):
-        done = run(home, command, *arguments)
-        assert done.code in (1, 2)
-        assert done.raw == b""
-        assert words in done.complaint
 
 
 @pytest.fixture

@@ -78,43 +78,26 @@ def test_no_setting_is_missing_above() -> None:
     assert tried | {"temperature"} == {field.name for field in fields(Sampling)}
 
 
-@pytest.fixture(scope="module")
-def exact(env: dict[str, str]) -> dict[str, str]:
-    """Where what exact mode needs to know is measured."""
-    assert run(env, *COMMAND, "--exact", "on", "-n", "1", stdin=TEXT).code == 0
-    return env
-
-
-@pytest.mark.parametrize("temperature", ["0", "0.8"])
-def test_a_schema_is_kept_to(exact: dict[str, str], tmp_path: Path, temperature: str) -> None:
+def test_a_schema_is_kept_to(env: dict[str, str], tmp_path: Path) -> None:
     file = tmp_path / "schema.json"
     file.write_text(json.dumps(SCHEMA))
-    arguments = (*COMMAND, "--exact", "on", "-n", "80", "--temp", temperature, "-s", "3")
-    outputs = {
-        run(exact, *arguments, *more, stdin=TEXT).out
-        for more in (["--json-schema", json.dumps(SCHEMA), "--no-draft"], ["-jf", file, "--policy", "fixed"])
-    }
-    assert len(outputs) == 1
-    answer = json.loads(outputs.pop())
-    assert set(answer) == {"name", "wide"}
-    assert isinstance(answer["wide"], bool)
+    for named in (["--json-schema", json.dumps(SCHEMA)], ["-jf", file]):
+        done = run(env, *DRAFTED, "-n", "80", "--temp", "0.8", "-s", "3", *named, stdin=TEXT)
+        answer = json.loads(done.out)
+        assert set(answer) == {"name", "wide"}
+        assert isinstance(answer["wide"], bool)
 
 
-def test_logprobs_are_those_of_plain_decoding(exact: dict[str, str]) -> None:
-    arguments = (*COMMAND, "--exact", "on", "-n", "20", "--json", "--logprobs", "3")
-    plain = run(exact, *arguments, "--no-draft", stdin=TEXT)
-    drafted = run(exact, *arguments, "--policy", "fixed", stdin=TEXT)
-    a, b = json.loads(plain.out), json.loads(drafted.out)
-    assert b["accepted"] > 0
-    assert a["logprobs"] == b["logprobs"]
-    assert len(a["logprobs"]) == a["tokens"]
-    for one in a["logprobs"]:
+def test_logprobs_are_told_of_every_token(env: dict[str, str]) -> None:
+    found = json.loads(run(env, *DRAFTED, "-n", "20", "--json", "--logprobs", "3", stdin=TEXT).out)
+    assert len(found["logprobs"]) == found["tokens"]
+    for one in found["logprobs"]:
         assert bytes(one["bytes"]).decode("utf-8", "replace") == one["token"]
         assert len(one["top_logprobs"]) == 3
         # Greedy: the token itself is the likeliest.
         assert one["top_logprobs"][0]["logprob"] == one["logprob"]
         assert sum(math.exp(top["logprob"]) for top in one["top_logprobs"]) <= 1
-    assert b["text"] == "".join(one["token"] for one in b["logprobs"])
+    assert found["text"] == "".join(one["token"] for one in found["logprobs"])
 
 
 @pytest.mark.parametrize(

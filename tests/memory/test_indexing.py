@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from support.memories import Bytes, answers, names, texts
@@ -121,7 +120,7 @@ def test_paths_without_text(store: Store, folder: Path, tmp_path: Path) -> None:
     assert store.path() is None
 
 
-def test_a_file_that_vanishes_meanwhile_and_an_interrupt(store: Store, folder: Path) -> None:
+def test_a_file_that_vanishes_meanwhile(store: Store, folder: Path) -> None:
     class Deleting(Bytes):
         def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
             (folder / "sub" / "b.txt").unlink(missing_ok=True)
@@ -129,12 +128,6 @@ def test_a_file_that_vanishes_meanwhile_and_an_interrupt(store: Store, folder: P
 
     added = add_files(store, Deleting(), [folder])
     assert added.skipped == {"binary": 1, "unreadable": 1}
-    assert texts(store) == {"a.txt": "first"}
-    before = store.path()
-    (folder / "b.txt").write_text("second")
-    with pytest.raises(KeyboardInterrupt):
-        add_files(store, Bytes(), [folder], progress=Mock(side_effect=KeyboardInterrupt))
-    assert store.path() == before
     assert texts(store) == {"a.txt": "first"}
 
 

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec.memory.remember import Settings, SettingsError, read_settings, write_remember
+from ngramspec.memory.remember import SettingsError, remembers, write_remember
 
 
 def test_off_unless_switched_on(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "config.toml"
-    assert read_settings(path) == Settings(remember=False)
+    assert not remembers(path)
     for value, text in ((True, "remember = true\n"), (False, "remember = false\n")):
         write_remember(value, path)
         assert path.read_text() == text
-        assert read_settings(path) == Settings(remember=value)
+        assert remembers(path) == value
     assert [p.name for p in path.parent.iterdir()] == ["config.toml"]
 
 
@@ -24,7 +24,7 @@ def test_the_rest_of_the_file_stays(tmp_path: Path, text: str) -> None:
     path = tmp_path / "config.toml"
     path.write_text(text)
     write_remember(True, path)
-    assert read_settings(path).remember
+    assert remembers(path)
     assert all(part in path.read_text() for part in text.split("\n") if part.startswith("#"))
     assert path.read_text().count("# so far") == text.count("# so far")
 
@@ -39,7 +39,7 @@ def test_what_means_nothing_is_refused(tmp_path: Path) -> None:
         (b"\xff\xfe", "not UTF-8"),
     ):
         path.write_bytes(raw)
-        for use in (lambda: read_settings(path), lambda: write_remember(True, path)):
+        for use in (lambda: remembers(path), lambda: write_remember(True, path)):
             with pytest.raises(SettingsError, match=words) as error:
                 use()
             assert str(path) in str(error.value)

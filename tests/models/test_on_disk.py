@@ -216,8 +216,6 @@ def test_hf_as_for_llama_cpp(full: dict[str, str], tmp_path: Path) -> None:
     asked = [*plain, "-hf", "owner/toy"]
     done = run(home, *asked, tmp_path / "text")
     assert (done.code, done.raw) == (0, run(home, *plain, DEMO, tmp_path / "text").raw)
-    twice = run(home, *asked, DEMO, tmp_path / "text")
-    assert twice.complaint == f"two models are named: {DEMO} and, with -hf, owner/toy; give one"
     wrong = run(home, *asked[:-1], "owner/toy:Q4_0", tmp_path / "text")
     assert wrong.complaint.startswith("hf:owner/toy:Q4_0: there is no Q4_0 in this repository; it has Q8_0")
 

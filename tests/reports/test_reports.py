@@ -9,8 +9,7 @@ import pytest
 from support.browser import chromium
 from support.pages import Page, drawn, markdown_table
 
-from ngramspec.reports.html import html
-from ngramspec.reports.markdown import markdown
+from ngramspec.reports.render import html, markdown
 from ngramspec.reports.report import Bar, Bars, Lines, Passage, Report, Section, Series, Span, Table
 from ngramspec.reports.setup import COLUMNS, Setup
 from ngramspec.reports.svg import svg

@@ -6,14 +6,10 @@ import json
 from collections.abc import Sequence
 
 import pytest
-from support.cli_runner import DEMO
-from support.decoder_loop import drive, unmeasured
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
-from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.sampling.settings import Sampling
 from ngramspec.tool_calls import forced_grammar, parser_for
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning, Tool
 from ngramspec.tool_calls.families import FAMILIES, family_of
@@ -23,7 +19,7 @@ PROPERTIES = {"city": {"type": "string", "maxLength": 20}, "days": DAYS}
 WEATHER = Tool("weather", "", {"type": "object", "properties": PROPERTIES, "required": ["city", "days"]})
 CLOCK = Tool("clock")
 CALL = ("weather", '{"city": "Rome", "days": 3}')
-TEMPLATES = {form.name: " ".join(form.signs[0]) for form in FAMILIES}
+TEMPLATES = {family.name: " ".join(family.signs[0]) for family in FAMILIES}
 THINKING = "<tool_call><think>"
 
 
@@ -48,27 +44,27 @@ def read(template: str, text: str, opening: str = "") -> tuple[str, str, list[tu
 
 
 def written(template: str, calls: Sequence[tuple[str, str]]) -> str:
-    form = family_of(template)
-    assert form is not None
-    begin, between, end = form.around
-    return begin + (between or "").join(form.write(name)[0] + text + form.write(name)[1] for name, text in calls) + end
+    family = family_of(template)
+    assert family is not None
+    begin, between, end = family.around
+    return begin + (between or "").join(text.join(family.write(name)) for name, text in calls) + end
 
 
-@pytest.mark.parametrize("family", TEMPLATES)
-def test_every_family_reads_what_its_grammar_forces(family: str, demo_vocabulary: Vocabulary) -> None:
-    template = TEMPLATES[family]
-    form = family_of(template)
-    assert form is not None
-    assert form.name == family
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_every_family_reads_what_its_grammar_forces(name: str, demo_vocabulary: Vocabulary) -> None:
+    template = TEMPLATES[name]
+    family = family_of(template)
+    assert family is not None
+    assert family.name == name
     one, two = [CALL], [CALL, ("clock", "{}")]
     for parallel in (False, True):
         grammar = forced_grammar([WEATHER, CLOCK], "required", parallel, schema_rules, template=template)
         assert fits(demo_vocabulary, grammar, written(template, one))
         assert not fits(demo_vocabulary, grammar, written(template, [("weather", '{"city": "Rome", "days": 8}')]))
         assert not fits(demo_vocabulary, grammar, "Hello")
-        several = parallel and form.around[1] is not None
+        several = parallel and family.around[1] is not None
         assert fits(demo_vocabulary, grammar, written(template, two)) == several
-    for calls in (one, two) if form.around[1] is not None else (one,):
+    for calls in (one, two) if family.around[1] is not None else (one,):
         said = read(template, written(template, calls))
         assert said == ("", "", [(name, json.loads(text)) for name, text in calls])
 
@@ -109,23 +105,3 @@ def test_what_cannot_be_forced() -> None:
         GrammarError, match=r"^the parameters of the tool 'odd': .* not cannot be said in a grammar at 'a'"
     ):
         forced_grammar([CLOCK, odd], "required", True, schema_rules)
-
-
-def test_a_model_calls_what_it_must_with_and_without_drafts() -> None:
-    """A small model that knows no tools: the call is the grammar's doing, the value is the model's own."""
-    tools = [Tool("weather", "", {"type": "object", "properties": {"days": DAYS}, "required": ["days"]}), CLOCK]
-    with Target(DEMO, n_ctx=512, threads=1) as target:
-        messages = [{"role": "user", "content": "How is the weather in Paris?"}]
-        assert '"name": "clock"' in target.chat(messages, tools).text
-        prompt = target.chat(messages)  # it is shorter, and the grammar tells all
-        form = {"template": target.chat_template, "opening": prompt.opening}
-        grammar = forced_grammar(tools, "weather", False, schema_rules, **form)
-        for drafter in (None, "mixture"):
-            decoder = unmeasured(target, drafter=drafter, policy="fixed", draft_max=8)
-            sampling = Sampling(temperature=0.0, grammar=grammar)
-            emitted, _ = drive(decoder, prompt.tokens, max_tokens=64, sampling=sampling)
-            content, _, [(name, arguments)] = read("<tool_call>", b"".join(map(target.piece, emitted)).decode())
-            assert (content, name) == ("", "weather")
-            assert isinstance(arguments, dict)
-            assert arguments.keys() == {"days"}
-            assert 1 <= arguments["days"] <= 7

@@ -32,27 +32,11 @@ WEATHER = Tool(
 CLOCK = Tool("clock")
 TOOLS = (WEATHER, CLOCK)
 
-TEMPLATES = {
-    "hermes": "{{ tools }}<tool_call><think></think>",
-    "qwen-coder": "{{ tools }}<tool_call><function=f><think>",
-    "glm": "{{ tools }}<tool_call>f<arg_key><think>",
-    "granite": "{{ tools }}<|tool_call|>",
-    "llama": '{{ tools }}<|start_header_id|>"parameters": <|python_tag|>',
-    "mistral": "{{ tools }}[TOOL_CALLS]f[ARGS][THINK]",
-    "mistral-list": "{{ tools }}[TOOL_CALLS][",
-    "harmony": "{{ tools }}<|channel|>x<|message|>",
-    "deepseek-v3": "<｜tool▁calls▁begin｜>```json<think>",
-    "deepseek-v3.1": "<｜tool▁calls▁begin｜><think>",
-    "deepseek-v3.2": "{{ tools }}｜DSML｜<think>",
-    "kimi": "{{ tools }}<|tool_calls_section_begin|>",
-    "minimax": "{{ tools }}<minimax:tool_call><think>",
-    "gemma4": "{{ tools }}<|tool_call>call:<|channel>thought\n<channel|>",
-    "gemma": "<start_of_turn>",
-    "lfm2": "{{ tools }}<|tool_call_start|>",
-}
+TAGS = ("<think>", "[THINK]", "<|channel>")
+THINKS = {"granite": "", "mistral": "[THINK]", "gemma4": "<|channel>thought\n"}
+TEMPLATES = {family.name: "".join(family.signs[0]) + THINKS.get(family.name, "<think>") for family in FAMILIES}
 """Templates with the marks of each family, and nothing else."""
 
-TAGS = ("<think>", "[THINK]", "<|channel>")
 PARIS = {"city": "Paris"}
 TWO = [("weather", PARIS), ("clock", {})]
 
@@ -233,8 +217,8 @@ def untagged(text: str) -> bool:
     return not any(tag in text for tag in (*TAGS, "<|channel|>"))
 
 
-def test_the_templates_name_all_families() -> None:
-    assert {form.name for form in FAMILIES} == set(TEMPLATES) == {answer.family for answer in ANSWERS}
+def test_every_family_has_an_answer_here() -> None:
+    assert set(TEMPLATES) == {answer.family for answer in ANSWERS}
 
 
 @pytest.mark.parametrize("answer", ANSWERS, ids=lambda answer: answer.family)
@@ -281,7 +265,7 @@ to=functions.weather weather> </invoke> <|tool_call_end|> \\u12
 """
 SCRAPS = [
     *MARKS.split(),
-    *{mark for form in FAMILIES for mark in (*form.starts, *form.first)},
+    *{mark for family in FAMILIES for mark in family.starts},
     *('{"name": "weather", "arguments": {', '"city": "', "<|channel>thought\n", "\n", " ", "\0"),
     *('<invoke name="weather">', '<parameter name="city">', "(city='x')"),
 ]

@@ -1,4 +1,4 @@
-"""A report as a page of HTML: one file, which asks for nothing and runs nothing.
+"""A report as Markdown, in the style of llama-bench, and as a page of HTML: one file, which asks for and runs nothing.
 
 What models and files say is escaped. Beyond that the page's own policy forbids scripts and requests, whatever stands in
 it.
@@ -6,12 +6,47 @@ it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from html import escape
 
 from ngramspec.reports.controls import shown
 from ngramspec.reports.report import Figure, Mark, Passage, Report, Section, Table
 from ngramspec.reports.svg import STYLE, chart
+
+_SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}
+
+
+def markdown(report: Report) -> str:
+    """The table, which lines up as it is, the line of its origin, and the notes."""
+    origin = f"{_cell(report.origin)}; {_code(report.command)}"
+    return "\n".join([*_lines(report.table), "", *(f"{line}\n" for line in (origin, *map(_cell, report.notes)))])
+
+
+def _lines(table: Table) -> list[str]:
+    cells = [[_cell(cell) for cell in row] for row in (table.headings, *table.rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.headings))]
+    rule = ["-" * w if i < table.text else f"{'-' * (w - 1)}:" for i, w in enumerate(widths)]
+    padded = [
+        [c.ljust(w) if i < table.text else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        for row in cells
+    ]
+    return [f"| {' | '.join(row)} |" for row in (padded[0], rule, *padded[1:])]
+
+
+def _code(text: str) -> str:
+    """Text as it is; a fence longer than any run of backticks in it ends where it should."""
+    text = " ".join(shown(text).split("\n"))
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def _cell(text: str) -> str:
+    return shown(text).translate(_SPECIAL)
+
+
+# ----------------------------------------------------------------------------------------- HTML
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 

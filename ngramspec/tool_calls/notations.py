@@ -1,23 +1,24 @@
-"""Gemma's calls: `call:f{key:<|"|>text<|"|>}` of Gemma 4, and the code fences in which earlier ones answer."""
+"""Calls in notations of their own: Gemma 4's `call:f{key:<|"|>text<|"|>}`, and Python's `[f(city="Paris"), g()]`."""
 
 from __future__ import annotations
 
-from ngramspec.tool_calls.answer import Answer
-from ngramspec.tool_calls.forms import Form, Tools
-from ngramspec.tool_calls.hermes import TAG, read_hermes, write_hermes
-from ngramspec.tool_calls.json_calls import read_calls
+import ast
+import json
+import re
+from typing import Any
+
+from ngramspec.tool_calls.deltas import Answer, Tools
+from ngramspec.tool_calls.json_calls import ReadCall, objects
 from ngramspec.tool_calls.json_text import escape, quote
-from ngramspec.tool_calls.python_calls import read_python
-from ngramspec.tool_calls.reader import SPACE, Emit, Reader, Reads
+from ngramspec.tool_calls.reader import Emit, Reader, Reads
 from ngramspec.tool_calls.tagged import as_json
 
-_CALL, _CALL_END, _QUOTE = "<|tool_call>", "<tool_call|>", '<|"|>'
-_BARE_ENDS = ",}]"
+_QUOTE = '<|"|>'
+_BARE = re.compile(r"[^,}\]]*")
 
 
-def _read_gemma4(reader: Reader, answer: Answer, tools: Tools, start: str) -> Reads[bool]:
-    if start == TAG:
-        return (yield from read_hermes(reader, answer, tools, start))
+def read_gemma4(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    """What follows "<|tool_call>"."""
     yield from reader.space()
     parts: list[str] = []
     if not (yield from reader.take("call:")) or not (yield from reader.until(("{",), parts.append)):
@@ -29,7 +30,7 @@ def _read_gemma4(reader: Reader, answer: Answer, tools: Tools, start: str) -> Re
     call = answer.begin(name)
     answer.arguments(call, "{")
     if (yield from _read_rest(reader, lambda text: answer.arguments(call, text))):
-        yield from reader.skip(_CALL_END)
+        yield from reader.skip("<tool_call|>")
     return True
 
 
@@ -87,8 +88,8 @@ def _read_value(reader: Reader, emit: Emit) -> Reads[bool]:
         return found is not None
     parts: list[str] = []
     reader.hold()
-    yield from reader.run(_bare, parts.append)
-    word = "".join(parts).strip(SPACE)
+    yield from reader.run(_BARE, parts.append)
+    word = "".join(parts).strip(" \t\r\n")
     whole = bool(word and (yield from reader.peek()))
     reader.release(back=not whole)
     if not whole:
@@ -97,28 +98,48 @@ def _read_value(reader: Reader, emit: Emit) -> Reads[bool]:
     return True
 
 
-def _bare(text: str, at: int) -> int:
-    while at < len(text) and text[at] not in _BARE_ENDS:
-        at += 1
-    return at
+# --------------------------------------------------------------------------------------- Python
 
 
-GEMMA4 = Form("gemma4", ((_CALL,),), (_CALL, TAG), _read_gemma4, write_hermes)
+def python(end: str, *, known: bool = False) -> ReadCall:
+    """Reads calls as Python writes them, up to `end`; or as JSON objects, with `known` as `read_calls` has it."""
+    as_objects = objects(end, known=known)
 
-# ---------------------------------------------------------------------------------- before Gemma 4
+    def read(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+        yield from reader.space()
+        if (yield from reader.peek()) == "{":
+            return (yield from as_objects(reader, answer, tools))
+        # All at once, as only the end shows that they are calls.
+        parts: list[str] = []
+        if not (yield from reader.until((end,), parts.append)):
+            return False
+        calls = _calls("".join(parts).strip())
+        if not calls or not all(name in tools for name, _ in calls):
+            return False
+        reader.forget()
+        for name, arguments in calls:
+            answer.arguments(answer.begin(name), arguments)
+        return True
 
-_FENCES = ("```tool_code", "```tool_call", "```json")
+    return read
 
 
-def _read_fenced(reader: Reader, answer: Answer, tools: Tools, start: str) -> Reads[bool]:
-    if start == TAG:
-        return (yield from read_hermes(reader, answer, tools, start))
-    yield from reader.space()
-    if start == _FENCES[0] and (yield from reader.peek()) != "{":
-        return (yield from read_python(reader, answer, tools, "```"))
-    begun = yield from read_calls(reader, answer, tools)
-    yield from reader.skip("```")
-    return begun
+def _calls(source: str) -> list[tuple[str, str]]:
+    """Names and JSON arguments of the calls that an expression is; empty if it is anything else."""
+    try:
+        tree = ast.parse(source, mode="eval").body
+        calls = tree.elts if isinstance(tree, ast.List) else [tree]
+        return [_call(node) for node in calls]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
 
 
-GEMMA = Form("gemma", (("<start_of_turn>",),), (*_FENCES, TAG), _read_fenced, write_hermes)
+def _call(node: ast.expr) -> tuple[str, str]:
+    if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name | ast.Attribute):
+        raise ValueError("not a call with named arguments")
+    arguments: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("not a named argument")
+        arguments[keyword.arg] = ast.literal_eval(keyword.value)
+    return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
