@@ -97,8 +97,6 @@ CONTRADICTIONS = [
     ("replay talks --curve round", "no curve 'round'"),
     ("replay talks --drafter psychic", "'psychic'"),
     ("replay talks --policy psychic", "'psychic'"),
-    ("replay talks --timed", "name it with --model"),
-    ("replay talks --timed --model DEMO --vocab DEMO", "leave --vocab out"),
     ("replay talks -t 2", "name it with --model"),
 ]
 """Seen before a text is read and a model looked for."""
