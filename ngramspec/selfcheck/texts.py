@@ -1,4 +1,4 @@
-"""Plain and drafted texts of the same prompt: are their tokens equal, and their logprobs?"""
+"""Plain and drafted texts of the same prompt: are their tokens equal?"""
 
 from __future__ import annotations
 
@@ -15,13 +15,9 @@ from ngramspec.backend import Logits, Model
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError
 from ngramspec.prompts import Case
-from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.selfcheck.difference import TextDifference, movement
 from ngramspec.tokens import common_prefix
-
-TOP = 3
-"""Logprobs are compared for the emitted tokens and for this many of the likeliest."""
 
 FEWEST = 4
 """A run emits at least this many tokens, however little time there is."""
@@ -33,8 +29,6 @@ root   ::= record{8,}
 record ::= "{\"name\": \"" [a-z]{1,12} "\", \"size\": " [0-9]{1,6} "}\n"
 """
 """The grammar forces half of such a text."""
-
-_ROUNDING = 1e-4  # of logprobs computed from the same logits in other ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +62,6 @@ class TextPair:
         drafted, accepted: draft tokens sent, and emitted.
         cut: whether a run ended for want of time.
         difference: the first one, if there is any.
-        logprobs_identical: whether logprobs of the common text, with those of the likeliest tokens, agree to the last
-            bit.
-        logprob_difference: largest difference between logprobs of emitted tokens of the common text.
-        first_logprob_difference: difference between the first token's logprob and a plain log-softmax of the prompt's
-            logits.
     """
 
     category: str
@@ -84,17 +73,6 @@ class TextPair:
     accepted: int
     cut: bool
     difference: TextDifference | None
-    logprobs_identical: bool
-    logprob_difference: float
-    first_logprob_difference: float
-
-    def logprobs_held(self, bound: float) -> bool:
-        """Whether logprobs are as close as logits that differ by at most `bound` make them.
-
-        log p = logit - log sum exp: each of the two terms moves by at most `bound`.
-        """
-        identical = self.logprobs_identical or bound > 0
-        return identical and self.logprob_difference <= 2 * bound and self.first_logprob_difference <= _ROUNDING
 
 
 class LogitsKeeper:
@@ -122,7 +100,6 @@ class _Text:
     """A text so far. `row`: the logits of its last token, if that token differs from the expected one."""
 
     tokens: list[int]
-    logprobs: list[Logprobs]
     drafted: int
     accepted: int
     cut: bool
@@ -148,13 +125,12 @@ class TextComparison:
     bound: Callable[[], float]
     clock: Callable[[], float]
 
-    def compare(self, case: Case, setting: Setting, reading: Logits, seconds: float) -> TextPair:
+    def compare(self, case: Case, setting: Setting, seconds: float) -> TextPair:
         """Make both texts of a prompt in about so many seconds; the drafted one ends where it differs.
 
         Args:
             case: the prompt.
             setting: how tokens are chosen.
-            reading: the logits after the prompt; see `read`, which comes first.
             seconds: for both.
 
         Raises:
@@ -169,7 +145,6 @@ class TextComparison:
         common = common_prefix(a.tokens, b.tokens)
         # Tokens that the second text had no time to reach are not compared.
         differs = b.row is not None or (len(b.tokens) < len(a.tokens) and not b.cut)
-        ours, theirs = a.logprobs[:common], b.logprobs[:common]
         return TextPair(
             case.category,
             case.id,
@@ -180,9 +155,6 @@ class TextComparison:
             b.accepted,
             a.cut or b.cut,
             self._explain(case.tokens, setting, a, b) if differs else None,
-            ours == theirs,
-            max((_gap(x.logprob, y.logprob) for x, y in zip(ours, theirs, strict=True)), default=0.0),
-            _gap(a.logprobs[0].logprob, log_softmax(reading, a.tokens[0])),
         )
 
     def _generate(
@@ -195,14 +167,10 @@ class TextComparison:
         expected: Sequence[int] | None = None,
     ) -> _Text:
         tokens: list[int] = []
-        logprobs: list[Logprobs] = []
         drafted = accepted = 0
         row = stop = None
-        generation = decoder.generate(
-            prompt, max_tokens=most, sampling=setting.sampling, verify=setting.verify, logprobs=TOP
-        )
+        generation = decoder.generate(prompt, max_tokens=most, sampling=setting.sampling, verify=setting.verify)
         for step in generation:
-            logprobs += step.logprobs
             drafted += len(step.drafted)
             accepted += step.accepted
             stop = step.stop
@@ -214,7 +182,7 @@ class TextComparison:
             if row is not None or (len(tokens) >= FEWEST and self.clock() > until):
                 generation.close()
                 break
-        return _Text(tokens, logprobs, drafted, accepted, stop is None and row is None, row)
+        return _Text(tokens, drafted, accepted, stop is None and row is None, row)
 
     def _explain(self, prompt: Sequence[int], setting: Setting, plain: _Text, drafted: _Text) -> TextDifference:
         """Look into the first difference of two texts, which is where the second one ends."""
@@ -238,20 +206,7 @@ class TextComparison:
         return TextDifference(common, a, b, texts[0], texts[1], float(row[a]), logit, bound, needed)
 
 
-def read(target: Model, prompt: Sequence[int], *, exact: bool) -> Logits:
-    """Read a prompt into an empty cache, so that a generation finds it there; the logits that it will find."""
+def read(target: Model, prompt: Sequence[int], *, exact: bool) -> None:
+    """Read a prompt into an empty cache, so that a generation finds it there."""
     target.clear()
-    row: Logits = target.prefill(prompt, aligned=exact)
-    # A prompt that is in the cache has its last token evaluated once more, alone; in exact mode whole chunks are.
-    return row.copy() if exact else target.prefill(prompt).copy()
-
-
-def log_softmax(row: Logits, token: int) -> float:
-    """Natural logarithm of a token's probability, from logits of shape (n_vocab,), in float64."""
-    gaps = row.astype(np.float64) - float(row.max())
-    return float(gaps[token] - np.log(np.exp(gaps).sum()))
-
-
-def _gap(a: float, b: float) -> float:
-    """|a - b|, and inf where that is nan."""
-    return math.inf if math.isnan(a - b) else abs(a - b)
+    target.prefill(prompt, aligned=exact)
