@@ -12,7 +12,7 @@ import typer
 
 from ngramspec.conversation import Conversation, Saved
 from ngramspec.errors import NGramSpecError
-from ngramspec.trace.file import TraceWriter
+from ngramspec.trace import TraceWriter
 
 from . import chat_commands, chat_kept
 from .chat_completion import ChatCompleter
