@@ -15,38 +15,16 @@ STEEP = 2.0
 MUCH = 0.25
 """A type that takes this part of the weights or more is worth a word."""
 
-NAMES: Mapping[int, str] = {
-    2: "Q4_0",
-    3: "Q4_1",
-    6: "Q5_0",
-    7: "Q5_1",
-    8: "Q8_0",
-    10: "Q2_K",
-    11: "Q3_K",
-    12: "Q4_K",
-    13: "Q5_K",
-    14: "Q6_K",
-    20: "IQ4_NL",
-    23: "IQ4_XS",
-    39: "MXFP4",
-}
+_TYPES = ["Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"]
+NAMES = dict(zip((2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 39), _TYPES, strict=True))
 """Quantised types by their numbers in ggml.h."""
 
-REPACKED: Mapping[str, tuple[str, ...]] = {
-    "x86": ("Q4_0", "Q4_K", "IQ4_NL", "MXFP4"),
-    "arm": ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4"),
-}
+_X86, _ARM = ("Q4_0", "Q4_K", "IQ4_NL", "MXFP4"), ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4")
+REPACKED = {"x86_64": _X86, "amd64": _X86, "arm64": _ARM, "aarch64": _ARM}
+"""By what `platform.machine()` says, in small letters."""
 
 AMX = ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 """What has kernels for several rows besides, on processors with AMX."""
-
-
-def family(processor: str) -> str | None:
-    """The row of REPACKED for what `platform.machine()` says; None for processors without one."""
-    name = processor.lower()
-    if name in ("x86_64", "amd64"):
-        return "x86"
-    return "arm" if name in ("arm64", "aarch64") else None
 
 
 def advice(types: Mapping[int, int], processor: str, steepness: float, *, amx: bool = False) -> str | None:
@@ -58,17 +36,15 @@ def advice(types: Mapping[int, int], processor: str, steepness: float, *, amx: b
         steepness: T(4) / T(1) as measured.
         amx: whether the AMX kernels are used.
     """
-    kind = family(processor)
-    if kind is None or steepness < STEEP:
+    repacked = REPACKED.get(processor.lower())
+    if repacked is None or steepness < STEEP:
         return None
-    total = sum(types.values())
-    known = tuple(dict.fromkeys((*REPACKED[kind], *(AMX if amx else ()))))
-    rows = {NAMES[t]: size / total for t, size in types.items() if t in NAMES and NAMES[t] not in known}
-    slow = {name: share for name, share in rows.items() if share >= MUCH}
+    known = tuple(dict.fromkeys((*repacked, *(AMX if amx else ()))))
+    shares = {NAMES[t]: size / sum(types.values()) for t, size in types.items() if t in NAMES}
+    slow = [f"{s:.0%} of its weights are {name}" for name, s in shares.items() if s >= MUCH and name not in known]
     if not slow:
         return None
-    told = " and ".join(f"{share:.0%} of its weights are {name}" for name, share in slow.items())
     return (
-        f"A batch of 4 costs {steepness:.1f} passes here: {told}, which this processor's kernels take row by row. A"
-        f" quantisation that they repack ({', '.join(known)}) would be cheaper to verify drafts with."
+        f"A batch of 4 costs {steepness:.1f} passes here: {' and '.join(slow)}, which this processor's kernels take row"
+        f" by row. A quantisation that they repack ({', '.join(known)}) would be cheaper to verify drafts with."
     )

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import math
 import random
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 
-from ngramspec.tuning.measures import DRAFTS, READING, SINGLE, Measure, score
-from ngramspec.tuning.rounds import (
-    FALSE_ALARMS,
-    Candidate,
-    Rounds,
-    compare,
-    quartile_distance,
-    rounds_needed,
-    sign_chance,
-)
+from ngramspec.tuning.candidates import DRAFTS, READING, SINGLE, Candidate, Measure
 from ngramspec.tuning.settings import Settings
+from ngramspec.tuning.tuning import FALSE_ALARMS, Rounds, compare, rounds_needed, sign_chance
 
 PRESENT = Settings(4, 4)
-OTHERS = {str(n): Candidate("threads", replace(PRESENT, threads=n), (SINGLE, *DRAFTS)) for n in (1, 2, 3, 6, 8)}
+OTHERS = {str(n): Candidate("threads", {"threads": n}, (SINGLE, *DRAFTS)) for n in (1, 2, 3, 6, 8)}
 
 
 @dataclass
@@ -31,18 +23,16 @@ class Machine:
     seed: int
     noise: float = 0.05
     faster: dict[int, float] = field(default_factory=dict)
-    asked: list[tuple[int, Measure]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
 
     def seconds(self, settings: Settings, measure: Measure) -> float:
-        self.asked.append((settings.threads, measure))
         return self.faster.get(settings.threads, 1.0) * self.random.lognormvariate(0, self.noise)
 
 
 def measured(machine: Machine, count: int = 10) -> Rounds:
-    rounds = Rounds(machine, PRESENT, OTHERS)
+    rounds = Rounds(machine.seconds, PRESENT, OTHERS)
     for _ in range(count):
         list(rounds.run())
     return rounds
@@ -63,10 +53,11 @@ def test_noise_alone_is_no_gain(noise: float) -> None:
 def test_a_true_gain_is_found(slowed: float) -> None:
     found = 0
     for seed in range(100):
-        rounds = Rounds(Machine(seed, 0.03, {2: 0.9}), PRESENT, OTHERS)
+        machine = Machine(seed, 0.03)
+        rounds = Rounds(machine.seconds, PRESENT, OTHERS)
         for number in range(10):
             # The machine takes longer from round to round, and that hits all alike.
-            rounds.bench.faster = {n: (1 + slowed * number) * (0.9 if n == 2 else 1) for n in (1, 2, 3, 4, 6, 8)}
+            machine.faster = {n: (1 + slowed * number) * (0.9 if n == 2 else 1) for n in (1, 2, 3, 4, 6, 8)}
             list(rounds.run())
         found += gaining(rounds) == ["2"]
     assert found >= 95
@@ -90,40 +81,39 @@ def test_what_makes_something_slower_is_a_trade() -> None:
 
 
 def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
-    machine = Machine(1)
-    rounds = Rounds(machine, PRESENT, OTHERS)
+    rounds = Rounds(Machine(1).seconds, PRESENT, OTHERS)
     orders = [list(rounds.run()) for _ in range(12)]
     assert all(sorted(order) == sorted(["", *OTHERS]) for order in orders)
     assert {order[0] for order in orders} == {"", *OTHERS}
     before = {(order[i - 1], order[i]) for order in orders for i in range(1, len(order)) if order[i] == "1"}
     assert before == {("", "1"), ("2", "1")}
-    assert len(rounds.of_present) == len(rounds.of_candidates["1"]) == 12
+    assert {len(times) for times in rounds.times.values()} == {len(rounds)} == {12}
 
 
 def test_a_round_that_is_broken_off_counts_for_nothing() -> None:
-    rounds = Rounds(Machine(1), PRESENT, OTHERS)
+    rounds = Rounds(Machine(1).seconds, PRESENT, OTHERS)
     assert rounds.compared() == {}
     list(rounds.run())
     broken = rounds.run()
     for _ in range(3):
         next(broken)
     broken.close()
-    assert len(rounds.of_present) == 1
-    assert {len(times) for times in rounds.of_candidates.values()} == {1}
+    assert {len(times) for times in rounds.times.values()} == {len(rounds)} == {1}
     assert {c.rounds for c in rounds.compared().values()} == {1}
 
 
 def test_only_what_a_candidate_may_change_is_compared() -> None:
-    rounds = Rounds(Machine(1), PRESENT, {"one": Candidate("threads", replace(PRESENT, threads=1), (SINGLE,))})
+    rounds = Rounds(Machine(1).seconds, PRESENT, {"one": Candidate("threads", {"threads": 1}, (SINGLE,))})
     list(rounds.run())
-    assert set(rounds.of_present[0]) == {SINGLE}
-    assert score({SINGLE: 2.0}) == 256
+    assert set(rounds.times[""][0]) == {SINGLE}
 
 
 def test_chances() -> None:
-    assert sign_chance(0, 5) == 1
-    assert sign_chance(5, 5) == 1 / 32
-    assert sign_chance(4, 5) == 6 / 32
-    assert all(sign_chance(n := rounds_needed(k), n) <= FALSE_ALARMS / k for k in range(1, 20))
-    assert quartile_distance([3.0]) == 0
-    assert quartile_distance([1.0, 2.0, 3.0, 4.0, 5.0]) == 2.0
+    faster, slower = [0.9], [1.1]
+    assert sign_chance(slower * 5) == 1
+    assert sign_chance(faster * 5) == 1 / 32
+    assert sign_chance(faster * 4 + slower) == 6 / 32
+    assert all(sign_chance(faster * rounds_needed(k)) <= FALSE_ALARMS / k for k in range(1, 20))
+    same = {SINGLE: 1.0}
+    assert compare([same], [{SINGLE: 3.0}]).spread == 0
+    assert compare([same] * 5, [{SINGLE: n} for n in (1.0, 2.0, 3.0, 4.0, 5.0)]).spread == 2.0

@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 
 from ngramspec.errors import NGramSpecError, TargetError
-from ngramspec.tuning.candidates import Scope, candidates, combined
-from ngramspec.tuning.kept import Kept, forget, keep, outcome, recalled
-from ngramspec.tuning.measures import Measure
+from ngramspec.tuning.candidates import Measure, candidates
+from ngramspec.tuning.kept import Kept, keep, recalled
 from ngramspec.tuning.quantisation import AMX, NAMES, REPACKED, advice
 from ngramspec.tuning.settings import Settings, flags
 from ngramspec.tuning.tuning import NO_TIME, Tuning
 
 PRESENT = Settings(4, 4)
-SCOPE = Scope(physical=4, logical=8, on_cpu=True, flash_free=True, quantised_cache=True)
+SCOPE: dict[str, Any] = {"physical": 4, "logical": 8, "on_cpu": True, "flash_free": True, "quantised_cache": True}
 
 
 @dataclass
@@ -65,7 +64,7 @@ class Machine:
 
 
 def tuned(machine: Machine, seconds: float = 60.0) -> Tuning:
-    tuning = Tuning(machine, PRESENT, candidates(PRESENT, SCOPE), seconds, machine.clock)
+    tuning = Tuning(machine.seconds, PRESENT, candidates(PRESENT, **SCOPE), seconds, machine.clock)
     list(tuning.run())
     return tuning
 
@@ -130,7 +129,7 @@ def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
     whole = Machine(effects)
     tuned(whole)
     machine = Machine(effects, interrupt=int(share * whole.calls))
-    tuning = Tuning(machine, PRESENT, candidates(PRESENT, SCOPE), 60.0, machine.clock)
+    tuning = Tuning(machine.seconds, PRESENT, candidates(PRESENT, **SCOPE), 60.0, machine.clock)
     with pytest.raises(KeyboardInterrupt):
         list(tuning.run())
     assert not tuning.complete
@@ -147,22 +146,22 @@ def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
 
 def test_candidates_are_named_by_the_options_that_set_them() -> None:
     names = ["-t 8 -tb 4", "-t 3 -tb 4", "-t 2 -tb 4", "-t 4 -tb 8", "-fa off", "--no-mmap", "--no-repack"]
-    assert list(candidates(PRESENT, SCOPE)) == [*names, "-ctk q8_0 -ctv q8_0", "-ub 256", "-ub 1024"]
+    assert list(candidates(PRESENT, **SCOPE)) == [*names, "-ctk q8_0 -ctv q8_0", "-ub 256", "-ub 1024"]
 
 
 def test_what_a_machine_does_not_offer_is_not_tried() -> None:
-    on_gpu = replace(SCOPE, on_cpu=False)
-    assert {c.knob for c in candidates(PRESENT, on_gpu).values()} == {"flash_attn", "cache_types", "micro_batch"}
+    on_gpu = candidates(PRESENT, **SCOPE | {"on_cpu": False})
+    assert {c.knob for c in on_gpu.values()} == {"flash_attn", "cache_types", "micro_batch"}
     taken = Settings(2, 2, flash_attn="off", mmap=False, repack=False)
-    scope = Scope(physical=2, logical=2, on_cpu=True, flash_free=True, quantised_cache=False)
-    assert list(candidates(taken, scope)) == ["-t 1 -tb 2", "-fa on"]
+    small = {"physical": 2, "logical": 2, "quantised_cache": False}
+    assert list(candidates(taken, **SCOPE | small)) == ["-t 1 -tb 2", "-fa on"]
 
 
 def test_without_flash_attention_prompts_are_not_read_in_larger_pieces() -> None:
-    off, wide = replace(PRESENT, flash_attn="off"), replace(PRESENT, micro_batch=1024)
-    threads = replace(PRESENT, threads=2)
-    assert combined(PRESENT, {"flash_attn": off, "micro_batch": wide, "threads": threads}) == replace(off, threads=2)
-    assert combined(PRESENT, {"micro_batch": wide, "threads": threads}) == replace(wide, threads=2)
+    effects = {("flash_attn", "off", 0): 0.7, ("micro_batch", 1024, 1024): 0.7, ("threads", 3, 1): 0.8}
+    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, flash_attn="off")
+    del effects["flash_attn", "off", 0]
+    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, micro_batch=1024)
 
 
 # --------------------------------------------------------------------------- what is kept of it
@@ -173,17 +172,10 @@ FASTER = Settings(3, 4, flash_attn="off", mmap=False, repack=False, micro_batch=
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "key.json"
     assert recalled(path) is None
-    kept = outcome(FASTER, PRESENT, 0.9, "2026-11-22", applied=True)
+    kept = Kept(FASTER.changes(PRESENT), 0.9, "2026-11-22", applied=True)
     keep(path, kept)
     assert recalled(path) == kept
     assert flags(kept.changes) == "-t 3 -tb 4 -fa off -ub 256 --no-mmap --no-repack"
-    assert forget(path)
-    assert not forget(path)
-    assert recalled(path) is None
-
-
-def test_nothing_found_is_nothing_to_apply() -> None:
-    assert outcome(None, PRESENT, 0.9, "2026-11-22", applied=True) == Kept({}, None, "2026-11-22", applied=False)
 
 
 DAMAGED = ["", "{}", "[]", "null", '{"changes": {}, "ratio": "x", "date": "", "applied": true}']
