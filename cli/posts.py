@@ -14,8 +14,7 @@ from typing import Annotated, Any, Self, get_type_hints
 import typer
 
 from ngramspec.reports.html import html
-from ngramspec.reports.markdown import markdown
-from ngramspec.reports.report import Report
+from ngramspec.reports.report import Report, markdown
 from ngramspec.reports.svg import svg
 
 from .console import usage_error

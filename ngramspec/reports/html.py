@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from ngramspec.reports.controls import shown
-from ngramspec.reports.report import Figure, Mark, Passage, Report, Section, Table
+from ngramspec.reports.report import Figure, Mark, Passage, Report, Section, Table, shown
 from ngramspec.reports.svg import STYLE, chart
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'"

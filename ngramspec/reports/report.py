@@ -1,4 +1,4 @@
-"""`Report`: what is posted, as data. Whoever measured makes one; `markdown`, `svg` and `html` of this room write it.
+"""`Report`: what is posted, as data, and as `markdown`; `svg` and `html` of this room draw it. Who measured makes one.
 
 Report(title, table, origin, bars, sections)
          |      |       |     |     `- everything, for a page of HTML
@@ -9,7 +9,8 @@ Report(title, table, origin, bars, sections)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -128,3 +129,54 @@ class Report:
     command: str
     sections: Sequence[Section] = ()
     notes: Sequence[str] = ()
+
+
+# --------------------------------------------------------------------------- texts of models and files
+
+CONTROLS: Mapping[int, int] = {
+    **{number: 0x2400 + number for number in range(0x20) if chr(number) not in "\n\t"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+"""For `str.translate`: the symbol of each (ESC: ␛), but not of \\n and \\t."""
+
+_SHOWN = {**CONTROLS, **dict.fromkeys((0xFFFE, 0xFFFF), 0xFFFD)}
+
+
+def shown(text: str) -> str:
+    """Text of a model or a file as XML and terminals may hold it: control characters as their symbols."""
+    return text.encode("utf-8", "replace").decode("utf-8").translate(_SHOWN)
+
+
+# --------------------------------------------------------------------------- Markdown
+
+_SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}
+
+
+def markdown(report: Report) -> str:
+    """The report in the style of llama-bench: a table that lines up as it is, the line of its origin, and the notes."""
+    origin = f"{_cell(report.origin)}; {_code(report.command)}"
+    return "\n".join([*_table(report.table), "", *(f"{line}\n" for line in (origin, *map(_cell, report.notes)))])
+
+
+def _table(table: Table) -> list[str]:
+    cells = [[_cell(cell) for cell in row] for row in (table.headings, *table.rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.headings))]
+    rule = ["-" * w if i < table.text else f"{'-' * (w - 1)}:" for i, w in enumerate(widths)]
+    padded = [
+        [c.ljust(w) if i < table.text else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        for row in cells
+    ]
+    return [f"| {' | '.join(row)} |" for row in (padded[0], rule, *padded[1:])]
+
+
+def _code(text: str) -> str:
+    """Text as it is; a fence longer than any run of backticks in it ends where it should."""
+    text = " ".join(shown(text).split("\n"))
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def _cell(text: str) -> str:
+    return shown(text).translate(_SPECIAL)

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from support.mock_target import MockTarget
 
-from ngramspec.benchmark.posted import Measured, posted
+from ngramspec.benchmark.posted import COLUMNS, Measured, Samples, Setup, posted
 from ngramspec.benchmark.report import Spread, Summary, summarise
 from ngramspec.benchmark.runs import Benchmark
-from ngramspec.benchmark.samples import Samples
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.speculation import Speculation
 from ngramspec.decoding.step import Stats
@@ -19,7 +18,6 @@ from ngramspec.drafting import make_drafter
 from ngramspec.policies import make_policy
 from ngramspec.prompts import Case
 from ngramspec.reports.report import Report
-from ngramspec.reports.setup import COLUMNS, Setup
 
 SETUP = Setup("m.gguf", "tiny", 2**20, 10**6, "CPU", 1, "here", "llama-cpp-python 9")
 
@@ -97,3 +95,11 @@ def test_a_text_that_is_not_the_same_is_told_of() -> None:
     assert row(lossy, 0)["same text"] == "-"
     assert any("lenience changes the output" in note for note in lossy.notes)
     assert posted(SETUP, "c", Measured({"cost": []}, {}, None, True, "nothing", None)).table.rows == []
+
+
+def test_a_setup_is_told_as_llama_bench_tells_it() -> None:
+    build = "llama-cpp-python 0.3.36; CPU : SSE3 = 1 | AVX2 = 1 | LLAMAFILE = 0 | OPENMP = 1 |"
+    setup = Setup("model.gguf", "llama 1B Q4_0", 3 * 2**30, 1_240_000_000, "CUDA", 8, "a machine", build)
+    assert COLUMNS == ("model", "size", "params", "backend", "threads")
+    assert list(setup.cells()) == ["llama 1B Q4_0", "3.00 GiB", "1.24 B", "CUDA", "8"]
+    assert "llama-cpp-python 0.3.36 (SSE3 AVX2 OPENMP); ngramspec" in setup.line()
