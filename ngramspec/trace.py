@@ -9,11 +9,11 @@ The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 
 attributes of `TraceHeader`, which hold for all passes up to the next header. All others are passes: the attributes of
 `Step`, then the last tokens before it ("context") and the texts of all tokens in the line ("texts"), in which a byte
 that is no whole character of UTF-8 is the half surrogate U+DC00 + byte. How attributes become JSON: see
-`ngramspec.json_data`; those with a default are left out where they have it. The version rises with a change that would
-make existing programs misread a trace; new keys leave it.
+`ngramspec.json_data`; those with a default are left out where they have it, but for the first five. The version rises
+with a change that would make existing programs misread a trace; new keys leave it.
 
-    {"tokens": [7, 3], "drafted": [7, 4], "accepted": 1, "batch": 3, "seconds": 0.012, "pieces": [" cat", " ran"],
-     "detail": [{"token": 7, "accepted": true, "p": 0.8, "why": {"margin": 0.0}}, ...],
+    {"position": 9, "batch": 3, "seconds": 0.012, "tokens": [7, 3], "pieces": [" cat", " ran"], "drafted": [7, 4],
+     "accepted": 1, "detail": [{"token": 7, "accepted": true, "p": 0.8, "why": {"margin": 0.0}}, ...],
      "judged": {"tokens": [7, 4], "chances": [0.7, 0.6], "source": "mixture"},
      "context": [5], "texts": {"3": " ran", "4": " sat", "5": " a", "7": " cat"}}
 """
@@ -51,6 +51,7 @@ Piece = Callable[[int], bytes]
 """The bytes that a token stands for."""
 
 _MARK = "ngramspec_trace"
+_ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
 
 
 class TraceError(NGramSpecError):
@@ -173,7 +174,8 @@ class TraceWriter:
         step = _brief(step)
         tokens = sorted({*self._context, *_tokens_of(step)})
         texts = {str(token): self._piece(token).decode("utf-8", "surrogateescape") for token in tokens}
-        self._write({**encode(step), "context": list(self._context), "texts": texts})
+        always = {name: encode(getattr(step, name)) for name in _ALWAYS}
+        self._write({**always, **encode(step), "context": list(self._context), "texts": texts})
         self._context.extend(step.tokens)
 
     def close(self) -> None:

@@ -124,7 +124,8 @@ def test_what_json_lacks_comes_back(tmp_path: Path) -> None:
     assert found == [TracedPass(step, (3,), {3: raw}) for raw in raws]
     assert path.read_bytes().isascii()
     line = json.loads(path.read_text().splitlines()[1])
-    assert list(line) == ["tokens", "explained", "pieces", "position", "detail", "context", "texts"]
+    always = ["position", "batch", "seconds", "tokens", "pieces"]
+    assert list(line) == [*always, "explained", "detail", "context", "texts"]
     assert line["detail"][0]["why"] == {"margin": "inf", "slack": "-inf"}
 
 

@@ -1,8 +1,9 @@
-"""A whole search on an invented machine: what is tried, what wins, and what an interruption leaves."""
+"""Tuning on an invented machine: noise is not taken for a gain, a gain is found, and what is kept of it."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,14 +13,15 @@ from typing import Any
 import pytest
 
 from ngramspec.errors import NGramSpecError, TargetError
-from ngramspec.tuning.candidates import Measure, candidates
+from ngramspec.tuning.candidates import DRAFTS, READING, SINGLE, Candidate, Measure, candidates
 from ngramspec.tuning.kept import Kept, keep, recalled
 from ngramspec.tuning.quantisation import AMX, NAMES, REPACKED, advice
 from ngramspec.tuning.settings import Settings, flags
-from ngramspec.tuning.tuning import NO_TIME, Tuning
+from ngramspec.tuning.tuning import FALSE_ALARMS, NO_TIME, Rounds, Tuning, compare, rounds_needed, sign_chance
 
 PRESENT = Settings(4, 4)
 SCOPE: dict[str, Any] = {"physical": 4, "logical": 8, "on_cpu": True, "flash_free": True, "quantised_cache": True}
+OTHERS = {str(n): Candidate("threads", {"threads": n}, (SINGLE, *DRAFTS)) for n in (1, 2, 3, 6, 8)}
 
 
 @dataclass
@@ -61,6 +63,74 @@ class Machine:
                 taken *= factor
         self.now += taken * (measure.size if measure.reads else 4)
         return taken * self.random.lognormvariate(0, self.noise)
+
+
+# --------------------------------------------------------------------------- rounds
+
+
+def measured(machine: Machine, count: int = 10) -> Rounds:
+    rounds = Rounds(machine.seconds, PRESENT, OTHERS)
+    for number in range(count):
+        # The machine takes longer from round to round, and that hits all alike.
+        machine.unit = 1.0 + number
+        list(rounds.run())
+    return rounds
+
+
+def gaining(rounds: Rounds) -> list[str]:
+    return [name for name, c in rounds.compared().items() if c.gains(len(rounds.candidates))]
+
+
+@pytest.mark.parametrize("noise", [0.1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (0.03, 0.4))])
+def test_noise_alone_is_no_gain(noise: float) -> None:
+    alarms = sum(bool(gaining(measured(Machine(seed=seed, noise=noise)))) for seed in range(400))
+    # As many as are promised, and three standard deviations more.
+    assert alarms <= 400 * FALSE_ALARMS + 3 * math.sqrt(400 * FALSE_ALARMS * (1 - FALSE_ALARMS))
+
+
+def test_a_true_gain_is_found_in_as_many_rounds_as_it_takes() -> None:
+    machines = [Machine({("threads", 2, 0): 0.9}, seed=seed, noise=0.03) for seed in range(100)]
+    assert sum(gaining(measured(machine)) == ["2"] for machine in machines) >= 95
+    quiet = {"noise": 0.0001, "effects": {("threads", 2, 0): 0.5}}
+    assert gaining(measured(Machine(**quiet), rounds_needed(len(OTHERS)) - 1)) == []
+    assert gaining(measured(Machine(**quiet), rounds_needed(len(OTHERS)))) == ["2"]
+    assert gaining(measured(Machine({("threads", 2, 0): 0.98}, noise=0.001))) == []  # too small to be worth it
+
+
+def test_what_makes_something_slower_is_a_trade() -> None:
+    found = compare([{SINGLE: 1.0, READING: 0.10}] * 10, [{SINGLE: 0.5, READING: 0.12}] * 10)
+    assert found.ratio == pytest.approx((128 * 0.5 + 1000 * 0.12) / (128 + 1000 * 0.1))
+    assert (found.faster, found.slower) == ((SINGLE,), (READING,))
+    assert found.each == {SINGLE: 0.5, READING: pytest.approx(1.2)}
+    assert not found.gains(1)
+
+
+def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
+    rounds = Rounds(Machine().seconds, PRESENT, OTHERS)
+    orders = [list(rounds.run()) for _ in range(12)]
+    assert all(sorted(order) == sorted(["", *OTHERS]) for order in orders)
+    assert {order[0] for order in orders} == {"", *OTHERS}
+    before = {(order[i - 1], order[i]) for order in orders for i in range(1, len(order)) if order[i] == "1"}
+    assert before == {("", "1"), ("2", "1")}
+    assert set(rounds.times["1"][0]) == {SINGLE, *DRAFTS}  # and no more than a candidate may change
+    broken = rounds.run()
+    next(broken)
+    broken.close()
+    assert {len(times) for times in rounds.times.values()} == {len(rounds)} == {12}
+
+
+def test_chances() -> None:
+    faster, slower = [0.9], [1.1]
+    assert sign_chance(slower * 5) == 1
+    assert sign_chance(faster * 5) == 1 / 32
+    assert sign_chance(faster * 4 + slower) == 6 / 32
+    assert all(sign_chance(faster * rounds_needed(k)) <= FALSE_ALARMS / k for k in range(1, 20))
+    same = {SINGLE: 1.0}
+    assert compare([same], [{SINGLE: 3.0}]).spread == 0
+    assert compare([same] * 5, [{SINGLE: n} for n in (1.0, 2.0, 3.0, 4.0, 5.0)]).spread == 2.0
+
+
+# --------------------------------------------------------------------------- the whole search
 
 
 def tuned(machine: Machine, seconds: float = 60.0) -> Tuning:
