@@ -20,9 +20,8 @@ from ngramspec.llama.trial import STRETCH
 from ngramspec.llama.workbench import Workbench
 from ngramspec.models.find import ModelSource
 from ngramspec.models.gguf import read_header
-from ngramspec.tuning.candidates import DRAFTS, SINGLE, Candidate, Measure, candidates
+from ngramspec.tuning.candidates import DRAFTS, SINGLE, Candidate, Measure, advice, candidates
 from ngramspec.tuning.kept import Kept, keep, recalled
-from ngramspec.tuning.quantisation import advice
 from ngramspec.tuning.settings import Settings
 from ngramspec.tuning.tuning import FALSE_ALARMS, LEAST_GAIN, Comparison, Tuning
 

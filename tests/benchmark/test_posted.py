@@ -9,7 +9,7 @@ import pytest
 from support.mock_target import MockTarget
 
 from ngramspec.benchmark.posted import COLUMNS, Measured, Samples, Setup, posted
-from ngramspec.benchmark.report import Spread, Summary, summarise
+from ngramspec.benchmark.report import Spread, Summary
 from ngramspec.benchmark.runs import Benchmark
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.speculation import Speculation
@@ -52,31 +52,8 @@ def test_a_sample_of_each_kind_has_every_token_with_its_mark() -> None:
 # --------------------------------------------------------------------------- the report
 
 
-def measured(made: Benchmark, samples: Samples | None = None) -> Measured:
-    curve = made.drafted.calibration.curve
-    return Measured({"fixed": summarise(made.runs, curve)}, {"fixed": curve}, made.caveat, True, None, samples)
-
-
 def row(report: Report, number: int) -> dict[str, str]:
     return dict(zip(report.table.headings, report.table.rows[number], strict=True))
-
-
-def test_the_report_says_what_was_measured() -> None:
-    made = benchmark()
-    made.warm_up()
-    list(made.measure())
-    samples = Samples(made)
-    list(samples.run())
-    report = posted(SETUP, "ngramspec bench", measured(made, samples))
-    summaries = summarise(made.runs, made.drafted.calibration.curve)
-    assert [row(report, i)["test"] for i in range(3)] == ["even", "odd", "overall"]
-    assert [row(report, i)["same text"] for i in range(3)] == ["yes"] * 3
-    assert list(report.table.headings[: len(COLUMNS)]) == list(COLUMNS)
-    for bar, summary in zip(report.bars.bars, summaries, strict=True):
-        assert (bar.value, bar.low, bar.high) == (summary.ratio.median, summary.ratio.low, summary.ratio.high)
-    headings = ["What is gained", "Acceptance by position", "What a pass costs", "Calibration of the odds"]
-    assert [section.heading for section in report.sections] == [*headings, "How it was drafted"]
-    assert [r[0] for r in report.sections[1].figures[1].rows] == ["even", "odd", "overall"]
 
 
 def a_summary(identical: int, ratio: Spread | None = None) -> Summary:

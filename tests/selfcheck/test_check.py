@@ -142,26 +142,6 @@ def test_rounding_beyond_what_the_probe_saw_fails(make: Make, exact: bool) -> No
     assert "texts that differ unexplained" in found["greedy"].reason
 
 
-def test_a_difference_larger_than_the_bound_is_not_explained(make: Make) -> None:
-    # Some kernels differ more than others: those of the sizes that drafts use, but at depths that were not probed.
-    def deep(n: int, depth: int) -> int:
-        return int(n > 1) if depth <= 690 else 2 * n
-
-    class Rough(MockTarget):
-        def _inexact(self, length: int) -> NDArray[np.float32]:
-            row = super()._inexact(length)
-            if length > 690 and self._marks[length - 1] in (6, 8, 10):
-                row[::2] += np.float32(3.0)
-            return row
-
-    found = make(mock(Rough, kernels=deep, noise=0.01), cases=cases(700, 1), seconds=60.0).finish()
-    assert found.bound() > 0
-    assert found["greedy"].status == "failed"
-    unexplained = [p.difference for p in found.pairs if p.difference is not None and not p.difference.explained]
-    assert unexplained
-    assert all(difference.needed is None for difference in unexplained)
-
-
 @pytest.mark.parametrize(
     ("noise", "slow", "depths"), [(1e-4, False, None), (2.0, True, (96,)), (2.0, False, (96, 640))]
 )

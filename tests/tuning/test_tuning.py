@@ -13,9 +13,19 @@ from typing import Any
 import pytest
 
 from ngramspec.errors import NGramSpecError, TargetError
-from ngramspec.tuning.candidates import DRAFTS, READING, SINGLE, Candidate, Measure, candidates
+from ngramspec.tuning.candidates import (
+    AMX,
+    DRAFTS,
+    NAMES,
+    READING,
+    REPACKED,
+    SINGLE,
+    Candidate,
+    Measure,
+    advice,
+    candidates,
+)
 from ngramspec.tuning.kept import Kept, keep, recalled
-from ngramspec.tuning.quantisation import AMX, NAMES, REPACKED, advice
 from ngramspec.tuning.settings import Settings, flags
 from ngramspec.tuning.tuning import FALSE_ALARMS, NO_TIME, Rounds, Tuning, compare, rounds_needed, sign_chance
 
