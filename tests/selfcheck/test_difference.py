@@ -13,7 +13,7 @@ from support.samplers import make_sampler
 from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.sampling.noise import gumbel_one
 from ngramspec.sampling.settings import Sampling
-from ngramspec.selfcheck.difference import movement
+from ngramspec.selfcheck.texts import movement
 
 
 def greedy(row: NDArray[np.float32]) -> int:
