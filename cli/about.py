@@ -9,10 +9,10 @@ from typing import Any
 
 import ngramspec
 from ngramspec import machine
+from ngramspec.benchmark.posted import Setup
 from ngramspec.drafting.core import uncompiled
 from ngramspec.llama.devices import build
 from ngramspec.llama.target import Target
-from ngramspec.reports.setup import Setup
 
 
 def model_lines(target: Target) -> list[str]:

@@ -12,10 +12,9 @@ from rich.console import RenderableType
 
 from ngramspec.benchmark.against import Rival
 from ngramspec.benchmark.alpha import AlphaMeasurement
-from ngramspec.benchmark.posted import Measured, posted
+from ngramspec.benchmark.posted import Measured, Samples, posted
 from ngramspec.benchmark.report import Summary, summarise, verdicts
 from ngramspec.benchmark.runs import Benchmark, Run
-from ngramspec.benchmark.samples import Samples
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.speculation import Speculation
 from ngramspec.drafting import make_drafter

@@ -17,7 +17,7 @@ from prompt_toolkit.document import Document
 from ngramspec.conversation import Conversation, Saved
 from ngramspec.errors import NGramSpecError
 from ngramspec.models.on_disk import names
-from ngramspec.trace.file import TraceWriter
+from ngramspec.trace import TraceWriter
 
 from . import chat_commands, chat_kept
 from .chat_input import StopKey, Terminal, no_echo, piped_lines

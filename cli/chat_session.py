@@ -18,8 +18,7 @@ from ngramspec.llama.target import Target
 from ngramspec.memory import Memory
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tool_calls import AnswerParser, thoughts_parser
-from ngramspec.trace.file import TraceWriter
-from ngramspec.trace.passes import TraceHeader
+from ngramspec.trace import TraceHeader, TraceWriter
 
 from .chat_input import StopKey, no_echo
 from .chat_kept import Keeper

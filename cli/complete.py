@@ -20,8 +20,7 @@ from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.models.find import is_model_argument
 from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.trace.file import TraceWriter
-from ngramspec.trace.passes import TraceHeader
+from ngramspec.trace import TraceHeader, TraceWriter
 
 from .complete_beams import check_beams, complete_with_beams
 from .complete_text import Texts, prompt_of, read_texts

@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.reports.controls import CONTROLS
+from ngramspec.reports.report import CONTROLS
 from ngramspec.storage import NotUtf8, utf8
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143

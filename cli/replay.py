@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,14 +18,11 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.policies import make_policy
 from ngramspec.replay.posted import posted
-from ngramspec.replay.recording import Recording
 from ngramspec.replay.replay import Replay, check_replayable
-from ngramspec.replay.report import TIMED, Comparison, Figures
-from ngramspec.replay.samples import Samples
-from ngramspec.replay.timed import DISTURBED, TimedReplay
+from ngramspec.replay.report import Comparison, Figures, Samples
 from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 
-from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
+from .console import Outcome, guarded_stdout, leave, note, outcome, usage_error
 from .json_output import JsonOutput, json_option
 from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, Workers, open_vocabulary
 from .posts import PostOptions, Posts, command_line
@@ -37,11 +34,6 @@ SHOWN = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Sizes of a batch whose cost is printed."""
 
 UNNAMED = "no --vocab or --model: the texts are cut into the tokens of"
-
-ABOUT = {
-    MEASURED: "passes of the model, measured here before the replay",
-    TIMED: "passes of the model, measured here during the replay, medians over the conversations",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +79,6 @@ class CostOptions:
     model: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Measure the costs of this model.", show_default=False)
     ] = None
-    timed: Annotated[
-        bool, typer.Option("--timed", help="Run each pass on the model for its time; the record says what is accepted.")
-    ] = False
     ctx_size: Annotated[
         int | None, typer.Option("-c", "--ctx-size", min=16, max=2**24, help="Context of --model in tokens.")
     ] = None
@@ -100,11 +89,7 @@ class CostOptions:
     threads: Threads = None
 
     def __post_init__(self) -> None:
-        if self.model is not None:
-            return
-        if self.timed:
-            usage_error("--timed runs the passes on a model: name it with --model")
-        if (self.ctx_size, self.gpu_layers, self.rpc, self.threads) != (None, -1, None, None):
+        if self.model is None and (self.ctx_size, self.gpu_layers, self.rpc, self.threads) != (None, -1, None, None):
             usage_error("-c, -ngl, --rpc and -t load a model: name it with --model")
 
     def load(self) -> Target | None:
@@ -112,17 +97,14 @@ class CostOptions:
         if self.model is None:
             return None
         load = LoadOptions(ctx_size=self.ctx_size, gpu_layers=self.gpu_layers, rpc=self.rpc, threads=self.threads)
-        target = load.load(load.find(self.model))
-        if self.timed and not target.can_rollback:
-            fail(f"{target.path}: its state cannot be taken back (recurrent or hybrid), so it takes no drafts")
-        return target
+        return load.load(load.find(self.model))
 
     def curves(self, target: Target | None) -> dict[str, GivenCurve]:
-        """The given curves, and the model's own unless --timed times its passes."""
+        """The given curves, and the model's own."""
         curves = named_curves(self.curve or [])
-        if target is not None and not self.timed:
+        if target is not None:
             curves[MEASURED] = measured_curve(target)
-        if not curves and not self.timed:
+        if not curves:
             note("no --curve or --model: a batch is taken to cost what one token costs (flat), more than can be had")
             curves = find_curves("flat")
         return curves
@@ -166,16 +148,13 @@ def replay(
     that end with the assistant's message, of {"prompt": "...", "response": "..."}, or of OpenAI's requests and
     responses; or plain text in pairs, after lines "=== prompt" and "=== response".
 
-    --timed runs plain and drafted passes over the same answers, in alternating order, and shows the measured ratio
-    beside the modelled one, on a curve that is measured meanwhile. Ctrl-C shows what was replayed so far.
+    Ctrl-C shows what was replayed so far.
 
     To post: --markdown prints a table, --svg draws the gains, --html writes one page with all figures. Nothing that the
     conversations say is in them, unless --with-texts puts the first answer of each category on the page.
     """
-    if with_texts and (post.html is None or (cost.timed and not cost.curve)):
-        usage_error("--with-texts is for the page that --html writes, and for drafts by a curve")
-    if cost.timed and vocab is not None:
-        usage_error("--timed needs the model's own tokens: leave --vocab out")
+    if with_texts and post.html is None:
+        usage_error("--with-texts is for the page that --html writes")
     named_curves(cost.curve or [])
     with ExitStack() as stack:
         output, posts = stack.enter_context(JsonOutput(as_json)), stack.enter_context(Posts(post, as_json))
@@ -187,17 +166,11 @@ def replay(
             target if target and not vocab else stack.enter_context(open_vocabulary(vocab, None, UNNAMED))
         )
         recordings = record(transcripts, vocabulary, limit)
-        timed = None
-        if target is not None and cost.timed:
-            timed = TimedReplay(target, drafting.make(), drafting.policy, drafting.draft_max)
-            recordings = _fitting(timed, recordings, target.n_ctx)
         curves = cost.curves(target)
         replays = {name: drafting.replay(curve) for name, curve in curves.items()}
         samples = Samples(vocabulary.piece) if with_texts else None
-        comparison = Comparison(
-            recordings, drafting.drafter, replays, curves, oracle=not no_oracle, timed=timed, samples=samples
-        )
-        ended = _run(comparison, len(recordings), quiet=timed is not None)
+        comparison = Comparison(recordings, drafting.drafter, replays, curves, oracle=not no_oracle, samples=samples)
+        ended = _run(comparison, len(recordings))
         document = {
             "ngramspec": ngramspec.__version__,
             "files": files,
@@ -210,7 +183,7 @@ def replay(
         try:
             if not posts.silent:
                 with guarded_stdout():
-                    _show(document, comparison.curves, len(recordings))
+                    _show(document, curves, len(recordings))
         finally:
             # Even where the reader of the table has gone, as head does.
             if output.wanted:
@@ -221,18 +194,9 @@ def replay(
     leave(ended)
 
 
-def _fitting(timed: TimedReplay, recordings: Sequence[Recording], n_ctx: int) -> list[Recording]:
-    fitting = [recording for recording in recordings if timed.fits(recording)]
-    if not fitting:
-        fail(f"no conversation fits in a context of {n_ctx} tokens; raise -c/--ctx-size")
-    if len(fitting) < len(recordings):
-        note(f"skipped: {len(recordings) - len(fitting)} too long for a context of {n_ctx} tokens (see -c/--ctx-size)")
-    return fitting
-
-
-def _run(comparison: Comparison, total: int, *, quiet: bool) -> Outcome:
+def _run(comparison: Comparison, total: int) -> Outcome:
     """Replay them all; what was replayed before an interruption stays."""
-    with outcome() as ended, counting_bar(total, "replaying", still=quiet) as done:
+    with outcome() as ended, counting_bar(total, "replaying", still=False) as done:
         for recording in comparison.run():
             done(recording.category)
     return ended
@@ -256,26 +220,13 @@ def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> No
     for name, curve in curves.items():
         rows = document["results"][f"{settings['drafter']}@{name}"]
         costs = " ".join(f"{size}:{curve.ratio(size):.2f}" for size in SHOWN)
-        about = CURVES[name][1] if name in CURVES else ABOUT.get(name, "from a file")
+        about = CURVES[name][1] if name in CURVES else "from a file"
+        if name == MEASURED:
+            about = "passes of the model, measured here before the replay"
         switch = f"; a change of size: {curve.switch:.2f}" if curve.switch else ""
         sections[name] = f"{about}\nT(n)/T(1): {costs}{switch}", rows
     oracle = {
         category: {name: row[name]["oracle_copy1"] for name in row}
         for category, row in (document["oracle"] or {}).items()
     }
-    show(heading, sections, oracle, _footing(document))
-
-
-def _footing(document: Figures) -> list[str]:
-    if "timed" not in document:
-        return []
-    timed = document["timed"]
-    off = timed["modelled_over_measured"] - 1
-    return [
-        "the model ran every pass for its time; what was accepted is the record's word, not the model's",
-        f"measured: {timed['measured']:.3f}x, the time of plain passes over that of drafted ones, for the same tokens"
-        f" at the same contexts ({timed['measured_with_drafting']:.3f}x with the time of drafting);"
-        f" {timed['disturbed_passes']} passes took over {DISTURBED:g} times the median of their size and count as such",
-        f"modelled: {timed['modelled']:.3f}x on the curve measured meanwhile,"
-        f" {abs(off):.1%} {'above' if off > 0 else 'below'}",
-    ]
+    show(heading, sections, oracle)

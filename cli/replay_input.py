@@ -14,7 +14,6 @@ from ngramspec.errors import CurveError
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.replay.recording import Recording
-from ngramspec.replay.report import TIMED
 from ngramspec.replay.transcripts import TranscriptReader, Transcripts, sample
 
 from .console import fail, note, prefill_bar, usage_error
@@ -38,7 +37,7 @@ def named_curves(names: Sequence[str]) -> dict[str, GivenCurve]:
         except CurveError as error:
             usage_error(str(error))
         for key, curve in found.items():
-            if key in curves or key in (MEASURED, TIMED):
+            if key in curves or key == MEASURED:
                 usage_error(f"--curve {name}: there is another curve called {key}; give it another name")
             curves[key] = curve
     return curves

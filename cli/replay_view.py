@@ -20,7 +20,6 @@ def show(
     heading: Sequence[str],
     sections: Mapping[str, tuple[str, Mapping[str, Figures]]],
     oracle: Mapping[str, Mapping[str, float]],
-    footing: Sequence[str],
 ) -> None:
     """Print the report to stdout.
 
@@ -28,7 +27,6 @@ def show(
         heading: lines above the tables.
         sections: for each curve that was drafted by, its name: what to say of it, and the figures by category.
         oracle: speedups of the copy-oracle by category and curve; may be empty.
-        footing: lines below the tables.
     """
     parts: list[RenderableType] = [*heading]
     for name, (about, rows) in sections.items():
@@ -40,23 +38,18 @@ def show(
             error = rows["overall"]["calibration_error"]
             parts += ["", f"Predicted against observed acceptance; expected calibration error {error:.4f}:"]
             parts.append(_reliability(rows["overall"]))
-    parts += ["", *footing] if footing else []
     print_report(parts)
 
 
 def _gains(rows: Mapping[str, Figures], curve: str, limits: Mapping[str, float]) -> Table:
     """What was gained, and what it took."""
-    timed = any("measured_speedup" in row for row in rows.values())
-    headings = ["tokens", "per\npass", "accepted", "no\ndraft", *(["measured"] if timed else [])]
-    headings += ["modelled" if timed else "speedup", *(["copy-\noracle"] if limits else [])]
+    headings = ["tokens", "per\npass", "accepted", "no\ndraft", "speedup", *(["copy-\noracle"] if limits else [])]
     headings += ["us per\npass", "us per\nprompt\ntoken"]
     lines = []
     for category, row in rows.items():
         # A mean of counts tells nothing that their sum does not.
         cells = ["" if category == "macro" else f"{row['tokens']:.0f}", f"{row['tokens_per_pass']:.2f}"]
         cells += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
-        if timed:
-            cells.append(figure(row.get("measured_speedup"), ".3f", "x"))
         cells.append(f"{row['speedup'][curve]:.3f}x")
         if limits:
             cells.append(figure(limits.get(category), ".3f", "x"))

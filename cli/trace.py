@@ -9,8 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ngramspec.trace.file import BrokenLine, read_trace
-from ngramspec.trace.passes import TracedPass
+from ngramspec.trace import BrokenLine, TracedPass, read_trace
 
 from .console import fail, guarded_stdout, note, outcome, usage_error
 from .trace_view import TraceView
@@ -32,7 +31,7 @@ def trace(
 
     A trace is what chat and complete write with --trace, each pass a line of JSON: position, context, draft with q and
     source, p of each token, what was accepted or refused and why, batch, seconds. The format is described in
-    ngramspec/trace/passes.py.
+    ngramspec/trace.py.
 
     Drafted tokens are green where they were accepted and struck through in red where they were refused; the model's
     own token is blue. Without colours (not a terminal, NO_COLOR): [+accepted] [-refused] [.behind a refused one]

@@ -6,19 +6,20 @@ transformers via speculative decoding", figure 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from itertools import groupby
+from itertools import groupby, zip_longest
 from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ngramspec.decoding.step import Stats
+from ngramspec.acceptance.rules import TokenDecision
+from ngramspec.decoding.step import Stats, Step
 from ngramspec.json_data import encode
 from ngramspec.sampling.settings import Sampling
-from ngramspec.trace.passes import Guess, Own, Token, TracedPass, TraceHeader
+from ngramspec.trace import TracedPass, TraceHeader
 
 from .console import printable, write_stdout
 from .view import ACCEPTED, CORRECTION, REFUSED, summary
@@ -77,10 +78,10 @@ class TraceView:
         text = Text(_columns(str(step.position), str(step.batch), f"{step.seconds * 1e3:.1f}", _one_line(source)))
         text.append(_fitted(_context(done), self._context), "dim").append(" ")
         if self._coloured:
-            for mark, group in groupby(_marked(done), lambda entry: entry[0]):
-                text.append(_readable(*(token for _, token in group)), _STYLES[mark])
+            for mark, group in groupby(_marked(step), lambda entry: entry[0]):
+                text.append(_readable(done, *(token for _, token, _ in group)), _STYLES[mark])
         else:
-            text.append("".join(f"[{mark}{_readable(token)}]" for mark, token in _marked(done)))
+            text.append("".join(f"[{mark}{_readable(done, token)}]" for mark, token, _ in _marked(step)))
         if step.stop is not None:
             ending = step.stop if step.stop_string is None else f"{step.stop} {step.stop_string!r}"
             text.append(f"  end: {_one_line(ending)}", "dim")
@@ -110,13 +111,10 @@ class TraceView:
         told = ((_WORDS.get(name, name), value) for name, value in done.step.explained.items())
         if done.step.explained:
             self._line(Text(indent + _one_line(", ".join(f"{words} {value:.4g}" for words, value in told)), "dim"))
-        for i, (mark, token) in enumerate(_marked(done)):
-            numbers = _numbers(token)
-            if numbers and isinstance(token, Guess) and i >= done.sent:
-                numbers += ", forbidden by the grammar and not sent"
+        for mark, token, numbers in _marked(done.step):
             if numbers:
                 style = _STYLES[mark] if self._coloured else ""
-                self._line(Text(indent).append(f'{mark} "{_readable(token)}"', style).append(f"  {numbers}"))
+                self._line(Text(indent).append(f'{mark} "{_readable(done, token)}"', style).append(f"  {numbers}"))
 
     def _line(self, text: Text) -> None:
         if not self._coloured:
@@ -131,30 +129,26 @@ def _columns(position: str, batch: str, ms: str, source: str) -> str:
     return f"{position:>6} {batch:>5} {ms:>7}  {source:<8} "
 
 
-def _marked(done: TracedPass) -> list[tuple[str, Token]]:
-    """The draft and the own token of a pass with their marks, as far as there are any; see `TraceView`."""
-    accepted = done.step.accepted
-    ended = accepted == len(done.step.tokens)
-    found: list[tuple[str, Token]] = []
-    for i, guess in enumerate(done.draft):
-        late = "~" if ended else "-" if guess.accepted is False else "."
-        found.append(("+" if i < accepted else late, guess))
-    if done.own is not None and not ended:
-        found.append((">", done.own))
-    return found
+def _marked(step: Step) -> Iterator[tuple[str, int, str]]:
+    """The draft and the own token of a pass, as far as there are any: mark (see `TraceView`), token, and the numbers
+    that decided on it, "" where it was not reached."""
+    decided = [one for one in step.detail if one.accepted is not None]
+    ended = step.accepted == len(step.tokens)
+    for i, (token, one) in enumerate(zip_longest(step.judged.tokens, decided[: len(step.judged)])):
+        late = "~" if ended else "-" if one is not None and not one.accepted else "."
+        yield "+" if i < step.accepted else late, token, "" if one is None else _numbers(step, i, one)
+    for one in step.detail[len(decided) :] if not ended else ():
+        yield ">", one.token, f"p {one.p:.4g}"
 
 
-def _numbers(token: Token) -> str:
-    """The numbers that decided on a token; empty if it was not reached."""
-    if isinstance(token, Own):
-        return f"p {token.p:.4g}"
-    if not isinstance(token, Guess) or token.p is None:
-        return ""
-    parts = [f"p {token.p:.4g}"]
-    parts += [] if token.q is None else [f"q {token.q:.4g} (one of {token.q_size})"]
-    parts += [f"{name} {value:.4g}" for name, value in (token.why or {}).items() if name != "q"]
-    parts += [] if token.acceptance is None else [f"expected {token.acceptance:.4g}"]
-    parts += [] if token.match is None else [f"match {token.match}"]
+def _numbers(step: Step, i: int, one: TokenDecision) -> str:
+    draft = step.judged
+    parts = [f"p {one.p:.4g}"]
+    parts += [f"q {q[one.token]:.4g}" for q in draft.q[i : i + 1] if one.token in q]
+    parts += [f"{name} {value:.4g}" for name, value in one.why.items() if name != "q"]
+    parts += [f"expected {chance:.4g}" for chance in draft.chances[i : i + 1]]
+    parts += [f"match {length}" for length in draft.match[i : i + 1]]
+    parts += ["forbidden by the grammar and not sent"] if i >= len(step.drafted) else []
     return _one_line(", ".join(parts))
 
 
@@ -170,14 +164,14 @@ def _one_line(text: str) -> str:
     return printable(text.translate(_ONE_LINE))
 
 
-def _readable(*tokens: Token) -> str:
+def _readable(done: TracedPass, *tokens: int) -> str:
     """Their text together: a broken character as its bytes (\\xe2), a control token as its id (<2>)."""
-    raw = b"".join(token.raw or b"<%d>" % token.id for token in tokens)
+    raw = b"".join(done.texts.get(token) or b"<%d>" % token for token in tokens)
     return _one_line(raw.decode(errors="backslashreplace"))
 
 
 def _context(done: TracedPass) -> str:
-    raw = b"".join(token.raw for token in done.context)
+    raw = b"".join(done.texts.get(token, b"") for token in done.context)
     start = next((i for i, byte in enumerate(raw) if byte & 0xC0 != 0x80), 0)  # where a character starts
     return _one_line(raw[start:].decode(errors="backslashreplace"))
 

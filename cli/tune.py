@@ -20,15 +20,10 @@ from ngramspec.llama.trial import STRETCH
 from ngramspec.llama.workbench import Workbench
 from ngramspec.models.find import ModelSource
 from ngramspec.models.gguf import read_header
-from ngramspec.tuning.candidates import Scope, candidates
-from ngramspec.tuning.kept import forget as take_away
-from ngramspec.tuning.kept import keep, recalled
-from ngramspec.tuning.kept import outcome as found_so_far
-from ngramspec.tuning.measures import DRAFTS, SINGLE, Measure
-from ngramspec.tuning.quantisation import advice
-from ngramspec.tuning.rounds import FALSE_ALARMS, LEAST_GAIN, Comparison
+from ngramspec.tuning.candidates import DRAFTS, SINGLE, Candidate, Measure, advice, candidates
+from ngramspec.tuning.kept import Kept, keep, recalled
 from ngramspec.tuning.settings import Settings
-from ngramspec.tuning.tuning import Tuning
+from ngramspec.tuning.tuning import FALSE_ALARMS, LEAST_GAIN, Comparison, Tuning
 
 from .about import model_lines, provenance
 from .console import Outcome, guarded_stdout, leave, note, outcome, signals_deferred, usage_error
@@ -81,7 +76,8 @@ def tune(
         source = load.find(model)
         file = load.tuned_file(source.path)
         if forget:
-            note("what was kept is taken away" if take_away(file) else "nothing is kept for this model and machine")
+            note("what was kept is taken away" if file.exists() else "nothing is kept for this model and machine")
+            file.unlink(missing_ok=True)
             return
         asked = replace(load, no_tuned=True, ctx_size=CONTEXT, exact="off")
         with ExitStack() as stack:
@@ -89,7 +85,7 @@ def tune(
             heading = _heading(target)
             deep = _depth(depth, load.ctx_size, target.n_ctx_train)
             bench = stack.enter_context(closing(Workbench(target, _loader(asked, source), deep)))
-            tuning = Tuning(bench, target.present, candidates(target.present, _scope(target, asked)), seconds)
+            tuning = Tuning(bench.seconds, target.present, _candidates(target, asked), seconds)
             note(f"timing {len(tuning.candidates)} settings for about {seconds:g} seconds")
             with _watched():
                 ended = _run(tuning)
@@ -98,8 +94,9 @@ def tune(
         # Who only looks takes nothing away that is in use.
         if tuning.complete and (apply or before is None or not before.applied):
             today = datetime.now(UTC).date().isoformat()
-            ratio = tuning.gain.ratio if tuning.gain else None
-            keep(file, found_so_far(tuning.found, tuning.present, ratio, today, applied=apply))
+            changes = tuning.found.changes(tuning.present) if tuning.found else {}
+            ratio = tuning.gain.ratio if tuning.gain and changes else None
+            keep(file, Kept(changes, ratio, today, applied=apply and bool(changes)))
         try:
             if as_json != "-":
                 with guarded_stdout():
@@ -126,8 +123,9 @@ def _depth(asked: int, context: int | None, trained: int) -> int:
     return max(STRETCH, min(asked, most) // STRETCH * STRETCH)
 
 
-def _scope(target: Target, asked: LoadOptions) -> Scope:
-    return Scope(
+def _candidates(target: Target, asked: LoadOptions) -> dict[str, Candidate]:
+    return candidates(
+        target.present,
         physical=machine.physical_cores(),
         logical=machine.logical_cores(),
         on_cpu=not (target.on_gpu and asked.gpu_layers < 0),

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from ngramspec.tuning.measures import Measure
-from ngramspec.tuning.rounds import LEAST_GAIN, Comparison
-from ngramspec.tuning.tuning import NO_TIME, TOGETHER, Tuning
+from ngramspec.tuning.candidates import Measure
+from ngramspec.tuning.tuning import LEAST_GAIN, NO_TIME, TOGETHER, Comparison, Tuning
 
 from .view import figures_table, print_report
 

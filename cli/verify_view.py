@@ -11,8 +11,8 @@ from rich.text import Text
 
 from ngramspec.prompts import Skipped
 from ngramspec.selfcheck.check import SelfCheck
-from ngramspec.selfcheck.difference import TextDifference
 from ngramspec.selfcheck.report import Check, verdict
+from ngramspec.selfcheck.texts import TextDifference
 
 from .console import printable
 from .view import LISTED, print_report, skipped_lines

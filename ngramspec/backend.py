@@ -26,8 +26,8 @@ protocols: `Model`, which evaluates tokens, and `Vocabulary`, which knows what t
 
 Tests to run: first `pytest tests/test_backend.py` with your runner added to its list: the contract of 1 to 3 on any
 model, the logits of single tokens and batches against each other, and texts with drafts against texts without. Then
-`ngramspec.selfcheck.check.SelfCheck(runner, cases)`, which is what `ngramspec verify` does: texts, rollbacks and laws
-on your real model. The room goes in the table of `tests/test_layers.py` beside `llama`; only `cli/` imports it.
+`ngramspec.selfcheck.check.SelfCheck(runner, cases)`, which is what `ngramspec verify` does: texts and rollbacks on
+your real model. The room goes in the table of `tests/test_layers.py` beside `llama`; only `cli/` imports it.
 
 Errors: ValueError for a call that is wrong, ModelError for a file that cannot be used, TargetError where a pass failed.
 After a TargetError the cache must be what it was before the call. Rows may be views of a buffer that the next call

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Hashable, Mapping
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, Field, fields, is_dataclass
 from functools import cache
 from types import UnionType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -24,7 +24,7 @@ def encode(value: Any) -> Any:
     """What `json.dumps` takes, for a dataclass, a mapping, a sequence, text, a number, a truth value or None."""
     if is_dataclass(value):
         named = ((f, getattr(value, f.name)) for f in fields(value))
-        return {f.name: encode(part) for f, part in named if f.default is MISSING or part != f.default}
+        return {f.name: encode(part) for f, part in named if part != _default(f)}
     if isinstance(value, Mapping):
         return {str(name): encode(part) for name, part in value.items()}
     if isinstance(value, tuple | list):
@@ -46,9 +46,14 @@ def decode(kind: type[Data], data: Any) -> Data:
     for field in fields(kind):
         if field.name in data:
             values[field.name] = _checked(hints[field.name], data[field.name], field.name)
-        elif field.default is MISSING:
+        elif _default(field) is MISSING:
             raise ValueError(f"it has no {field.name!r}")
     return kind(**values)
+
+
+def _default(field: Field[Any]) -> Any:
+    """What a field has where nothing is said; MISSING if it must be said."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
 
 
 @cache
@@ -67,9 +72,11 @@ def _checked(hint: Any, data: Any, name: str) -> Any:
     elif origin is Literal:
         found = data if data in arguments else _WRONG
     elif origin is tuple and isinstance(data, list):
-        found = tuple(_checked(arguments[0], part, name) for part in data)
+        parts = [arguments[0]] * len(data) if arguments[-1] is ... else arguments
+        if len(parts) == len(data):
+            found = tuple(_checked(part, value, name) for part, value in zip(parts, data, strict=True))
     elif origin is Mapping and isinstance(data, dict):
-        found = {key: _checked(arguments[1], part, name) for key, part in data.items()}
+        found = {arguments[0](key): _checked(arguments[1], part, name) for key, part in data.items()}
     elif isinstance(hint, type) and is_dataclass(hint):
         found = decode(hint, data)
     elif hint is float:

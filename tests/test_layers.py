@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 LAYERS = (
-    ("errors", "storage", "tokens", "json_data", "machine", "theory", "child", "version", "demo"),
+    ("errors", "storage", "tokens", "json_data", "machine", "child", "version", "demo"),
     ("sampling", "models", "prompts", "conversation", "chat_prompt", "fill_in", "tool_calls", "reports"),
     ("backend",),
     ("drafting",),

@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from ngramspec.acceptance.rules import (
     Row,
     Rows,
@@ -23,7 +25,9 @@ from ngramspec.acceptance.rules import (
     whole,
 )
 from ngramspec.sampling.sampler import Sampler
-from ngramspec.theory import typical_threshold
+
+EPSILON, DELTA = 0.09, 0.3
+"""Of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)."""
 
 
 # At temperature 0 the law is a point mass, which leaves nothing to be lenient about. The probabilities
@@ -63,7 +67,8 @@ def verify_typical(
         at, count = position + offset, offset + 1
         p = law_of(sampler, row, at)
         if offset < len(draft):
-            guess, bar = draft[offset], typical_threshold(p.probs)
+            some = p.probs[p.probs > 0]
+            guess, bar = draft[offset], min(EPSILON, DELTA * math.exp(float((some * np.log(some)).sum())))
             kept = p.probability(guess) > bar
             if watch is not None:
                 watch(TokenDecision(guess, kept, p.probability(guess), {"threshold": bar}))

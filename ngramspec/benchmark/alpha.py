@@ -2,7 +2,7 @@
 
     measured   the mean of sum_x min(p(x), q(x)) over the judged positions, p the target's law, q the counts of the
                context, normalised: what alpha is (Leviathan, Kalman, Matias 2023, definition 3.1 and corollary 3.6)
-    inferred   accepted over tested positions of the same drafts, as `theory.alpha_from_acceptance` counts them
+    inferred   accepted over tested positions of the same drafts; one is tested if all before it were accepted
 
 At temperature 0 both laws are sure of one token, q of its likeliest, and the two agree (section 2.2: the standardised
 p and q). Orders 1 and 2 are the unigrams and bigrams of the paper's table 3, here counted in the context alone.
@@ -23,7 +23,6 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.exactness.choice import Exact
 from ngramspec.policies.simple import FixedPolicy
 from ngramspec.sampling.settings import Sampling
-from ngramspec.theory import alpha_from_acceptance
 
 ORDERS = (1, 2, 3, 4)
 
@@ -115,9 +114,8 @@ class AlphaOfOrder:
     @property
     def inferred(self) -> float | None:
         """Alpha by what was accepted; None if nothing was drafted."""
-        if not self.stats.drafted:
-            return None
-        return alpha_from_acceptance(self.stats.accepted_at, self.stats.drafted_at)
+        tested = sum(self.stats.tested_at)
+        return sum(self.stats.accepted_at) / tested if tested else None
 
     @property
     def coverage(self) -> float:

@@ -1,16 +1,116 @@
-"""`posted`: a benchmark as a `Report`, out of the very figures that `--json` tells."""
+"""`posted`: a benchmark as a `Report`, out of the very figures that `--json` tells, and samples of drafted texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from ngramspec.benchmark.report import OVERALL, Spread, Summary
-from ngramspec.benchmark.samples import Samples
+from ngramspec.benchmark.runs import Benchmark
 from ngramspec.cost.curve import CostCurve
-from ngramspec.reports.report import Bar, Bars, Passage, Report, Section, Table
-from ngramspec.reports.setup import COLUMNS, Setup
+from ngramspec.decoding.marked import MarkedText
+from ngramspec.drafting.reliability import Reliability
+from ngramspec.reports.report import Bar, Bars, Passage, Report, Section, Span, Table
 from ngramspec.reports.shapes import acceptance, calibration, costs, figure
+from ngramspec.version import __version__
+
+COLUMNS = ("model", "size", "params", "backend", "threads")
+"""llama-bench's headings of what was measured on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A model, loaded, and the machine that runs it.
+
+    Attributes:
+        name: the model's, for people.
+        model: llama.cpp's words for architecture, size and quantisation.
+        size_bytes, parameters: of the model.
+        backend: what computes: CPU, or the kind of GPU.
+        threads: on the CPU.
+        machine: processor and system.
+        build: of llama.cpp, with what it was built for, as `ngramspec.llama.devices.build` says it.
+        compiled: whether the core of drafting is; it is slow where it is not.
+    """
+
+    name: str
+    model: str
+    size_bytes: int
+    parameters: int
+    backend: str
+    threads: int
+    machine: str
+    build: str
+    compiled: bool = True
+
+    def cells(self) -> tuple[str, ...]:
+        """Under `COLUMNS`."""
+        size, unit = (self.size_bytes / 2**30, "GiB") if self.size_bytes >= 2**30 else (self.size_bytes / 2**20, "MiB")
+        count, scale = (self.parameters / 1e9, "B") if self.parameters >= 1e9 else (self.parameters / 1e6, "M")
+        return self.model, f"{size:.2f} {unit}", f"{count:.2f} {scale}", self.backend, str(self.threads)
+
+    def line(self) -> str:
+        """Model, machine, backend and build."""
+        version = self.build.partition(";")[0]
+        features = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", self.build)))
+        built = f"{version} ({features})" if features else version
+        own = f"ngramspec {__version__}" + ("" if self.compiled else ", its core not compiled")
+        return f"{self.name} ({self.model}); {self.machine}; {self.backend}; {built}; {own}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a model wrote after a prompt, and what was drafted of it, refused tokens included."""
+
+    category: str
+    prompt: str
+    spans: tuple[Span, ...]
+
+
+@dataclass(slots=True)
+class Samples:
+    """A drafted run of the first prompt of each category, with how each token was decided on.
+
+    That takes time, so no such run is compared with any other. As in those that are timed, what drafts has not seen the
+    text before.
+
+    Args:
+        benchmark: whose prompts, and whose first decoder; its KV cache is overwritten.
+
+    Attributes:
+        found: the samples so far.
+        reliability: of the odds that the sent drafts were given.
+    """
+
+    benchmark: Benchmark
+    found: list[Sample] = field(default_factory=list, init=False)
+    reliability: Reliability = field(default_factory=Reliability, init=False)
+
+    @property
+    def total(self) -> int:
+        """How many samples `run` takes."""
+        return len({case.category for case in self.benchmark.cases})
+
+    def run(self) -> Iterator[Sample]:
+        """Take the samples, one per `next`; stopping early leaves those taken."""
+        benchmark, decoder = self.benchmark, self.benchmark.drafted
+        benchmark.forget()
+        first = {case.category: case for case in reversed(benchmark.cases)}
+        for category in dict.fromkeys(case.category for case in benchmark.cases):
+            case = first[category]
+            text = MarkedText(decoder.vocabulary.piece)
+            for step in decoder.generate(
+                case.tokens,
+                max_tokens=benchmark.max_tokens,
+                sampling=benchmark.sampling,
+                verify=benchmark.acceptance,
+                detail=True,
+            ):
+                self.reliability.add(step.judged, step.tokens)
+                text.add(step)
+            self.found.append(Sample(category, case.id, tuple(text.spans)))
+            yield self.found[-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,6 @@ from typing import Any
 from ngramspec.benchmark.runs import Kind, Run
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.step import Stats
-from ngramspec.theory import expected_tokens
 
 Round = dict[Kind, Run]
 
@@ -147,6 +146,18 @@ def _ratios(rounds: Sequence[Round], above: Kind, below: Kind) -> Spread | None:
     return Spread.of(ratios)
 
 
+def expected_tokens(alpha: float, gamma: int) -> float:
+    """Expected tokens of a pass with gamma drafted ones, each accepted with probability alpha if all before it were.
+
+    (1 - alpha^(gamma + 1)) / (1 - alpha), equation (1) of Leviathan et al. 2023: the series 1 + alpha + ... +
+    alpha^gamma, summed as such, which also holds at alpha = 1 and loses no digits close to it.
+    """
+    total = 1.0
+    for _ in range(gamma):
+        total = 1.0 + alpha * total
+    return total
+
+
 def predicted_gain(
     stats: Stats, batches: Mapping[int, int], plain_batches: Mapping[int, int], curve: CostCurve | None
 ) -> float | None:
@@ -158,8 +169,8 @@ def predicted_gain(
 
         gain = sum_i E[tokens | alpha, gamma_i] * T(p) / sum_i T(b_i),    E as in their equation (1)
 
-    With one gamma and b = gamma + 1 this is `theory.improvement_on_curve`. It leaves out the time of drafting and of
-    Python, and that positions are not alike, so the measured gain differs by these.
+    It leaves out the time of drafting and of Python, and that positions are not alike, so the measured gain differs by
+    these.
 
     Args:
         stats: counters of the drafted passes.

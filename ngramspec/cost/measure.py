@@ -139,11 +139,7 @@ def time_pass(target: Model, size: int) -> float:
     if len(target.tokens) + size > target.n_ctx:
         raise ValueError(f"no room for {size} tokens in the context to measure in")
     # Different tokens: a mixture of experts pays for the experts that a batch touches.
-    return time_batch(target, [int(t) for t in default_rng(size).integers(0, target.n_vocab, size)])
-
-
-def time_batch(target: Model, tokens: Sequence[int]) -> float:
-    """Seconds of one pass over these tokens, which are taken back afterwards."""
+    tokens = [int(t) for t in default_rng(size).integers(0, target.n_vocab, size)]
     start = len(target.tokens)
     target.checkpoint()
     began = time.perf_counter()

@@ -18,7 +18,7 @@ from ngramspec.errors import TargetError
 from ngramspec.exactness.trial import random_tokens
 from ngramspec.llama.context import Context
 from ngramspec.llama.trial import Trial
-from ngramspec.tuning.measures import LONG_READING, READING, Measure
+from ngramspec.tuning.candidates import LONG_READING, READING, Measure
 from ngramspec.tuning.settings import Settings
 
 SLOW = 0.1
@@ -41,7 +41,7 @@ class _Open(NamedTuple):
 
 
 class Workbench:
-    """See `ngramspec.tuning.measures.Bench`.
+    """A model on which settings are timed; `seconds` is the timer of `ngramspec.tuning.tuning.Tuning`.
 
     Args:
         target: a loaded model, which is neither read nor changed.
@@ -55,6 +55,11 @@ class Workbench:
         self._open: dict[tuple[object, ...], _Open] = {}
 
     def seconds(self, settings: Settings, measure: Measure) -> float:
+        """Take one time, after the passes that warm it up.
+
+        Raises:
+            TargetError, ModelError: these settings cannot be had on this machine.
+        """
         bench = self._context(settings, deep=measure.deep)
         tokens = random_tokens(self._target.n_vocab, measure.size, measure.size)
         if measure.reads:

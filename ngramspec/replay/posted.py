@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from ngramspec.cost.given import SWITCH
-from ngramspec.replay.report import Figures
-from ngramspec.replay.samples import Samples
+from ngramspec.replay.report import Figures, Samples
 from ngramspec.replay.transcripts import TOTALS
 from ngramspec.reports.report import Bar, Bars, Report, Section, Table
 from ngramspec.reports.shapes import acceptance, calibration, costs, figure
@@ -50,9 +49,8 @@ def posted(document: Figures, vocabulary: str, command: str, samples: Samples | 
 
 
 def _gains(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Figures] | None) -> Table:
-    timed = any("measured_speedup" in row for rows in results.values() for row in rows.values())
     headings = ["curve", "kind of text", "tokens", "tokens per pass", "accepted", "no draft"]
-    headings += [*(["measured gain"] if timed else []), "gain", *(["copy-oracle"] if oracle else [])]
+    headings += ["gain", *(["copy-oracle"] if oracle else [])]
     cells = []
     for name, rows in results.items():
         for category, row in rows.items():
@@ -63,7 +61,6 @@ def _gains(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Fi
                 f"{row['tokens_per_pass']:.2f}",
             ]
             line += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
-            line += [figure(row.get("measured_speedup"), ".3f", "x")] if timed else []
             line.append(f"{row['speedup'][name]:.3f}x")
             if oracle:
                 limit = oracle.get(category, {}).get(name)

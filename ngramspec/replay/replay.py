@@ -17,20 +17,61 @@ nobody is told how long the record is.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
-from ngramspec.backend import Model
-from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.speculation import Plan, Speculation
-from ngramspec.decoding.step import Step
+from ngramspec.decoding.step import Stats, Step
 from ngramspec.drafting.draft import Chooser, Drafter
 from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.reliability import Reliability
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Pass, Policy
 from ngramspec.replay.recording import ENDLESS, RecordedTarget, RecordedVerifier, Recording, UnendingVocabulary
-from ngramspec.replay.tally import Tally
+
+
+@dataclass(slots=True)
+class Tally:
+    """The counts of some recordings.
+
+    Attributes:
+        transcripts: how many.
+        prompt_tokens: of their prompts.
+        stats: the counters of all their steps; its seconds are the target's (modelled ones: in units of T(1)).
+        batches: target passes by batch size, padding included.
+        changes: passes of another size than the one before.
+        begin_seconds: CPU time that the drafter took to read the prompts.
+        work_seconds: CPU time of drafting and learning, drafter and policy.
+        reliability: of the acceptance that the drafter predicted.
+    """
+
+    transcripts: int = 0
+    prompt_tokens: int = 0
+    stats: Stats = field(default_factory=Stats)
+    batches: Counter[int] = field(default_factory=Counter)
+    changes: int = 0
+    begin_seconds: float = 0.0
+    work_seconds: float = 0.0
+    reliability: Reliability = field(default_factory=Reliability)
+
+    def merge(self, other: Tally) -> None:
+        """Add another's counts to these."""
+        self.transcripts += other.transcripts
+        self.prompt_tokens += other.prompt_tokens
+        self.stats.merge(other.stats)
+        self.batches += other.batches
+        self.changes += other.changes
+        self.begin_seconds += other.begin_seconds
+        self.work_seconds += other.work_seconds
+        self.reliability.merge(other.reliability)
+
+    def speedup(self, curve: GivenCurve) -> float:
+        """Cost of emitting the same tokens in one-token passes / cost of these passes, both by `curve`."""
+        cost = sum(count * curve.ratio(size) for size, count in self.batches.items()) + self.changes * curve.switch
+        return self.stats.tokens / cost if cost else 1.0
 
 
 class Metered(Speculation):
@@ -72,7 +113,7 @@ class Metered(Speculation):
 
 
 def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
-    """Refuse what needs logits: a record has none, and those of a timed replay are not the record's.
+    """Refuse what needs logits: a record has none.
 
     Raises:
         ValueError: the drafter or the policy reads logits.
@@ -91,11 +132,9 @@ class Replay:
         policy: a name or a policy.
         draft_max: as in `SpeculativeDecoder`.
         curve: what a pass costs; the policy drafts by it.
-        target: what really runs the passes, if anything does; its logits are ignored, and the policy drafts by
-            what is measured of it.
 
     Raises:
-        ValueError: curve and target are given, or neither; what `check_replayable` and `SpeculativeDecoder` refuse.
+        ValueError: what `check_replayable` and `SpeculativeDecoder` refuse.
     """
 
     def __init__(
@@ -104,8 +143,7 @@ class Replay:
         policy: str | Policy = "cost",
         draft_max: int | None = None,
         *,
-        curve: GivenCurve | None = None,
-        target: Model | None = None,
+        curve: GivenCurve,
     ) -> None:
         if isinstance(policy, str):
             policy = make_policy(policy, draft_max)
@@ -113,27 +151,15 @@ class Replay:
             raise ValueError("draft_max goes with a policy's name; a policy that is passed in has its own")
         check_replayable(drafter, policy)
         self._meter = Metered(drafter, policy)
-        if curve is not None and target is None:
-            recorded = RecordedTarget(curve)
-            self.decoder = SpeculativeDecoder(
-                recorded,
-                vocabulary=UnendingVocabulary(),
-                exact="off",
-                curve=curve,
-                speculation=self._meter,
-                clock=recorded.clock,
-            )
-        elif target is not None and curve is None:
-            # Measurements of the target here must not mix with those of earlier replays or of real decoding.
-            self.decoder = SpeculativeDecoder(
-                target,
-                vocabulary=UnendingVocabulary(),
-                exact="off",
-                calibration=Calibration(),
-                speculation=self._meter,
-            )
-        else:
-            raise ValueError("a replay runs either by a curve or on a target")
+        recorded = RecordedTarget(curve)
+        self.decoder = SpeculativeDecoder(
+            recorded,
+            vocabulary=UnendingVocabulary(),
+            exact="off",
+            curve=curve,
+            speculation=self._meter,
+            clock=recorded.clock,
+        )
         self._last = 1
 
     def run(self, recording: Recording, watch: Callable[[Step], None] | None = None) -> Tally:

@@ -1,30 +1,29 @@
 """Figures of a replay, under the names that other drafters' results go by.
 
 `Comparison` runs the recordings through several replays, one per cost curve, since the policy drafts by the curve that
-it is judged on. It can also run them through the copy-oracle, and through a model that times the passes.
+it is judged on. It can also run them through the copy-oracle.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.marked import MarkedText, Piece
+from ngramspec.decoding.step import Step
+from ngramspec.decoding.text import TextStream
 from ngramspec.replay.oracle import copy_lengths, least_cost
 from ngramspec.replay.recording import Recording
-from ngramspec.replay.replay import Replay
-from ngramspec.replay.samples import Samples
-from ngramspec.replay.tally import Tally
-from ngramspec.replay.timed import TimedReplay
+from ngramspec.replay.replay import Replay, Tally
+from ngramspec.reports.report import Passage
 
 Figures = dict[str, Any]
-
-TIMED = "timed"
-"""Name of the curve that is measured while a model runs the passes."""
 
 AVERAGED = (
     "tokens",
@@ -87,8 +86,37 @@ def by_category(tallies: Mapping[str, Tally], curves: Mapping[str, GivenCurve]) 
     return {**rows, "overall": figures(total, curves), "macro": macro}
 
 
+class Samples:
+    """Watches replays, for how the first recorded answer of each category was drafted, in text.
+
+    Args:
+        piece: the bytes of a token; a record has tokens only.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+        self._texts: dict[str, tuple[str, MarkedText]] = {}
+
+    def watch(self, recording: Recording) -> Callable[[Step], None] | None:
+        """What is told of a recording's steps, where there is none of its category yet."""
+        if recording.category in self._texts:
+            return None
+        stream, text = TextStream(), MarkedText(self._piece)
+        self._texts[recording.category] = recording.id, text
+
+        def told(step: Step) -> None:
+            text.add(replace(step, pieces=tuple(stream.push(self._piece(token)) for token in step.tokens)))
+
+        return told
+
+    @property
+    def passages(self) -> list[Passage]:
+        """What was seen so far."""
+        return [Passage(f"{category}: {name}", text.spans) for category, (name, text) in self._texts.items()]
+
+
 class Comparison:
-    """The same recordings by several curves, and on a model.
+    """The same recordings by several curves.
 
     Args:
         recordings: category by category.
@@ -96,7 +124,6 @@ class Comparison:
         replays: one per curve, by the curve's name.
         curves: of the replays, by name.
         oracle: also find what the copy-oracle reaches.
-        timed: also run the passes on its model.
         samples: is shown the first of the replays.
 
     Attributes:
@@ -111,16 +138,14 @@ class Comparison:
         curves: Mapping[str, GivenCurve],
         *,
         oracle: bool = True,
-        timed: TimedReplay | None = None,
         samples: Samples | None = None,
     ) -> None:
         self._samples = samples
         self._recordings = recordings
         self._drafter = drafter
         self._replays = replays
-        self._given = curves
+        self._curves = curves
         self._lengths: list[NDArray[np.int32]] | None = [] if oracle else None
-        self._timed = timed
         self._tallies: dict[str, dict[str, Tally]] = {name: {} for name in replays}
         self.done = 0
 
@@ -132,8 +157,6 @@ class Comparison:
                 watch = self._samples.watch(recording) if self._samples is not None and not tallies else None
                 tallies[name] = replay.run(recording, watch)
             lengths = None if self._lengths is None else copy_lengths(recording.prompt, recording.response)
-            if self._timed is not None:
-                self._timed.run(recording)
             for name, tally in tallies.items():
                 self._tallies[name].setdefault(recording.category, Tally()).merge(tally)
             if self._lengths is not None and lengths is not None:
@@ -146,60 +169,30 @@ class Comparison:
         """Whether `run` came to its end."""
         return self.done == len(self._recordings)
 
-    @property
-    def curves(self) -> dict[str, GivenCurve]:
-        """Those given, and the one that was timed."""
-        timed = {TIMED: self._timed.curve} if self._timed is not None and self.done else {}
-        return {**self._given, **timed}
-
     def document(self) -> Figures:
         """Everything counted, as JSON, under the keys of the harness for other drafters.
 
         A result is named DRAFTER@CURVE after the curve that the policy drafted by, and has the speedups by all curves.
-        The result with the passes of a model ("timed") also has what they really gained: `measured_speedup`.
         """
         replayed = self._recordings[: self.done]
-        curves = self.curves
-        tallies = dict(self._tallies)
-        if self._timed is not None:
-            tallies[TIMED] = self._timed.drafted
-        results = {f"{self._drafter}@{name}": by_category(t, curves) for name, t in tallies.items()}
-        document: Figures = {
+        return {
             "complete": self.complete,
             "transcripts": self.done,
             "decode_tokens": sum(len(r.response) - 1 for r in replayed),
             "prompt_tokens": sum(len(r.prompt) for r in replayed),
             "categories": dict(Counter(r.category for r in replayed)),
-            "curves": {name: curve.stated() for name, curve in curves.items()},
-            "results": results,
-            "oracle": None if self._lengths is None else self._oracle(curves),
+            "curves": {name: curve.stated() for name, curve in self._curves.items()},
+            "results": {f"{self._drafter}@{name}": by_category(t, self._curves) for name, t in self._tallies.items()},
+            "oracle": None if self._lengths is None else self._oracle(),
         }
-        if self._timed is not None and self.done:
-            rows = results[f"{self._drafter}@{TIMED}"]
-            measured = {category: self._timed.measured(category) for category in self._timed.plain}
-            for category, ratio in measured.items():
-                rows[category]["measured_speedup"] = ratio
-            rows["overall"]["measured_speedup"] = total = self._timed.measured()
-            rows["macro"]["measured_speedup"] = sum(measured.values()) / len(measured)
-            modelled = rows["overall"]["speedup"][TIMED]
-            document["timed"] = {
-                "measured": total,
-                "measured_with_drafting": self._timed.measured_with_drafting(),
-                "modelled": modelled,
-                "modelled_over_measured": modelled / total,
-                "disturbed_passes": self._timed.disturbed,
-                "single_seconds": self._timed.single,
-                "switch": curves[TIMED].switch,
-            }
-        return document
 
-    def _oracle(self, curves: Mapping[str, GivenCurve]) -> dict[str, dict[str, Figures]]:
+    def _oracle(self) -> dict[str, dict[str, Figures]]:
         """The copy-oracle's speedups by category, and curve."""
-        tokens: Counter[str] = Counter()
+        curves, tokens = list(self._curves.values()), Counter[str]()
         costs: dict[str, NDArray[np.float64]] = {}
         for recording, lengths in zip(self._recordings, self._lengths or (), strict=False):
             tokens[recording.category] += len(lengths) - 1
-            costs[recording.category] = costs.get(recording.category, 0.0) + least_cost(lengths, list(curves.values()))
+            costs[recording.category] = costs.get(recording.category, 0.0) + least_cost(lengths, curves)
         if not costs:
             return {}
         rows = {category: tokens[category] / cost for category, cost in costs.items()}
@@ -207,6 +200,6 @@ class Comparison:
         rows["overall"] = tokens.total() / np.sum(list(costs.values()), axis=0)
         rows["macro"] = macro
         return {
-            category: {name: {"oracle_copy1": round(x, 4)} for name, x in zip(curves, row.tolist(), strict=True)}
+            category: {name: {"oracle_copy1": round(x, 4)} for name, x in zip(self._curves, row.tolist(), strict=True)}
             for category, row in rows.items()
         }

@@ -10,8 +10,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-from ngramspec.reports.controls import shown
-from ngramspec.reports.report import Figure, Mark, Passage, Report, Section, Table
+from ngramspec.reports.report import Figure, Mark, Passage, Report, Section, Table, shown
 from ngramspec.reports.svg import STYLE, chart
 
 _SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}

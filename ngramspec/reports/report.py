@@ -1,4 +1,4 @@
-"""`Report`: what is posted, as data. Whoever measured makes one; `markdown`, `svg` and `html` of this room write it.
+"""`Report`: what is posted, as data, and as `markdown`; `svg` and `html` of this room draw it. Who measured makes one.
 
 Report(title, table, origin, bars, sections)
          |      |       |     |     `- everything, for a page of HTML
@@ -9,7 +9,7 @@ Report(title, table, origin, bars, sections)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -128,3 +128,25 @@ class Report:
     command: str
     sections: Sequence[Section] = ()
     notes: Sequence[str] = ()
+
+
+# --------------------------------------------------------------------------- texts of models and files
+
+CONTROLS: Mapping[int, int] = {
+    **{number: 0x2400 + number for number in range(0x20) if chr(number) not in "\n\t"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+"""For `str.translate`: the symbol of each (ESC: ␛), but not of \\n and \\t."""
+
+_SHOWN = {**CONTROLS, **dict.fromkeys((0xFFFE, 0xFFFF), 0xFFFD)}
+
+
+def shown(text: str) -> str:
+    """Text of a model or a file as XML and terminals may hold it: control characters as their symbols."""
+    return text.encode("utf-8", "replace").decode("utf-8").translate(_SHOWN)
+
+
+# --------------------------------------------------------------------------- Markdown
+
+_SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from textwrap import wrap
 
-from ngramspec.reports.controls import shown
-from ngramspec.reports.report import Bar, Bars, Lines, Report, Series
+from ngramspec.reports.report import Bar, Bars, Lines, Report, Series, shown
 
 WIDTH = 760
 

@@ -5,10 +5,8 @@
         ...                                     # its name; what was found so far is in `check`
     verdicts = ngramspec.selfcheck.report.report(check)
 
-Eight things are checked, as far as the time goes: greedy texts, sampled texts of the same seed, their logprobs, the
-law of the first tokens, and four things that must leave no trace in the memory: a rollback, reading a prompt whose
-beginning the cache already holds, the probe, and measuring what passes cost. If the code under test raises an
-exception, that is a finding too.
+Three things are checked, as far as the time goes: a rollback leaves no trace in the logits, and the texts with drafts
+are the texts without, greedily and with a seed. An exception raised by the code under test is a finding too.
 """
 
 from __future__ import annotations
@@ -19,9 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal
 
-from ngramspec.backend import Logits, Runner
+from ngramspec.backend import Runner
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.kernels import LONG, POSITIONS, SHORT, SIZES, ProbeReport, probe
@@ -30,19 +28,16 @@ from ngramspec.drafting import DEFAULT
 from ngramspec.drafting.draft import Drafter
 from ngramspec.errors import GrammarError
 from ngramspec.prompts import Case
-from ngramspec.selfcheck.law import PROMPTS, LawTest, law_tests
 from ngramspec.selfcheck.rollback import ROOM, RollbackTest, rollback_tests
-from ngramspec.selfcheck.states import Kind, StateTest, state_tests
 from ngramspec.selfcheck.texts import LogitsKeeper, Setting, TextComparison, TextPair, read, settings
 
-Name = Literal["greedy", "same seed", "logprobs", "rollback", "reuse", "probe", "calibration", "law"]
+Name = Literal["rollback", "greedy", "same seed"]
 
 LEAST_PROMPT = 8
 """Where time or context is short, prompts are cut from the front, but never below this many tokens."""
 
-# When each check ends, as a share of the time.
-_SHARES = {"rollback": 0.1, "reuse": 0.18, "probe": 0.28, "calibration": 0.32, "texts": 0.84}
-_PROBE_SHARE = 0.25  # the most of the time that the probe may take
+_ROLLBACK_SHARE = 0.15  # the most of the time that the rollback tests may take
+_PROBE_SHARE = 0.25  # where two depths take more of the time, the probe looks at one
 _GREEDY_SHARE = 0.7  # of a prompt's time; if the greedy texts take more, the sampled ones wait for another prompt
 _READING_SHARE = 0.4  # the most of a prompt's time that reading it may take
 _PACE = 32  # tokens read to see how fast that goes
@@ -66,7 +61,7 @@ class SelfCheck:
     Attributes:
         drafter: the name of what drafts.
         settings: the ways of choosing tokens under which texts are compared.
-        pairs, rollbacks, states, laws: all that was found.
+        rollbacks, pairs: all that was found.
         broken: what a check raised, by its name.
         spent: seconds by check.
         ungrammatical: why no text could be held to a grammar; None if there is no such reason.
@@ -100,10 +95,12 @@ class SelfCheck:
         self.seconds = seconds
         self.seed = seed
         self.drafter = drafter if isinstance(drafter, str) else drafter.name
-        self.pairs: list[TextPair] = []
         self.rollbacks: list[RollbackTest] = []
-        self.states: list[StateTest] = []
-        self.laws: list[LawTest] = []
+        self.pairs: list[TextPair] = []
+        self.settings = settings(seed)
+        self.ungrammatical: str | None = None
+        self.broken: dict[Name, str] = {}
+        self.spent: defaultdict[Name, float] = defaultdict(float)
         self.complete = False
         self._clock = clock
         self._calibration = Calibration.load(target, calibration_folder)
@@ -124,11 +121,7 @@ class SelfCheck:
             for name in (None, drafter)
         )
         self._texts = TextComparison(recorder, self.plain, self.drafted, max_tokens, self.bound, clock)
-        self.settings = settings(seed)
         self._next_sampled = 0
-        self.ungrammatical: str | None = None
-        self.broken: dict[Name, str] = {}
-        self.spent: defaultdict[Name, float] = defaultdict(float)
         self._read = self._pass = 0.0  # seconds per token of a prompt, and of a pass
         self._began = 0.0
 
@@ -141,22 +134,19 @@ class SelfCheck:
             yield "rollback"
             with self._blaming("rollback"):
                 self._check_rollback()
-        for kind in get_args(Kind) if self.target.can_rollback else ("reuse",):
-            yield kind
-            with self._blaming(kind):
-                self._check_states(kind)
-        if self.target.can_rollback:
-            yield "batch sizes"
-            with self._blaming("greedy"):
-                self._compare_sizes()
+            if self.exact:
+                yield "batch sizes"
+                with self._blaming("greedy"):
+                    began = self._clock()
+                    self._calibration.ensure_exact(self.target)
+                    self._began += self._clock() - began  # outside the time
             if not self._texts_broken:
                 yield from self._check_texts()
-        yield from self._check_law()
         self.complete = True
 
     @property
     def probed(self) -> ProbeReport | None:
-        """What the batch-size probe said; None before it was needed."""
+        """What the batch-size probe said; None if it was not needed."""
         return self._calibration.probe
 
     @property
@@ -165,12 +155,15 @@ class SelfCheck:
         return self._calibration.exact_sizes
 
     def bound(self) -> float:
-        """How far batch sizes move a logit, by the probe, which runs now if it has not yet; 0 in exact mode."""
+        """How far batch sizes move a logit, by the probe, which runs when it is first asked; 0 in exact mode."""
         if self.exact:
             return 0.0
         known = self._calibration.probe
         if known is None:
-            known = self._calibration.probe = probe(self.target, self._affordable_depths() or (SHORT,))
+            # A batch of these sizes costs about two passes.
+            passes = 2 * 2 * sum(-(-POSITIONS // size) for size in SIZES)
+            both = passes * self._pass + LONG * self._read < _PROBE_SHARE * self.seconds
+            known = self._calibration.probe = probe(self.target, (SHORT, LONG) if both else (SHORT,))
         return known.max_difference
 
     @property
@@ -207,48 +200,20 @@ class SelfCheck:
         self.target.prefill(text)
         self._read = (self._clock() - began) / len(text)
 
-    def _text(self) -> list[int]:
-        """Tokens for tests of the memory."""
-        text = [token for case in self.cases for token in case.tokens]
-        return (text * -(-ROOM // len(text)))[:ROOM]
-
-    def _check_states(self, kind: Kind) -> None:
-        def affordable(tokens: int, passes: int) -> bool:
-            return tokens * self._read + passes * self._pass < self._left(_SHARES[kind])
-
-        self.states.extend(state_tests(self.target, self._text(), kind, affordable, exact=self.exact))
-
     def _check_rollback(self) -> None:
-        for test in rollback_tests(self.target, self._text()):
+        text = [token for case in self.cases for token in case.tokens]
+        for test in rollback_tests(self.target, (text * -(-ROOM // len(text)))[:ROOM]):
             self.rollbacks.append(test)
-            if test.left_over or self._left(_SHARES["rollback"]) < 0:
+            if test.left_over or self._left(_ROLLBACK_SHARE) < 0:
                 break
         self.target.clear()
-
-    def _compare_sizes(self) -> None:
-        """Settle the batch sizes of exact mode, outside the time; without exact mode probe, if time allows."""
-        if self.exact:
-            began = self._clock()
-            self._calibration.ensure_exact(self.target)
-            self._began += self._clock() - began
-        elif self._affordable_depths():
-            self.bound()
-
-    def _affordable_depths(self) -> tuple[int, ...]:
-        """The depths that there is time to probe at: a short and a long one, a short one, or none."""
-        passes = sum(-(-POSITIONS // size) for size in SIZES)
-        for depths in ((SHORT, LONG), (SHORT,)):
-            # A batch of these sizes costs about two passes.
-            if 2 * len(depths) * passes * self._pass + max(depths) * self._read < _PROBE_SHARE * self.seconds:
-                return depths
-        return ()
 
     def _check_texts(self) -> Iterator[str]:
         """Prompts in rounds, one of each category in each, until the time is over."""
         done, spent = 0, 0.0
         for cases in self._rounds():
             for number, case in enumerate(cases):
-                left = self._left(_SHARES["texts"])
+                left = self._left()
                 # The first round leaves no category out while there is time; later ones begin what they can finish.
                 usual = 0.0 if done < len(cases) else spent / done
                 if done and left <= usual:
@@ -274,12 +239,13 @@ class SelfCheck:
         began = self._clock()
         with self._blaming("greedy"):
             # In exact mode each text reads it again.
-            readings = 5 if self.exact else 1
-            case = self._cut(case, seconds / readings)
-            reading = read(self.target, case.tokens, exact=self.exact)
+            most = int(_READING_SHARE * seconds / (5 if self.exact else 1) / self._read)
+            most = min(max(LEAST_PROMPT, most), self.target.n_ctx - self.max_tokens)
+            case = replace(case, tokens=case.tokens[-most:])
+            read(self.target, case.tokens, exact=self.exact)
             self._read = (self._clock() - began) / len(case.tokens)
             left = began + seconds - self._clock()
-            self.pairs.append(self._texts.compare(case, self.settings[0], reading, left / 2))
+            self.pairs.append(self._texts.compare(case, self.settings[0], left / 2))
         sampled = self.settings[1:]
         for _ in range(-(-len(sampled) // len(self.cases))):  # one, unless there are fewer prompts than settings
             late = self._clock() - began > _GREEDY_SHARE * seconds
@@ -288,31 +254,11 @@ class SelfCheck:
             setting = sampled[self._next_sampled % len(sampled)]
             self._next_sampled += 1
             if setting.sampling.grammar is None or not self.ungrammatical:
-                self._check_sampled(case, setting, reading, began + seconds - self._clock())
+                self._check_sampled(case, setting, began + seconds - self._clock())
 
-    def _check_sampled(self, case: Case, setting: Setting, reading: Logits, seconds: float) -> None:
+    def _check_sampled(self, case: Case, setting: Setting, seconds: float) -> None:
         with self._blaming("same seed"):
             try:
-                self.pairs.append(self._texts.compare(case, setting, reading, seconds))
+                self.pairs.append(self._texts.compare(case, setting, seconds))
             except GrammarError as error:
                 self.ungrammatical = str(error)
-
-    def _cut(self, case: Case, seconds: float) -> Case:
-        """Keep the end of a prompt: what fits in the context and can be read in its share of the time."""
-        most = max(LEAST_PROMPT, int(_READING_SHARE * seconds / self._read))
-        return replace(case, tokens=case.tokens[-min(most, self.target.n_ctx - self.max_tokens) :])
-
-    def _check_law(self) -> Iterator[str]:
-        for case in sorted(self.cases, key=lambda case: len(case.tokens))[:PROMPTS]:
-            if self.laws and self._left() < 0:
-                return
-            yield f"law of the tokens after {case.category}/{case.id}"
-            with self._blaming("law"):
-                tests = law_tests(
-                    self.target,
-                    self._cut(case, self._left()),
-                    seed=self.seed,
-                    exact=self.exact,
-                    in_time=lambda: self._left() > 0,
-                )
-                self.laws.extend(tests)

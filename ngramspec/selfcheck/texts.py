@@ -1,4 +1,10 @@
-"""Plain and drafted texts of the same prompt: are their tokens equal, and their logprobs?"""
+"""Plain and drafted texts of the same prompt: are their tokens equal, and if not, does the batch size explain it?
+
+The last bits of logits may depend on the batch size (see `ngramspec.cost.kernels`). A difference counts as explained by
+that only if two things are shown. Each of the two tokens is what the sampler takes, with the noise of that place, from
+the logits of its own pass. And some logits within the probe's bound of plain decoding's make the sampler take the
+drafted token.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +21,8 @@ from ngramspec.backend import Logits, Model
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError
 from ngramspec.prompts import Case
-from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.selfcheck.difference import TextDifference, movement
 from ngramspec.tokens import common_prefix
-
-TOP = 3
-"""Logprobs are compared for the emitted tokens and for this many of the likeliest."""
 
 FEWEST = 4
 """A run emits at least this many tokens, however little time there is."""
@@ -33,8 +34,6 @@ root   ::= record{8,}
 record ::= "{\"name\": \"" [a-z]{1,12} "\", \"size\": " [0-9]{1,6} "}\n"
 """
 """The grammar forces half of such a text."""
-
-_ROUNDING = 1e-4  # of logprobs computed from the same logits in other ways
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +57,77 @@ def settings(seed: int) -> tuple[Setting, ...]:
     )
 
 
+Draw = Callable[[Logits], int]
+"""The token that is taken from logits of shape (n_vocab,), at one place of a text."""
+
+_BISECTIONS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class TextDifference:
+    """The first difference of two texts.
+
+    Attributes:
+        position: how many tokens were equal before.
+        plain, drafted: the token ids there; None where that text had ended.
+        plain_text, drafted_text: what they stand for.
+        plain_logit, drafted_logit: their logits in plain decoding.
+        bound: how far batch sizes move a logit here, by the probe; 0 in exact mode.
+        needed: how far any of these logits must move at most for the drafted token to be taken; in greedy decoding half
+            the gap between the two. None if `bound` is not enough, or if a token is not what the sampler takes.
+    """
+
+    position: int
+    plain: int | None
+    drafted: int | None
+    plain_text: str
+    drafted_text: str
+    plain_logit: float | None
+    drafted_logit: float | None
+    bound: float
+    needed: float | None
+
+    @property
+    def explained(self) -> bool:
+        """Whether the batch size alone can make the difference."""
+        return self.needed is not None
+
+
+def movement(
+    draw: Draw, plain_row: Logits, drafted_row: Logits, plain: int, drafted: int, bound: float
+) -> float | None:
+    """How far logits must move for the drafted token to be taken: `TextDifference.needed`.
+
+    A row within the distance returned does make the sampler take the drafted token. That no closer row does is certain
+    only without filters.
+
+    Args:
+        draw: the sampler at that place.
+        plain_row, drafted_row: the logits there, of each of the two passes.
+        plain, drafted: the tokens taken.
+        bound: the largest movement that counts; 0: none counts.
+    """
+    if bound <= 0 or draw(plain_row) != plain or draw(drafted_row) != drafted:
+        return None
+
+    def taken(distance: float) -> bool:
+        step = np.float32(distance)
+        # Without filters nothing within the distance favours a token more than this; filters look at other tokens too.
+        favoured = plain_row - step
+        favoured[drafted] = plain_row[drafted] + step
+        # These are the drafted pass's logits, moved no further than the distance from the plain ones.
+        clipped = np.clip(drafted_row, plain_row - step, plain_row + step)
+        return draw(favoured) == drafted or draw(clipped) == drafted
+
+    if not taken(bound):
+        return None
+    low, high = 0.0, bound
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if taken(middle) else (middle, high)
+    return high
+
+
 @dataclass(frozen=True, slots=True)
 class TextPair:
     """The plain and the drafted text of one prompt under one setting.
@@ -68,11 +138,6 @@ class TextPair:
         drafted, accepted: draft tokens sent, and emitted.
         cut: whether a run ended for want of time.
         difference: the first one, if there is any.
-        logprobs_identical: whether logprobs of the common text, with those of the likeliest tokens, agree to the last
-            bit.
-        logprob_difference: largest difference between logprobs of emitted tokens of the common text.
-        first_logprob_difference: difference between the first token's logprob and a plain log-softmax of the prompt's
-            logits.
     """
 
     category: str
@@ -84,17 +149,6 @@ class TextPair:
     accepted: int
     cut: bool
     difference: TextDifference | None
-    logprobs_identical: bool
-    logprob_difference: float
-    first_logprob_difference: float
-
-    def logprobs_held(self, bound: float) -> bool:
-        """Whether logprobs are as close as logits that differ by at most `bound` make them.
-
-        log p = logit - log sum exp: each of the two terms moves by at most `bound`.
-        """
-        identical = self.logprobs_identical or bound > 0
-        return identical and self.logprob_difference <= 2 * bound and self.first_logprob_difference <= _ROUNDING
 
 
 class LogitsKeeper:
@@ -122,7 +176,6 @@ class _Text:
     """A text so far. `row`: the logits of its last token, if that token differs from the expected one."""
 
     tokens: list[int]
-    logprobs: list[Logprobs]
     drafted: int
     accepted: int
     cut: bool
@@ -148,13 +201,12 @@ class TextComparison:
     bound: Callable[[], float]
     clock: Callable[[], float]
 
-    def compare(self, case: Case, setting: Setting, reading: Logits, seconds: float) -> TextPair:
+    def compare(self, case: Case, setting: Setting, seconds: float) -> TextPair:
         """Make both texts of a prompt in about so many seconds; the drafted one ends where it differs.
 
         Args:
             case: the prompt.
             setting: how tokens are chosen.
-            reading: the logits after the prompt; see `read`, which comes first.
             seconds: for both.
 
         Raises:
@@ -169,7 +221,6 @@ class TextComparison:
         common = common_prefix(a.tokens, b.tokens)
         # Tokens that the second text had no time to reach are not compared.
         differs = b.row is not None or (len(b.tokens) < len(a.tokens) and not b.cut)
-        ours, theirs = a.logprobs[:common], b.logprobs[:common]
         return TextPair(
             case.category,
             case.id,
@@ -180,9 +231,6 @@ class TextComparison:
             b.accepted,
             a.cut or b.cut,
             self._explain(case.tokens, setting, a, b) if differs else None,
-            ours == theirs,
-            max((_gap(x.logprob, y.logprob) for x, y in zip(ours, theirs, strict=True)), default=0.0),
-            _gap(a.logprobs[0].logprob, log_softmax(reading, a.tokens[0])),
         )
 
     def _generate(
@@ -195,14 +243,10 @@ class TextComparison:
         expected: Sequence[int] | None = None,
     ) -> _Text:
         tokens: list[int] = []
-        logprobs: list[Logprobs] = []
         drafted = accepted = 0
         row = stop = None
-        generation = decoder.generate(
-            prompt, max_tokens=most, sampling=setting.sampling, verify=setting.verify, logprobs=TOP
-        )
+        generation = decoder.generate(prompt, max_tokens=most, sampling=setting.sampling, verify=setting.verify)
         for step in generation:
-            logprobs += step.logprobs
             drafted += len(step.drafted)
             accepted += step.accepted
             stop = step.stop
@@ -214,7 +258,7 @@ class TextComparison:
             if row is not None or (len(tokens) >= FEWEST and self.clock() > until):
                 generation.close()
                 break
-        return _Text(tokens, logprobs, drafted, accepted, stop is None and row is None, row)
+        return _Text(tokens, drafted, accepted, stop is None and row is None, row)
 
     def _explain(self, prompt: Sequence[int], setting: Setting, plain: _Text, drafted: _Text) -> TextDifference:
         """Look into the first difference of two texts, which is where the second one ends."""
@@ -238,20 +282,7 @@ class TextComparison:
         return TextDifference(common, a, b, texts[0], texts[1], float(row[a]), logit, bound, needed)
 
 
-def read(target: Model, prompt: Sequence[int], *, exact: bool) -> Logits:
-    """Read a prompt into an empty cache, so that a generation finds it there; the logits that it will find."""
+def read(target: Model, prompt: Sequence[int], *, exact: bool) -> None:
+    """Read a prompt into an empty cache, so that a generation finds it there."""
     target.clear()
-    row: Logits = target.prefill(prompt, aligned=exact)
-    # A prompt that is in the cache has its last token evaluated once more, alone; in exact mode whole chunks are.
-    return row.copy() if exact else target.prefill(prompt).copy()
-
-
-def log_softmax(row: Logits, token: int) -> float:
-    """Natural logarithm of a token's probability, from logits of shape (n_vocab,), in float64."""
-    gaps = row.astype(np.float64) - float(row.max())
-    return float(gaps[token] - np.log(np.exp(gaps).sum()))
-
-
-def _gap(a: float, b: float) -> float:
-    """|a - b|, and inf where that is nan."""
-    return math.inf if math.isnan(a - b) else abs(a - b)
+    target.prefill(prompt, aligned=exact)

@@ -15,8 +15,8 @@ async def merged(sources: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[t
 
     if len(sources) == 1:  # a task for every item would cost more than all else that is done to it
         async with aclosing(sources[0]) as only:
-            async for item in only:
-                yield 0, item
+            async for one in only:
+                yield 0, one
         return
 
     async def following(number: int) -> tuple[int, T]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,7 +11,14 @@ from typing import Any
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.storage import cache_folder, recall, write_whole
-from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Settings
+from ngramspec.tuning.settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS
+
+_THREADS = range(1, MOST_THREADS + 1)
+_FOUND: Mapping[str, Sequence[Any]] = {
+    **{"threads": _THREADS, "threads_batch": _THREADS, "micro_batch": range(LEAST_MICRO, MOST_MICRO + 1)},
+    **{"mmap": (False,), "repack": (False,), "flash_attn": ("on", "off")},
+}
+"""The values that a tuning finds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,26 +47,12 @@ def recalled(path: Path) -> Kept | None:
     """What was kept; None where nothing was, or nothing that makes sense."""
     with suppress(ValueError, KeyError, TypeError, AttributeError):
         data = json.loads(recall(path) or "")
+        changes = dict(data["changes"].items())
         ratio = None if data["ratio"] is None else float(data["ratio"])
-        if type(data["applied"]) is bool and isinstance(data["date"], str):
-            return Kept(_checked(data["changes"]), ratio, data["date"][:10], data["applied"])
+        right = all(type(value) is type(_FOUND[name][0]) and value in _FOUND[name] for name, value in changes.items())
+        if right and type(data["applied"]) is bool and isinstance(data["date"], str):
+            return Kept(changes, ratio, data["date"][:10], data["applied"])
     return None
-
-
-def _checked(changes: Any) -> dict[str, Any]:
-    """The changes as they were found; ValueError for what no tuning finds."""
-    for name, value in changes.items():
-        if name in ("threads", "threads_batch"):
-            right = type(value) is int and 1 <= value <= MOST_THREADS
-        elif name == "micro_batch":
-            right = type(value) is int and LEAST_MICRO <= value <= MOST_MICRO
-        elif name in ("mmap", "repack"):
-            right = value is False
-        else:
-            right = name == "flash_attn" and value in ("on", "off")
-        if not right:
-            raise ValueError(name)
-    return dict(changes)
 
 
 def wanted(kept: Kept | None, said: Collection[str]) -> dict[str, Any]:
@@ -86,19 +79,3 @@ def keep(path: Path, kept: Kept) -> None:
     except OSError as error:
         if kept.applied:
             raise NGramSpecError(f"cannot keep the settings in {path}: {error.strerror or error}") from error
-
-
-def forget(path: Path) -> bool:
-    """Take it away; whether there was anything.
-
-    Raises:
-        OSError: it is there and cannot be taken away.
-    """
-    there = path.exists()
-    path.unlink(missing_ok=True)
-    return there
-
-
-def outcome(found: Settings | None, present: Settings, ratio: float | None, date: str, *, applied: bool) -> Kept:
-    """What is kept of settings that were found, or of none."""
-    return Kept(found.changes(present) if found else {}, ratio if found else None, date, applied and found is not None)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 Flash = Literal["auto", "on", "off"]
@@ -41,7 +40,8 @@ class Settings:
 
         Where one number of threads differs, both are told: the one is the other's default.
         """
-        found = self._differing(base)
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        found = {name: value for name, value in named.items() if value != getattr(base, name)}
         if found.keys() & {"threads", "threads_batch"}:
             found = {"threads": self.threads, "threads_batch": self.threads_batch} | found
         return found
@@ -49,17 +49,6 @@ class Settings:
     def flags(self, base: Settings) -> str:
         """The options of the command line that lead from `base` to these, as llama.cpp names them."""
         return flags(self.changes(base))
-
-    def merged(self, others: Sequence[Settings]) -> Settings:
-        """These, with whatever each of `others` has otherwise; they should differ in different fields."""
-        found = self
-        for other in others:
-            found = replace(found, **other._differing(self))
-        return found
-
-    def _differing(self, base: Settings) -> dict[str, Any]:
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {name: value for name, value in named.items() if value != getattr(base, name)}
 
 
 def flags(changes: dict[str, Any]) -> str:

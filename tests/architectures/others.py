@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from architectures.comparison import LEAST, MARGIN, N_CTX, Bench, Result, Status
 from architectures.settings import Ask, Prompts
@@ -13,7 +14,6 @@ from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.cost.kernels import POSITIONS, SIZES, probe
 from ngramspec.llama.lane import TAIL
 from ngramspec.llama.target import Target
-from ngramspec.selfcheck.texts import log_softmax
 
 DEPTH = 96
 BEAMS = 3
@@ -84,3 +84,9 @@ def check_beams(path: Path, bench: Bench, length: int, tokens: int = 24) -> list
                 ask = Ask(name, tokens)
                 results.append(Result(ask, status, None, gap, tolerance, stats.drafted, stats.accepted, stats.passes))
     return results
+
+
+def log_softmax(row: NDArray[np.float32], token: int) -> float:
+    """Natural logarithm of a token's probability, from logits of shape (n_vocab,), in float64."""
+    gaps = row.astype(np.float64) - float(row.max())
+    return float(gaps[token] - np.log(np.exp(gaps).sum()))

@@ -13,7 +13,16 @@ from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.benchmark.report import OVERALL, Spread, Summary, predicted_gain, summarise, verdict, verdicts
+from ngramspec.benchmark.report import (
+    OVERALL,
+    Spread,
+    Summary,
+    expected_tokens,
+    predicted_gain,
+    summarise,
+    verdict,
+    verdicts,
+)
 from ngramspec.benchmark.runs import Benchmark, Kind, Run
 from ngramspec.cost import kernels, measure
 from ngramspec.cost.curve import CostCurve
@@ -27,7 +36,6 @@ from ngramspec.exactness.choice import Exact
 from ngramspec.policies import make_policy
 from ngramspec.prompts import Case, Prompt, prepare
 from ngramspec.sampling.settings import Sampling
-from ngramspec.theory import expected_tokens, improvement_on_curve
 
 PREDICTABLE = 8.0
 """A peak at which the mock's text soon runs in circles, so that drafts are accepted."""
@@ -471,14 +479,22 @@ def counted(lengths: Mapping[int, int], accept: Callable[[int], int]) -> tuple[S
 CURVE = CostCurve({1: 1.0, 2: 1.2, 3: 1.5, 4: 1.7, 5: 2.0, 8: 4.0})
 
 
+def test_expected_tokens_are_those_of_the_paper_and_of_the_closed_form() -> None:
+    # Leviathan et al. 2023, table 1, where a drafted token costs nothing: alpha, gamma, speed.
+    for alpha, gamma, speed in ((0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 5, 3.69), (0.9, 10, 6.86)):
+        assert expected_tokens(alpha, gamma) == pytest.approx(speed, abs=0.005)
+        assert expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+    assert (expected_tokens(0.0, 7), expected_tokens(1.0, 7), expected_tokens(0.3, 0)) == (1, 8, 1)
+
+
 def test_prediction_is_the_theorem_and_mixes_lengths_and_passes_without_a_draft() -> None:
     stats, batches = counted({3: 40}, lambda number: number % 4)
     alpha = sum(stats.accepted_at) / sum(stats.tested_at)
     assert 0 < alpha < 1
     gain = predicted_gain(stats, batches, {1: 5}, CURVE)
-    assert gain == pytest.approx(improvement_on_curve(alpha, 3, CURVE.seconds))
+    assert gain == pytest.approx((1 - alpha**4) / (1 - alpha) * 1.0 / 1.7)
     stats, batches = counted({0: 30, 1: 10, 4: 20}, lambda _number: 4)
-    tokens = 30 + 10 * expected_tokens(1.0, 1) + 20 * expected_tokens(1.0, 4)
+    tokens = 30 + 10 * 2 + 20 * 5
     seconds = 30 * 1.0 + 10 * 1.2 + 20 * 2.0
     assert predicted_gain(stats, batches, {1: 5}, CURVE) == pytest.approx(tokens / seconds)
     # Exact mode may pad plain passes: what drafting is compared with costs more then.

@@ -97,8 +97,8 @@ CONTRADICTIONS = [
     ("tune --apply --forget", "exclude each other"),
     ("replay", "FILE"),
     ("replay talks --curve round", "no curve 'round'"),
-    ("replay talks --timed", "name it with --model"),
-    ("replay talks --timed --model DEMO --vocab DEMO", "leave --vocab out"),
+    ("replay talks --drafter psychic", "'psychic'"),
+    ("replay talks --policy psychic", "'psychic'"),
     ("replay talks -t 2", "name it with --model"),
 ]
 """Seen before a text is read and a model looked for."""

@@ -124,27 +124,6 @@ def test_the_measured_curve_of_a_model(env: dict[str, str], talks: Path, tiny: P
     assert found["vocabulary"] == found["model"] == str(tiny)
 
 
-def test_timed(env: dict[str, str], talks: Path, tiny: Path, tmp_path: Path) -> None:
-    out = tmp_path / "out.json"
-    done = run(env, "replay", talks, *ON_MODEL, tiny, "--timed", "--curve", "flat", "--json", out)
-    assert done.code == 0, done.err
-    assert "what was accepted is the record's word, not the model's" in done.out
-    assert "measured: " in done.out
-    found = json.loads(out.read_text())
-    assert found["timed"]["measured"] > 0
-    assert set(found["results"]) == {f"{DEFAULT}@timed", f"{DEFAULT}@flat"}
-    rows = found["results"][f"{DEFAULT}@timed"]
-    assert rows["overall"]["tokens"] == found["decode_tokens"]
-    assert all(row["measured_speedup"] > 0 for row in rows.values())
-
-
-def test_timed_leaves_out_what_does_not_fit(env: dict[str, str], talks: Path, tiny: Path) -> None:
-    done = run(env, "replay", talks, *ON_MODEL, tiny, "--timed", "-c", "128", "--json", "-")
-    assert 0 < document(done)["transcripts"] < 4
-    assert "too long for a context of 128 tokens" in done.err
-    failed(run(env, "replay", talks, *ON_MODEL, tiny, "--timed", "-c", "16"), "no conversation fits", "--ctx-size")
-
-
 # --------------------------------------------------------------------------- what is wrong
 
 

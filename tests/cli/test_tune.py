@@ -16,8 +16,8 @@ from support.signals import signal_at
 
 from ngramspec.llama.workbench import Workbench
 from ngramspec.models.find import ModelSource
+from ngramspec.tuning.candidates import Measure
 from ngramspec.tuning.kept import Kept, keep, recalled
-from ngramspec.tuning.measures import Measure
 from ngramspec.tuning.settings import Settings
 
 TUNE = ["tune", "-t", "1", "--seconds", "5", "--depth", "256"]

@@ -17,7 +17,6 @@ from support.numpy_sampler import NumpySampler
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.settings import SAMPLERS, Sampling
-from ngramspec.selfcheck import law
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -48,23 +47,6 @@ def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
             token = prompt[i] if i % 2 else int(rng.integers(n_vocab))
             for one in (*samplers, theirs):
                 one.accept(token)
-
-
-@pytest.mark.parametrize("sampling", [*law.SETTINGS, Sampling(temperature=0.5, top_k=5, top_p=0.6, min_p=0.2)])
-def test_the_law_of_verify_is_llama_cpp_s(sampling: Sampling) -> None:
-    """It is computed without llama.cpp."""
-    rng = np.random.default_rng(1)
-    compared = 0
-    for scale in (0.5, 2.0, 6.0) * 20:
-        row = (scale * rng.standard_normal(300)).astype(np.float32)
-        ours = law.reference_law(row, sampling)
-        if ours is None:
-            continue
-        compared += 1
-        theirs = make_chain(sampling, row.size).distribution(row)
-        assert sorted(ours) == theirs.ids.tolist()
-        assert [ours[t] for t in theirs.ids.tolist()] == pytest.approx(theirs.probs.tolist(), rel=1e-5)
-    assert compared > 50
 
 
 @pytest.mark.parametrize("name", ["defaults", "open", "all of it", "greedy, penalties"])

@@ -19,11 +19,10 @@ from ngramspec.exactness.trial import identity
 from ngramspec.llama import workbench
 from ngramspec.llama.target import Target
 from ngramspec.llama.workbench import Workbench
-from ngramspec.tuning.candidates import Scope, candidates
-from ngramspec.tuning.measures import DEEP, DRAFTS, LONG_READING, READING, SINGLE
+from ngramspec.tuning.candidates import DEEP, DRAFTS, LONG_READING, READING, SINGLE, candidates
 from ngramspec.tuning.settings import Settings
 
-SCOPE = Scope(physical=1, logical=2, on_cpu=True, flash_free=True, quantised_cache=True)
+SCOPE = {"physical": 1, "logical": 2, "on_cpu": True, "flash_free": True, "quantised_cache": True}
 
 
 class Loaded:
@@ -58,10 +57,12 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 def test_every_candidate_can_be_timed_or_says_why_not(loaded: Loaded) -> None:
     present = loaded.target.present
     assert present == Settings(1, 1)
-    for candidate in candidates(present, SCOPE).values():
+    for candidate in candidates(present, **SCOPE).values():
         # Blocks of 32 need heads as wide.
         with suppress(TargetError) if candidate.knob == "cache_types" else nullcontext():
-            times = [loaded.bench.seconds(candidate.settings, measure) for measure in candidate.measures]
+            times = [
+                loaded.bench.seconds(replace(present, **candidate.change), measure) for measure in candidate.measures
+            ]
             assert all(0 < seconds < 60 for seconds in times)
     assert all(loaded.bench.seconds(present, m) > 0 for m in (SINGLE, *DRAFTS, READING, LONG_READING, *DEEP))
     assert loaded.target.tokens == [1, 2, 3]

@@ -14,8 +14,7 @@ from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.errors import CurveError
 from ngramspec.replay.recording import RecordedTarget, Recording
-from ngramspec.replay.replay import Replay
-from ngramspec.replay.tally import Tally
+from ngramspec.replay.replay import Replay, Tally
 
 
 @pytest.fixture

@@ -24,9 +24,8 @@ from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.simple import FixedPolicy
 from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording, UnendingVocabulary
-from ngramspec.replay.replay import Metered, Replay
+from ngramspec.replay.replay import Metered, Replay, Tally
 from ngramspec.replay.report import Comparison, by_category, figures
-from ngramspec.replay.tally import Tally
 from ngramspec.sampling.settings import Sampling
 
 CPU = GivenCurve(CURVES["cpu-1.5b-q4_0"][0])
@@ -89,10 +88,7 @@ def test_the_record_ends_inside_a_draft_at_its_end_and_behind_it(draft: list[int
     assert drafter.limits == [63]  # nobody knows where the record ends
 
 
-def test_without_drafts_it_is_plain_decoding_by_one_source_of_time() -> None:
-    for sources in ({}, {"curve": CPU, "target": RecordedTarget(CPU)}):
-        with pytest.raises(ValueError, match="curve or on a target"):
-            Replay(make_drafter("ngram"), **sources)
+def test_without_drafts_it_is_plain_decoding() -> None:
     replay, total = Replay(None, curve=CPU), Tally()
     for recording in recordings(5):
         total.merge(replay.run(recording))

@@ -11,7 +11,6 @@ from support.pages import Page, drawn, markdown_table
 
 from ngramspec.reports.render import html, markdown
 from ngramspec.reports.report import Bar, Bars, Lines, Passage, Report, Section, Series, Span, Table
-from ngramspec.reports.setup import COLUMNS, Setup
 from ngramspec.reports.svg import svg
 
 HOSTILE = (
@@ -94,11 +93,3 @@ def test_any_points_can_be_drawn(points: list[tuple[float, float]]) -> None:
     page = html(Report("t", made.table, made.bars, "o", "c", [Section("h", "a", [lines, Bars("none", [])])]))
     assert Page(page).words.count("about")
     assert "nan" not in page
-
-
-def test_a_setup_is_told_as_llama_bench_tells_it() -> None:
-    build = "llama-cpp-python 0.3.36; CPU : SSE3 = 1 | AVX2 = 1 | LLAMAFILE = 0 | OPENMP = 1 |"
-    setup = Setup("model.gguf", "llama 1B Q4_0", 3 * 2**30, 1_240_000_000, "CUDA", 8, "a machine", build)
-    assert COLUMNS == ("model", "size", "params", "backend", "threads")
-    assert list(setup.cells()) == ["llama 1B Q4_0", "3.00 GiB", "1.24 B", "CUDA", "8"]
-    assert "llama-cpp-python 0.3.36 (SSE3 AVX2 OPENMP); ngramspec" in setup.line()

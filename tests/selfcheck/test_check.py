@@ -1,10 +1,9 @@
-"""The self-check passes what is sound, and fails every kind of target, verifier and sampler that is not."""
+"""The self-check passes what is sound, and fails every kind of target and verifier that is not."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,14 +14,10 @@ from support.mock_target import Clock, MockTarget
 from support.numpy_sampler import NumpySampler
 
 import ngramspec.acceptance.verifier
-import ngramspec.selfcheck.check
-import ngramspec.selfcheck.law
 from ngramspec.acceptance.rules import Verdict
 from ngramspec.decoding.step import Step
-from ngramspec.drafting.draft import Draft
 from ngramspec.errors import GrammarError
 from ngramspec.prompts import Case
-from ngramspec.sampling.logprobs import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.selfcheck.check import SelfCheck
 from ngramspec.selfcheck.report import Check, report, verdict
@@ -47,27 +42,8 @@ def mock(kind: type[MockTarget] = MockTarget, **options: Any) -> MockTarget:
     return kind(VOCAB, **{"peak": 4.0, "n_ctx": 2048, **options})
 
 
-@pytest.fixture(autouse=True)
-def _a_quick_law(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its draws take longer than all else. Their seeds are fixed: what fails with these fails for ever."""
-    draws = 1600 if request.node.get_closest_marker("exhaustive") else 100
-    monkeypatch.setattr(ngramspec.selfcheck.check, "PROMPTS", 1)
-    monkeypatch.setattr(ngramspec.selfcheck.law, "DRAWS", draws)
-
-
-@pytest.fixture
-def _more_draws(_a_quick_law: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a fault shows in the law alone, and a hundred of them would not tell."""
-    monkeypatch.setattr(ngramspec.selfcheck.law, "DRAWS", 2 * ngramspec.selfcheck.law.DRAWS)
-
-
 class Watched(SelfCheck):
-    """A self-check whose report can be asked for by name; without `law` it leaves out what takes longest."""
-
-    law = True
-
-    def _check_law(self) -> Iterator[str]:
-        yield from super()._check_law() if self.law else ()
+    """A self-check whose report can be asked for by name."""
 
     def finish(self) -> Self:
         for _ in self.run():
@@ -95,18 +71,14 @@ Make = Callable[..., Watched]
 
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
-    def made(target: MockTarget, *, law: bool = True, **options: Any) -> Watched:
+    def made(target: MockTarget, **options: Any) -> Watched:
         settings = {"max_tokens": 24, "seconds": 6.0, "clock": Clock(TICK).perf_counter, "calibration_folder": tmp_path}
-        found = Watched(target, options.pop("cases", cases()), **{**settings, **options})
-        found.law = law
-        return found
+        return Watched(target, options.pop("cases", cases()), **{**settings, **options})
 
     return made
 
 
-MEMORY = ("rollback", "reuse", "probe", "calibration")
-SOUND = dict.fromkeys(("greedy", "same seed", "logprobs", *MEMORY, "law"), "passed")
-SOUND_TEXTS = {**SOUND, "law": "skipped"}
+SOUND = dict.fromkeys(("rollback", "greedy", "same seed"), "passed")
 
 
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
@@ -123,23 +95,12 @@ def test_a_sound_target_passes_and_everything_was_looked_at(make: Make, exact: b
     assert sum(pair.accepted for pair in found.pairs) > 50
     assert sum(pair.drafted - pair.accepted for pair in found.pairs) > 50
     assert {(test.depth, test.size) for test in found.rollbacks} == {(d, n) for d in (24, 300) for n in (1, 2, 5, 16)}
-    assert {(test.method, test.temperature) for test in found.laws} == {
-        (method, t) for method in ("coupled", "rejection") for t in (0.8, 1.2)
-    }
-    for method in ("coupled", "rejection"):
-        tests = [test for test in found.laws if test.method == method]
-        assert sum(t.accepted for t in tests if t.after is None) > 40
-        assert sum(t.refused for t in tests if t.after is None) > 40
-        assert sum(t.draws for t in tests if t.after is not None) > 40
 
 
-def test_the_same_seed_finds_the_same_and_another_one_other_texts(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ngramspec.selfcheck.law, "DRAWS", 20)
-
+def test_the_same_seed_finds_the_same_and_another_one_other_texts(make: Make) -> None:
     first, again, other = (make(mock(), seed=seed, seconds=1.0).finish() for seed in (0, 0, 1))
-    assert (first.pairs, first.laws) == (again.pairs, again.laws)
-    assert first.laws != other.laws
-    assert [p.logprob_difference for p in other.pairs] == [0.0] * len(other.pairs)
+    assert first.pairs == again.pairs
+    assert [pair for pair in first.pairs if pair.setting == "greedy"] != first.pairs != other.pairs
 
 
 # ------------------------------------------------------------------ rounding that depends on the batch size
@@ -150,8 +111,8 @@ def several(n: int, _depth: int) -> int:
 
 
 def test_differences_within_the_probe_s_bound_are_explained_and_exact_mode_has_none(make: Make) -> None:
-    found = make(mock(kernels=several, noise=0.3), law=False).finish()
-    assert found.statuses == {**SOUND_TEXTS, "greedy": "explained", "same seed": "explained"}
+    found = make(mock(kernels=several, noise=0.3)).finish()
+    assert found.statuses == {**SOUND, "greedy": "explained", "same seed": "explained"}
     differences = [pair.difference for pair in found.pairs if pair.difference is not None]
     assert len(differences) > 4
     for difference in differences:
@@ -165,56 +126,33 @@ def test_differences_within_the_probe_s_bound_are_explained_and_exact_mode_has_n
     line = found.verdict
     assert line.startswith("all that must hold does; some texts differ by the batch size alone")
 
-    exact = make(mock(kernels=several, noise=0.3), law=False, exact=True).finish()
-    assert exact.statuses == SOUND_TEXTS
+    exact = make(mock(kernels=several, noise=0.3), exact=True).finish()
+    assert exact.statuses == SOUND
     assert exact.exact_sizes is not None
-    assert all(pair.logprobs_identical and pair.difference is None for pair in exact.pairs)
+    assert not any(pair.difference for pair in exact.pairs)
 
 
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
 def test_rounding_beyond_what_the_probe_saw_fails(make: Make, exact: bool) -> None:
     # The probe looks at depths of 96 and 640.
     target = mock(kernels=lambda n, depth: n if depth > 690 else 0, noise=0.3)
-    found = make(target, law=False, exact=exact, cases=cases(700, 1), seconds=60.0).finish()
+    found = make(target, exact=exact, cases=cases(700, 1), seconds=60.0).finish()
     assert found["rollback"].status == "passed"
-    assert found.verdict == "FAILED: greedy, same seed, logprobs"
+    assert found.verdict == "FAILED: greedy, same seed"
     assert "texts that differ unexplained" in found["greedy"].reason
 
 
-def test_a_difference_larger_than_the_bound_is_not_explained(make: Make) -> None:
-    # Some kernels differ more than others: those of the sizes that drafts use, but at depths that were not probed.
-    def deep(n: int, depth: int) -> int:
-        return int(n > 1) if depth <= 690 else 2 * n
-
-    class Rough(MockTarget):
-        def _inexact(self, length: int) -> NDArray[np.float32]:
-            row = super()._inexact(length)
-            if length > 690 and self._marks[length - 1] in (6, 8, 10):
-                row[::2] += np.float32(3.0)
-            return row
-
-    found = make(mock(Rough, kernels=deep, noise=0.01), law=False, cases=cases(700, 1), seconds=60.0).finish()
-    assert found.bound() > 0
-    assert found["greedy"].status == "failed"
-    unexplained = [p.difference for p in found.pairs if p.difference is not None and not p.difference.explained]
-    assert unexplained
-    assert all(difference.needed is None for difference in unexplained)
-
-
 @pytest.mark.parametrize(
-    ("noise", "probed", "logprobs"), [(0.0, False, "passed"), (1e-4, False, "skipped"), (2.0, True, "passed")]
+    ("noise", "slow", "depths"), [(1e-4, False, None), (2.0, True, (96,)), (2.0, False, (96, 640))]
 )
-def test_a_slow_probe_waits_until_a_difference_asks_for_it(
-    make: Make, noise: float, probed: bool, logprobs: str
+def test_the_probe_waits_until_a_difference_asks_for_it(
+    make: Make, noise: float, slow: bool, depths: tuple[int, ...] | None
 ) -> None:
     clock = Clock(TICK)
-    target = mock(kernels=several if noise else None, noise=noise, seconds=lambda n: 0.3, clock=clock)
-    found = make(target, law=False, clock=clock.perf_counter, seconds=50.0).finish()
-    assert any(pair.difference is not None for pair in found.pairs) == probed
-    assert (found.probed is not None) == probed
-    assert found["logprobs"].status == logprobs
-    if found.probed is not None:
-        assert found.probed.depths == (96,)
+    target = mock(kernels=several, noise=noise, seconds=lambda n: 0.3 if slow else 0.003, clock=clock)
+    found = make(target, clock=clock.perf_counter, seconds=50.0).finish()
+    assert any(pair.difference is not None for pair in found.pairs) == (depths is not None)
+    assert (found.probed.depths if found.probed else None) == depths
 
 
 # ------------------------------------------------------------------ rollback
@@ -228,7 +166,7 @@ def test_a_rollback_that_leaves_a_token_behind_fails(make: Make) -> None:
     found = make(mock(LeavesOne)).finish()
     assert found["rollback"].status == "failed"
     assert found["rollback"].reason == "1 tokens too many in the cache after a batch of 5 at 24"
-    # Decoding notices it too, and the law's drafts stand in the wrong place.
+    # Decoding notices it too.
     assert found["greedy"].status == "failed"
     assert found["greedy"].reason.startswith("RuntimeError: another generation began")
 
@@ -248,7 +186,7 @@ def test_a_rollback_that_leaves_a_trace_in_the_logits_fails(make: Make) -> None:
             super().clear()
             self.trace = 0.0
 
-    found = make(mock(LeavesTrace), law=False).finish()
+    found = make(mock(LeavesTrace)).finish()
     assert found["rollback"].status == "failed"
     assert any(test.kept and not test.identical for test in found.rollbacks)
     assert 0 < max(test.difference for test in found.rollbacks) < 1e-4
@@ -266,15 +204,14 @@ def test_logits_that_are_or_become_nan(make: Make) -> None:
         def _inexact(self, length: int) -> NDArray[np.float32]:
             return super()._inexact(length) * np.float32(np.nan)
 
-    found = make(mock(Decays), law=False).finish()
+    found = make(mock(Decays)).finish()
     assert found["rollback"].status == "failed"
     assert max(test.difference for test in found.rollbacks) == math.inf
     found = make(mock(Broken)).finish()
     assert found["greedy"].reason.startswith("BadLogits: ")
-    assert found["law"].status == "failed"
 
 
-# ------------------------------------------------------------------ verifiers, samplers and logprobs
+# ------------------------------------------------------------------ verifiers
 
 
 def accepts_all(*args: Any, **_: Any) -> Verdict:
@@ -289,10 +226,8 @@ def accepts_all(*args: Any, **_: Any) -> Verdict:
     ("rule", "failing", "exact"),
     [
         ("verify_greedy", {"greedy"}, False),
-        ("verify_coupled", {"same seed", "law"}, True),
-        ("verify_rejection", {"law"}, False),
-        pytest.param("verify_coupled", {"same seed", "law"}, False, marks=EXHAUSTIVE),
-        pytest.param("verify_rejection", {"law"}, True, marks=EXHAUSTIVE),
+        ("verify_coupled", {"same seed"}, True),
+        pytest.param("verify_coupled", {"same seed"}, False, marks=EXHAUSTIVE),
     ],
 )
 def test_a_verifier_that_accepts_every_draft_fails(
@@ -313,64 +248,13 @@ def test_a_coupled_verifier_that_draws_anew_after_a_refusal_fails(make: Make, mo
         return sound(rows, draft, sampler, position + 1000 * bool(draft), watch)
 
     monkeypatch.setattr(ngramspec.acceptance.verifier, "verify_coupled", shifted)
-    found = make(mock(), law=False).finish()
+    found = make(mock()).finish()
     assert found["same seed"].status == "failed"
     assert found["greedy"].status == "passed"
 
 
-@pytest.mark.usefixtures("_more_draws")
-@pytest.mark.parametrize(
-    ("change", "status", "reason"),
-    [
-        (lambda s: replace(s, temperature=s.temperature * 2), "failed", ""),
-        (lambda s: replace(s, min_p=0.0, top_p=1.0, top_k=0), "failed", "are not in the law at all"),
-        # Tokens that the model forbids are no bias.
-        (lambda s: replace(s, logit_bias=tuple((token, -math.inf) for token in (1, 4, 9, 11, 12))), "passed", ""),
-        pytest.param(lambda s: replace(s, temperature=s.temperature * 1.25), "failed", "", marks=EXHAUSTIVE),
-        pytest.param(lambda s: replace(s, logit_bias=((1, 0.7), (4, 0.7), (9, 0.7))), "failed", "", marks=EXHAUSTIVE),
-    ],
-    ids=["hot", "unfiltered", "forbidding", "warmer", "leaning"],
-)
-def test_a_biased_sampler_fails_the_law_and_nothing_else(
-    make: Make, change: Callable[[Sampling], Sampling], status: str, reason: str
-) -> None:
-    class Biased(MockTarget):
-        def sampler(self, sampling: Sampling) -> NumpySampler:
-            return super().sampler(change(sampling))
-
-    found = make(mock(Biased), seconds=2.0).finish()
-    assert found.statuses == {**SOUND, "law": status}
-    assert reason in found["law"].reason
-
-
-@pytest.mark.parametrize(
-    ("change", "exact", "both"),
-    [
-        (lambda each: replace(each, logprob=each.logprob + 1e-9), True, False),
-        (lambda each: replace(each, logprob=each.logprob + 0.1), False, False),
-        (lambda each: replace(each, logprob=math.nan), False, False),
-        (lambda each: replace(each, logprob=each.logprob + 0.01), False, True),
-        pytest.param(lambda each: replace(each, top=each.top[:-1]), True, False, marks=EXHAUSTIVE),
-        pytest.param(lambda each: replace(each, logprob=each.logprob + 0.01), True, True, marks=EXHAUSTIVE),
-    ],
-)
-def test_logprobs_that_are_off_fail(
-    make: Make, monkeypatch: pytest.MonkeyPatch, change: Callable[[Logprobs], Logprobs], exact: bool, both: bool
-) -> None:
-    found = make(mock(kernels=several, noise=1e-3), law=False, exact=exact, seconds=2.0)
-    for decoder in (found.plain, found.drafted) if both else (found.drafted,):
-        whole = decoder.generate
-
-        def tampering(*args: Any, whole: Any = whole, **options: Any) -> Iterator[Step]:
-            for step in whole(*args, **options):
-                yield replace(step, logprobs=tuple(change(each) for each in step.logprobs))
-
-        monkeypatch.setattr(decoder, "generate", tampering)
-    assert found.finish().failing == {"logprobs"}
-
-
 def test_a_drafted_text_that_ends_early_fails(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = make(mock(kernels=several, noise=1e-3), law=False, seconds=2.0)
+    found = make(mock(kernels=several, noise=1e-3), seconds=2.0)
     whole = found.drafted.generate
 
     def short(*args: Any, max_tokens: int, **options: Any) -> Iterator[Step]:
@@ -383,36 +267,14 @@ def test_a_drafted_text_that_ends_early_fails(make: Make, monkeypatch: pytest.Mo
     assert found.pairs[0].difference.drafted is None
 
 
-@pytest.mark.usefixtures("_more_draws")
-def test_drafts_that_were_not_drawn_from_what_they_claim_fail_the_law(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sound = ngramspec.acceptance.verifier.RuleVerifier.verify
-
-    def understating(self: Any, rows: Any, draft: Draft, position: int) -> Verdict:
-        q = [{t: q[t] / 4, (t + 1) % VOCAB: 1 - q[t] / 4} for t, q in zip(draft.tokens, draft.q, strict=True)]
-        return sound(self, rows, replace(draft, q=tuple(q)), position)
-
-    found = make(mock(), seconds=2.0)
-    monkeypatch.setattr(ngramspec.acceptance.verifier.RuleVerifier, "verify", understating)
-    monkeypatch.setattr(found, "_check_texts", lambda: iter(()))
-    assert found.finish()["law"].status == "failed"
-    assert {test.method for test in found.laws if not test.held} == {"rejection"}
-
-
 # ------------------------------------------------------------------ what cannot be checked, and what breaks
 
 
-def test_without_rollback_only_the_law_is_checked(make: Make) -> None:
+def test_without_rollback_there_is_nothing_to_check(make: Make) -> None:
     found = make(mock(fail_rollback=True)).finish()
-    assert found.statuses == {**dict.fromkeys(SOUND, "skipped"), "reuse": "passed", "law": "passed"}
-    assert all(
-        "cannot be taken back" in check.reason + check.missing for check in report(found) if check.name != "reuse"
-    )
-    assert {(test.after, test.accepted) for test in found.laws} == {(None, 0)}
-    line = found.verdict
-    skipped = "greedy, same seed, logprobs, rollback, probe, calibration"
-    assert line == f"all that must hold does; checked in part: law; not checked: {skipped}"
+    assert found.statuses == dict.fromkeys(SOUND, "skipped")
+    assert all("cannot be taken back" in check.reason for check in report(found))
+    assert found.verdict == "all that must hold does; not checked: rollback, greedy, same seed"
 
 
 def test_what_a_check_raises_is_its_failure_and_the_others_go_on(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -432,7 +294,7 @@ def test_what_a_check_raises_is_its_failure_and_the_others_go_on(make: Make, mon
 def test_a_grammar_that_the_vocabulary_cannot_follow_is_left_out_unless_drafting_is_to_blame(
     make: Make, monkeypatch: pytest.MonkeyPatch, to_blame: str
 ) -> None:
-    found = make(mock(), law=False, seconds=2.0)
+    found = make(mock(), seconds=2.0)
     decoder = getattr(found, to_blame)
     whole = decoder.generate
 
@@ -458,8 +320,7 @@ def test_what_was_found_before_a_stop_is_reported(make: Make) -> None:
     while len(found.pairs) < 3:
         next(work)
     work.close()
-    assert found.statuses == {**SOUND, "law": "skipped"}
-    assert found["law"].reason == "not reached"
+    assert found.statuses == SOUND
     assert found["greedy"].missing == "no time for prose, qa, chat"
     assert found["same seed"].missing == "no time for penalties, grammar"
     assert found.verdict == "INCOMPLETE: what was checked holds"
@@ -491,23 +352,22 @@ def test_a_slow_model_is_checked_in_about_the_time_given(
     found.finish()
     assert clock.now - began < 60.0
     assert clock.now - began > 25.0
-    # A probe takes some hundred passes.
-    assert found.statuses == (SOUND if seconds_per_pass < 0.1 else {**SOUND, "probe": "skipped"})
+    assert found.statuses == SOUND
     assert {pair.category for pair in found.pairs if pair.setting == "greedy"} == set(CATEGORIES)
     assert any(pair.setting != "greedy" for pair in found.pairs)
     assert ("cut to their ends" in found["greedy"].covered) == (seconds_per_pass > 0.1 or exact)
 
 
 def test_texts_without_drafts_are_said_to_be(make: Make) -> None:
-    found = make(mock(), law=False, max_tokens=2).finish()
+    found = make(mock(), max_tokens=2).finish()
     assert sum(pair.drafted for pair in found.pairs if pair.setting == "greedy") == 0
     assert found["greedy"].missing == "nothing was drafted"
 
 
 @pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
 def test_prompts_are_cut_to_a_small_context(make: Make, exact: bool) -> None:
-    found = make(mock(n_ctx=64), law=False, exact=exact, max_tokens=40).finish()
-    assert found.statuses == SOUND_TEXTS
+    found = make(mock(n_ctx=64), exact=exact, max_tokens=40).finish()
+    assert found.statuses == SOUND
     assert {pair.prompt_tokens for pair in found.pairs} == {24}
     assert found["greedy"].covered.endswith("; 5 prompts cut to their ends")
     assert {test.depth for test in found.rollbacks} == {24, 32}

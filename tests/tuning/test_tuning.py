@@ -1,8 +1,9 @@
-"""A whole search on an invented machine: what is tried, what wins, and what an interruption leaves."""
+"""Tuning on an invented machine: noise is not taken for a gain, a gain is found, and what is kept of it."""
 
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,15 +13,25 @@ from typing import Any
 import pytest
 
 from ngramspec.errors import NGramSpecError, TargetError
-from ngramspec.tuning.candidates import Scope, candidates, combined
-from ngramspec.tuning.kept import Kept, forget, keep, outcome, recalled
-from ngramspec.tuning.measures import Measure
-from ngramspec.tuning.quantisation import AMX, NAMES, REPACKED, advice
+from ngramspec.tuning.candidates import (
+    AMX,
+    DRAFTS,
+    NAMES,
+    READING,
+    REPACKED,
+    SINGLE,
+    Candidate,
+    Measure,
+    advice,
+    candidates,
+)
+from ngramspec.tuning.kept import Kept, keep, recalled
 from ngramspec.tuning.settings import Settings, flags
-from ngramspec.tuning.tuning import NO_TIME, Tuning
+from ngramspec.tuning.tuning import FALSE_ALARMS, NO_TIME, Rounds, Tuning, compare, rounds_needed, sign_chance
 
 PRESENT = Settings(4, 4)
-SCOPE = Scope(physical=4, logical=8, on_cpu=True, flash_free=True, quantised_cache=True)
+SCOPE: dict[str, Any] = {"physical": 4, "logical": 8, "on_cpu": True, "flash_free": True, "quantised_cache": True}
+OTHERS = {str(n): Candidate("threads", {"threads": n}, (SINGLE, *DRAFTS)) for n in (1, 2, 3, 6, 8)}
 
 
 @dataclass
@@ -64,8 +75,76 @@ class Machine:
         return taken * self.random.lognormvariate(0, self.noise)
 
 
+# --------------------------------------------------------------------------- rounds
+
+
+def measured(machine: Machine, count: int = 10) -> Rounds:
+    rounds = Rounds(machine.seconds, PRESENT, OTHERS)
+    for number in range(count):
+        # The machine takes longer from round to round, and that hits all alike.
+        machine.unit = 1.0 + number
+        list(rounds.run())
+    return rounds
+
+
+def gaining(rounds: Rounds) -> list[str]:
+    return [name for name, c in rounds.compared().items() if c.gains(len(rounds.candidates))]
+
+
+@pytest.mark.parametrize("noise", [0.1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (0.03, 0.4))])
+def test_noise_alone_is_no_gain(noise: float) -> None:
+    alarms = sum(bool(gaining(measured(Machine(seed=seed, noise=noise)))) for seed in range(400))
+    # As many as are promised, and three standard deviations more.
+    assert alarms <= 400 * FALSE_ALARMS + 3 * math.sqrt(400 * FALSE_ALARMS * (1 - FALSE_ALARMS))
+
+
+def test_a_true_gain_is_found_in_as_many_rounds_as_it_takes() -> None:
+    machines = [Machine({("threads", 2, 0): 0.9}, seed=seed, noise=0.03) for seed in range(100)]
+    assert sum(gaining(measured(machine)) == ["2"] for machine in machines) >= 95
+    quiet = {"noise": 0.0001, "effects": {("threads", 2, 0): 0.5}}
+    assert gaining(measured(Machine(**quiet), rounds_needed(len(OTHERS)) - 1)) == []
+    assert gaining(measured(Machine(**quiet), rounds_needed(len(OTHERS)))) == ["2"]
+    assert gaining(measured(Machine({("threads", 2, 0): 0.98}, noise=0.001))) == []  # too small to be worth it
+
+
+def test_what_makes_something_slower_is_a_trade() -> None:
+    found = compare([{SINGLE: 1.0, READING: 0.10}] * 10, [{SINGLE: 0.5, READING: 0.12}] * 10)
+    assert found.ratio == pytest.approx((128 * 0.5 + 1000 * 0.12) / (128 + 1000 * 0.1))
+    assert (found.faster, found.slower) == ((SINGLE,), (READING,))
+    assert found.each == {SINGLE: 0.5, READING: pytest.approx(1.2)}
+    assert not found.gains(1)
+
+
+def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
+    rounds = Rounds(Machine().seconds, PRESENT, OTHERS)
+    orders = [list(rounds.run()) for _ in range(12)]
+    assert all(sorted(order) == sorted(["", *OTHERS]) for order in orders)
+    assert {order[0] for order in orders} == {"", *OTHERS}
+    before = {(order[i - 1], order[i]) for order in orders for i in range(1, len(order)) if order[i] == "1"}
+    assert before == {("", "1"), ("2", "1")}
+    assert set(rounds.times["1"][0]) == {SINGLE, *DRAFTS}  # and no more than a candidate may change
+    broken = rounds.run()
+    next(broken)
+    broken.close()
+    assert {len(times) for times in rounds.times.values()} == {len(rounds)} == {12}
+
+
+def test_chances() -> None:
+    faster, slower = [0.9], [1.1]
+    assert sign_chance(slower * 5) == 1
+    assert sign_chance(faster * 5) == 1 / 32
+    assert sign_chance(faster * 4 + slower) == 6 / 32
+    assert all(sign_chance(faster * rounds_needed(k)) <= FALSE_ALARMS / k for k in range(1, 20))
+    same = {SINGLE: 1.0}
+    assert compare([same], [{SINGLE: 3.0}]).spread == 0
+    assert compare([same] * 5, [{SINGLE: n} for n in (1.0, 2.0, 3.0, 4.0, 5.0)]).spread == 2.0
+
+
+# --------------------------------------------------------------------------- the whole search
+
+
 def tuned(machine: Machine, seconds: float = 60.0) -> Tuning:
-    tuning = Tuning(machine, PRESENT, candidates(PRESENT, SCOPE), seconds, machine.clock)
+    tuning = Tuning(machine.seconds, PRESENT, candidates(PRESENT, **SCOPE), seconds, machine.clock)
     list(tuning.run())
     return tuning
 
@@ -130,7 +209,7 @@ def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
     whole = Machine(effects)
     tuned(whole)
     machine = Machine(effects, interrupt=int(share * whole.calls))
-    tuning = Tuning(machine, PRESENT, candidates(PRESENT, SCOPE), 60.0, machine.clock)
+    tuning = Tuning(machine.seconds, PRESENT, candidates(PRESENT, **SCOPE), 60.0, machine.clock)
     with pytest.raises(KeyboardInterrupt):
         list(tuning.run())
     assert not tuning.complete
@@ -147,22 +226,22 @@ def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
 
 def test_candidates_are_named_by_the_options_that_set_them() -> None:
     names = ["-t 8 -tb 4", "-t 3 -tb 4", "-t 2 -tb 4", "-t 4 -tb 8", "-fa off", "--no-mmap", "--no-repack"]
-    assert list(candidates(PRESENT, SCOPE)) == [*names, "-ctk q8_0 -ctv q8_0", "-ub 256", "-ub 1024"]
+    assert list(candidates(PRESENT, **SCOPE)) == [*names, "-ctk q8_0 -ctv q8_0", "-ub 256", "-ub 1024"]
 
 
 def test_what_a_machine_does_not_offer_is_not_tried() -> None:
-    on_gpu = replace(SCOPE, on_cpu=False)
-    assert {c.knob for c in candidates(PRESENT, on_gpu).values()} == {"flash_attn", "cache_types", "micro_batch"}
+    on_gpu = candidates(PRESENT, **SCOPE | {"on_cpu": False})
+    assert {c.knob for c in on_gpu.values()} == {"flash_attn", "cache_types", "micro_batch"}
     taken = Settings(2, 2, flash_attn="off", mmap=False, repack=False)
-    scope = Scope(physical=2, logical=2, on_cpu=True, flash_free=True, quantised_cache=False)
-    assert list(candidates(taken, scope)) == ["-t 1 -tb 2", "-fa on"]
+    small = {"physical": 2, "logical": 2, "quantised_cache": False}
+    assert list(candidates(taken, **SCOPE | small)) == ["-t 1 -tb 2", "-fa on"]
 
 
 def test_without_flash_attention_prompts_are_not_read_in_larger_pieces() -> None:
-    off, wide = replace(PRESENT, flash_attn="off"), replace(PRESENT, micro_batch=1024)
-    threads = replace(PRESENT, threads=2)
-    assert combined(PRESENT, {"flash_attn": off, "micro_batch": wide, "threads": threads}) == replace(off, threads=2)
-    assert combined(PRESENT, {"micro_batch": wide, "threads": threads}) == replace(wide, threads=2)
+    effects = {("flash_attn", "off", 0): 0.7, ("micro_batch", 1024, 1024): 0.7, ("threads", 3, 1): 0.8}
+    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, flash_attn="off")
+    del effects["flash_attn", "off", 0]
+    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, micro_batch=1024)
 
 
 # --------------------------------------------------------------------------- what is kept of it
@@ -173,17 +252,10 @@ FASTER = Settings(3, 4, flash_attn="off", mmap=False, repack=False, micro_batch=
 def test_what_was_kept_comes_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "key.json"
     assert recalled(path) is None
-    kept = outcome(FASTER, PRESENT, 0.9, "2026-11-22", applied=True)
+    kept = Kept(FASTER.changes(PRESENT), 0.9, "2026-11-22", applied=True)
     keep(path, kept)
     assert recalled(path) == kept
     assert flags(kept.changes) == "-t 3 -tb 4 -fa off -ub 256 --no-mmap --no-repack"
-    assert forget(path)
-    assert not forget(path)
-    assert recalled(path) is None
-
-
-def test_nothing_found_is_nothing_to_apply() -> None:
-    assert outcome(None, PRESENT, 0.9, "2026-11-22", applied=True) == Kept({}, None, "2026-11-22", applied=False)
 
 
 DAMAGED = ["", "{}", "[]", "null", '{"changes": {}, "ratio": "x", "date": "", "applied": true}']

@@ -33,8 +33,7 @@ from ngramspec.memory import Memory, Store
 from ngramspec.memory.files import find_files, read_text
 from ngramspec.memory.indexing import add_files
 from ngramspec.replay.recording import Recording
-from ngramspec.replay.replay import Replay
-from ngramspec.replay.tally import Tally
+from ngramspec.replay.replay import Replay, Tally
 from ngramspec.replay.transcripts import MAX_RESPONSE, TranscriptReader, Transcripts
 
 CONTEXT = 4096

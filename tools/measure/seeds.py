@@ -24,6 +24,7 @@ from statistics import median
 from typing import Any
 
 from ngramspec.backend import Logits, Model
+from ngramspec.benchmark.report import expected_tokens
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, LARGEST, find_curves
@@ -37,7 +38,6 @@ from ngramspec.drafting.model import ModelDrafter
 from ngramspec.drafting.recall import Recall
 from ngramspec.llama.target import Target
 from ngramspec.prompts import load_prompts
-from ngramspec.theory import expected_tokens
 from ngramspec.tokens import common_prefix
 
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 from support.mock_target import MockTarget
 
-from ngramspec.benchmark.posted import Measured, posted
-from ngramspec.benchmark.report import Spread, Summary, summarise
+from ngramspec.benchmark.posted import COLUMNS, Measured, Samples, Setup, posted
+from ngramspec.benchmark.report import Spread, Summary
 from ngramspec.benchmark.runs import Benchmark
-from ngramspec.benchmark.samples import Samples
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.speculation import Speculation
 from ngramspec.decoding.step import Stats
@@ -19,7 +18,6 @@ from ngramspec.drafting import make_drafter
 from ngramspec.policies import make_policy
 from ngramspec.prompts import Case
 from ngramspec.reports.report import Report
-from ngramspec.reports.setup import COLUMNS, Setup
 
 SETUP = Setup("m.gguf", "tiny", 2**20, 10**6, "CPU", 1, "here", "llama-cpp-python 9")
 
@@ -54,31 +52,8 @@ def test_a_sample_of_each_kind_has_every_token_with_its_mark() -> None:
 # --------------------------------------------------------------------------- the report
 
 
-def measured(made: Benchmark, samples: Samples | None = None) -> Measured:
-    curve = made.drafted.calibration.curve
-    return Measured({"fixed": summarise(made.runs, curve)}, {"fixed": curve}, made.caveat, True, None, samples)
-
-
 def row(report: Report, number: int) -> dict[str, str]:
     return dict(zip(report.table.headings, report.table.rows[number], strict=True))
-
-
-def test_the_report_says_what_was_measured() -> None:
-    made = benchmark()
-    made.warm_up()
-    list(made.measure())
-    samples = Samples(made)
-    list(samples.run())
-    report = posted(SETUP, "ngramspec bench", measured(made, samples))
-    summaries = summarise(made.runs, made.drafted.calibration.curve)
-    assert [row(report, i)["test"] for i in range(3)] == ["even", "odd", "overall"]
-    assert [row(report, i)["same text"] for i in range(3)] == ["yes"] * 3
-    assert list(report.table.headings[: len(COLUMNS)]) == list(COLUMNS)
-    for bar, summary in zip(report.bars.bars, summaries, strict=True):
-        assert (bar.value, bar.low, bar.high) == (summary.ratio.median, summary.ratio.low, summary.ratio.high)
-    headings = ["What is gained", "Acceptance by position", "What a pass costs", "Calibration of the odds"]
-    assert [section.heading for section in report.sections] == [*headings, "How it was drafted"]
-    assert [r[0] for r in report.sections[1].figures[1].rows] == ["even", "odd", "overall"]
 
 
 def a_summary(identical: int, ratio: Spread | None = None) -> Summary:
@@ -97,3 +72,11 @@ def test_a_text_that_is_not_the_same_is_told_of() -> None:
     assert row(lossy, 0)["same text"] == "-"
     assert any("lenience changes the output" in note for note in lossy.notes)
     assert posted(SETUP, "c", Measured({"cost": []}, {}, None, True, "nothing", None)).table.rows == []
+
+
+def test_a_setup_is_told_as_llama_bench_tells_it() -> None:
+    build = "llama-cpp-python 0.3.36; CPU : SSE3 = 1 | AVX2 = 1 | LLAMAFILE = 0 | OPENMP = 1 |"
+    setup = Setup("model.gguf", "llama 1B Q4_0", 3 * 2**30, 1_240_000_000, "CUDA", 8, "a machine", build)
+    assert COLUMNS == ("model", "size", "params", "backend", "threads")
+    assert list(setup.cells()) == ["llama 1B Q4_0", "3.00 GiB", "1.24 B", "CUDA", "8"]
+    assert "llama-cpp-python 0.3.36 (SSE3 AVX2 OPENMP); ngramspec" in setup.line()
