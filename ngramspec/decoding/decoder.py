@@ -121,7 +121,7 @@ class SpeculativeDecoder:
         return self.speculation.policy
 
     def calibrate(self, known: Calibration) -> None:
-        """Start from measurements of the target under its present settings.
+        """Start from measurements of the target.
 
         The decoder works on a copy, which it alone adds to and which is not kept on disk.
         """
