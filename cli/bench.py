@@ -298,8 +298,8 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
         *model_lines(target),
         f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run",
     ]
-    if decoder.exact == "on":
-        lines.append(exact_mode(decoder.calibration.exact_sizes))
+    if decoder.footing.same:
+        lines.append(exact_mode(decoder.footing.sizes))
     if decoder.drafter and (slow := slow_core()) is not None:
         lines.append(slow)
     return lines

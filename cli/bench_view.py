@@ -54,7 +54,7 @@ def show(
     parts += skipped_lines(skipped)
     if comparable:
         several = len(summaries) > 1
-        parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.exact == "on", several)
+        parts += _differences(benchmark.differences, largest_difference, benchmark.drafted.footing.same, several)
         parts += _close_calls(benchmark)
     if not drafting:
         parts.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")

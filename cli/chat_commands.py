@@ -189,6 +189,7 @@ def _stats(session: Session, _argument: str) -> None:
         "context": f"{len(target.tokens)} of {target.n_ctx} tokens used",
         "sampling": how,
         "drafting": drafts,
+        "exact": "on" if decoder.footing.same else "off",
         "answers": str(session.answers),
     }
     stderr.print(*totals(session.totals, facts))

@@ -13,7 +13,7 @@ from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting.core import uncompiled
 from ngramspec.exactness.auto import ExactAuto
-from ngramspec.exactness.choice import TYPICAL
+from ngramspec.exactness.choice import ANSWER, PROMPT
 from ngramspec.llama.devices import build
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
@@ -24,9 +24,6 @@ from .options import LoadOptions, Model
 from .tuned import told
 from .view import facts_table, report_console
 
-PROMPTS = (128, 1000, 4000)
-"""Lengths of a prompt for which the choice of --exact auto is shown, in tokens."""
-
 
 def info(
     load: LoadOptions,
@@ -36,14 +33,14 @@ def info(
     """Show the build, the model, its cost curve and its bit-identical batch sizes.
 
     The build and its devices; the model's architecture, size, context and vocabulary, and whether its KV cache can roll
-    back; the cost of a pass by batch size, and of a change of size; which sizes agree bit for bit; and how --exact auto
-    decodes prompts of three lengths.
+    back; the cost of a pass by batch size, and of a change of size; which sizes agree bit for bit; and what --exact
+    auto chooses.
     """
     source = load.find(model)
     kept = recalled(load.tuned_file(source.path))
     target = load.using(kept).load(source)
     calibration = Calibration.load(target)
-    auto = ExactAuto(target) if target.exact == "auto" else None
+    auto = ExactAuto(target) if target.exact == "auto" and target.exact_rollback else None
     if fresh:
         calibration.forget()
         if auto is not None:
@@ -75,12 +72,12 @@ def info(
             f"Largest logit difference from single tokens: {report.max_difference:.3g} (contexts of {depths})"
         )
         console.print(f"Exact mode here uses batches of {' '.join(str(n) for n in sizes)}.")
-        if auto is None:
+        if target.exact != "auto":
             console.print(_advice(target, len(report.classes)))
             return
-        for prompt in PROMPTS:
-            auto.measure(prompt, TYPICAL, budget=math.inf)
-            console.print(_choice(auto, prompt))
+        if auto is not None:
+            auto.measure(math.inf)
+            console.print(_choice(auto))
 
 
 def _facts(target: Target) -> dict[str, str]:
@@ -134,15 +131,14 @@ def _show(console: Console, facts: dict[str, str]) -> None:
     console.print(facts_table(facts))
 
 
-def _choice(auto: ExactAuto, prompt: int) -> str:
-    """How --exact auto decodes a request with such a prompt."""
-    known = auto.known
-    way = known.choose(prompt, TYPICAL)
-    line = f"--exact auto, {TYPICAL} tokens after {prompt}: "
-    line += "the same text with and without drafts" if known.sizes(way) else "the fastest settings, rounding may differ"
-    prices = [known.price(other, prompt, TYPICAL) for other in ("exact", "padded")]
-    priced = [price for price in prices if price is not None]
-    return line + (f" (the same text costs {min(priced):.2f} of the fastest settings' time)" if priced else "")
+def _choice(auto: ExactAuto) -> str:
+    """What --exact auto chooses."""
+    same = auto.footing.same
+    line = "--exact auto: " + ("the same text with and without drafts" if same else "the fastest settings")
+    prices = [price for way in ("exact", "padded") if (price := auto.known.price(way)) is not None]
+    if not prices:
+        return line
+    return line + f" (the same text takes {min(prices):.2f} times as long, for {ANSWER} tokens after {PROMPT})"
 
 
 def _advice(target: Target, classes: int) -> str:

@@ -277,8 +277,10 @@ class LoadOptions:
         Settings that are kept for it are used; see `tuned`. With `head` its own head is loaded too; see `Target`.
         """
         options = self.tuned(source).settings(draft_max)
+        # Where beams lie in the cache moves last bits: nothing would come of exact settings.
+        exact = self.exact if n_seq is None else "off"
         with signals_deferred():
-            target = Target(source.path, **options, exact=self.exact, n_seq=n_seq, head=head)
+            target = Target(source.path, **options, exact=exact, n_seq=n_seq, head=head)
         for line in target.notes:
             note(line)
         return target

@@ -23,7 +23,7 @@ from ngramspec.llama.shared import SharedTarget
 from ngramspec.models.find import ModelSource
 from ngramspec.server.access_log import Entry
 from ngramspec.server.app import make_app
-from ngramspec.server.opening import open_engine, open_shared
+from ngramspec.server.opening import open_engine
 from ngramspec.server.sampling_fields import SamplingDefaults
 from ngramspec.server.served import ServedModel, Server
 
@@ -70,7 +70,8 @@ def run(
             if open_page:
                 webbrowser.open(address)
             server.model = _load(load, options, source, alias, draft_model, small)
-            note(f"{server.model.name} is ready: {options.parallel} requests at once, {server.model.n_ctx} tokens each")
+            room = f"{options.parallel} requests at once, {server.model.n_ctx} tokens each"
+            note(f"{server.model.name} is ready: {room}, --exact {'on' if server.model.exact else 'off'}")
             try:
                 lost: str | None = wait_for_loss()
             except (KeyboardInterrupt, Terminated):
@@ -96,14 +97,8 @@ def _load(
     """
     executor = ThreadPoolExecutor(1, "engine")
     with signals_deferred():
-        opening = executor.submit(
-            open_shared,
-            lambda exact: SharedTarget(
-                source.path, lanes=options.parallel, **load.settings(options.longest), exact=exact
-            ),
-            load.exact,
-        )
-        shared = opening.result()
+        settings = {"lanes": options.parallel, **load.settings(options.longest)}
+        shared = executor.submit(SharedTarget, source.path, **settings, exact=load.exact).result()
     for line in shared.notes:
         note(line)
     drafts = not options.no_draft and shared.can_rollback
@@ -128,7 +123,8 @@ def _load(
     )
     engine = starting.result()
     meta = {"n_ctx_train": shared.n_ctx_train, "size": source.path.stat().st_size}
-    return ServedModel(engine, shared, alias or source.path.stem, str(source.path), meta, drafts, options.spm_infill)
+    name, exact = alias or source.path.stem, shared.exact == "on"
+    return ServedModel(engine, shared, name, str(source.path), meta, drafts, options.spm_infill, exact)
 
 
 def _drain(server: Server) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
@@ -11,9 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from ngramspec.drafting import DEFAULT
-from ngramspec.exactness.auto import ExactAuto
 from ngramspec.llama.target import Target
-from ngramspec.prompts import Case, Skipped, load_prompts, prepare
+from ngramspec.prompts import Skipped, load_prompts, prepare
 from ngramspec.selfcheck.check import SelfCheck
 from ngramspec.selfcheck.report import Check, report, verdict
 
@@ -47,7 +45,7 @@ def verify(
 
     Batches of different sizes may give logits that differ in their last bits. With --exact off a text may differ where
     that explains it: position, tokens, logits and the movement needed are shown; with --exact on everything must be
-    equal bit for bit, and with auto where texts like these are decoded so.
+    equal bit for bit, and with auto where it has chosen settings for that.
 
     Ends with exit code 1 if something that must hold does not; the last line says so, and what there was no time for.
     """
@@ -61,7 +59,7 @@ def verify(
             first = skipped[0]
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
         try:
-            strict = _strict(target, cases, predict)
+            strict = target.exact == "on" or target.footing.same
             drafts = draft_model.load_drafter(target, drafter)
             found = SelfCheck(
                 target, cases, drafter=drafts, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
@@ -88,19 +86,6 @@ def verify(
     if failed and not ended.code:
         fail(f"this must hold and does not: {'; '.join(failed)}")
     leave(ended)
-
-
-def _strict(target: Target, cases: Sequence[Case], predict: int) -> bool:
-    """Whether everything must be equal bit for bit; with --exact auto, under the settings these texts would take."""
-    if target.exact != "auto" or not target.can_rollback:
-        return target.exact == "on"
-    auto = ExactAuto(target)
-    prompt = statistics.median_low(len(case.tokens) for case in cases)
-    auto.measure(prompt, predict, budget=math.inf)
-    way = auto.known.choose(prompt, predict)
-    if way == "exact":
-        target.use(way)
-    return auto.known.sizes(way) is not None
 
 
 def _run(found: SelfCheck) -> Outcome:

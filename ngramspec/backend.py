@@ -20,9 +20,9 @@ protocols: `Model`, which evaluates tokens, and `Vocabulary`, which knows what t
 4. `fingerprint`: a string that changes with the model file, the library's version, the machine and the settings.
    Measured costs of passes are kept under it; while it is "" they are measured in every process.
 5. `fill_in_tokens` beside `Vocabulary` (`ngramspec.fill_in.FillInTokenizer`), where models can fill gaps: for editors.
-   `Switching`, where the library can trade speed for logits that do not depend on the batch size (`exact="auto"`),
-   `Asked` for branches beside drafts, `BranchingTarget` for beam search, and `Headed` where models draft for
-   themselves. All five are optional for good.
+   `ngramspec.exactness.auto.Decided`, where the library can trade speed for logits that do not depend on the batch
+   size (`exact="auto"`), `Asked` for branches beside drafts, `BranchingTarget` for beam search, and `Headed` where
+   models draft for themselves. All five are optional for good.
 
 Tests to run: first `pytest tests/test_backend.py` with your runner added to its list: the contract of 1 to 3 on any
 model, the logits of single tokens and batches against each other, and texts with drafts against texts without. Then
@@ -37,7 +37,7 @@ overwrites: whoever keeps one copies it. Nothing here is called from two threads
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -140,58 +140,6 @@ class ModelBase:
 
 class Runner(Model, Vocabulary, Protocol):
     """A model and its vocabulary in one object."""
-
-
-# --------------------------------------------------------------------------- settings that change the rounding
-
-
-class Trial(Protocol):
-    """A small context of its own under one setting, to measure in: see `ngramspec.exactness.trial`.
-
-    Each method raises TargetError if the runner fails.
-    """
-
-    @property
-    def n_vocab(self) -> int: ...
-
-    def start(self, depth: int, *, contents: bool = True) -> None:
-        """Hold `depth` tokens and nothing else. Without `contents` only the time of later passes must be right."""
-
-    def evaluate(self, tokens: Sequence[int], rows: int = 1) -> Logits:
-        """Append tokens in one pass; logits after the first `rows` of them, or after the last for 1."""
-
-    def keep(self) -> None:
-        """Mark what is held now: every later `back` returns to it."""
-
-    def back(self) -> None:
-        """Take back what was evaluated since `keep`."""
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-@runtime_checkable
-class Switching(Model, Protocol):
-    """A model that can be run under several settings, of which one may make batch sizes agree bit for bit."""
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """Their names: "fast" first, then "exact" where that is another one."""
-
-    @property
-    def setting(self) -> str:
-        """The name of the present setting."""
-
-    @property
-    def identity(self) -> str:
-        """Key of all that the fingerprint stands for, except the present setting."""
-
-    def use(self, setting: str) -> None:
-        """Change the setting; the cache is then empty. ModelError: there is no memory for it."""
-
-    def trial(self, setting: str) -> Trial:
-        """A context to measure a setting in, whatever the cache holds. TargetError: there is no memory for it."""
 
 
 # --------------------------------------------------------------------------- a head of its own

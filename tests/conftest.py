@@ -17,6 +17,8 @@ from hypothesis import HealthCheck, settings
 from support.cli_runner import DEMO, environment
 from support.vocabulary_files import WORDS, write_words
 
+from ngramspec.exactness import auto
+
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
 
@@ -97,6 +99,14 @@ def demo_vocabulary() -> Vocabulary:
     from ngramspec.llama.vocabulary import Vocabulary
 
     return Vocabulary(DEMO)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _undecided() -> Iterator[None]:
+    """What a busy machine measures while a model is loaded must not choose the settings of tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "BUDGET", 0.0)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,7 +32,7 @@ from ngramspec.llama.shared import SharedTarget
 from ngramspec.llama.target import Target
 from ngramspec.policies.cost_aware import CostPolicy
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.opening import open_engine, open_shared
+from ngramspec.server.opening import open_engine
 from ngramspec.server.served import ServedModel, Server
 
 CODE = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(3)) + "def value_3("
@@ -163,7 +163,7 @@ def serve(opened: ExitStack, *, second: bool = False) -> Ask:
     """The server's application, on an engine as `ngramspec serve` opens it."""
     executor = opened.enter_context(ThreadPoolExecutor(1, "engine"))
     load = partial(SharedTarget, DEMO, lanes=2, n_ctx=N_CTX, threads=1)
-    shared = executor.submit(open_shared, lambda exact: load(exact=exact), "on").result()
+    shared = executor.submit(lambda: load(exact="on")).result()
     model = executor.submit(lambda: asked_for(shared, load(exact="off", apart=True))).result() if second else None
     engine = executor.submit(
         open_engine,

@@ -6,17 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ngramspec.backend import SharedModel, Switching
+from ngramspec.backend import SharedModel
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
-from ngramspec.exactness.auto import ExactAuto, Footing
-from ngramspec.exactness.choice import UNMEASURED
+from ngramspec.exactness.auto import UNMEASURED, Footing
 
 DEPTH = 64
 """Tokens of context on which batches are timed."""
-
-PROMPT, ANSWER = 1024, 256
-"""The lengths of a request by which `exact="auto"` decides for all requests."""
 
 TOKENS = 4000
 """What measuring is worth: as much as for one text of so many tokens."""
@@ -45,17 +41,3 @@ def ready(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tup
     lane.clear()
     known.save()
     return known, footing
-
-
-def exactness_is_cheap(model: Switching, folder: Path | None = None) -> bool:
-    """Whether requests of a usual length would be decoded under exact settings, as `exact="auto"` decides elsewhere.
-
-    Measures what is not known of it, for a few seconds at most; unknown means no.
-
-    Args:
-        model: a shared model, whose lanes do not matter.
-        folder: where measurements are kept; None for the user's cache folder.
-    """
-    auto = ExactAuto(model, folder)
-    auto.measure(PROMPT, ANSWER)
-    return auto.known.choose(PROMPT, ANSWER, ("fast", "exact")) == "exact"

@@ -199,7 +199,7 @@ class Benchmark:
         """Run every decoder once, uncounted, after measuring what a drafted run of this length would measure."""
         prompt, drafted = self.cases[0].tokens, self.drafted
         if drafted.drafter is not None:
-            drafted.read(prompt, self.max_tokens)
+            drafted.read(prompt)
             drafted.calibration.ensure_curve(drafted.target, self.max_tokens)
         for decoder in self._decoders.values():
             self._generate(decoder, prompt, min(self.max_tokens, WARM_UP_TOKENS))
@@ -234,7 +234,7 @@ class Benchmark:
         for decoder in filter(None, (self.drafted, self.default)):
             decoder.target.clear()
             began = time.perf_counter()
-            decoder.read(case.tokens, self.max_tokens)
+            decoder.read(case.tokens)
             seconds = time.perf_counter() - began
             if decoder is self.drafted:
                 self.prefills.append(Prefill(case.category, case.id, len(case.tokens), seconds))

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from ngramspec.acceptance.verifier import Acceptance, Verifier
-from ngramspec.backend import Asked, Headed, Logits, Model, Progress, Switching, Vocabulary
+from ngramspec.backend import Asked, Headed, Logits, Model, Progress, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.generation import Generation
@@ -25,7 +25,7 @@ from ngramspec.decoding.speculation import Speculation
 from ngramspec.decoding.step import Step
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.exactness.auto import ExactAuto, Footing
+from ngramspec.exactness.auto import Decided, Footing
 from ngramspec.exactness.choice import EXACT, Exact
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
@@ -43,20 +43,19 @@ class SpeculativeDecoder:
         draft_max: most tokens in a draft; None leaves it to the policy named.
         exact: "on": every pass uses batch sizes of one kernel class, so that the text depends on model, prompt,
             sampling and seed alone, bit for bit (see `ngramspec.cost.kernels`). Load the target with `exact="on"`
-            too: it then picks the settings under which this costs least. "auto": the same for requests that it makes
-            at most 5 % longer (see `ngramspec.exactness.choice`); in others, tokens that rounding could have decided
-            are counted in `Step.close_calls`. "off": neither.
+            too: it then picks the settings under which this costs least. "auto": as was decided when the target was
+            loaded (see `ngramspec.exactness.choice`); where drafts may change last bits, tokens that rounding could
+            have decided are counted in `Step.close_calls`. "off": neither.
         calibration_folder: where measurements are kept; None for the user's cache folder.
         curve: cost of a pass by batch size, if it is known: nothing is then measured, and nothing kept on disk.
-        calibration: measurements of the target under its present settings, which the decoder adds to; None: what the
-            folder holds.
+        calibration: measurements of the target, which the decoder adds to; None: what the folder holds.
         speculation: the drafting side of the loop, in place of `drafter`, `policy` and `draft_max`.
         clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
 
     Attributes:
-        calibration: what was measured of the target as it is set now.
+        calibration: what was measured of the target.
         speculation: the drafting side of the loop, drafter and policy included.
-        footing: how the last request was decoded, as far as exactness goes.
+        footing: how requests are decoded, as far as exactness goes; with "on" from the first one on.
 
     Raises:
         ValueError: an unknown drafter, policy or `exact`, a `draft_max` below 1, or one beside a policy object; a
@@ -100,18 +99,10 @@ class SpeculativeDecoder:
             self.speculation.drafter = None
         self._asked = target if isinstance(target, Asked) else None
         self.exact = exact
-        self.footing = Footing()
-        self._folder = calibration_folder
+        self.footing = target.footing if exact == "auto" and isinstance(target, Decided) else Footing()
         if calibration is None:
             calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)
         self.calibration = calibration
-        # Asked once: to see whether a target has a key, it is made, from parts of the model file.
-        switching = target if isinstance(target, Switching) else None
-        self._setting = switching.setting if switching is not None else ""
-        self._calibrations: dict[str, Calibration] = {}
-        # Where nothing is to be measured, nothing says what exactness would cost.
-        measurable = exact == "auto" and curve is None and target.can_rollback
-        self.auto = ExactAuto(switching, calibration_folder) if measurable and switching is not None else None
         self._clock = clock or time.perf_counter
         self._generations = 0
 
@@ -130,7 +121,7 @@ class SpeculativeDecoder:
         return self.speculation.policy
 
     def calibrate(self, known: Calibration) -> None:
-        """Start from measurements of the target under its present settings.
+        """Start from measurements of the target.
 
         The decoder works on a copy, which it alone adds to and which is not kept on disk.
         """
@@ -186,47 +177,36 @@ class SpeculativeDecoder:
             logprobs=logprobs,
             detail=detail,
             # Where nothing is drafted, or all sizes agree, nothing is close.
-            counts_calls=self.auto is not None and self.drafter is not None,
+            counts_calls=self.footing.bound > 0 and self.drafter is not None,
         )
         return self._run(generation, progress)
 
-    def _stand(self, prompt: Sequence[int], tokens: int) -> Footing:
-        """Settle how a request is decoded, and open the target's context for it."""
+    def _settle(self) -> Footing:
+        """Prepare the target for a request, and tell how it is decoded."""
         if isinstance(self.target, Headed):
             # So that plain decoding on a target with a head is as fast as on one without.
             self.target.feeds_head = self.drafter is not None
         if self.exact == "on":
             sizes = None
             if self.target.can_rollback and self.target.exact_rollback:
-                known = self.calibration.ensure_exact(self.target)
-                # Larger ones of the class would be right as well, but slow to take back.
-                sizes = tuple(n for n in known if n <= self.target.max_batch) or known[:1]
-            return Footing(sizes, aligned=True, same=True)
-        if self.auto is None:
-            return Footing()
-        footing = self.auto.begin(prompt, tokens, drafts=self.drafter is not None)
-        # Another decoder on this target may have changed it too.
-        if self.auto.target.setting != self._setting:
-            self._calibrations[self._setting] = self.calibration
-            self._setting = self.auto.target.setting
-            shelved = self._calibrations.get(self._setting)
-            self.calibration = shelved or Calibration.load(self.target, self._folder)
-        return footing
+                sizes = self.calibration.ensure_exact(self.target)
+            self.footing = Footing(sizes, aligned=True, same=True)
+        return self.footing
 
-    def read(self, prompt: Sequence[int], max_tokens: int, progress: Progress | None = None) -> Logits:
-        """Make the target's cache hold a prompt, under the settings that `generate` would choose; see `Target.prefill`.
+    def read(self, prompt: Sequence[int], progress: Progress | None = None) -> Logits:
+        """Make the target's cache hold a prompt, as `generate` would; see `Target.prefill`.
 
         Args:
-            prompt, max_tokens: of the request.
+            prompt: of the request.
             progress: of the prefill.
         """
-        self.footing = self._stand(prompt, max_tokens)
+        self._settle()
         return self.target.prefill(prompt, aligned=self.footing.aligned, progress=progress)
 
     def _run(self, generation: Generation, progress: Progress | None) -> Generator[Step]:
         target, speculation, clock = self.target, self.speculation, self._clock
         number = self._generations = self._generations + 1
-        footing = self.footing = self._stand(generation.prompt, generation.left)
+        footing = self._settle()
 
         # 1. Prefill, for the drafter too; the target's logits give the first token.
         began = clock()
@@ -286,7 +266,11 @@ class SpeculativeDecoder:
         if self.drafter is not None:
             curve = self.calibration.ensure_curve(self.target, left)
             self.speculation.first(first)
-        sizes = footing.sizes or range(1, self.target.max_batch + 1)
+        most = self.target.max_batch
+        sizes: Sequence[int] = range(1, most + 1)
+        if footing.sizes is not None:
+            # Larger ones that agree would be right as well, but slow to take back.
+            sizes = tuple(size for size in footing.sizes if size <= most) or footing.sizes[:1]
         leaves = self._asked.leaves if self._asked is not None else 0
         self.speculation.prepare(curve, sizes, self.calibration.replay, leaves)
 

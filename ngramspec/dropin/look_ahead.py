@@ -8,6 +8,7 @@ vain is taken back when another token comes, and by `drop`, after which the cach
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 
@@ -25,13 +26,25 @@ from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.errors import GrammarError, TargetError
 from ngramspec.exactness.auto import ExactAuto
-from ngramspec.exactness.choice import TYPICAL, Exact
+from ngramspec.exactness.choice import Exact
 from ngramspec.llama.borrowed import BorrowedLane, BorrowedVocabulary, LlamaCpp
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Pass
 
 SAVING = 0.01
 """Part of the time of passes that writing to disk what was learnt may take: short answers are not each worth it."""
+
+
+def _sizes(lane: BorrowedLane, exact: Exact) -> Sequence[int]:
+    """The sizes of passes that drafts may use; measures which agree, if that is not known."""
+    sizes = range(1, lane.max_batch + 1)
+    if exact == "off" or not lane.exact_rollback:
+        return sizes if exact != "on" else (1,)
+    auto = ExactAuto(lane, ways=("fast",))
+    auto.measure(math.inf if exact == "on" else None)
+    footing = auto.footing
+    agreeing = footing.sizes or (footing.harmless if exact == "on" else sizes)
+    return tuple(size for size in agreeing if size <= lane.max_batch)
 
 
 class LookAhead:
@@ -55,9 +68,8 @@ class LookAhead:
         drafter = make_drafter(DEFAULT, kept=kept) if model is None else HybridDrafter(model, kept=kept)
         self._speculation = Speculation(drafter, make_policy("cost", None))
         self._calibration = Calibration.load(lane)
-        self._exact = exact
-        self._auto = None if exact == "off" or not lane.identity else ExactAuto(lane, usable=("fast",))
-        self._able = exact != "on" or lane.exact_rollback
+        self._sizes = _sizes(lane, exact)
+        self._able = len(self._sizes) > 1
         self._tried = False
         self._unsaved = self._saving = 0.0
         self.stats = Stats()
@@ -145,7 +157,10 @@ class LookAhead:
         try:
             self._able = self._tried or lane.goes_back()
             self._tried = True
-            self.active = self._able and self._prepare(held)
+            self.active = self._able
+            if self.active:
+                curve = self._calibration.ensure_curve(lane)
+                speculation.prepare(curve, self._sizes, self._calibration.replay)
         except TargetError:
             self.active = False
         except BaseException:
@@ -159,21 +174,6 @@ class LookAhead:
         speculation.begin(held, guide=self._guide, is_eog=self._vocabulary.is_eog)
         speculation.first(token)
         return self._pass(token)
-
-    def _prepare(self, text: Sequence[int]) -> bool:
-        """Measure what is not known yet; whether drafts are possible."""
-        sizes: Sequence[int] = range(1, self._lane.max_batch + 1)
-        if self._auto is not None:
-            footing = self._auto.begin(text, TYPICAL)
-            agreeing = footing.sizes or (footing.harmless if self._exact == "on" else None)
-            if agreeing is not None:
-                sizes = tuple(n for n in agreeing if n <= self._lane.max_batch)
-        self._sizes = sizes
-        if len(sizes) < 2:
-            return False
-        curve = self._calibration.ensure_curve(self._lane)
-        self._speculation.prepare(curve, sizes, self._calibration.replay)
-        return True
 
     def _pass(self, token: int) -> Row | None:
         """Evaluate a token, and what may follow it."""

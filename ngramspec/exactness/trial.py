@@ -1,17 +1,15 @@
-"""What is measured for `exact="auto"` in a `Trial`: which batch sizes agree, how far rounding goes, what passes cost.
-
-The functions work on any runner's trial (see `ngramspec.backend.Trial`), a small context of its own under one setting.
-"""
+"""What is measured for `exact="auto"` in a `Trial`, of any runner: which batch sizes agree, and what passes cost."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
+from typing import Protocol, Self
 
 import numpy as np
 
-from ngramspec.backend import Logits, Trial
+from ngramspec.backend import Logits
 from ngramspec.exactness.choice import DEPTHS, MOST, SIZES, Identity, Times
 
 REAL, COMPARED = 13, 8
@@ -22,15 +20,53 @@ CHUNK = 64
 """Tokens of a prefill that is timed: from here on CPUs read a prompt with kernels of their own."""
 
 READ = 9 * CHUNK + SIZES[-1]
-"""Tokens of a user's text that are read to see how far rounding goes: past 512 cells."""
+"""Tokens of a text that are read to see how far rounding goes: past 512 cells."""
 
 ROOM = DEPTHS[1] + 2 * CHUNK + SIZES[-1]
 """Size of a trial's context."""
 
 ROUNDS = 2
 
-IDENTITY_COST, TIMES_COST, ROUNDING_COST = 50, 50, 170
-"""The most that `identity`, `times` and `rounding` take, roughly, in passes over one token."""
+COST, ROUNDING_COST = 50, 170
+"""The most that `identity` and `times` take, and `rounding`, roughly, in passes over one token."""
+
+
+class Trial(Protocol):
+    """A small context of its own under one setting, to measure in; each method raises TargetError if it fails."""
+
+    @property
+    def n_vocab(self) -> int: ...
+
+    def start(self, depth: int, *, contents: bool = True) -> None:
+        """Hold `depth` tokens and nothing else. Without `contents` only the time of later passes must be right."""
+
+    def evaluate(self, tokens: Sequence[int], rows: int = 1) -> Logits:
+        """Append tokens in one pass; logits after the first `rows` of them, or after the last for 1."""
+
+    def keep(self) -> None:
+        """Mark what is held now: every later `back` returns to it."""
+
+    def back(self) -> None:
+        """Take back what was evaluated since `keep`."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+class Measurable(Protocol):
+    """A loaded model that can be run under several settings, of which one may make batch sizes agree bit for bit."""
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """Their names: "fast" first, then "exact" where that is another one."""
+
+    @property
+    def identity(self) -> str:
+        """Key of all that measurements under all of them depend on; "": do not keep them."""
+
+    def trial(self, setting: str) -> Trial:
+        """A context to measure a setting in. TargetError: there is no memory for it."""
 
 
 def random_tokens(n_vocab: int, seed: int, count: int) -> list[int]:
@@ -78,7 +114,7 @@ def rounding(trial: Trial, text: Sequence[int]) -> float:
     """The largest difference of one logit between batches and single tokens.
 
     Args:
-        text: a user's, which is repeated as need be: contents that no text has exaggerate.
+        text: such as people write, repeated as need be: contents that no text has exaggerate.
     """
     text = [*text] * -(-READ // len(text))
     trial.start(0)

@@ -88,14 +88,13 @@ def obstacle(owner: LlamaCpp) -> str | None:
 
 
 class BorrowedLane(SequenceLane):
-    """The text of a `Llama`. The methods of `ngramspec.backend.Switching` that a trial needs are here too.
+    """The text of a `Llama`, which is also `ngramspec.exactness.trial.Measurable`.
 
     Args:
         owner: a `Llama` without an `obstacle`.
     """
 
     settings = ("fast",)
-    setting = "fast"
 
     def __init__(self, owner: LlamaCpp) -> None:
         model, context = owner.model, owner.ctx
@@ -130,9 +129,6 @@ class BorrowedLane(SequenceLane):
             self.pay()
         if self.owed:
             append(self._passes, [Piece(self, (), 1)])
-
-    def use(self, setting: str) -> None:
-        """There is no other setting: it is the owner's."""
 
     def trial(self, setting: str) -> Trial:
         """A separate small context under the owner's settings.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Literal, cast
 
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import LEAVES
-from ngramspec.errors import ModelError, TargetError
-from ngramspec.exactness.choice import EXACT, Exact
+from ngramspec.errors import ModelError
+from ngramspec.exactness.auto import UNMEASURED, ExactAuto, Footing
+from ngramspec.exactness.choice import EXACT, WAYS, Exact, Way
 from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import devices, log
 from ngramspec.llama.head import Head
@@ -33,6 +35,12 @@ takes as much space as the state itself, and on some architectures each is copie
 
 SNAPSHOT_SHARE = 1 / 16
 """Snapshots may take at most this part of the free RAM or GPU memory; one is kept in any case."""
+
+SAMPLE = (
+    "The river was low that summer. Every morning she walked down to the bridge, and every morning the same boat lay"
+    " there, tied to the same post.\n\ndef total(numbers):\n    return sum(one for one in numbers if one > 0)\n"
+)
+"""A text such as people write, to measure rounding on."""
 
 assert LEAST_MICRO >= MAX_EVALUATE  # a pass with the longest draft is one micro-batch
 
@@ -109,7 +117,16 @@ class Context(Weights):
         size = self._context_size(n_ctx, self.cache_types, self._texts)
         width = llama.llama_model_n_embd_out(self._model) if self.has_head else 0
         self._states = HiddenStates(width) if self.has_head else None
-        self._open_context(size, "exact" if exact == "on" else "fast")
+        self.footing = Footing()
+        setting = "exact" if exact == "on" or (exact == "auto" and self._decide() == "exact") else "fast"
+        try:
+            self._open_context(size, setting)
+        except ModelError:
+            if exact != "auto" or setting == "fast":
+                raise
+            # Too little memory for these settings; there may be enough for the others.
+            self._decide(("fast", "padded"))
+            self._open_context(size, "fast")
         if self._states is not None:
             params = self._params(self.n_ctx + MAX_EVALUATE, 0, self.setting)
             self.head = Head(self._model, params, self._states, n_ctx=self.n_ctx)
@@ -125,6 +142,17 @@ class Context(Weights):
             self._states.wanted = wanted
 
     # ------------------------------------------------------------------ opening
+
+    def _decide(self, ways: Sequence[Way] = WAYS, sample: str = SAMPLE) -> Way:
+        """Choose for `exact="auto"` how requests are decoded; for `sample`: see `ExactAuto`."""
+        # As in `SequenceLane.exact_rollback`: else taking drafts back may move last bits under all settings.
+        if self._recurrent and (self.window or not self._snapshots(1, "fast")):
+            self.footing = Footing(bound=UNMEASURED)
+            return "fast"
+        auto = ExactAuto(self, ways, self.tokenize(sample))
+        auto.measure()
+        self.footing = auto.footing
+        return auto.way
 
     def _snapshots(self, wanted: int, setting: str) -> int:
         """How many snapshots of the recurrent state to ask for: 0 where the architecture has none."""
@@ -227,12 +255,12 @@ class Context(Weights):
 
     @property
     def settings(self) -> tuple[str, ...]:
-        """The settings that `use` switches between: "fast", and "exact" if it differs from that."""
+        """The settings that can be measured: "fast", and "exact" if it differs from that."""
         return ("fast", "exact") if self._flash["exact"] != self._flash["fast"] else ("fast",)
 
     @property
     def identity(self) -> str:
-        """The key of measurements, but for the setting that holds now."""
+        """The key of measurements under all `settings`."""
         micro = "" if self._micro_batch is None else f" ub={self._micro_batch}"
         return self._key(f"fa={self._flash['fast']} kv={self.cache_types}{micro}")
 
@@ -278,22 +306,14 @@ class Context(Weights):
 
     # ------------------------------------------------------------------ end
 
-    def _check_open(self) -> None:
-        super()._check_open()
-        if not self._ctx:
-            raise TargetError("the target has no context: its settings could not be changed")
-
     def close(self) -> None:
         """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
-        self._close_context()
-        if self.head is not None:
-            self.head.close()
-        super().close()
-
-    def _close_context(self) -> None:
         if self._ctx:
             self._passes.close()
             self._ctx = None
+        if self.head is not None:
+            self.head.close()
+        super().close()
 
 
 def _usual_micro(flash_attn: str) -> int:

@@ -17,6 +17,7 @@ import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Lane, Logits, Part
 from ngramspec.errors import ModelError
+from ngramspec.exactness.choice import Exact, Way
 from ngramspec.llama.context import Context
 from ngramspec.llama.kv_cache import CacheType
 from ngramspec.llama.lane import Piece, SequenceLane, append
@@ -39,7 +40,8 @@ class SharedTarget(Context):
             machine's free memory (`notes` then says so).
         exact: "on" gives each lane a cache of its own, under the settings that `Target` chooses for it: a text in a
             pass then has the logits that it has alone, bit for bit, as far as the sizes of the batches agree (see
-            `batches`). "off" lets all share one pool of cells.
+            `batches`). "off" lets all share one pool of cells. "auto" takes the one or the other, as `Target` decides,
+            but for a GPU "off".
         apart: give each lane a cache of its own even so, unless a GPU holds the model: for lanes that are seldom in a
             pass together, which would attend over each other's cells for nothing. A CPU saves little by such passes.
         path, n_gpu_layers, threads, threads_batch, micro_batch, flash_attn, cache_type_k, cache_type_v, mmap,
@@ -47,6 +49,7 @@ class SharedTarget(Context):
 
     Attributes:
         lanes, n_ctx, max_tokens, max_rows, drafts_alone: see `ngramspec.backend.SharedModel`.
+        exact: "on" or "off".
         can_rollback, replays, max_batch: of every lane.
 
     Raises:
@@ -68,15 +71,13 @@ class SharedTarget(Context):
         cache_type_k: CacheType = "f16",
         cache_type_v: CacheType = "f16",
         mmap: bool = True,
-        exact: Literal["on", "off"] = "off",
+        exact: Exact = "off",
         apart: bool = False,
         extra_buffers: bool | None = None,
         draft_max: int | None = None,
     ) -> None:
         if not 1 <= lanes <= MAX_EVALUATE:
             raise ValueError(f"lanes is {lanes}, but must be 1 to {MAX_EVALUATE}")
-        if exact not in ("on", "off"):
-            raise ValueError(f"exact is {exact!r}, but must be one of: on, off")
         self._texts, self._seldom_together = lanes, apart
         super().__init__(
             path,
@@ -110,6 +111,12 @@ class SharedTarget(Context):
     def _pooled(self) -> bool:
         apart = self._seldom_together and not self.on_gpu
         return self.exact == "off" and not apart and self.can_pool
+
+    def _decide(self, ways: Sequence[Way] = ("fast", "exact"), sample: str = "") -> Way:
+        aborts = self._texts > 1 and self.architecture in ABORTS
+        way = "fast" if self.on_gpu or aborts else super()._decide(ways, sample)
+        self.exact = "on" if way == "exact" else "off"
+        return way
 
     def _open_context(self, n_ctx: int, setting: str) -> None:
         if not self._pooled and self._texts > 1 and self.architecture in ABORTS:

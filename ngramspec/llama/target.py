@@ -20,7 +20,6 @@ from ngramspec.backend import Logits, Node, Path, Progress
 from ngramspec.llama.asking import Asking
 from ngramspec.llama.context import Context
 from ngramspec.llama.sequences import Sequences
-from ngramspec.llama.weights import Weights
 
 
 class Target(Context):
@@ -39,7 +38,7 @@ class Target(Context):
         mmap: map the file instead of reading it.
         exact: "on" chooses the settings under which most batch sizes give bit-identical logits: no flash attention
             where the model runs on the CPU (see `ngramspec.cost.kernels`), and a micro-batch small enough for its
-            attention scores. "auto" begins with the fastest and lets a decoder change them (see
+            attention scores. "auto" measures what that costs, if it is not known, and takes the fastest or those (see
             `ngramspec.exactness.auto`).
         extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
             `amx_broken` is true). True takes all of ggml's extra buffer types for weights, unchecked and before a
@@ -51,10 +50,9 @@ class Target(Context):
         head: also load the model's own head, which drafts for it, where the file holds one and this build runs it
             (`notes` says why not, else).
 
-    A target has one open context at a time: `use` closes it and opens another one under other settings.
-
     Attributes:
         exact: as above.
+        footing: what "auto" has decided on.
         setting: "fast" or "exact": what the context was opened for.
         head: the model's own head, a model that drafts (see `ngramspec.llama.head`); None: not asked for, or not there.
         can_rollback: whether refused drafts can be taken back.
@@ -144,24 +142,12 @@ class Target(Context):
         self._check_open()
         self._lanes[0].checkpoint()
 
-    # ------------------------------------------------------------------ settings
-
-    def use(self, setting: str) -> None:
-        """Open the context anew under a setting; the cache is then empty, and logits returned before are gone.
-
-        Raises:
-            ModelError: the machine lacks the memory for it; the target then has no context until the next call.
-        """
-        Weights._check_open(self)
-        self.tokens.clear()
-        self._close_context()
-        self._open_context(self.n_ctx, setting)
-
-    def _close_context(self) -> None:
+    def close(self) -> None:
+        """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
         if self._asking is not None:
             self._asking.close()
             self._asking = None
-        super()._close_context()
+        super().close()
 
     # ------------------------------------------------------------------ several continuations
 

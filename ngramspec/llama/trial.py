@@ -26,7 +26,7 @@ STRETCH, OF_STRETCH = 128, 4
 
 
 class Trial:
-    """See `ngramspec.backend.Trial`.
+    """See `ngramspec.exactness.trial.Trial`.
 
     Args:
         api: llama.cpp's functions.

@@ -49,6 +49,7 @@ async def props(server: Server, _given: Fields) -> Response:
             "bos_token": bos,
             "eos_token": eos,
             "build_info": FINGERPRINT,
+            "exact": model.exact,
         }
     )
 

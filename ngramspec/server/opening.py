@@ -5,36 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
-from typing import Literal, cast
 
-from ngramspec.backend import Switching
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.ready import exactness_is_cheap, ready
+from ngramspec.batching.ready import ready
 from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.recall import Recall
-from ngramspec.exactness.choice import Exact
 from ngramspec.llama.shared import SharedTarget
-
-Load = Callable[[Literal["on", "off"]], SharedTarget]
-"""Loads the model, under exact settings or not."""
-
-
-def open_shared(load: Load, exact: Exact) -> SharedTarget:
-    """Load a model under the settings that `exact` asks for; "auto" decides once, for all requests.
-
-    Raises:
-        ModelError: it cannot be loaded.
-    """
-    if exact != "auto":
-        return load(exact)
-    shared = load("on")
-    # It has no text of its own, which only a request would ask for.
-    if not shared.on_gpu and exactness_is_cheap(cast(Switching, shared)):
-        return shared
-    shared.close()
-    return load("off")
 
 
 def open_engine(

@@ -30,6 +30,7 @@ class ServedModel:
         meta: what is known of the model: n_params, n_ctx_train, size in bytes and such.
         speculative: whether answers are drafted.
         suffix_first: whether the model fills gaps shown with what stands behind them first.
+        exact: whether texts are the same bit for bit whatever is drafted.
     """
 
     service: Service
@@ -39,6 +40,7 @@ class ServedModel:
     meta: Mapping[str, Any] = field(default_factory=dict)
     speculative: bool = True
     suffix_first: bool = False
+    exact: bool = False
 
     @property
     def n_ctx(self) -> int:

@@ -46,6 +46,7 @@ def test_each_line_is_a_turn_and_stdout_is_the_answers(env: dict[str, str], tmp_
     sampling = {"temperature": 0.8, "top_k": 40, "top_p": 0.95, "min_p": 0.05, "seed": 1, "repeat_penalty": 1.0}
     assert json.loads(kept.read_text())["sampling"].items() >= sampling.items()
     assert len(re.findall(r"^\d+ tokens", done.err, re.MULTILINE)) == 3
+    assert re.search(r"exact +off\b", done.err)
     assert re.search(r"answers +3\b", done.err)
 
 

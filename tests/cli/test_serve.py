@@ -57,6 +57,7 @@ def test_it_answers_and_logs_what_that_cost_without_a_word_of_it(
     assert f"prompt {first['usage']['prompt_tokens']} (" in line
     assert f"{first['usage']['completion_tokens']} tokens" in line
     assert "Zanzibar" not in done.err
+    assert any(" is ready: " in line and line.endswith("--exact off") for line in done.err.splitlines())
     (page,) = pages
     assert "<html" in page
 
@@ -117,7 +118,7 @@ def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, 
     with subprocess.Popen([*COMMAND, *SMALL, *options], env=env, stderr=subprocess.PIPE, text=True) as server:
         log = iter(server.stderr or ())
         address = next(line for line in log if line.startswith("listening on ")).split()[-1]
-        next(line for line in log if " is ready: " in line)
+        assert next(line for line in log if " is ready: " in line).endswith("--exact on\n")
         tool = Path(__file__).parents[2] / "tools" / "measure" / "soak.py"
         soak: list[Any] = [sys.executable, tool, address, "--requests", "150", "--clients", "6"]
         more = ["--kinds", "20", "--pid", str(server.pid)]

@@ -19,6 +19,7 @@ from support.twins import Twins, bare, cached, look, watched
 
 import ngramspec
 from ngramspec.errors import TargetError
+from ngramspec.exactness import auto
 from ngramspec.llama.borrowed import BorrowedLane
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n    return"
@@ -361,6 +362,7 @@ def test_it_can_be_pickled_and_closed_in_mid_generation(
 
 def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(auto, "BUDGET", 60.0)
     settings: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     ours, parent = ngramspec.Llama(str(DEMO), **settings), llama_cpp.Llama(str(DEMO), **settings)
     text = "one two three four five six seven eight nine ten " * 6

@@ -1,7 +1,8 @@
-"""`exact="auto"` at work on a target that only pretends: what is measured when, what is kept, and what is switched."""
+"""`exact="auto"` at work on a model that only pretends: what is measured when, what is kept, and what is chosen."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,48 +11,36 @@ import pytest
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.errors import ModelError
+from ngramspec.errors import TargetError
 from ngramspec.exactness import auto as exact_auto
-from ngramspec.exactness.auto import ExactAuto
-from ngramspec.exactness.choice import DEPTHS, SIZES, UNMEASURED, Identity, Times
+from ngramspec.exactness.auto import UNMEASURED, ExactAuto, Footing
+from ngramspec.exactness.choice import DEPTHS, SIZES, Identity, Times, Way
 
 ALL, SPLIT = Identity(SIZES, SIZES[1:]), Identity((1,), SIZES[1:])
-FAST_STEPS = [f"{what} {depth}" for what in ("fast", "speed") for depth in DEPTHS]
+FAST_STEPS = [f"{what} {depth}" for what in ("fast", "times") for depth in DEPTHS]
 ALL_STEPS = FAST_STEPS + [f"exact {depth}" for depth in DEPTHS]
-PROMPT = [1, 2, 3, 4, 5, 6] * 10
 
 
-class Switching(MockTarget):
-    """A mock target with two settings. `identity_of` and `times_of` are what a trial would find, at any depth."""
+class Model:
+    """A model with two settings. `identity_of` and `times_of` are what a trial finds, `single` seconds for a pass."""
 
-    settings = ("fast", "exact")
+    settings: tuple[str, ...] = ("fast", "exact")
     identity = "mock"
 
-    def __init__(self, **options: Any) -> None:
-        super().__init__(8, seed=1, **options)
-        self.setting = "fast"
-        self.uses: list[str] = []
-        self.refuses = False
-        self.single = 0.001
+    def __init__(self, single: float = 0.001) -> None:
+        self.single = single
+        self.opened: list[str] = []
         self.identity_of = {"fast": SPLIT, "exact": ALL}
-        self.times_of = {name: Times(0.01, 0.001) for name in self.settings}
-        self.times_of["padded"] = Times(0.02, 0.001)
-        self.deep_times_of: dict[str, Times] = {}
+        self.times_of = {"fast": Times(0.01, 0.001), "exact": Times(0.01, 0.001), "padded": Times(0.02, 0.001)}
 
-    def use(self, setting: str) -> None:
-        self.uses.append(setting)
-        if self.refuses and setting == "exact":
-            raise ModelError("no memory")
-        self.clear()
-        self.setting = setting
-
-    def trial(self, setting: str) -> Trial:
+    def trial(self, setting: str) -> Any:
+        self.opened.append(setting)
         return Trial(self, setting)
 
 
 class Trial:
-    def __init__(self, target: Switching, setting: str) -> None:
-        self.target, self.setting = target, setting
+    def __init__(self, model: Model, setting: str) -> None:
+        self.model, self.setting = model, setting
 
     def __enter__(self) -> Trial:
         return self
@@ -66,153 +55,142 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     done: list[str] = []
     clock = Clock(0.0)
     monkeypatch.setattr(exact_auto, "time", clock)
+    monkeypatch.setattr(exact_auto, "BUDGET", 8.0)
 
-    def note(target: Switching, what: str) -> None:
+    def note(model: Model, what: str) -> None:
         done.append(what)
-        clock.now += target.single * exact_auto.trial.IDENTITY_COST
+        clock.now += model.single * exact_auto.trial.COST
 
     def identity(trial: Trial, depth: int) -> Identity:
-        note(trial.target, f"{trial.setting} {depth}")
-        return trial.target.identity_of[trial.setting]
+        note(trial.model, f"{trial.setting} {depth}")
+        return trial.model.identity_of[trial.setting]
 
     def times(trials: Mapping[str, Trial], depth: int) -> dict[str, Times]:
-        note(trials["fast"].target, f"speed {depth}")
-        found = dict(trials["fast"].target.times_of)
-        if depth:
-            found |= trials["fast"].target.deep_times_of
-        return found
+        model = trials["fast"].model
+        note(model, f"times {depth}")
+        return {way: model.times_of[way] for way in (*trials, "padded")}
 
     def rounding(trial: Trial, text: Sequence[int]) -> float:
-        note(trial.target, "rounding")
+        assert [*text] == [1, 2]
+        note(trial.model, "rounding")
         return 0.5
 
-    for function in (identity, times, rounding):
-        monkeypatch.setattr(exact_auto.trial, function.__name__, function)
-    monkeypatch.setattr(exact_auto.trial, "single", lambda t: t.target.single)
+    monkeypatch.setattr(exact_auto.trial, "rounding", rounding)
+    monkeypatch.setattr(exact_auto.trial, "identity", identity)
+    monkeypatch.setattr(exact_auto.trial, "times", times)
+    monkeypatch.setattr(exact_auto.trial, "single", lambda trial: trial.model.single)
     return done
 
 
+def chosen(model: Model, folder: Path, **options: Any) -> tuple[Way, Footing]:
+    """What a process chooses that loads the model."""
+    auto = ExactAuto(model, folder=folder, **options)
+    auto.measure()
+    return auto.way, auto.footing
+
+
 def test_settings_under_which_sizes_agree_are_found_and_taken(tmp_path: Path, measured: list[str]) -> None:
-    for folder, drafts in ((tmp_path / "a", True), (tmp_path / "b", False)):
-        target = Switching()
-        footing = ExactAuto(target, folder).begin(PROMPT, 100, drafts=drafts)
-        assert (footing.same, footing.sizes, footing.bound) == (True, SIZES, 0)
-        assert target.setting == "exact"
-    assert measured == ALL_STEPS * 2
+    assert chosen(Model(), tmp_path, text=[1, 2]) == ("exact", Footing(SIZES, same=True))
+    assert measured == ALL_STEPS
 
 
 def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str]) -> None:
-    target = Switching()
-    target.identity_of["fast"] = ALL
-    target.max_batch = 4  # no draft is longer than can be taken back
-    footing = ExactAuto(target, tmp_path).begin(PROMPT, 100)
-    assert (footing.same, footing.sizes) == (True, (1, 2, 3, 4))
+    model = Model()
+    model.identity_of["fast"] = ALL
+    assert chosen(model, tmp_path) == ("fast", Footing(SIZES, same=True))
     assert measured == FAST_STEPS[:2]
-    assert target.uses == []
+    model.identity_of["fast"], model.settings = SPLIT, ("fast",)
+    assert chosen(model, tmp_path / "other", ways=("fast", "exact"))[0] == "fast"
+    assert measured == FAST_STEPS[:2] * 2
 
 
-def test_dear_settings_are_not_taken_and_rounding_is_measured_for_drafts(tmp_path: Path, measured: list[str]) -> None:
-    target = Switching()
-    target.times_of["exact"] = Times(0.011, 0.001)
-    assert not ExactAuto(target, tmp_path).begin(PROMPT, 100, drafts=False).same
+def test_dear_settings_are_not_taken_and_rounding_is_known(tmp_path: Path, measured: list[str]) -> None:
+    model = Model()
+    model.times_of["exact"] = Times(0.011, 0.001)
+    assert chosen(model, tmp_path) == ("fast", Footing(bound=UNMEASURED))
     assert measured == FAST_STEPS
-    footing = ExactAuto(target, tmp_path).begin(PROMPT, 100)
+    assert chosen(model, tmp_path, text=[1, 2]) == ("fast", Footing(bound=0.5))
     assert measured == [*FAST_STEPS, "rounding"]
-    assert (footing.same, footing.sizes, footing.bound, footing.harmless) == (False, None, 0.5, (1,))
-    assert target.setting == "fast"
+
+
+def test_sizes_from_two_on_are_taken_where_a_pass_of_two_costs_what_one_does(tmp_path: Path) -> None:
+    model = Model()
+    model.times_of["padded"] = model.times_of["fast"]
+    assert chosen(model, tmp_path) == ("padded", Footing(SIZES[1:], same=True))
 
 
 def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Path, measured: list[str]) -> None:
-    ExactAuto(Switching(), tmp_path).begin(PROMPT, 100, drafts=False)
-    later = Switching()
+    first = chosen(Model(), tmp_path)
+    later = Model()
     later.times_of["exact"] = Times(9.0, 9.0)
     later.identity_of["exact"] = SPLIT
-    before = list(measured)
-    assert ExactAuto(later, tmp_path).begin(PROMPT, 100).same
-    assert measured == before
+    assert chosen(later, tmp_path) == first
+    assert (measured, later.opened) == (ALL_STEPS, [])
 
 
 def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
-    early, late = Switching(), Switching()
+    late = Model()
     late.times_of["exact"] = Times(9.0, 9.0)
-    first, second = ExactAuto(early, tmp_path), ExactAuto(late, tmp_path)  # both have read an empty folder
-    assert first.begin(PROMPT, 100).same
-    assert second.begin(PROMPT, 100).same
+    both = [ExactAuto(model, folder=tmp_path) for model in (Model(), late)]  # both have read an empty folder
+    for auto in both:
+        auto.measure()
+    assert [auto.way for auto in both] == ["exact", "exact"]
 
 
-def test_a_slow_model_is_not_kept_waiting(tmp_path: Path, measured: list[str]) -> None:
-    slow = Switching()
-    slow.single = 4.0
-    footing = ExactAuto(slow, tmp_path).begin(PROMPT, 10)
+def test_a_slow_model_is_measured_step_by_step_each_time_that_it_is_loaded(tmp_path: Path, measured: list[str]) -> None:
+    found = []
+    for number in range(len(ALL_STEPS)):
+        found.append(chosen(Model(0.1), tmp_path))
+        assert len(measured) == number + 1
+    assert measured == ALL_STEPS
+    assert found[0] == ("fast", Footing(bound=UNMEASURED))
+    assert [way for way, _ in found] == ["fast"] * 5 + ["exact"]
+
+
+def test_a_very_slow_one_takes_whoever_has_the_time(tmp_path: Path, measured: list[str]) -> None:
+    assert chosen(Model(4.0), tmp_path)[0] == "fast"
     assert measured == []
-    assert (footing.same, footing.bound) == (False, UNMEASURED)
-    opened = []
-    slow.trial = lambda setting: opened.append(setting) or Trial(slow, setting)  # type: ignore[method-assign,func-returns-value]
-    ExactAuto(slow, tmp_path).begin(PROMPT, 10)
-    assert opened == [], "the file says that there is no time for it"
-    auto = ExactAuto(slow, tmp_path)
-    auto.measure(len(PROMPT), 10, budget=float("inf"))
+    ExactAuto(Model(4.0), folder=tmp_path).measure(math.inf)
     assert measured == ALL_STEPS
-    assert ExactAuto(slow, tmp_path).begin(PROMPT, 10).same
+    assert chosen(Model(4.0), tmp_path)[0] == "exact"
 
 
-def test_a_slow_model_is_measured_step_by_step(tmp_path: Path, measured: list[str]) -> None:
-    slow = Switching()
-    slow.single = 0.5  # a step takes 25 seconds, a typical request 128
-    slow.times_of = {"fast": Times(0.5, 0.05), "exact": Times(0.5, 0.05), "padded": Times(0.7, 0.05)}
-    chosen = []
-    for number in range(len(ALL_STEPS) + 1):
-        footing = ExactAuto(slow, tmp_path).begin(PROMPT, 256)  # a process each
-        assert len(measured) == min(number + 1, len(ALL_STEPS))
-        chosen.append(footing.same)
-    assert measured == ALL_STEPS
-    assert chosen == [False] * 5 + [True] * 2
+def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Path) -> None:
+    def refuse(_: str) -> Any:
+        raise TargetError("no memory")
+
+    model = Model()
+    model.trial = refuse  # type: ignore[method-assign]
+    assert chosen(model, tmp_path) == ("fast", Footing(bound=UNMEASURED))
 
 
-def test_a_conversation_goes_on_as_it_began(tmp_path: Path) -> None:
-    target = Switching(n_ctx=4096)
-    target.deep_times_of["exact"] = Times(0.01, 0.003)
-    auto = ExactAuto(target, tmp_path)
-    long = PROMPT * 40
-    assert auto.begin(PROMPT, 100).same
-    target.prefill(long[: len(long) * 2 // 3])
-    assert auto.begin(long, 100).same, "most of it is in the cache"
-    target.clear()
-    assert not auto.begin(long, 100).same
-    assert target.uses == ["exact", "fast"]
-
-
-def test_settings_that_do_not_fit_are_given_up(tmp_path: Path) -> None:
-    target = Switching()
-    target.refuses = True
-    auto = ExactAuto(target, tmp_path)
-    assert not auto.begin(PROMPT, 100).same
-    assert not auto.begin(PROMPT[::-1], 100).same
-    assert target.uses == ["exact", "fast"]
-
-
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"identity": {}, "speed": {"fast": [1]}}', "\0"])
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"identities": {}, "times": [{"fast": [1]}]}', "\0"])
 def test_a_damaged_file_counts_as_nothing_known(content: str, tmp_path: Path, measured: list[str]) -> None:
     (tmp_path / "mock-exact.json").write_text(content)
-    assert ExactAuto(Switching(), tmp_path).begin(PROMPT, 100).same
+    assert chosen(Model(), tmp_path)[0] == "exact"
     assert measured == ALL_STEPS
+
+
+def test_what_has_no_name_is_not_kept(tmp_path: Path) -> None:
+    model = Model()
+    model.identity = ""
+    assert chosen(model, tmp_path)[0] == "exact"
+    assert not list(tmp_path.iterdir())
 
 
 def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
-    auto = ExactAuto(Switching(), tmp_path)
-    auto.begin(PROMPT, 100)
-    auto.forget()
-    ExactAuto(Switching(), tmp_path).begin(PROMPT, 100)
+    chosen(Model(), tmp_path)
+    ExactAuto(Model(), folder=tmp_path).forget()
+    chosen(Model(), tmp_path)
     assert measured == ALL_STEPS * 2
 
 
 @pytest.mark.parametrize("exact", ["auto", "on", "off"])
-def test_a_decoder_takes_all_three(exact: Any, tmp_path: Path) -> None:
-    target = Switching()
-    decoder = SpeculativeDecoder(target, exact=exact, calibration_folder=tmp_path)
-    fast = decoder.calibration
-    tokens = [token for step in decoder.generate(PROMPT, max_tokens=20) for token in step.tokens]
-    assert len(tokens) == 20
-    assert target.setting == ("exact" if exact == "auto" else "fast")
-    assert (decoder.calibration is fast) == (target.setting == "fast"), "each setting has a cost curve of its own"
+def test_a_decoder_goes_by_what_was_decided_if_it_is_to(exact: Any, tmp_path: Path) -> None:
+    target: Any = MockTarget(8, seed=1, max_batch=16)
+    target.footing = Footing((2, 4, 32), same=True)
+    decoder = SpeculativeDecoder(target, policy="fixed", exact=exact, calibration_folder=tmp_path)
+    steps = list(decoder.generate([1, 2, 3, 4, 5, 6] * 10, max_tokens=20))
     assert decoder.footing.same is (exact != "off")
+    if exact == "auto":
+        assert {step.batch for step in steps[1:]} <= {2, 4}, "no draft is longer than can be taken back"

@@ -2,142 +2,102 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.exactness.choice import MOST, SIZES, TOLERANCE, TYPICAL, UNMEASURED, Identity, Measured, Speed
+from ngramspec.exactness.choice import ANSWER, MOST, PROMPT, SIZES, TOLERANCE, WAYS, Identity, Measured, Times, Way
 
 ALL = Identity(SIZES, SIZES[1:])
 SPLIT = Identity((1,), SIZES[1:])
 LARGE_DIFFER = Identity(tuple(n for n in SIZES if n <= MOST), tuple(n for n in SIZES if 1 < n <= MOST))
 NONE = Identity((1,), (8, 16))
 
-FAST = Speed(1000, 0.010, 0.020, 0.001, 0.002)
+SHALLOW, DEEP = Times(0.010, 0.001), Times(0.020, 0.002)
 
 
-def scaled(speed: Speed, decoding: float, prefill: float = 1.0) -> Speed:
-    return Speed(
-        speed.depth,
-        speed.shallow * decoding,
-        speed.deep * decoding,
-        speed.prefill_shallow * prefill,
-        speed.prefill_deep * prefill,
-    )
+def known(fast: Identity = SPLIT, exact: Identity | None = ALL, **prices: float) -> Measured:
+    """What is known where a way takes so many times as long as the fastest settings."""
+    found = {"fast": fast} if exact is None else {"fast": fast, "exact": exact}
+    factors = {"fast": 1.0, **prices}
+    times = tuple({way: Times(*(x * f for x in at)) for way, f in factors.items()} for at in (SHALLOW, DEEP))
+    return Measured({setting: (one, one) for setting, one in found.items()}, times)
 
 
-def known(fast: Identity | None = SPLIT, exact: Identity | None = ALL, **speed: Speed) -> Measured:
-    identity = {name: found for name, found in (("fast", fast), ("exact", exact)) if found is not None}
-    return Measured(identity, {"fast": FAST, **speed})
+def test_a_usual_request_has_a_prompt_that_gets_longer_and_an_answer_behind_it() -> None:
+    assert known().seconds("fast") == pytest.approx(PROMPT * 0.0015 + ANSWER * 0.020)
+    assert known().seconds("exact") is None
+    assert Measured(times=({"fast": SHALLOW},)).seconds("fast") is None
 
 
-def test_seconds_are_the_area_under_both_lines() -> None:
-    # Prefill: 100 tokens at 1.05 ms on the way to 0.1 of the depth. Decoding: 10 tokens around context 105.
-    assert FAST.seconds(100, 10) == pytest.approx(100 * 0.00105 + 10 * (0.010 + 0.01 * 0.105))
-
-
-def test_a_line_that_falls_below_nothing_is_nothing() -> None:
-    assert Speed(10, 1.0, 0.5, 1.0, 0.5).seconds(1000, 10) == 0
-
-
-@pytest.mark.parametrize(("decoding", "way"), [(1.04, "exact"), (0.7, "exact"), (1.06, "fast")])
-def test_exact_settings_are_taken_up_to_the_tolerance(decoding: float, way: str) -> None:
+@pytest.mark.parametrize(("price", "way"), [(1.04, "exact"), (0.7, "exact"), (1.06, "fast")])
+def test_exact_settings_are_taken_up_to_the_tolerance(price: float, way: str) -> None:
+    assert known().choose(WAYS) == "fast", "nothing is known of their speed"
+    assert known(exact=ALL, padded=1.5).price("padded") == pytest.approx(1.5)
     measured = known()
-    assert measured.choose(1, 100) == "fast", "nothing is known of their speed"
-    measured.speed["exact"] = scaled(FAST, decoding)
-    assert measured.choose(1, 100) == way
-
-
-def test_the_prompt_decides_where_prefill_is_dear() -> None:
-    measured = known()
-    measured.speed["exact"] = scaled(FAST, 1.0, prefill=1.5)
-    assert measured.choose(20, 200) == "exact"
-    assert measured.choose(2000, 200) == "fast"
+    measured.times = tuple({**at, "exact": Times(*(x * price for x in at["fast"]))} for at in measured.times)
+    assert measured.choose(WAYS) == way
 
 
 def test_where_sizes_agree_anyway_nothing_is_given_up() -> None:
-    measured = known(fast=ALL)
-    measured.speed["exact"] = scaled(FAST, 0.5)
-    assert measured.choose(100, 100) == "fast"
-    assert measured.sizes("fast") == SIZES
-    assert known(fast=LARGE_DIFFER).sizes("fast") == LARGE_DIFFER.agreeing
+    for fast in (ALL, LARGE_DIFFER):
+        measured = Measured({"fast": (fast, fast)})
+        assert measured.missing(WAYS) is None
+        assert measured.choose(WAYS) == "fast"
 
 
 def test_padding_comes_before_other_settings_where_it_costs_nothing() -> None:
-    measured = known(padded=scaled(FAST, 1.02))
-    measured.speed["exact"] = FAST
-    assert measured.choose(100, 100) == "padded"
-    assert measured.sizes("padded") == SIZES[1:]
-    measured.speed["padded"] = scaled(FAST, 1.3)
-    assert measured.choose(100, 100) == "exact"
+    assert known(padded=1.02).choose(WAYS) == "padded"
+    assert known(padded=1.02).missing(WAYS) is None
 
 
-def test_what_does_not_agree_is_never_taken() -> None:
-    for exact in (NONE, SPLIT, None):
-        measured = known(fast=NONE, exact=exact, padded=FAST)
-        measured.speed["exact"] = FAST
-        assert measured.choose(100, 100) == "fast"
-        assert measured.sizes("fast") is None
-        assert measured.sizes("exact") is None
-    measured = known(exact=ALL)
-    measured.speed["exact"] = FAST
-    assert measured.choose(100, 100, ("fast", "padded")) == "fast", "the target cannot do the other"
+@pytest.mark.parametrize("ways", [WAYS, ("fast", "padded"), ("fast",)])
+@pytest.mark.parametrize("exact", [NONE, SPLIT, ALL, None])
+def test_what_does_not_agree_or_cannot_be_chosen_is_never_taken(exact: Identity | None, ways: Sequence[Way]) -> None:
+    measured = known(NONE, exact, padded=1.0)
+    measured.times = tuple({**at, "exact": at["fast"]} for at in measured.times)
+    assert measured.choose(ways) == ("exact" if exact is ALL and "exact" in ways else "fast")
+    assert (measured.missing(ways) is None) == (exact is not None or "exact" not in ways)
 
 
-def test_the_fastest_is_whatever_is_fastest() -> None:
-    measured = known()
-    measured.speed["exact"] = scaled(FAST, 0.8)
-    assert measured.price("fast", 1, 100) == pytest.approx(1.25, rel=0.01)
-    assert measured.price("exact", 1, 100) == 1
-    assert measured.price("padded", 1, 100) is None
-
-
-def test_more_than_a_typical_text_makes_no_difference() -> None:
-    measured = known()
-    measured.speed["exact"] = scaled(FAST, 0.5, prefill=2)
-    assert measured.price("exact", 500, TYPICAL) == measured.price("exact", 500, 2**31)
-
-
-@given(st.floats(0.5, 2), st.floats(0.5, 2), st.integers(1, 8000), st.integers(1, 1000), st.sampled_from([ALL, SPLIT]))
-def test_the_choice_never_costs_more_than_the_tolerance(
-    decoding: float, prefill: float, prompt: int, tokens: int, fast: Identity
-) -> None:
-    measured = known(fast=fast)
-    measured.speed["exact"] = scaled(FAST, decoding, prefill)
-    way = measured.choose(prompt, tokens)
+@given(st.floats(0.5, 2), st.floats(0.5, 2), st.sampled_from([ALL, SPLIT]))
+def test_the_choice_never_costs_more_than_the_tolerance(exact: float, padded: float, fast: Identity) -> None:
+    measured = known(fast, padded=padded)
+    measured.times = tuple({**at, "exact": Times(*(x * exact for x in at["fast"]))} for at in measured.times)
+    way = measured.choose(WAYS)
     if way != "fast":
-        price = measured.price(way, prompt, tokens)
+        price = measured.price(way)
         assert price is not None
         assert price <= TOLERANCE
-        assert measured.sizes(way) is not None
 
 
 def test_two_depths_agree_where_both_do() -> None:
     assert ALL.merge(SPLIT) == SPLIT
     assert LARGE_DIFFER.merge(ALL) == LARGE_DIFFER
+    assert Measured({"fast": (ALL,)}).identity("fast") is None
 
 
-def test_rounding_is_taken_to_be_large_until_it_is_measured() -> None:
-    measured = known(padded=scaled(FAST, 1.5))
-    assert measured.bound == UNMEASURED
-    measured.rounding, measured.wanted = 0.5, 3.0
-    assert measured.bound == 0.5
-    assert Measured.from_json(measured.to_json()) == measured
+def test_what_another_one_knows_is_right() -> None:
+    mine, other = Measured({"fast": (ALL, SPLIT)}), Measured({"fast": (NONE,), "exact": (ALL,)}, ({"fast": DEEP},))
+    mine.rounding = 0.5
+    mine.join(other)
+    assert mine == Measured({"fast": (NONE, SPLIT), "exact": (ALL,)}, ({"fast": DEEP},), 0.5)
+    assert Measured.from_json(mine.to_json()) == mine
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"identity": {"fast": {"agreeing": [9], "padded": []}}},
-        {"speed": {"fast": [0, 1, 1, 1, 1]}},
-        {"speed": {"fast": [10, 1]}},
-        {"identity": []},
+        {"identities": {"fast": [{"agreeing": [9], "padded": []}]}},
+        {"identities": {"fast": [{"agreeing": [1], "padded": []}] * 3}},
+        {"identities": []},
+        {"times": [{"fast": [1]}]},
         {"rounding": "much"},
     ],
 )
 def test_what_is_damaged_is_refused(change: dict[str, Any]) -> None:
-    data = {**known().to_json(), **change}
     with pytest.raises((KeyError, TypeError, ValueError, AttributeError)):
-        Measured.from_json(data)
+        Measured.from_json({**known().to_json(), **change})

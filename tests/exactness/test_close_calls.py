@@ -17,7 +17,7 @@ from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.exactness.auto import ExactAuto, Footing
+from ngramspec.exactness.auto import Footing
 from ngramspec.exactness.close_calls import CloseCalls
 from ngramspec.sampling.settings import Sampling
 
@@ -84,22 +84,17 @@ def test_a_watched_draw_is_judged_by_its_own_law() -> None:
     assert seen[-1].p == pytest.approx(law.probability(token))
 
 
-class Fixed(ExactAuto):
-    """Settled from the start."""
+class Loaded(MockTarget):
+    """A mock target that decided when it was loaded."""
 
     def __init__(self, footing: Footing) -> None:
+        super().__init__(12, seed=3)
         self.footing = footing
-        self.target: Any = type("Setting", (), {"setting": ""})
-
-    def begin(self, prompt: Any, tokens: int, *, drafts: bool = True) -> Footing:
-        return self.footing
 
 
 def total(folder: Path, footing: Footing, drafter: str | None = "mixture") -> tuple[int, int]:
     """(tokens drafted, close calls) of a text on a mock model whose logits are all within 20."""
-    target = MockTarget(12, seed=3)
-    decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", calibration_folder=folder)
-    decoder.auto = Fixed(footing)
+    decoder = SpeculativeDecoder(Loaded(footing), drafter=drafter, policy="fixed", calibration_folder=folder)
     steps = list(decoder.generate([1, 2, 3] * 20, max_tokens=60))
     assert all(step.close_calls <= len(step.tokens) for step in steps)
     return sum(len(step.drafted) for step in steps), sum(step.close_calls for step in steps)

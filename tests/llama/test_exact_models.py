@@ -26,7 +26,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.exactness.auto import ExactAuto
+from ngramspec.exactness import auto as exact_auto
 from ngramspec.exactness.choice import Measured
 from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.target import Target
@@ -157,22 +157,20 @@ def test_texts_differ_only_where_the_model_wavers(prompt: str) -> None:
             assert best - second <= 2 * report.max_difference  # each of the two may have moved by as much
 
 
-def settle(target: Target, folder: Path, monkeypatch: pytest.MonkeyPatch) -> ExactAuto:
-    """Measure which sizes agree. What settings cost here is no matter: a busy machine must not fail a test."""
-    auto = ExactAuto(target, folder)
-    monkeypatch.setattr(Measured, "price", lambda *_: 1.0 if "exact" in target.settings else None)
-    auto.measure(600, 60, budget=math.inf)
-    return auto
+@pytest.fixture
+def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading measures which sizes agree. What settings cost is no matter: a busy machine must not fail a test."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(exact_auto, "BUDGET", math.inf)
+    monkeypatch.setattr(Measured, "price", lambda *_: 1.0)
 
 
-def text(
-    target: Target, folder: Path, prompt: list[int], drafter: str | None, sampling: Sampling
-) -> tuple[list[int], int, SpeculativeDecoder]:
-    """(tokens, close calls, decoder) of a fresh request."""
+def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampling) -> tuple[list[int], int]:
+    """(tokens, close calls) of a fresh request."""
     target.clear()
-    decoder = SpeculativeDecoder(target, drafter=drafter, policy="fixed", draft_max=7, calibration_folder=folder)
+    decoder = unmeasured(target, drafter=drafter, policy="fixed", draft_max=7)
     steps = list(decoder.generate(prompt, max_tokens=40, sampling=sampling))
-    return [t for s in steps for t in s.tokens], sum(s.close_calls for s in steps), decoder
+    return [t for s in steps for t in s.tokens], sum(s.close_calls for s in steps)
 
 
 @pytest.mark.parametrize(
@@ -183,38 +181,31 @@ def text(
         pytest.param(SMOLLM, 2, id="smollm2", marks=[needs_smollm, pytest.mark.exhaustive]),
     ],
 )
-def test_the_default_mode_gives_the_same_text(
-    model: Path, threads: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("measured")
+def test_the_default_mode_gives_the_same_text(model: Path, threads: int) -> None:
     cases = [(0, Sampling()), (2500, Sampling(temperature=0.8, seed=4))]
     with Target(model, n_ctx=512 * threads + 128, threads=threads) as target:
-        settle(target, folder, monkeypatch)
+        assert target.footing.same
         for start, sampling in cases[-threads:]:
             prompt = target.tokenize(TEXT[start : start + 2200])[: 350 * threads]
-            plain, _, by = text(target, folder, prompt, None, sampling)
-            drafted, calls, decoder = text(target, folder, prompt, "mixture", sampling)
-            assert by.footing.same
-            assert decoder.footing.same
-            assert drafted == plain
-            assert calls == 0
+            plain, _ = text(target, prompt, None, sampling)
+            assert text(target, prompt, "mixture", sampling) == (plain, 0)
 
 
 @pytest.mark.exhaustive
 @needs_smollm
-def test_the_fastest_settings_are_told_by_close_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("measured")
+def test_the_fastest_settings_are_told_by_close_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert SMOLLM is not None
     close = 0
+    monkeypatch.setattr(Measured, "choose", lambda *_: "fast")
     with Target(SMOLLM, n_ctx=1024, threads=2) as target:
-        auto = settle(target, folder, monkeypatch)
-        fast = auto.known.identity["fast"]
-        if fast.whole:
+        if target.footing.same:
             pytest.skip("all sizes agree on this machine")
-        monkeypatch.setattr(Measured, "choose", lambda *_: "fast")
         for start in (0, 2500, 5000):
             prompt = target.tokenize(TEXT[start : start + 2200])[:700]
-            plain, none, _ = text(target, folder, prompt, None, Sampling())
-            drafted, calls, decoder = text(target, folder, prompt, "mixture", Sampling())
-            assert not decoder.footing.same
+            plain, none = text(target, prompt, None, Sampling())
+            drafted, calls = text(target, prompt, "mixture", Sampling())
             assert none == 0
             close += calls
             assert calls or drafted == plain

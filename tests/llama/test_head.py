@@ -176,10 +176,10 @@ def test_states_are_handed_out_only_while_something_drafts(target: Target, refer
     drafted = SpeculativeDecoder(target, drafter=ModelDrafter(head), exact="off", curve=FREE)
     target.clear()
     head.clear()
-    drafted.read(text, 1)
+    drafted.read(text)
     written = [token for step in plain.generate(text, max_tokens=8) for token in step.tokens]
     assert states.known([*text, *written]) == len(text) - 1  # the prompt's last token was evaluated again
-    drafted.read(text, 1)
+    drafted.read(text)
     assert states.known([*text, *written]) == len(text)
     assert head.prefill([*text, 7]) == pytest.approx(reference.rows([*text, 7])[-1], abs=CLOSE)
 

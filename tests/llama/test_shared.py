@@ -22,6 +22,7 @@ from ngramspec.backend import Part
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.kernels import probe
 from ngramspec.errors import ModelError, TargetError
+from ngramspec.exactness.choice import Measured
 from ngramspec.llama import devices
 from ngramspec.llama.kv_cache import GRAIN, CacheShape
 from ngramspec.llama.passes import MAX_EVALUATE
@@ -56,7 +57,7 @@ def tiny(folder: Path, kind: str) -> Path:
     return path if path.exists() else write_model(path, kind, half=False)
 
 
-def opened(path: Path, lanes: int = 4, exact: Exact = "off", **options: Any) -> SharedTarget:
+def opened(path: Path, lanes: int = 4, exact: Any = "off", **options: Any) -> SharedTarget:
     settings: dict[str, Any] = {"n_ctx": ROOM + 50, "threads": 1, "flash_attn": "off", "draft_max": 6}
     settings |= {"cache_type_k": "f32", "cache_type_v": "f32"}
     return SharedTarget(path, lanes=lanes, exact=exact, **(settings | options))
@@ -277,7 +278,7 @@ def test_bad_arguments_are_refused(folder: Path, monkeypatch: pytest.MonkeyPatch
         with pytest.raises(ValueError, match="lanes"):
             opened(path, lanes=lanes)
     with pytest.raises(ValueError, match="exact"):
-        opened(path, exact="auto")  # type: ignore[arg-type]
+        opened(path, exact="yes")
     with pytest.raises(ValueError, match="n_ctx"):
         opened(path, n_ctx=2**30)
     monkeypatch.setattr(devices, "total_bytes", lambda *_: 2**24)
@@ -313,3 +314,23 @@ def test_exact_texts_of_an_architecture_that_would_end_the_process_are_refused(f
         opened(path, exact="on")
     with opened(path, lanes=3) as shared:
         shared.evaluate([Part(lane, [5], 1) for lane in shared.lanes])
+
+
+def test_auto_takes_exact_settings_where_they_can_be_opened(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def auto(kind: str, exact: str, flash: str) -> None:
+        with opened(tiny(folder, kind), lanes=3, exact="auto", flash_attn="auto") as shared:
+            assert (shared.exact, shared.flash_attn) == (exact, flash)
+            shared.evaluate([Part(lane, [5], 1) for lane in shared.lanes])
+
+    def refuse(shared: SharedTarget, n_ctx: int, setting: str) -> None:
+        if setting == "exact":
+            raise ModelError("no memory")
+        open_context(shared, n_ctx, setting)
+
+    auto("llama", "off", "auto")  # nothing is measured
+    monkeypatch.setattr(Measured, "choose", lambda _, ways: ways[-1])
+    auto("llama", "on", "off")
+    auto("minimax-01", "off", "auto")
+    open_context = SharedTarget._open_context
+    monkeypatch.setattr(SharedTarget, "_open_context", refuse)
+    auto("llama", "off", "auto")

@@ -100,8 +100,6 @@ def test_micro_batches(tmp_path: Path) -> None:
         assert target.n_batch == 128
     with Target(path, n_ctx=64, threads=1, micro_batch=1024) as target:
         assert target.n_batch == 1024
-        target.use("exact")
-        assert target.n_batch == 128
     with Target(path, n_ctx=64, threads=1, micro_batch=1024, flash_attn="off") as target:
         assert target.n_batch == 1024
     for name, value in (("micro_batch", 63), ("micro_batch", 5000), ("threads_batch", 0)):

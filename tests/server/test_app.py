@@ -418,6 +418,7 @@ def test_what_is_told_of_the_model() -> None:
     assert props["default_generation_settings"]["n_ctx"] == 512
     assert props["default_generation_settings"]["params"]["temperature"] == 0.8
     assert props["total_slots"] == 4
+    assert send(scripted(exact=True)[0], "/props", method="GET").json()["exact"] is not props["exact"]
     assert (props["bos_token"], props["eos_token"]) == ("<|endoftext|>",) * 2
     assert [slot["is_processing"] for slot in get("/slots").json()] == [False] * 4
 
