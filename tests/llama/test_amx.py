@@ -235,7 +235,8 @@ def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypa
 
 
 def test_the_user_is_told(env: dict[str, str], broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(amx, "hide", lambda library: True)
+    hide = amx.hide  # at work, for machines where the kernels are really broken
+    monkeypatch.setattr(amx, "hide", lambda library: hide(library) or True)
     done = run(env, "complete", "-t", "1", "-c", "256", "-n", "2", "--exact", "off", "--no-draft", stdin=b"one two")
     assert done.code == 0, done.err
     assert done.err.splitlines().count(amx.NOTE) == 1

@@ -187,7 +187,7 @@ def test_the_default_mode_gives_the_same_text(model: Path, threads: int) -> None
     with Target(model, n_ctx=512 * threads + 128, threads=threads) as target:
         assert target.footing.same
         for start, sampling in cases[-threads:]:
-            prompt = target.tokenize(TEXT[start : start + 2200])[: 350 * threads]
+            prompt = target.tokenize(TEXT[start : start + 2200])[: 220 * threads]
             plain, _ = text(target, prompt, None, sampling)
             assert text(target, prompt, "mixture", sampling) == (plain, 0)
 
