@@ -127,7 +127,8 @@ class Engine:
             busy = {job.lane.number: job for job in self._working if job.lane is not None}
             slots = tuple(self._slot(lane, busy.get(lane.number)) for lane in self._model.lanes)
             stats = Stats()
-            stats.merge(self._stats)
+            for counted in (self._stats, *(job.stats for job in self._working)):
+                stats.merge(counted)
             return Report(
                 slots,
                 len(self._queue),
@@ -232,9 +233,9 @@ class Engine:
             began = self._clock()
             steps, ended = self._writing.step(writers)
             self._turns.wrote(self._clock() - began)
-            with self._wake:
-                for _, step in steps:
-                    self._stats.add(step)
+            with self._wake:  # whoever wants a report waits until all is counted
+                for job, step in steps:
+                    job.count(step)
             for job, step in steps:
                 job.emit(step)
             for job, error in ended:
@@ -251,7 +252,7 @@ class Engine:
         with self._wake:
             self._prompt_tokens += job.prefilled - before
             if step is not None:
-                self._stats.add(step)
+                job.count(step)
         if step is not None:
             job.emit(step)
         generation = job.generation
@@ -262,6 +263,7 @@ class Engine:
         """A job leaves its lane."""
         with self._wake:
             self._working.remove(job)
+            self._stats.merge(job.stats)
         lane = job.lane
         job.finish(error)
         if lane is not None:

@@ -46,7 +46,7 @@ class Job:
         self._listener = listener
         self._clock = clock
         self._reader: Generator[int, None, Logits] | None = None
-        self._began = self._read = self._clock()
+        self._began = self._read = self._stepped = self._clock()
 
     def cancel(self) -> None:
         self.cancelled = True
@@ -128,9 +128,16 @@ class Job:
         self.proposer.first(step.tokens[0])
         return step
 
-    def emit(self, step: Step) -> None:
-        """Count a step, and tell of it."""
+    def count(self, step: Step) -> None:
+        """Count a step that was made now."""
+        now = self._clock()
+        if step.batch:
+            step.elapsed = now - self._stepped
+        self._stepped = now
         self.stats.add(step)
+
+    def emit(self, step: Step) -> None:
+        """Tell of a step."""
         self.answer += step.tokens
         self.tell(step)
 

@@ -133,9 +133,10 @@ class Passes:
                 raise TargetError(f"llama_decode returned {status} for {at}")
             for cache, tokens, _ in feeds:
                 cache.decoded(len(tokens), alone=len(feeds) == 1)
-            for cache in self._caches:
-                if cache.sequence not in before:
-                    cache.passed_by()
+            if self._caches[0].recurrent:
+                for cache in self._caches:
+                    if cache.sequence not in before:
+                        cache.passed_by()
         except BaseException:
             for cache in self._caches:
                 if cache.sequence in before:
@@ -150,14 +151,14 @@ class Passes:
             if self._sequences[i] != sequence:
                 self._sequences[i] = self._batch.seq_id[i][0] = sequence
 
-    def logits(self, rows: int, behind: int = 0) -> Logits:
-        """Rows of the last pass, in the order of its feeds, without the last `behind` of them; shape (rows, n_vocab).
+    def logits(self, rows: int) -> Logits:
+        """The last rows of the last pass, in the order of its feeds; shape (rows, n_vocab).
 
         A view of llama.cpp's buffer, valid until the next pass.
         """
         if not rows:
             return np.empty((0, self.n_vocab), np.float32)
-        first = self._api.llama_get_logits_ith(self._context, -rows - behind)
+        first = self._api.llama_get_logits_ith(self._context, -rows)
         if not first:
             raise TargetError("llama.cpp returned no logits")
         buffer = _bytes(4 * rows * self.n_vocab).from_address(ctypes.addressof(first.contents))

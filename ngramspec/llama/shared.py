@@ -109,8 +109,9 @@ class SharedTarget(Context):
 
     @property
     def _pooled(self) -> bool:
-        apart = self._seldom_together and not self.on_gpu
-        return self.exact == "off" and not apart and self.can_pool
+        if os.environ.get("NS_POOL"):
+            return self.exact == "off" and self.can_pool
+        return self.exact == "off" and self.on_gpu and self.can_pool
 
     def _decide(self, ways: Sequence[Way] = ("fast", "exact"), sample: str = "") -> Way:
         aborts = self._texts > 1 and self.architecture in ABORTS
@@ -151,11 +152,11 @@ class SharedTarget(Context):
         # llama.cpp puts lanes into one batch if their numbers follow each other.
         order = sorted(range(len(pieces)), key=lambda i: pieces[i].lane.number)
         append(self._passes, [pieces[i] for i in order])
+        logits, end = self._passes.logits(rows), 0
         found: dict[int, Logits] = {}
-        behind = rows
         for i in order:
-            behind -= pieces[i].rows
-            found[i] = self._passes.logits(pieces[i].rows, behind)
+            start, end = end, end + pieces[i].rows
+            found[i] = logits[start:end]
         return [found[i] for i in range(len(pieces))]
 
     def _own(self, lane: Lane) -> SequenceLane:

@@ -32,11 +32,10 @@ async def metrics(server: Server, _given: Fields) -> Response:
 def figures(report: Report, n_ctx: int) -> Iterator[Metric]:
     """The figures of a report."""
     stats, busy = report.stats, sum(slot.busy for slot in report.slots)
-    seconds = stats.seconds + stats.draft_seconds
     drafts = stats.passes - stats.passes_without_draft
     held, room = sum(slot.held for slot in report.slots), n_ctx * len(report.slots)
     prompt_rate = report.prompt_tokens / stats.prefill_seconds if stats.prefill_seconds else 0.0
-    rate = stats.tokens / seconds if seconds else 0.0
+    rate = stats.tokens_per_second or 0.0
     for prefix, running, waiting, generated in (
         ("llamacpp", "requests_processing", "requests_deferred", "tokens_predicted_total"),
         ("vllm", "num_requests_running", "num_requests_waiting", "generation_tokens_total"),
@@ -52,7 +51,7 @@ def figures(report: Report, n_ctx: int) -> Iterator[Metric]:
         help_ = "Draft tokens accepted, by position in the draft."
         yield Metric(f"{name}_accepted_tokens_per_pos_total", "counter", help_, list(stats.accepted_at))
     yield Metric("llamacpp:prompt_seconds_total", "counter", "Time of evaluating prompts.", stats.prefill_seconds)
-    yield Metric("llamacpp:tokens_predicted_seconds_total", "counter", "Time of generating.", seconds)
+    yield Metric("llamacpp:tokens_predicted_seconds_total", "counter", "Time from first tokens to last.", stats.decode_seconds)
     yield Metric("llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens per second, over all.", prompt_rate)
     yield Metric("llamacpp:predicted_tokens_seconds", "gauge", "Tokens per second, over all.", rate)
     yield Metric("llamacpp:n_decode_total", "counter", "Batches evaluated.", report.passes)

@@ -322,3 +322,12 @@ def test_what_drafts_learnt_is_written_at_the_end_and_in_between(
         assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)  # the one before has left its lane
         early = path.read_bytes()
     assert path.read_bytes() != early != b""
+
+
+def test_a_rate_goes_by_the_wall() -> None:
+    model = MockShared(2, seconds=lambda n: 0.5)
+    with running(model, drafter=None) as engine:
+        end = ask(engine, prompts(1)[0], 20).wait()
+        assert isinstance(end, Done)
+        assert end.stats.tokens_per_second == pytest.approx(2.0, rel=0.01)
+        assert engine.report().stats.decode_seconds == end.stats.decode_seconds
