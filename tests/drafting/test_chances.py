@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import random
 from array import array
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled import both
 
-from ngramspec.drafting import price
 from ngramspec.drafting.chances import ChanceEstimator, HitRates, Record, cell, length_class
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.drafting.fading import FadingRate
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.reliability import BINS, Reliability
 
 # --------------------------------------------------------------------------- TokenPrice
 
 
-@both(price)
-def test_a_token_pays_where_what_it_brings_is_worth_its_time(module: ModuleType) -> None:
+def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:
     for slopes in ([0.2, 0.4, 0.1], array("d", [0.2, 0.4, 0.1])):
-        made = module.TokenPrice(1.5, slopes)
+        made = TokenPrice(1.5, slopes)
         assert (made.worth, list(made.slopes)) == (1.5, [0.2, 0.4, 0.1])
         # 1.5 tokens a pass: the next token must bring 0.3, 0.6 and 0.15 of one.
         assert [made.pays(0.35, length) for length in range(3)] == [True, False, True]
@@ -33,16 +30,15 @@ def test_a_token_pays_where_what_it_brings_is_worth_its_time(module: ModuleType)
             made.pays(0.5, 3)
 
 
-@both(price)
-def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better(module: ModuleType) -> None:
-    assert list(module.TokenPrice(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
+def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better() -> None:
+    assert list(TokenPrice(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
     made: list[list[float]] = []
 
     def better() -> list[float]:
         made.append([0.0, 2.0, 2.0])
         return made[-1]
 
-    price = module.TokenPrice(1.5, [0.5, 0.25, 0.25], costs=better)
+    price = TokenPrice(1.5, [0.5, 0.25, 0.25], costs=better)
     assert not made
     assert [list(price.costs), list(price.costs)] == [[0.0, 2.0, 2.0]] * 2
     assert len(made) == 1

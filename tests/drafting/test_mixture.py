@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from support.memories import a_text, new_store
-from support.uncompiled import both
 
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.mixture import drafter as mixture
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
@@ -22,7 +20,6 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
 from ngramspec.memory import Memory
 
-BOTH = both(mixture)
 FREE, TOKENS = 1 << 12, 1 << 17
 NOVEL = random.Random(5).sample(range(10, 10**5), 60)
 TEXT = random.Random(7).sample(range(30), 20) * 20
@@ -162,9 +159,8 @@ def same(one: Any, other: Any) -> bool:
     return one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
 
 
-@BOTH
-def test_every_text_starts_from_what_the_package_ships(module: Any) -> None:
-    drafter = module.MixtureDrafter()
+def test_every_text_starts_from_what_the_package_ships() -> None:
+    drafter = MixtureDrafter()
     guesser = drafter._guesser
     shipped = learnt.read(learnt.START)
     for _ in range(2):
@@ -174,7 +170,7 @@ def test_every_text_starts_from_what_the_package_ships(module: Any) -> None:
             assert not np.array_equal(guesser.shared()[name], shipped[name]), name
         drafter.begin([])
     # A first request knows what to make of a copy: 20 tokens that stood there before are likely to go on.
-    first = module.MixtureDrafter()
+    first = MixtureDrafter()
     first.begin([*range(100, 160), 7, *range(100, 120)])
     draft = first.propose(8)
     assert draft.tokens == tuple(range(120, 128))
@@ -183,13 +179,12 @@ def test_every_text_starts_from_what_the_package_ships(module: Any) -> None:
     assert first.propose(1).chances[0] < 0.5
 
 
-@BOTH
-def test_a_new_process_goes_on_where_the_last_one_ended(module: Any, tmp_path: Path) -> None:
+def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path) -> None:
     path = tmp_path / "made" / "judge.npz"
-    last = practised(module.MixtureDrafter(kept=path))
+    last = practised(MixtureDrafter(kept=path))
     last.keep()
     assert path.stat().st_mode & 0o077 == 0
-    following, stranger = module.MixtureDrafter(kept=path), module.MixtureDrafter()
+    following, stranger = MixtureDrafter(kept=path), MixtureDrafter()
     assert same(arrays(following), arrays(last))
     for drafter in (following, stranger):
         drafter.begin(TEXT[:100])
@@ -288,10 +283,9 @@ def test_nothing_that_hashes_two_tokens_is_kept() -> None:
     }
 
 
-@BOTH
-def test_a_text_beside_another_starts_as_one_alone_and_leaves_the_other_what_it_has(module: Any) -> None:
-    one = module.MixtureDrafter()
-    other, stranger = one.beside(), module.MixtureDrafter()
+def test_a_text_beside_another_starts_as_one_alone_and_leaves_the_other_what_it_has() -> None:
+    one = MixtureDrafter()
+    other, stranger = one.beside(), MixtureDrafter()
     practised(one)
     learnt_by_then = {name: np.array(array) for name, array in one._guesser.shared().items()}
     for drafter in (other, stranger):
