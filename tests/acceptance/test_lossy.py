@@ -139,11 +139,3 @@ def test_no_leniency_towards_what_the_grammar_forbids(how: Acceptance, word_voca
         for token in tokens:
             assert here.allows(token)
             here.accept(token)
-
-
-def test_lossy_texts_are_reproducible() -> None:
-    mock = MockTarget(6, peak=1.0)
-    propose = from_counts([{0: 1, 1: 2}, {2: 1, 3: 1}])
-    for how in (Acceptance(lenience=0.4), Acceptance(typical=True)):
-        s = Sampling(1.0, seed=4)
-        assert speculate(mock, PROMPT, 50, s, propose, how) == speculate(mock, PROMPT, 50, s, propose, how)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.laws import ALARM, check_law, next_law
+from support.laws import ALARM, check_law
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.samplers import make_sampler
@@ -119,26 +119,6 @@ def test_rejection_accepts_with_probability_sum_of_min() -> None:
         p = math.exp(P[token]) if token < 4 else 0.0
         assert abs(accepted[token] / n - min(p, q)) < tolerance
     check_law(after_refusal, {(0,): 0.6, (1,): 0.2, (3,): 0.2})  # norm(max(0, p - q))
-
-
-def test_rejection_alpha_over_contexts() -> None:
-    """alpha = E[sum min(p, q)] over the contexts that generation meets."""
-    mock = MockTarget(8, peak=1.5, seed=2)
-    counts = {t: t + 1 for t in range(8)}
-    q = np.arange(1, 9) / 36
-    s = Sampling(1.0, seed=3, **ALL)
-    chain = mock.sampler(s)
-    hits, expected, n = 0, 0.0, 3000
-    tokens = list(PROMPT)
-    for _ in range(n):
-        rows = [mock.row(tokens)] * 2
-        token = rejection_choice(s, len(tokens))(0, counts)
-        verdict = verify_rejection(rows, [token], [dict(enumerate(q.tolist()))], chain, len(tokens))
-        hits += verdict.accepted
-        expected += float(np.minimum(next_law(rows[0], s), q).sum())
-        tokens.append(verdict.tokens[0])
-    # hits - expected is a martingale with steps within an interval of length 1: Azuma-Hoeffding
-    assert abs(hits - expected) / n < math.sqrt(math.log(2 / ALARM) / (2 * n))  # 0.053
 
 
 def test_coupled_acceptance_of_a_drafter_with_the_same_noise() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -246,25 +245,6 @@ def test_the_first_choice_of_exact_sizes_stands(clock: Clock, tmp_path: Path) ->
     assert late.ensure_exact(second) == early.exact_sizes == EXACT
     late.save()
     assert Calibration.load(first, tmp_path).exact_sizes == early.exact_sizes
-
-
-def save_often(folder: Path, path: Path, times: int) -> None:
-    for i in range(times):
-        Calibration(path, CostCurve({n: float(n + i) for n in range(1, 65)})).save()
-        assert json.loads(path.read_text())["curve"], folder
-
-
-def test_two_processes_never_read_half_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    context = multiprocessing.get_context("fork")
-    others = [context.Process(target=save_often, args=(tmp_path, path, 60)) for _ in range(2)]
-    for process in others:
-        process.start()
-    save_often(tmp_path, path, 60)
-    for process in others:
-        process.join()
-        assert process.exitcode == 0
-    assert list(tmp_path.iterdir()) == [path]
 
 
 # --------------------------------------------------------------------------- the class of exact mode

@@ -25,17 +25,15 @@ from support.laws import Legal, Text, follows, law_on
 from support.mock_target import MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD, WORDS
 
-from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
+from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost.measure import Replay
 from ngramspec.decoding.step import Stats
 from ngramspec.decoding.text import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.asked_model import AskedModel
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
-from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.model import ModelDrafter
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.memory import Memory
 from ngramspec.policies import POLICIES
 from ngramspec.sampling.settings import SAMPLERS, Sampling
@@ -399,77 +397,3 @@ def test_rejection_under_a_grammar_keeps_the_law(
     assert stats.drafted > 100
     assert 0.02 < (stats.acceptance_rate or 0) < 0.98
     assert follows(texts, law_on(mock, sampling, legal))
-
-
-# --------------------------------------------------------------------------- the tests' own power
-
-
-class Drawing(Drafter):
-    """Draws every token by the same weights.
-
-    Args:
-        weights: by token.
-        said: those that it says it draws by; None: the same.
-        looks: it says that a draw of token 1 has no chance, having looked at it.
-    """
-
-    name = "drawing"
-
-    def __init__(self, weights: dict[int, float], *, said: dict[int, float] | None = None, looks: bool = False) -> None:
-        self.weights, self.said, self.looks = weights, said or weights, looks
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        pass
-
-    def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
-    ) -> Draft:
-        assert choose is not None
-        tokens = tuple(choose(i, self.weights) for i in range(limit))
-        q = {token: weight / sum(self.said.values()) for token, weight in self.said.items()}
-        chances = tuple(0.02 if self.looks and token == 1 else 0.5 for token in tokens)
-        return Draft(tokens, (q,) * limit, chances=chances, source=self.name)
-
-    def accept(self, tokens: Sequence[int]) -> int:
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("options", "lenience"),
-    [({}, 1.0), ({}, 0.75), ({"said": {0: 1, 1: 1}}, 1.0), ({"looks": True}, 1.0)],
-    ids=["right", "a rule that accepts too much", "a wrong q", "a draft cut by its tokens"],
-)
-def test_a_loop_that_loses_the_law_is_told_apart(options: dict[str, Any], lenience: float) -> None:
-    mock = Coin(4, seconds=cheap, clock=CLOCK)
-    sampling, how = Sampling(1.0, **OPEN), Acceptance("rejection", lenience=lenience)
-    drafter = Drawing({0: 3, 1: 2}, **options)
-    texts, _ = texts_of(mock, [0], sampling, drafter, "cost", verify=how)
-    assert follows(texts, law_on(mock, sampling)) == (not options and lenience == 1)
-
-
-class Even(MockTarget):
-    """a and c, whatever came before, with equal odds."""
-
-    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        row = np.full(self.n_vocab, -np.inf, np.float32)
-        row[[A, C]] = 0.0
-        return row
-
-
-@pytest.mark.parametrize("silently", [False, True])
-def test_a_forbidden_draw_is_a_refusal(
-    silently: bool, word_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Were it cut off the draft as for the other methods, it would be as if it had never been drawn."""
-    plain = GrammarGuide.shape
-
-    def trimming(self: GrammarGuide, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
-        return plain(self, draft, limit)
-
-    if silently:
-        monkeypatch.setattr(GrammarGuide, "shape", trimming)
-        monkeypatch.setattr(RuleVerifier, "blind", False)
-    mock = Even(vocabulary=word_vocabulary, seconds=cheap, clock=CLOCK)
-    sampling = Sampling(1.0, grammar="root ::= [ac]*", **OPEN)
-    texts, _ = texts_of(mock, [A], sampling, Drawing({A: 1, B: 1}), "fixed", count=20, length=20)
-    assert follows(texts, law_on(mock, sampling, lambda _: {A, C})) != silently

@@ -208,31 +208,6 @@ def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
     assert sorted(guess.q) == list(range(WIDEST))
 
 
-class Coin(MockTarget):
-    """Four tokens with the same law whatever came before."""
-
-    def __init__(self, law: Sequence[float], **options: Any) -> None:
-        super().__init__(4, **options)
-        self._law = np.log(law).astype(np.float32)
-
-    def row(self, context: Sequence[int]) -> Any:
-        return self._law.copy()
-
-
-def test_rejection_accepts_as_often_as_the_laws_overlap() -> None:
-    """alpha = sum of min(p, q) (Leviathan et al. 2023, corollary 3.6); five deviations of 1,200 drafts are 0.07."""
-    p, q = [0.4, 0.3, 0.2, 0.1], [0.7, 0.1, 0.15, 0.05]
-    curve = GivenCurve({1: 1.0, 64: 2.0})
-    decoder = SpeculativeDecoder(Coin(p), drafter=ModelDrafter(Coin(q)), curve=curve, policy="fixed", draft_max=1)
-    stats = Stats()
-    sampling = Sampling(1.0, seed=3, top_k=0, top_p=1.0, min_p=0.0)
-    for step in decoder.generate([3, 1, 2], max_tokens=2000, sampling=sampling, verify="rejection"):
-        stats.add(step)
-    alpha = sum(map(min, p, q))
-    tested = stats.tested_at[0]
-    assert abs((stats.acceptance_rate or 0) - alpha) < 5 * (alpha * (1 - alpha) / tested) ** 0.5
-
-
 # --------------------------------------------------------------------------- what its guesses gain
 
 

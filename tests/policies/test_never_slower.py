@@ -210,12 +210,6 @@ def test_a_short_text_loses_little_whatever_others_gained(claimed: float, slope:
         assert lost < 1 + 1 + 1 + 5 * slope + 4 * (machine.switch + (0.1 if machine.replay else 0.0))
 
 
-def test_old_gains_buy_no_new_losses() -> None:
-    machine = Machine(CURVES["typical"])
-    assert machine.run(5000, Drafts(0.97, 0.97)) < 0.7
-    assert machine.run(4000, Drafts(0.0, 0.6)) < 1.1
-
-
 @grid(ask=(0.0025, 0.02, 0.1), before=(NOTHING, Drafts(0.0, 0.6), Drafts(0.0, 0.95)))
 def test_drafting_resumes_when_the_text_gets_better(ask: float, before: Drafts) -> None:
     """What went wrong in 4,000 tokens may not lock the next 2,000 out."""

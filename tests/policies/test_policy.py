@@ -11,21 +11,15 @@ from operator import mul
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.passes import Rich, passed
+from support.passes import Rich, draft, passed
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Question
+from ngramspec.drafting.draft import NO_DRAFT, Question
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.cost_aware import CostPolicy
-from ngramspec.policies.policy import smallest
 
 ALL = range(1, 65)
 Cost = Callable[[int], float]
-
-
-def draft(acceptance: Sequence[float], length: int | None = None) -> Draft:
-    n = len(acceptance) if length is None else length
-    return Draft((7,) * n, ({7: 1.0},) * n, (3,) * n, (5,) * n, tuple(acceptance), "ngram")
 
 
 def curve_of(cost: Cost, sizes: Sequence[int] = range(1, 17)) -> CostCurve:
@@ -73,10 +67,6 @@ def test_heuristic_goes_two_up_and_one_down_and_fixed_stays() -> None:
             length = max(1, min(8, length + 2 if emitted == drafted + 1 else length - 1))
         assert policy.limit() == length
     assert make_policy("heuristic", 2).limit() == 2
-
-
-def test_smallest_size_that_fits() -> None:
-    assert [smallest(n, (2, 4, 8)) for n in (1, 2, 3, 5, 8)] == [2, 2, 4, 8, 8]
 
 
 # --------------------------------------------------------------------------- cost: the length

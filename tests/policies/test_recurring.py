@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from support.passes import passed
+from support.passes import draft, passed
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, GivenCurve, Points
@@ -20,11 +20,6 @@ from ngramspec.policies.recurring import Offer, RecurringSizes
 ALL = range(1, 65)
 FLAT = CURVES["cuda-4090-8b-q4_0"][0]
 """Long drafts are cheap, and all lengths nearly as good as each other."""
-
-
-def draft(chances: Sequence[float]) -> Draft:
-    n = len(chances)
-    return Draft((7,) * n, ({7: 1.0},) * n, (3,) * n, (5,) * n, tuple(chances), "ngram")
 
 
 def text(passes: int, seed: int = 0) -> list[tuple[Draft, int]]:
@@ -64,18 +59,6 @@ def test_who_knows_what_a_change_costs_is_faster_and_keeps_to_few_sizes() -> Non
     assert knowing > 1.04 * ignorant
     assert sum(n for _, n in few.most_common(3)) > 0.9 * few.total()
     assert len(many) > 8
-
-
-def test_it_beats_a_charge_for_the_way_there_and_back() -> None:
-    # What is charged where nothing but plain passes is ever expected to recur.
-    class Excursion(RecurringSizes):
-        def _learn(self, saved: Mapping[int, float]) -> None:
-            pass
-
-    myopic = CostPolicy()
-    myopic._recurring = Excursion()
-    guesses = text(4000)
-    assert run(CostPolicy(), guesses, 0.3, 0.3)[0] > 1.01 * run(myopic, guesses, 0.3, 0.3)[0]
 
 
 def test_where_a_change_costs_nothing_nothing_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
