@@ -47,12 +47,6 @@ def test_coupled_guesses_use_the_noise_of_their_position() -> None:
     assert (stats.acceptance_rate or 0) > 0.6
 
 
-def test_rejection_is_reproducible() -> None:
-    asked: dict[str, Any] = {"max_tokens": 40, "sampling": Sampling(1.0, **OPEN, seed=9), "verify": "rejection"}
-    one, other = (drive(unmeasured(model(6, peak=2.0), policy="fixed"), [1, 2, 1, 2, 1], **asked) for _ in range(2))
-    assert one[0] == other[0]
-
-
 # ------------------------------------------------------------------------------------- grammars
 
 

@@ -76,20 +76,6 @@ def test_estimate_finds_the_rate_and_follows_a_change() -> None:
     assert model.estimate(KEY) < 0.2
 
 
-@given(st.integers(0, 20), st.floats(0.01, 1), st.integers(1, 10**6), st.integers(0, 10**6), st.lists(st.booleans()))
-def test_estimate_is_a_probability(match: int, share: float, support: int, streak: int, outcomes: list[bool]) -> None:
-    model = HitRates()
-    key = cell(match, share, support, streak)
-    last = model.estimate(key)
-    assert 0 < last < 1
-    for accepted in outcomes:
-        model.learn(key, accepted)
-        estimate = model.estimate(key)
-        assert 0 < estimate < 1
-        assert (estimate > last) == accepted or estimate == pytest.approx(last, abs=0.01)
-        last = estimate
-
-
 def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
     model = HitRates()
     priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]

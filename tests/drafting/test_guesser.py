@@ -217,21 +217,6 @@ def test_limits_are_kept() -> None:
     assert guess(g, 5, slopes=array("d")) == ()
 
 
-def test_the_history_grows_under_a_full_chain() -> None:
-    text = [*noise(4094, 8, 50), 900, 901]
-    text[100:102] = [900, 901]
-    for end in (4094, 4095, 4096):  # the room for tokens is 4096 at first
-        g = begun(text[:end])
-        for at in range(end, 4096):
-            guess(g, 63)
-            g.accept([text[at]])
-        tokens = guess(g, 63)
-        assert tokens[:20] == tuple(text[102:122])
-        assert g.accept([*tokens, 3]) == 63
-        assert g.text() == [*text, *tokens, 3]
-        assert guess(g, 63) != ()
-
-
 @given(prompt=st.lists(st.integers(0, 4), max_size=60), picks=st.lists(st.integers(0, 9), max_size=20))
 def test_a_law_is_one_whatever_is_taken(prompt: list[int], picks: list[int]) -> None:
     g = begun(prompt, [remembered(prompt[::-1])])

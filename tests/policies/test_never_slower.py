@@ -25,7 +25,6 @@ from ngramspec.cost.measure import SHARED_ORDER, Replay
 from ngramspec.decoding.speculation import Proposer
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.exactness.auto import Footing
-from ngramspec.policies.account import Account
 from ngramspec.policies.policy import Debt, Pass
 from ngramspec.policies.together import DraftBudget
 from ngramspec.sampling.settings import Sampling
@@ -177,11 +176,6 @@ def test_never_slower(kind: str, curve: str, drafts: str) -> None:
     machine.run(3000, QUALITIES[drafts])
     plain = machine.cost(machine.texts)
     assert machine.seconds <= (1.02 * machine.tokens / machine.texts + 10) * plain
-
-
-def test_a_policy_that_risks_too_much_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Account, "funds", lambda *_: 1e6)
-    assert Machine(CURVES["typical"]).run(1000, QUALITIES["wrong and sure"]) > 2
 
 
 @pytest.mark.parametrize(

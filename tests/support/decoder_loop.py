@@ -22,8 +22,8 @@ def cheap(size: int) -> float:
     return 1e-3 * (1 + 0.1 * (size - 1))
 
 
-def model(n_vocab: int = 60, **options: Any) -> MockTarget:
-    return MockTarget(n_vocab, **{"peak": 6.0, "seconds": cheap, "clock": CLOCK, **options})
+def model(n_vocab: int = 60, kind: type[MockTarget] = MockTarget, **options: Any) -> MockTarget:
+    return kind(n_vocab, **{"peak": 6.0, "seconds": cheap, "clock": CLOCK, **options})
 
 
 def milliseconds() -> float:
