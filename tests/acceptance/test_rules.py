@@ -206,8 +206,6 @@ def test_no_row_past_the_first_refusal_is_touched(method: str) -> None:
     read.clear()
     assert verifier.verify(rows(), NO_DRAFT, 7) == Verdict((1,), 0)
     assert read == [0]
-    failed = verifier.verify(rows(), certain([1, 1, 1]), 7)
-    assert str(failed.error).startswith("at position 10 of the text: the logit of token 0 is nan")
     assert verifier.verify([row, row], certain([1, 1]), 7) == Verdict((1, 1), 2)
     with pytest.raises(ValueError, match="a draft of 3 tokens came with 2 rows"):
         verifier.verify([row, row], certain([1, 1, 1]), 7)

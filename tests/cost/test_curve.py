@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import LONG_ORDER, MEASURE_ORDER, measure, time_pass
+from ngramspec.cost.measure import LONG_ORDER, MEASURE_ORDER, measure
 
 ALL = range(1, 65)
 Cost = Callable[[int], float]
@@ -246,13 +246,6 @@ def test_measuring_in_little_room(clock: Clock) -> None:
     target.prefill([1, 2, 3])
     measure(target, 100)
     assert set(target.batches) == {*MEASURE_ORDER, 24}
-
-
-def test_a_single_pass_is_timed_and_taken_back(clock: Clock) -> None:
-    target = timed(clock, ragged)
-    target.prefill([1, 2])
-    assert time_pass(target, 4) == pytest.approx(ragged(4), rel=0.02)
-    assert (target.batches, target.tokens) == ([4], [1, 2])
 
 
 @given(

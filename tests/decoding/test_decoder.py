@@ -263,15 +263,11 @@ def three_kernels(size: int, depth: int) -> int:
     return 0 if size == 1 else 1 if size in (2, 3, 4, 5, 8) else 2
 
 
-def exact_model(**options: Any) -> MockTarget:
-    return model(40, peak=1.5, kernels=three_kernels, noise=0.3, n_batch=16, max_batch=16, **options)
-
-
 def exact_text(
     case: int, exact: bool, folder: Path, before: Sequence[int] = (), **options: Any
 ) -> tuple[list[int], int]:
     """(a text, how many tokens were drafted for it) on a model that rounds differently for each class of sizes."""
-    mock = exact_model(seed=case)
+    mock = model(40, peak=1.5, kernels=three_kernels, noise=0.3, n_batch=16, max_batch=16, seed=case)
     decoder = SpeculativeDecoder(mock, exact="on" if exact else "off", calibration_folder=folder, **options)
     if before:
         drive(decoder, before, max_tokens=20)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.decoder_loop import Oracle, drive, model, unmeasured
+from support.decoder_loop import Coin, Oracle, drive, model, unmeasured
 from support.mock_target import MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD
 
@@ -30,15 +30,9 @@ A, B, C = range(FIRST_WORD, FIRST_WORD + 3)
 
 
 def test_coupled_guesses_use_the_noise_of_their_position() -> None:
-    class Coin(MockTarget):
-        """Tokens 0 and 2 with probability 0.45 each, 1 and 3 with 0.05 each, whatever came before."""
-
-        def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-            return np.log([0.45, 0.05, 0.45, 0.05]).astype(np.float32)
-
     # Two independent draws agree with probability 0.41; the same noise on similar counts far more often.
     stats = Stats()
-    prompt = np.random.default_rng(4).choice(4, 400, p=[0.45, 0.05, 0.45, 0.05]).tolist()
+    prompt = np.random.default_rng(4).choice(4, 400, p=Coin.law).tolist()
     for seed in range(10):
         decoder = unmeasured(Coin(4), policy="fixed", draft_max=1)
         for step in drive(decoder, prompt, max_tokens=100, sampling=Sampling(1.0, **OPEN, seed=seed))[1]:

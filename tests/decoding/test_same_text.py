@@ -19,8 +19,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from support.decoder_loop import CLOCK, Oracle, cheap, drive, milliseconds, model, unmeasured
+from support.decoder_loop import CLOCK, Coin, Oracle, cheap, drive, milliseconds, model, unmeasured
 from support.grid import grid
 from support.laws import Legal, Text, follows, law_on
 from support.mock_target import Blurred, MockTarget, plain_generate
@@ -251,18 +250,10 @@ def test_every_setting_with_drafts_that_are_right_and_wrong(name: str, word_voca
 # --------------------------------------------------------------------------- the same law
 
 
-class Coin(MockTarget):
-    """Tokens 0 and 2 with probability 0.45 each, 1 and 3 with 0.05 each, whatever came before."""
-
-    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        return np.log([0.45, 0.05, 0.45, 0.05]).astype(np.float32)
-
-
-class OtherCoin(MockTarget):
+class OtherCoin(Coin):
     """A draft model that holds other things likely."""
 
-    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        return np.log([0.2, 0.4, 0.35, 0.05]).astype(np.float32)
+    law = (0.2, 0.4, 0.35, 0.05)
 
 
 def texts_of(

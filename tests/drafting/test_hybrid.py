@@ -44,11 +44,6 @@ def count(mock: MockTarget, drafter: Any, prompt: Sequence[int], n: int, **optio
     return stats
 
 
-def novel(n: int) -> list[int]:
-    """A prompt in which nothing repeats."""
-    return list(range(n))
-
-
 # --------------------------------------------------------------------------- who is asked
 
 
@@ -71,7 +66,7 @@ def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
     for first in (0.0, 30.0):
         model = draft_model(slow=0.01e-3)
         drafter = hybrid(model)
-        drafter.begin(novel(30))
+        drafter.begin([*range(30)])
         drafter.accept([31])
         costs = [0.0, *(first + 0.01 * length for length in range(1, 12))]
         drafter.propose(10, price=TokenPrice(1.0, [0.01] * 12, seconds=1.0, costs=lambda costs=costs: costs))
@@ -81,7 +76,7 @@ def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
 
 def test_where_n_grams_have_nothing_a_cheap_model_guesses() -> None:
     wide = 4000
-    mock, prompt = target(wide, peak=9.0), novel(30)
+    mock, prompt = target(wide, peak=9.0), [*range(30)]
     drafted = count(mock, hybrid(draft_model(wide, slow=0.02e-3, peak=9.0)), prompt, 60)
     alone = count(mock, MixtureDrafter(), prompt, 60)
     assert alone.tokens_per_pass < 1.2
@@ -112,7 +107,7 @@ def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(s
     """Behind by more than a batch, after a text that n-grams copied."""
     model = draft_model(seconds=lambda n: 0.05e-3 * n)
     drafter = hybrid(model)
-    drafter.begin(novel(30))
+    drafter.begin([*range(30)])
     for token in range(30, 40):
         drafter.accept([token])
     drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0))  # the mock's clock is in passes
@@ -123,7 +118,7 @@ def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(s
     assert (before := model.passes) > 0
     draft = drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0, stake=stake))
     assert (model.passes > before) == asked
-    assert not asked or draft.tokens[0] == int(model.row([*novel(40), *text, 8]).argmax())
+    assert not asked or draft.tokens[0] == int(model.row([*range(40), *text, 8]).argmax())
 
 
 @pytest.mark.parametrize("replays", [False, True])
