@@ -80,9 +80,6 @@ def test_no_text_writes_a_control_token(coder: Vocabulary) -> None:
     assert b"".join(map(coder.piece, tokens)).decode().count(evil) == 5
 
 
-# ------------------------------------------------------------------------------------- limits
-
-
 @pytest.mark.parametrize("suffix_first", [False, True])
 @pytest.mark.parametrize(("before", "after", "others", "prompt"), [(3, 2, 5, ""), (0, 0, 0, ""), (7, 3, 9, "abc abc")])
 def test_what_is_nearest_to_the_gap_stays(
@@ -123,9 +120,6 @@ def test_limits_are_llama_servers() -> None:
         assert shown[0] >= min(near, n_ctx // 2) // 2 > 0
     # llama.vim fills the cache beforehand and asks for no tokens then: it shows what the request after it shows.
     assert Limits.within(32768, near=2048, n_predict=0) == Limits.within(32768, near=2048, n_predict=128)
-
-
-# ------------------------------------------------------------------------------------- models that cannot
 
 
 def test_tokens_are_found_by_name_and_by_key(coder: Vocabulary, demo_vocabulary: Vocabulary, tmp_path: Path) -> None:

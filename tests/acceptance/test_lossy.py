@@ -27,8 +27,6 @@ PROMPT = [3, 1, 2]
 P = np.array([0.4, 0.3, 0.2, 0.1])
 Q = {0: 1, 1: 2, 2: 5, 3: 2}
 
-# ------------------------------------------------------------------------------------ lenience
-
 
 @pytest.mark.parametrize("lenience", [0.5, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in (1.0, 0.2))])
 def test_lenience_of_sampling(lenience: float) -> None:
@@ -89,9 +87,6 @@ def test_lenience_with_penalties_and_bonus_tokens() -> None:
         tokens, _ = speculate(mock, PROMPT, 30, seeded, lambda _t, _c: certain([]), Acceptance(lenience=0.3))
         texts.append((PROMPT, tokens))
     assert follows(texts, law_on(mock, plain))
-
-
-# ------------------------------------------------------------------------------ typical acceptance
 
 
 def bar(p: np.ndarray[Any, Any], epsilon: float = 0.09, delta: float = 0.3) -> float:

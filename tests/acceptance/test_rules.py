@@ -48,9 +48,6 @@ def sampler(sampling: Sampling, n_vocab: int = 4) -> NumpySampler:
     return make_sampler(sampling, n_vocab)
 
 
-# ---------------------------------------------------------------- the coupled draw
-
-
 def test_coupled_token_is_the_argmax_of_its_definition() -> None:
     rng = np.random.default_rng(5)
     s = sampler(Sampling(0.7, seed=99, **ALL), 50)
@@ -82,9 +79,6 @@ def test_a_second_draw_has_noise_of_its_own(word_vocabulary: Vocabulary, words: 
     # Of the refused draws, whichever of the two came second would now come first, were the noise the same.
     law: dict[tuple[int, ...], float] = {(sign, token): 0.25 for sign in (0, 1) for token in (a, b)}
     check_law(seen, law)
-
-
-# ------------------------------------------------------------------------------ odds of acceptance
 
 
 P = np.log(np.array([0.4, 0.3, 0.2, 0.1])).astype(np.float32)
@@ -152,9 +146,6 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     assert used.most_common(1)[0][1] == 1
 
 
-# ------------------------------------------------------------------------------------- judgements
-
-
 def test_judgements_of_greedy() -> None:
     seen: list[TokenDecision] = []
     rows = np.log(np.array([[0.5, 0.25, 0.25], [0.25, 0.5, 0.25], [0.2, 0.2, 0.6]])).astype(np.float32)
@@ -181,9 +172,6 @@ def test_judgements_of_rejection_are_what_decided() -> None:
         assert (own.token, own.accepted, own.p) == (verdict.tokens[-1], None, pytest.approx(math.exp(P[own.token])))
         assert len(seen) == 2
         seen.clear()
-
-
-# ------------------------------------------------------------------------------------- details
 
 
 @pytest.mark.parametrize("method", ["greedy", "coupled", "match", "rejection"])

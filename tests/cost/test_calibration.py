@@ -223,9 +223,6 @@ def test_what_is_kept_of_a_model_tells_how_steep_it_is(tmp_path: Path) -> None:
     assert kept_steepness("third", tmp_path) is None
 
 
-# --------------------------------------------------------------------------- several processes
-
-
 def test_exact_sizes_survive_whoever_saves_last(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     plain = Calibration.load(target, tmp_path)  # knows of no exact mode, and saves at the end
@@ -245,9 +242,6 @@ def test_the_first_choice_of_exact_sizes_stands(clock: Clock, tmp_path: Path) ->
     assert late.ensure_exact(second) == early.exact_sizes == EXACT
     late.save()
     assert Calibration.load(first, tmp_path).exact_sizes == early.exact_sizes
-
-
-# --------------------------------------------------------------------------- the class of exact mode
 
 
 @pytest.mark.parametrize(

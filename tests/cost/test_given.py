@@ -80,6 +80,8 @@ def test_files(tmp_path: Path) -> None:
         ('{"a": {"1": 1.0}, "b": {"3": 1.0}}', "curve b"),
         ('{"1": 1.0, "switch": -0.1}', "a change of size costs -0.1"),
         ('{"1": 1.0, "switch": "0.1"}', "a change of size costs '0.1'"),
+        ('{"1": 1.0, "switch": NaN}', "a change of size costs nan"),
+        ('{"1": 1.0, "switch": true}', "a change of size costs True"),
         ("[" * 100000, "JSON"),
     ],
 )

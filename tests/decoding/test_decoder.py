@@ -46,9 +46,6 @@ def looping(n: int = 60, **options: Any) -> tuple[MockTarget, list[int], list[in
     return mock, text[:63], text[63 : 63 + n]
 
 
-# --------------------------------------------------------------------------- drafts
-
-
 def test_drafts_that_are_right_save_passes(tmp_path: Path) -> None:
     for policy in ("fixed", "heuristic", "cost"):
         mock, prompt, text = looping()
@@ -226,9 +223,6 @@ def test_a_decoder_that_cannot_be(reason: str, wrong: dict[str, Any]) -> None:
         SpeculativeDecoder(model(), curve=GivenCurve({1: 1.0}), **wrong)
 
 
-# --------------------------------------------------------------------------- targets with limits
-
-
 @pytest.mark.parametrize("exact", ["off", "on"])
 def test_a_target_that_cannot_roll_back_decodes_plainly(exact: Exact, tmp_path: Path) -> None:
     _, prompt, _ = looping()
@@ -254,9 +248,6 @@ def test_batches_are_padded_to_a_cheaper_size(tmp_path: Path) -> None:
     padded = [s for s in steps if s.batch > 1 + len(s.drafted) > 1]
     assert len(padded) > 5
     assert all(s.batch == 4 for s in padded)
-
-
-# --------------------------------------------------------------------------- exact mode
 
 
 def three_kernels(size: int, depth: int) -> int:
@@ -304,9 +295,6 @@ def test_exact_text_does_not_depend_on_drafts(tmp_path: Path) -> None:
         differ += loose[0] != loose[1]
     assert drafted > 100
     assert differ > 0  # the mock is inexact enough to tell
-
-
-# --------------------------------------------------------------------------- around it
 
 
 def test_the_next_turn_reuses_the_cache(tmp_path: Path) -> None:

@@ -41,9 +41,6 @@ def test_coupled_guesses_use_the_noise_of_their_position() -> None:
     assert (stats.acceptance_rate or 0) > 0.6
 
 
-# ------------------------------------------------------------------------------------- grammars
-
-
 def test_forbidden_tokens_are_not_sent(word_vocabulary: Vocabulary) -> None:
     """Neither coupled nor rejection sends a token that the grammar forbids; the text is legal all along."""
     grammar = 'root ::= ("a" "b"? | "c")*'
@@ -110,9 +107,6 @@ def test_a_dead_end_is_an_error_with_its_position(method: str, word_vocabulary: 
     assert mock.tokens == [*prompt, *emitted[:-1]]
 
 
-# --------------------------------------------------------------------------- details of judgements
-
-
 @pytest.mark.parametrize("method", ["coupled", "match", "rejection", "greedy"])
 def test_details_tell_the_whole_story(method: str) -> None:
     sampling = Sampling(0.0 if method == "greedy" else 1.0, seed=5, **OPEN)
@@ -137,9 +131,6 @@ def test_details_tell_the_whole_story(method: str) -> None:
     plain, steps = drive(again, prompt, **options)
     assert plain == emitted
     assert all(step.detail == () and step.judged == NO_DRAFT and step.logprobs == () for step in steps)
-
-
-# ------------------------------------------------------------------------------------- broken logits
 
 
 @pytest.mark.parametrize(

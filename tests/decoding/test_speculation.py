@@ -154,9 +154,6 @@ def test_drafts_without_estimates_get_those_of_earlier_ones(blind: bool, length:
     assert chances[2] < 0.2
 
 
-# --------------------------------------------------------------------------- the end of a text, and a grammar
-
-
 @pytest.mark.parametrize(
     ("end", "tokens", "size", "ends"), [(2, (1, 2), 3, True), (3, (1, 2, 3), 5, True), (4, (1, 2, 3), 5, False)]
 )
@@ -206,9 +203,6 @@ def test_what_a_grammar_forbids_is_not_sent(
     assert plan.size == (len(sent) + 2 if ends or not blind else len(sent) + 1)
     speculation.learn(Pass((1, 9), drafted=sent, accepted=1, batch=plan.size, seconds=1.0))
     assert guide.told == [(len(sent), 1, (1, 9))]
-
-
-# --------------------------------------------------------------------------- logits
 
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -91,8 +91,6 @@ def test_a_step_knows_its_text_and_what_was_refused() -> None:
     assert step(3, 3).refused == ()
 
 
-# --------------------------------------------------------------------------- spans
-
 PIECES = {1: b"one ", 2: b"t\xc3", 3: b"three", 4: b"four"}
 
 

@@ -15,8 +15,6 @@ from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.reliability import BINS, Reliability
 
-# --------------------------------------------------------------------------- TokenPrice
-
 
 def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:
     for slopes in ([0.2, 0.4, 0.1], array("d", [0.2, 0.4, 0.1])):
@@ -42,9 +40,6 @@ def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better() -> None
     assert not made
     assert [list(price.costs), list(price.costs)] == [[0.0, 2.0, 2.0]] * 2
     assert len(made) == 1
-
-
-# --------------------------------------------------------------------------- rates
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0.1, 1), st.floats(0, 1), st.floats(0.1, 9))
@@ -102,9 +97,6 @@ def test_cells_tell_apart_what_matters() -> None:
     classes = [length_class(match) for match in range(1, 100_000)]
     assert classes == sorted(classes)
     assert (classes[:8], classes[-1]) == ([1, 2, 3, 4, 5, 6, 7, 9], 11)
-
-
-# --------------------------------------------------------------------------- guesses that wait for their outcome
 
 
 def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> None:
@@ -172,9 +164,6 @@ def test_blind_estimates_hang_on_no_token_that_was_drawn() -> None:
     estimates = {record.estimated(draft, 6, blind=True).chances for draft in drawn}
     assert len(estimates) == 1
     assert len(next(iter(estimates))) == 6
-
-
-# --------------------------------------------------------------------------- reliability
 
 
 def test_reliability_counts_up_to_the_first_wrong_one() -> None:

@@ -79,9 +79,6 @@ def practised(name: str, seed: int, *, wrong: bool = False) -> Drafter:
     return drafter
 
 
-# --------------------------------------------------------------------------- names
-
-
 def test_drafters_are_made_by_name_and_memory_goes_to_those_that_remember() -> None:
     for name in ALL:
         assert made(name).name == name
@@ -251,9 +248,6 @@ def test_wrong_guesses_lower_the_estimate_and_shorten_the_draft(name: str) -> No
     draft = drafter.propose(15)
     assert draft.chances[0] < 0.2
     assert len(draft) <= 3
-
-
-# --------------------------------------------------------------------------- the package's recipe
 
 
 def test_the_recipe_of_the_package_is_a_drafter_of_ten_lines_or_so() -> None:

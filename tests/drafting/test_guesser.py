@@ -237,9 +237,6 @@ def test_a_law_is_one_whatever_is_taken(prompt: list[int], picks: list[int]) -> 
     assert g.text() == [*prompt, *taken, 0]
 
 
-# --------------------------------------------------------------------------- tokens of others
-
-
 def test_a_chain_goes_on_behind_a_token_of_another() -> None:
     g = begun([1, 2, 3, 4, 9, 5, 6, 7, 8, 9, 1, 2])
     assert guess(g, 2)[0] == 3

@@ -276,16 +276,6 @@ def test_a_map_starts_as_the_identity_and_follows_each_outcome(outcomes: list[tu
     assert 0 < secondary.estimate(p) < 1
 
 
-def test_only_what_is_near_moves() -> None:
-    secondary = OutcomeMap()
-    far = [0.05, 0.3, 0.8, 0.99]
-    before = [secondary.estimate(p) for p in far]
-    for _ in range(500):
-        secondary.learn(0.55, False)
-    assert [secondary.estimate(p) for p in far] == before
-    assert secondary.estimate(0.55) < 0.1
-
-
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])
 def test_it_finds_what_a_distorted_judge_means(power: float) -> None:
     rng = random.Random(0)

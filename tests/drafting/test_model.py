@@ -158,9 +158,6 @@ def test_broken_logits_end_a_draft() -> None:
         assert DraftSampler(4, Sampling()).guess(np.array(row), 0, None) is None
 
 
-# --------------------------------------------------------------------------- drawn drafts
-
-
 def test_q_is_the_law_at_the_targets_temperature() -> None:
     model = MockTarget(400, peak=1.0)
     drafter = ModelDrafter(model)

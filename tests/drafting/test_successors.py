@@ -37,9 +37,6 @@ def rows_to(best: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
     return rows
 
 
-# --------------------------------------------------------------------------- the best two
-
-
 @given(row=arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-30, 30, width=32)))
 def test_the_best_two_are_those_of_a_sort(row: NDArray[np.float32]) -> None:
     best, law = top_two(row)
@@ -77,9 +74,6 @@ def test_logits_that_are_no_numbers_teach_nothing() -> None:
     assert drafter.propose(2).tokens == (1, 3), "nothing is expected at the first position"
 
 
-# --------------------------------------------------------------------------- recycle
-
-
 @given(seed=SEEDS, n_vocab=st.integers(3, 9))
 def test_recycle_drafts_the_chain_of_the_latest_best_successors(seed: int, n_vocab: int) -> None:
     """Of tokens that were evaluated, refused or not, in this request or an earlier one, with this model."""
@@ -115,9 +109,6 @@ def test_what_stays_the_best_is_surer() -> None:
         drafter.begin([1])
         chances += drafter.propose(1).chances
     assert chances == sorted(set(chances))
-
-
-# --------------------------------------------------------------------------- lookahead
 
 
 def expected_window(
@@ -203,9 +194,6 @@ def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(drafter._pool) <= 30
     assert len(drafter._pool) == 30
     assert tuple(tokens[-LONGEST:]) in drafter._pool
-
-
-# --------------------------------------------------------------------------- the loop
 
 
 class Reader(RecycleDrafter):

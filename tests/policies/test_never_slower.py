@@ -153,8 +153,6 @@ class Machine:
         self.drafted += sent
 
 
-# --------------------------------------------------------------------------- the policy
-
 KINDS: dict[str, dict[str, Any]] = {
     "alone": {},
     "slow to ask": {"ask": 0.1},
@@ -245,9 +243,6 @@ def test_interruptions_are_not_booked_to_drafts() -> None:
         machine.run(2000, Drafts(0.85, 0.85))
         drafted.append(machine.drafted)
     assert drafted[1] > 0.8 * drafted[0] > 0
-
-
-# --------------------------------------------------------------------------- the passes of several texts
 
 
 class Guess(Drafter):

@@ -72,9 +72,6 @@ def test_passes_looked_ahead_to_cost_no_more_than_this_one_may() -> None:
     assert rich.tokens[0] > poor.tokens[0] > 1
 
 
-# --------------------------------------------------------------------------- a refused pass that is evaluated again
-
-
 def curve(slope: float) -> CostCurve:
     return CostCurve({1: 1.0, 64: 1 + 63 * slope})
 

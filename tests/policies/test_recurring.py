@@ -93,9 +93,6 @@ def test_it_comes_near_to_the_best_of_all_fixed_pairs_of_sizes(seed: int) -> Non
     assert run(CostPolicy(), guesses, 0.3, 0.3)[0] > 0.97 * best
 
 
-# --------------------------------------------------------------------------- the credit
-
-
 def offers(*values: tuple[int, float, int, float]) -> list[Offer]:
     return [Offer(*value) for value in values]
 
