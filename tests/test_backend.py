@@ -1,16 +1,18 @@
 """The contract of `ngramspec.backend`, on every runner: the tests for whoever writes another one.
 
-Add a line to `RUNNERS`. What is expected needs no knowledge of the model.
+Add a line to `RUNNERS`. What is expected of the texts needs no knowledge of the model.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from support.cli_runner import DEMO
+from support.decoder_loop import drive
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 
@@ -175,6 +177,26 @@ def test_what_was_taken_back_leaves_no_trace(model: Model) -> None:
         assert model.owed in (range(kept + 1) if model.replays else (0,))
         np.testing.assert_allclose(model.evaluate(MORE[kept:]), expected[kept:], atol=1e-2)
         assert model.owed == 0
+
+
+@pytest.fixture(scope="module")
+def decoders(runner: tuple[Model, Vocabulary], tmp_path_factory: pytest.TempPathFactory) -> list[SpeculativeDecoder]:
+    """Without drafts and with them, after what has to be measured for that."""
+    model, vocabulary = runner
+    options: dict[str, Any] = {"vocabulary": vocabulary, "policy": "fixed", "draft_max": 4}
+    options["exact"] = "off" if model.replays else "on"
+    plain = SpeculativeDecoder(model, drafter=None, calibration_folder=tmp_path_factory.mktemp("costs"), **options)
+    list(plain.generate(PROMPT, max_tokens=2))
+    return [plain, SpeculativeDecoder(model, drafter="ngram", calibration=plain.calibration, **options)]
+
+
+def test_drafts_do_not_change_the_text(decoders: list[SpeculativeDecoder]) -> None:
+    plain, drafted = decoders
+    for sampling in SAMPLINGS:
+        expected, _ = drive(plain, PROMPT, max_tokens=30, sampling=sampling)
+        text, steps = drive(drafted, PROMPT, max_tokens=30, sampling=sampling)
+        assert text == expected
+        assert plain.target.can_rollback or not any(step.drafted for step in steps)
 
 
 def test_a_model_alone_is_not_enough() -> None:
