@@ -225,14 +225,3 @@ def test_rejection_checks_q(q: tuple[dict[int, float], ...]) -> None:
     row = np.zeros(3, np.float32)
     with pytest.raises(ValueError, match=r"distributions q|not drawn from its q"):
         verify_rejection([row, row], [1], q, sampler(Sampling(1.0), 3), 0)
-
-
-def test_choices_of_the_drafter() -> None:
-    s = Sampling(1.0, seed=4)
-    counts = {9: 3, 4: 1, 7: 2}
-    for position in range(20):
-        for offset in range(3):
-            g = noise.gumbel(4, position + offset, np.array([9, 4, 7]))
-            best = [9, 4, 7][int(np.argmax(np.log([3, 1, 2]) + g))]
-            assert coupled_choice(s, position)(offset, counts) == best
-    assert coupled_choice(s, 0)(0, {5: 2}) == rejection_choice(s, 0)(0, {5: 2}) == 5

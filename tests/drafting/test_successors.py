@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
-from support.mock_target import MockTarget
+from support.mock_target import MockTarget, rows_to
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -28,13 +28,6 @@ from ngramspec.replay.replay import Replay
 FREE = GivenCurve({1: 1.0, 64: 1.0})
 NAN = float("nan")
 SEEDS = st.integers(0, 10**6)
-
-
-def rows_to(best: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
-    """Rows in which these tokens are the best, in turn."""
-    rows = np.zeros((len(best), n_vocab), np.float32)
-    rows[np.arange(len(best)), best] = 4.0
-    return rows
 
 
 @given(row=arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-30, 30, width=32)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -69,6 +70,7 @@ QUALITIES = {
 }
 
 
+@dataclass
 class Machine:
     """The cost policy at work where passes take known times.
 
@@ -82,20 +84,16 @@ class Machine:
         interrupted: the share of passes that the system interrupts, for up to three plain passes.
     """
 
-    def __init__(
-        self,
-        cost: Cost,
-        *,
-        believed: Cost | None = None,
-        texts: int = 1,
-        ask: float = 0.01,
-        replay: Replay | None = None,
-        switch: float = 0.0,
-        interrupted: float = 0.0,
-    ) -> None:
-        self.cost, self.texts, self.ask, self.replay, self.switch = cost, texts, ask, replay, switch
-        self.interrupted = interrupted
-        self.curve = CostCurve({n: (believed or cost)(n) for n in SIZES}, switch)
+    cost: Cost
+    believed: Cost | None = None
+    texts: int = 1
+    ask: float = 0.01
+    replay: Replay | None = None
+    switch: float = 0.0
+    interrupted: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.curve = CostCurve({n: (self.believed or self.cost)(n) for n in SIZES}, self.switch)
         self.budget = DraftBudget()
         self.seconds = 0.0
         self.tokens = self.passes = self.asked = self.drafted = 0

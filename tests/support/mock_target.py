@@ -320,6 +320,13 @@ class Blurred(MockTarget):
         return super().row(context) + (self._blur * rng.standard_normal(self.n_vocab)).astype(np.float32)
 
 
+def rows_to(best: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
+    """Rows in which these tokens are the best, in turn."""
+    rows = np.zeros((len(best), n_vocab), np.float32)
+    rows[np.arange(len(best)), best] = 4.0
+    return rows
+
+
 def plain_generate(mock: MockTarget, prompt: Sequence[int], n: int, sampling: Sampling) -> list[int]:
     """The reference: one token a pass, no draft. At most n tokens; an end-of-generation token ends
     the list and is its last entry, and so does a full context."""
