@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from support.laws import ALARM, Path, Text, check_law, follows, law_on, next_law
-from support.mock_target import MockTarget, plain_generate
+from support.mock_target import MockTarget
 from support.samplers import make_sampler
 from support.small_loop import certain, from_counts, speculate
 
@@ -68,12 +68,9 @@ def test_lenience_of_greedy_decoding() -> None:
     assert verify_lenient_greedy(rows, [0, 0], 0.9, chain, 0) == Verdict((0, 0, 2), 2)
 
 
-def test_lenience_1_is_greedy_decoding() -> None:
-    mock = MockTarget(12)
-    plain = plain_generate(mock, PROMPT, 40, Sampling())
-    assert speculate(mock, PROMPT, 40, Sampling(), lambda t, _: certain([t[-1], 5]), Acceptance("greedy"))[0] == plain
+def test_with_hardly_any_lenience_asked_for_everything_is_good_enough() -> None:
     everything = Acceptance(lenience=1e-30)
-    taken, _ = speculate(mock, PROMPT, 40, Sampling(), lambda _t, _c: certain([5, 6]), everything)
+    taken, _ = speculate(MockTarget(12), PROMPT, 40, Sampling(), lambda _t, _c: certain([5, 6]), everything)
     assert taken[:2] == taken[3:5] == [5, 6]
 
 

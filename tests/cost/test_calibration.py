@@ -119,6 +119,7 @@ def test_a_full_context_is_not_timed_again(clock: Clock, tmp_path: Path) -> None
 
 SECONDS: list[Any] = [{}, {"2": 1.0}, {"one": 1.0}, {"1": "x"}, {"1": None}, {"1": -1}, {"1": [1]}, [], "1", 3, None]
 SECONDS += [{"1": math.inf}, {"1": math.nan}, {"1": 10**400}]
+TEXTS = ["", "{", "[]", "null", "3", '"text"', "{}", "\0\1\2"]
 CLASSES: list[Any] = [3, None, [], [[1, 2], ["x"]], [[2, 4]], [[1, 1000]], [[1, 2], [2, 3]]]
 
 
@@ -150,17 +151,7 @@ def test_what_is_damaged_counts_as_nothing_known(clock: Clock, tmp_path: Path) -
         known = Calibration.load(target, tmp_path)
         assert known.curve is None or data["curve"] == kept["curve"]
         assert known.exact_sizes is None or data["curve"] != kept["curve"], data
-    for text in (
-        "",
-        "{",
-        "[]",
-        "null",
-        "3",
-        '"text"',
-        "{}",
-        "\0\1\2",
-        *(whole[:cut] for cut in range(0, len(whole) - 1, 7)),
-    ):
+    for text in (*TEXTS, *(whole[:cut] for cut in range(0, len(whole) - 1, 7))):
         path.write_text(text)
         known = Calibration.load(target, tmp_path)
         assert (known.curve, known.probe, known.exact_sizes) == (None, None, None)
