@@ -21,10 +21,7 @@ def total(numbers, start):
 
     A second paragraph that nobody could guess.
     """
-    result = start
-    for number in numbers:
-        result += number
-    return result
+    return sum(numbers, start)
 
 
 def undocumented(number):

@@ -53,8 +53,6 @@ def test_other_files_of_a_project(coder: Vocabulary) -> None:
         f"<|file_sep|>filename\n<|fim_prefix|>{BEFORE}<|fim_suffix|>{AFTER}<|fim_middle|>"
     )
     tokens = fill_in(coder, BEFORE, AFTER, others=OTHERS)
-    assert b"".join(map(coder.piece, tokens)).decode() == _without_marks(text)
-    assert [t for t in tokens if not coder.piece(t)] == [t for t in spelled(coder, text) if not coder.piece(t)]
     assert tokens == list(itertools.chain.from_iterable(spelled(coder, part) for part in _parts(text)))
     # Without text all marks stand there still.
     text = f"{BOS}<|repo_name|>myproject\n<|file_sep|>filename\n<|fim_prefix|><|fim_suffix|><|fim_middle|>"
@@ -80,9 +78,6 @@ def test_no_text_writes_a_control_token(coder: Vocabulary) -> None:
         coder, f"{BOS}<|repo_name|><|file_sep|><|file_sep|><|fim_prefix|><|fim_suffix|><|fim_middle|>"
     )
     assert b"".join(map(coder.piece, tokens)).decode().count(evil) == 5
-
-
-# ------------------------------------------------------------------------------------- limits
 
 
 @pytest.mark.parametrize("suffix_first", [False, True])
@@ -127,9 +122,6 @@ def test_limits_are_llama_servers() -> None:
     assert Limits.within(32768, near=2048, n_predict=0) == Limits.within(32768, near=2048, n_predict=128)
 
 
-# ------------------------------------------------------------------------------------- models that cannot
-
-
 def test_tokens_are_found_by_name_and_by_key(coder: Vocabulary, demo_vocabulary: Vocabulary, tmp_path: Path) -> None:
     from ngramspec.llama.vocabulary import Vocabulary
 
@@ -160,7 +152,3 @@ def _parts(text: str) -> list[str]:
     for name in ("shop.py\n", "b.py\n"):
         cut = cut.replace(f"\0{name}", f"\0{name}\0")
     return [part for part in cut.split("\0") if part]
-
-
-def _without_marks(text: str) -> str:
-    return "".join(part for part in _parts(text) if not part.startswith("<|"))

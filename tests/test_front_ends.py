@@ -74,9 +74,6 @@ Ask = Callable[[dict[str, Any]], Told]
 Plain = Callable[[str, dict[str, Any]], str]
 
 
-# --------------------------------------------------------------------------- plain decoding
-
-
 def known_costs(known: Calibration, *_: Any, **__: Any) -> CostCurve:
     """In place of measuring them."""
     known.curve = GivenCurve({1: 1000.0, 64: 1200.0})
@@ -128,9 +125,6 @@ def plain(target: Target, parent: llama_cpp.Llama) -> Plain:
         return "".join(s.text for s in decoder.generate(prompt, max_tokens=TOKENS, sampling=sampling, stop=stop))
 
     return text
-
-
-# --------------------------------------------------------------------------- front ends
 
 
 def flags(settings: dict[str, Any]) -> list[str]:

@@ -137,24 +137,16 @@ def check(tmp_path: Path, files: Mapping[str, str]) -> list[str]:
 
 
 WRONG = {
-    (
-        "low/e.py",
-        "from ngramspec.high.b import thing",
-    ): "ngramspec.low.e imports ngramspec.high.b, which is not below it",
-    ("low/e.py", "from ..high import b"): "ngramspec.low.e imports ngramspec.high.b",
-    ("low/e.py", "def f():\n    import ngramspec.high.b"): "ngramspec.low.e imports ngramspec.high.b",
-    ("low/e.py", "if TYPE_CHECKING:\n    from ngramspec.high import b"): "ngramspec.low.e imports ngramspec.high.b",
+    ("low/e.py", "from ngramspec.high.b import thing"): "ngramspec.low.e imports ngramspec.high.b, which is not below",
+    ("low/e.py", "def f():\n    from ..high import b"): "ngramspec.low.e imports ngramspec.high.b",
     ("low/e.py", "from ngramspec.side import x"): "ngramspec.low.e imports ngramspec.side, which is not below it",
     ("low/e.py", "from ngramspec import thing"): "ngramspec.low.e imports ngramspec.__init__, which is not",
     ("low/e.py", "import ngramspec_cli.app"): "ngramspec.low.e imports ngramspec_cli.app, which is not",
-    ("low/e.py", "import llama_cpp"): "ngramspec.low.e imports llama_cpp",
-    ("low/e.py", "def f():\n    from llama_cpp import llama"): "ngramspec.low.e imports llama_cpp",
-    ("low/e.py", "def f(api):\n    return api.llama_decode(1)"): "ngramspec.low.e uses llama_decode",
+    ("low/e.py", "if TYPE_CHECKING:\n    from llama_cpp import llama"): "ngramspec.low.e imports llama_cpp",
     ("low/e.py", "@api.ggml_backend_sched_eval_callback\ndef f(): ..."): "ngramspec.low.e uses ggml_backend_sched",
     ("low/e.py", "f = llama_free"): "ngramspec.low.e uses llama_free",
     ("low/e.py", "from ngramspec.errors import llama_free"): "ngramspec.low.e uses llama_free",
     ("low/d.py", "from ngramspec.low.a import x"): "a cycle: ngramspec.low.",
-    ("new.py", ""): "new is in no layer",
     ("newer/__init__.py", ""): "newer is in no layer",
 }
 

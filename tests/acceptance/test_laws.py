@@ -68,8 +68,6 @@ def test_texts_follow_the_law(name: str, method: str) -> None:
     assert all(law(PROMPT, tokens[:i])[token] == 1 for i, token in enumerate(tokens))
 
 
-# -------------------------------------------------------------------------------------- grammar
-
 A, B, C, AB = range(FIRST_WORD, FIRST_WORD + 4)
 BYTE_A = 3 + ord("a")  # another token for the same letter
 
@@ -108,9 +106,6 @@ def test_law_under_a_grammar(text: str, method: str, name: str, word_vocabulary:
     tables = [{A: 4, AB: 3, BYTE_A: 2, B: 1}, {A: 1, B: 4, C: 3, AB: 1}]
     texts = texts_of(mock, [C, AB], sampling, tables, method, length=16)
     assert follows(texts, law_on(mock, sampling, allowed))
-
-
-# ------------------------------------------------------------------------------- the tests' own power
 
 
 @pytest.mark.parametrize(

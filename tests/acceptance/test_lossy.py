@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from support.laws import ALARM, Path, Text, check_law, follows, law_on, next_law
-from support.mock_target import MockTarget, plain_generate
+from support.mock_target import MockTarget
 from support.samplers import make_sampler
 from support.small_loop import certain, from_counts, speculate
 
@@ -26,8 +26,6 @@ ALL: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "min_p": 0.0}
 PROMPT = [3, 1, 2]
 P = np.array([0.4, 0.3, 0.2, 0.1])
 Q = {0: 1, 1: 2, 2: 5, 3: 2}
-
-# ------------------------------------------------------------------------------------ lenience
 
 
 @pytest.mark.parametrize("lenience", [0.5, *(pytest.param(x, marks=pytest.mark.exhaustive) for x in (1.0, 0.2))])
@@ -70,12 +68,9 @@ def test_lenience_of_greedy_decoding() -> None:
     assert verify_lenient_greedy(rows, [0, 0], 0.9, chain, 0) == Verdict((0, 0, 2), 2)
 
 
-def test_lenience_1_is_greedy_decoding() -> None:
-    mock = MockTarget(12)
-    plain = plain_generate(mock, PROMPT, 40, Sampling())
-    assert speculate(mock, PROMPT, 40, Sampling(), lambda t, _: certain([t[-1], 5]), Acceptance("greedy"))[0] == plain
+def test_with_hardly_any_lenience_asked_for_everything_is_good_enough() -> None:
     everything = Acceptance(lenience=1e-30)
-    taken, _ = speculate(mock, PROMPT, 40, Sampling(), lambda _t, _c: certain([5, 6]), everything)
+    taken, _ = speculate(MockTarget(12), PROMPT, 40, Sampling(), lambda _t, _c: certain([5, 6]), everything)
     assert taken[:2] == taken[3:5] == [5, 6]
 
 
@@ -89,9 +84,6 @@ def test_lenience_with_penalties_and_bonus_tokens() -> None:
         tokens, _ = speculate(mock, PROMPT, 30, seeded, lambda _t, _c: certain([]), Acceptance(lenience=0.3))
         texts.append((PROMPT, tokens))
     assert follows(texts, law_on(mock, plain))
-
-
-# ------------------------------------------------------------------------------ typical acceptance
 
 
 def bar(p: np.ndarray[Any, Any], epsilon: float = 0.09, delta: float = 0.3) -> float:
@@ -139,11 +131,3 @@ def test_no_leniency_towards_what_the_grammar_forbids(how: Acceptance, word_voca
         for token in tokens:
             assert here.allows(token)
             here.accept(token)
-
-
-def test_lossy_texts_are_reproducible() -> None:
-    mock = MockTarget(6, peak=1.0)
-    propose = from_counts([{0: 1, 1: 2}, {2: 1, 3: 1}])
-    for how in (Acceptance(lenience=0.4), Acceptance(typical=True)):
-        s = Sampling(1.0, seed=4)
-        assert speculate(mock, PROMPT, 50, s, propose, how) == speculate(mock, PROMPT, 50, s, propose, how)

@@ -102,30 +102,6 @@ def test_what_changes_the_output_is_labelled() -> None:
 
 
 @pytest.mark.parametrize(
-    ("sampling", "how", "why"),
-    [
-        (Sampling(), None, {"margin"}),
-        (Sampling(), Acceptance(lenience=0.5), {"margin", "slack"}),
-        (HOT, None, set()),
-        (HOT, "match", set()),
-        (HOT, "rejection", {"q", "u", "overlap"}),
-        (HOT, Acceptance(lenience=0.5), {"q", "u", "overlap"}),
-        (HOT, Acceptance(typical=True), {"threshold"}),
-        (MIROSTAT, None, set()),
-    ],
-)
-def test_who_watches_is_told_why(sampling: Sampling, how: Any, why: set[str]) -> None:
-    seen: list[TokenDecision] = []
-    made = RuleVerifier(make_sampler(sampling, 6), how, seen.append)
-    row = np.array([0, 0, 2, 0, 0, 0], np.float32)
-    verdict = made.verify([row, row, row], certain([2, 2]), 4)
-    guesses = [j for j in seen if j.accepted is not None]
-    assert sum(bool(j.accepted) for j in guesses) == verdict.accepted
-    assert all(set(j.why) == why for j in guesses)
-    assert [(j.token, set(j.why)) for j in seen if j.accepted is None] == [(verdict.tokens[-1], set())]
-
-
-@pytest.mark.parametrize(
     ("sampling", "how"),
     [
         (Sampling(), None),

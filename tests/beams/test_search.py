@@ -144,15 +144,6 @@ def test_one_beam_is_greedy_decoding(mock: dict[str, Any], max_tokens: int, draf
 # --------------------------------------------------------------------------- passes
 
 
-@pytest.mark.parametrize(("beams", "least"), [(1, 2.0), (2, 2.0), (4, 2.0), (8, 1.4)])
-def test_drafts_save_passes(beams: int, least: float) -> None:
-    target = MockBranchingTarget(24, peak=6.0, seed=5)
-    found = search(target, beams, True, max_tokens=120)
-    assert found.stats.steps == 120
-    assert found.stats.steps_per_pass >= least
-    assert max(found.stats.batches) <= target.max_batch
-
-
 def test_a_copied_prompt_saves_passes() -> None:
     """The prompt's n-grams alone: the target says what the prompt says, and its rows are met for the first time."""
     rng = np.random.default_rng(0)

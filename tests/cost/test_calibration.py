@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +119,7 @@ def test_a_full_context_is_not_timed_again(clock: Clock, tmp_path: Path) -> None
 
 SECONDS: list[Any] = [{}, {"2": 1.0}, {"one": 1.0}, {"1": "x"}, {"1": None}, {"1": -1}, {"1": [1]}, [], "1", 3, None]
 SECONDS += [{"1": math.inf}, {"1": math.nan}, {"1": 10**400}]
+TEXTS = ["", "{", "[]", "null", "3", '"text"', "{}", "\0\1\2"]
 CLASSES: list[Any] = [3, None, [], [[1, 2], ["x"]], [[2, 4]], [[1, 1000]], [[1, 2], [2, 3]]]
 
 
@@ -151,17 +151,7 @@ def test_what_is_damaged_counts_as_nothing_known(clock: Clock, tmp_path: Path) -
         known = Calibration.load(target, tmp_path)
         assert known.curve is None or data["curve"] == kept["curve"]
         assert known.exact_sizes is None or data["curve"] != kept["curve"], data
-    for text in (
-        "",
-        "{",
-        "[]",
-        "null",
-        "3",
-        '"text"',
-        "{}",
-        "\0\1\2",
-        *(whole[:cut] for cut in range(0, len(whole) - 1, 7)),
-    ):
+    for text in (*TEXTS, *(whole[:cut] for cut in range(0, len(whole) - 1, 7))):
         path.write_text(text)
         known = Calibration.load(target, tmp_path)
         assert (known.curve, known.probe, known.exact_sizes) == (None, None, None)
@@ -224,9 +214,6 @@ def test_what_is_kept_of_a_model_tells_how_steep_it_is(tmp_path: Path) -> None:
     assert kept_steepness("third", tmp_path) is None
 
 
-# --------------------------------------------------------------------------- several processes
-
-
 def test_exact_sizes_survive_whoever_saves_last(clock: Clock, tmp_path: Path) -> None:
     target = target_on(clock)
     plain = Calibration.load(target, tmp_path)  # knows of no exact mode, and saves at the end
@@ -246,28 +233,6 @@ def test_the_first_choice_of_exact_sizes_stands(clock: Clock, tmp_path: Path) ->
     assert late.ensure_exact(second) == early.exact_sizes == EXACT
     late.save()
     assert Calibration.load(first, tmp_path).exact_sizes == early.exact_sizes
-
-
-def save_often(folder: Path, path: Path, times: int) -> None:
-    for i in range(times):
-        Calibration(path, CostCurve({n: float(n + i) for n in range(1, 65)})).save()
-        assert json.loads(path.read_text())["curve"], folder
-
-
-def test_two_processes_never_read_half_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "model.json"
-    context = multiprocessing.get_context("fork")
-    others = [context.Process(target=save_often, args=(tmp_path, path, 60)) for _ in range(2)]
-    for process in others:
-        process.start()
-    save_often(tmp_path, path, 60)
-    for process in others:
-        process.join()
-        assert process.exitcode == 0
-    assert list(tmp_path.iterdir()) == [path]
-
-
-# --------------------------------------------------------------------------- the class of exact mode
 
 
 @pytest.mark.parametrize(

@@ -67,14 +67,10 @@ def test_files(tmp_path: Path) -> None:
     [
         ("", "not JSON"),
         ("[1, 2]", "holds no curve"),
-        ("{}", "holds no curve"),
         ('{"2": 1.0}', "no entry for a batch of 1"),
         ('{"1": 1.0, "4": -2}', "a batch of 4 costs -2"),
-        ('{"1": 0}', "a batch of 1 costs 0"),
         ('{"1": 1.0, "2": NaN}', "a batch of 2 costs nan"),
-        ('{"1": 1.0, "2": 1e999}', "a batch of 2 costs inf"),
         ('{"1": 1.0, "two": 2}', "'two': 2"),
-        ('{"1": 1.0, "-2": 2}', "'-2': 2"),
         ('{"1": 1.0, "0": 2}', "must be positive"),
         ('{"1": 1.0, "99999999999999999999": 2}', "is not the size"),
         ('{"1": "1.0"}', "'1': '1.0'"),
@@ -86,7 +82,6 @@ def test_files(tmp_path: Path) -> None:
         ('{"1": 1.0, "switch": "0.1"}', "a change of size costs '0.1'"),
         ('{"1": 1.0, "switch": NaN}', "a change of size costs nan"),
         ('{"1": 1.0, "switch": true}', "a change of size costs True"),
-        ('{"switch": 1.0}', "no entry for a batch of 1"),
         ("[" * 100000, "JSON"),
     ],
 )

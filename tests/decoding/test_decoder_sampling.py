@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.decoder_loop import Oracle, drive, model, unmeasured
+from support.decoder_loop import Coin, Oracle, drive, model, unmeasured
 from support.mock_target import MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD
 
@@ -30,30 +30,15 @@ A, B, C = range(FIRST_WORD, FIRST_WORD + 3)
 
 
 def test_coupled_guesses_use_the_noise_of_their_position() -> None:
-    class Coin(MockTarget):
-        """Tokens 0 and 2 with probability 0.45 each, 1 and 3 with 0.05 each, whatever came before."""
-
-        def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-            return np.log([0.45, 0.05, 0.45, 0.05]).astype(np.float32)
-
     # Two independent draws agree with probability 0.41; the same noise on similar counts far more often.
     stats = Stats()
-    prompt = np.random.default_rng(4).choice(4, 400, p=[0.45, 0.05, 0.45, 0.05]).tolist()
+    prompt = np.random.default_rng(4).choice(4, 400, p=Coin.law).tolist()
     for seed in range(10):
         decoder = unmeasured(Coin(4), policy="fixed", draft_max=1)
         for step in drive(decoder, prompt, max_tokens=100, sampling=Sampling(1.0, **OPEN, seed=seed))[1]:
             stats.add(step)
     assert stats.drafted > 400
     assert (stats.acceptance_rate or 0) > 0.6
-
-
-def test_rejection_is_reproducible() -> None:
-    asked: dict[str, Any] = {"max_tokens": 40, "sampling": Sampling(1.0, **OPEN, seed=9), "verify": "rejection"}
-    one, other = (drive(unmeasured(model(6, peak=2.0), policy="fixed"), [1, 2, 1, 2, 1], **asked) for _ in range(2))
-    assert one[0] == other[0]
-
-
-# ------------------------------------------------------------------------------------- grammars
 
 
 def test_forbidden_tokens_are_not_sent(word_vocabulary: Vocabulary) -> None:
@@ -122,9 +107,6 @@ def test_a_dead_end_is_an_error_with_its_position(method: str, word_vocabulary: 
     assert mock.tokens == [*prompt, *emitted[:-1]]
 
 
-# --------------------------------------------------------------------------- details of judgements
-
-
 @pytest.mark.parametrize("method", ["coupled", "match", "rejection", "greedy"])
 def test_details_tell_the_whole_story(method: str) -> None:
     sampling = Sampling(0.0 if method == "greedy" else 1.0, seed=5, **OPEN)
@@ -149,9 +131,6 @@ def test_details_tell_the_whole_story(method: str) -> None:
     plain, steps = drive(again, prompt, **options)
     assert plain == emitted
     assert all(step.detail == () and step.judged == NO_DRAFT and step.logprobs == () for step in steps)
-
-
-# ------------------------------------------------------------------------------------- broken logits
 
 
 @pytest.mark.parametrize(

@@ -12,30 +12,27 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from support.decoder_loop import CLOCK, Oracle, cheap, drive, milliseconds, model, unmeasured
+from support.decoder_loop import CLOCK, Coin, Oracle, cheap, drive, milliseconds, model, unmeasured
 from support.grid import grid
 from support.laws import Legal, Text, follows, law_on
-from support.mock_target import MockTarget, plain_generate
+from support.mock_target import Blurred, MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD, WORDS
 
-from ngramspec.acceptance.verifier import Acceptance, RuleVerifier
 from ngramspec.cost.measure import Replay
 from ngramspec.decoding.step import Stats
 from ngramspec.decoding.text import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.asked_model import AskedModel
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
-from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.model import ModelDrafter
-from ngramspec.drafting.price import TokenPrice
 from ngramspec.memory import Memory
 from ngramspec.policies import POLICIES
 from ngramspec.sampling.settings import SAMPLERS, Sampling
@@ -101,18 +98,6 @@ Speak = Callable[..., MockTarget]
 def speaking(vocabulary: Vocabulary, *, eog: Sequence[int] = (), **options: Any) -> MockTarget:
     words = (*SPOKEN, END) if eog else SPOKEN
     return model(vocabulary=vocabulary, words=words, **{"peak": 2.0, **options})
-
-
-def blurred(small: MockTarget, scale: float = 2.0) -> MockTarget:
-    """A draft model: a target whose logits are moved a little."""
-    row = small.row
-
-    def moved(context: Sequence[int]) -> NDArray[np.float32]:
-        rng = np.random.default_rng((7, *context[-2:]))
-        return row(context) + (scale * rng.standard_normal(small.n_vocab)).astype(np.float32)
-
-    small.row = moved  # type: ignore[method-assign]
-    return small
 
 
 def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) -> Drafter:
@@ -196,7 +181,7 @@ def check_same_text(
     decoder = unmeasured(
         speak(**options, replays=replays, leaves=0 if replays else 4),
         slope=draw(st.sampled_from([0.001, 0.1, 0.4])),
-        drafter=guesses or made(drafter, lambda: blurred(speak(**options)), [*prompt, *tokens[:9], *tokens[10:]]),
+        drafter=guesses or made(drafter, lambda: speak(kind=Blurred, **options), [*prompt, *tokens[:9], *tokens[10:]]),
         policy=policy,
         draft_max=draw(st.sampled_from([7, 15, 1, 2, 4])),
     )
@@ -222,34 +207,21 @@ def check_same_text(
 SAME = {"drafter": (*ALL_DRAFTERS, "oracle"), "policy": POLICIES, "rule": ("coupled", "greedy", "match")}
 
 
+@pytest.mark.parametrize("words", [False, True])
 @grid(**SAME)
-def test_a_seed_gives_the_text_that_it_gives_without_drafts(drafter: str, policy: str, rule: str) -> None:
+def test_a_seed_gives_the_text_that_it_gives_without_drafts(
+    drafter: str, policy: str, rule: str, words: bool, word_vocabulary: Vocabulary
+) -> None:
+    """Where tokens are numbers, and where they are words and grammars hold."""
     counted = Stats()
 
     @given(data=st.data())
     @settings(max_examples=12)  # of each of the grid's cases
     def check(data: st.DataObject) -> None:
         n_vocab = data.draw(st.sampled_from([12, 60, 300]))
-        speak = lambda **options: model(n_vocab, **options)  # noqa: E731
-        counted.merge(check_same_text(data.draw, speak, range(5), SETTINGS, drafter, policy, rule))
-
-    check()
-    if settings.default.derandomize:  # by default the examples are always the same
-        assert counted.accepted > 5
-        assert counted.drafted > counted.accepted
-
-
-@grid(**SAME)
-def test_so_it_does_where_tokens_are_words_and_grammars_hold(
-    drafter: str, policy: str, rule: str, word_vocabulary: Vocabulary
-) -> None:
-    counted = Stats()
-
-    @given(data=st.data())
-    @settings(max_examples=12)
-    def check(data: st.DataObject) -> None:
-        speak = lambda **options: speaking(word_vocabulary, **options)  # noqa: E731
-        counted.merge(check_same_text(data.draw, speak, SPOKEN[:5], WITH_WORDS, drafter, policy, rule))
+        speak: Speak = partial(speaking, word_vocabulary) if words else partial(model, n_vocab)
+        some, named = (SPOKEN[:5], WITH_WORDS) if words else (range(5), SETTINGS)
+        counted.merge(check_same_text(data.draw, speak, some, named, drafter, policy, rule))
 
     check()
     if settings.default.derandomize:  # by default the examples are always the same
@@ -278,18 +250,10 @@ def test_every_setting_with_drafts_that_are_right_and_wrong(name: str, word_voca
 # --------------------------------------------------------------------------- the same law
 
 
-class Coin(MockTarget):
-    """Tokens 0 and 2 with probability 0.45 each, 1 and 3 with 0.05 each, whatever came before."""
-
-    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        return np.log([0.45, 0.05, 0.45, 0.05]).astype(np.float32)
-
-
-class OtherCoin(MockTarget):
+class OtherCoin(Coin):
     """A draft model that holds other things likely."""
 
-    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        return np.log([0.2, 0.4, 0.35, 0.05]).astype(np.float32)
+    law = (0.2, 0.4, 0.35, 0.05)
 
 
 def texts_of(
@@ -300,7 +264,6 @@ def texts_of(
     policy: str,
     *,
     slope: float = 0.1,
-    verify: str | Acceptance = "rejection",
     count: int = 40,
     length: int = 60,
 ) -> tuple[list[Text], Stats]:
@@ -316,7 +279,9 @@ def texts_of(
     for seed in range(count):
         decoder.drafter = drafter or make_drafter("mixture")
         tokens: list[int] = []
-        for step in decoder.generate(prompt, max_tokens=length, sampling=replace(sampling, seed=seed), verify=verify):
+        for step in decoder.generate(
+            prompt, max_tokens=length, sampling=replace(sampling, seed=seed), verify="rejection"
+        ):
             stats.add(step)
             tokens += step.tokens
         texts.append((prompt, tokens))
@@ -399,77 +364,3 @@ def test_rejection_under_a_grammar_keeps_the_law(
     assert stats.drafted > 100
     assert 0.02 < (stats.acceptance_rate or 0) < 0.98
     assert follows(texts, law_on(mock, sampling, legal))
-
-
-# --------------------------------------------------------------------------- the tests' own power
-
-
-class Drawing(Drafter):
-    """Draws every token by the same weights.
-
-    Args:
-        weights: by token.
-        said: those that it says it draws by; None: the same.
-        looks: it says that a draw of token 1 has no chance, having looked at it.
-    """
-
-    name = "drawing"
-
-    def __init__(self, weights: dict[int, float], *, said: dict[int, float] | None = None, looks: bool = False) -> None:
-        self.weights, self.said, self.looks = weights, said or weights, looks
-
-    def begin(self, prompt: Sequence[int]) -> None:
-        pass
-
-    def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
-    ) -> Draft:
-        assert choose is not None
-        tokens = tuple(choose(i, self.weights) for i in range(limit))
-        q = {token: weight / sum(self.said.values()) for token, weight in self.said.items()}
-        chances = tuple(0.02 if self.looks and token == 1 else 0.5 for token in tokens)
-        return Draft(tokens, (q,) * limit, chances=chances, source=self.name)
-
-    def accept(self, tokens: Sequence[int]) -> int:
-        return 0
-
-
-@pytest.mark.parametrize(
-    ("options", "lenience"),
-    [({}, 1.0), ({}, 0.75), ({"said": {0: 1, 1: 1}}, 1.0), ({"looks": True}, 1.0)],
-    ids=["right", "a rule that accepts too much", "a wrong q", "a draft cut by its tokens"],
-)
-def test_a_loop_that_loses_the_law_is_told_apart(options: dict[str, Any], lenience: float) -> None:
-    mock = Coin(4, seconds=cheap, clock=CLOCK)
-    sampling, how = Sampling(1.0, **OPEN), Acceptance("rejection", lenience=lenience)
-    drafter = Drawing({0: 3, 1: 2}, **options)
-    texts, _ = texts_of(mock, [0], sampling, drafter, "cost", verify=how)
-    assert follows(texts, law_on(mock, sampling)) == (not options and lenience == 1)
-
-
-class Even(MockTarget):
-    """a and c, whatever came before, with equal odds."""
-
-    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        row = np.full(self.n_vocab, -np.inf, np.float32)
-        row[[A, C]] = 0.0
-        return row
-
-
-@pytest.mark.parametrize("silently", [False, True])
-def test_a_forbidden_draw_is_a_refusal(
-    silently: bool, word_vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Were it cut off the draft as for the other methods, it would be as if it had never been drawn."""
-    plain = GrammarGuide.shape
-
-    def trimming(self: GrammarGuide, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
-        return plain(self, draft, limit)
-
-    if silently:
-        monkeypatch.setattr(GrammarGuide, "shape", trimming)
-        monkeypatch.setattr(RuleVerifier, "blind", False)
-    mock = Even(vocabulary=word_vocabulary, seconds=cheap, clock=CLOCK)
-    sampling = Sampling(1.0, grammar="root ::= [ac]*", **OPEN)
-    texts, _ = texts_of(mock, [A], sampling, Drawing({A: 1, B: 1}), "fixed", count=20, length=20)
-    assert follows(texts, law_on(mock, sampling, lambda _: {A, C})) != silently

@@ -23,6 +23,7 @@ class Parrot(Drafter):
     """Always proposes 1, 2, 3, ...; remembers what it was asked and told."""
 
     name = "parrot"
+    estimates = True
 
     def __init__(self) -> None:
         self.limits: list[int] = []
@@ -39,7 +40,7 @@ class Parrot(Drafter):
         self.limits.append(limit)
         self.blind.append(blind)
         tokens = tuple(range(1, limit + 1))
-        return Draft(tokens, chances=(0.5,) * limit, source="parrot")
+        return Draft(tokens, chances=(0.5,) * limit, source="parrot") if self.estimates else Draft(tokens[:4])
 
     def accept(self, tokens: Sequence[int]) -> int:
         self.told.append(tuple(tokens))
@@ -136,7 +137,21 @@ def test_plain_decoding_only_refreshes_the_curve() -> None:
     assert curve.last == 2
 
 
-# --------------------------------------------------------------------------- the end of a text, and a grammar
+@pytest.mark.parametrize(("blind", "length"), [(False, 4), (True, 8)])
+def test_drafts_without_estimates_get_those_of_earlier_ones(blind: bool, length: int) -> None:
+    """Blind ones for as many tokens as were asked for, however many were drawn."""
+    speculation, drafter, _ = prepared()
+    drafter.estimates = False
+    speculation.begin([7], blind=blind)
+    for _ in range(300):
+        speculation.plan(100)
+        speculation.learn(Pass((1, 2, 9), drafted=(1, 2, 3), accepted=2, batch=5, seconds=1.0))
+    speculation.plan(100)
+    assert speculation.proposal is not None
+    chances = speculation.proposal.chances
+    assert len(chances) == length
+    assert chances[0] > chances[1] - 0.1 > 0.7
+    assert chances[2] < 0.2
 
 
 @pytest.mark.parametrize(
@@ -188,9 +203,6 @@ def test_what_a_grammar_forbids_is_not_sent(
     assert plan.size == (len(sent) + 2 if ends or not blind else len(sent) + 1)
     speculation.learn(Pass((1, 9), drafted=sent, accepted=1, batch=plan.size, seconds=1.0))
     assert guide.told == [(len(sent), 1, (1, 9))]
-
-
-# --------------------------------------------------------------------------- logits
 
 
 ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)

@@ -38,11 +38,6 @@ def test_any_text_any_split_any_stops(text: str, stops: list[str], cuts: list[in
         assert text.startswith(stream.stopped, len(cut_at_first(text, stops)))
 
 
-@given(st.text(max_size=30), st.lists(st.integers(0, 1000), max_size=30))
-def test_any_unicode_text_comes_back_whole(text: str, cuts: list[int]) -> None:
-    assert run(TextStream(), split(text.encode(), cuts)) == text
-
-
 @given(st.binary(max_size=24), st.lists(st.integers(0, 1000), max_size=24))
 def test_invalid_bytes_read_the_same_however_split(data: bytes, cuts: list[int]) -> None:
     # A final ASCII letter closes any open character, so that decoding the whole is the expectation.

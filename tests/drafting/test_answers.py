@@ -6,8 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
-from support.mock_target import MockTarget
+from support.mock_target import MockTarget, rows_to
 
 from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.draft import Drafter, Question
@@ -31,12 +30,6 @@ def text(*tokens: int) -> History:
     for token in tokens:
         history.add(token)
     return history
-
-
-def rows_to(*tokens: int) -> NDArray[np.float32]:
-    rows = np.zeros((len(tokens), 100), np.float32)
-    rows[np.arange(len(tokens)), tokens] = 4.0
-    return rows
 
 
 def found(answers: Answers, history: History) -> tuple[int, int]:
@@ -128,7 +121,7 @@ def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_
     draft = drafter.propose(2, price=FREE)
     assert drafter.wants_logits
     assert beside_a_model or draft.tokens == (2, 3)
-    drafter.see([1, 2, 3], rows_to(2, 9, 77), 1)
+    drafter.see([1, 2, 3], rows_to([2, 9, 77], 100), 1)
     drafter.accept([2, 9])
     assert not drafter.wants_logits
     drafter.propose(1, price=FREE)
@@ -144,7 +137,7 @@ def test_reading_takes_a_small_part_of_a_pass() -> None:
 
     rows = RefusedRows(clock)
     assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == MOST  # never timed
-    assert rows.read(rows_to(5, 7)) == [5, 7]  # 50 us a row
+    assert rows.read(rows_to([5, 7], 100)) == [5, 7]  # 50 us a row
     assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == 2
     assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9, 0.001)) == 0
     assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9)) == MOST

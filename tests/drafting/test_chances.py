@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import random
 from array import array
-from types import ModuleType
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled import both
 
-from ngramspec.drafting import price
 from ngramspec.drafting.chances import ChanceEstimator, HitRates, Record, cell, length_class
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.drafting.fading import FadingRate
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.reliability import BINS, Reliability
 
-# --------------------------------------------------------------------------- TokenPrice
 
-
-@both(price)
-def test_a_token_pays_where_what_it_brings_is_worth_its_time(module: ModuleType) -> None:
+def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:
     for slopes in ([0.2, 0.4, 0.1], array("d", [0.2, 0.4, 0.1])):
-        made = module.TokenPrice(1.5, slopes)
+        made = TokenPrice(1.5, slopes)
         assert (made.worth, list(made.slopes)) == (1.5, [0.2, 0.4, 0.1])
         # 1.5 tokens a pass: the next token must bring 0.3, 0.6 and 0.15 of one.
         assert [made.pays(0.35, length) for length in range(3)] == [True, False, True]
@@ -33,22 +28,18 @@ def test_a_token_pays_where_what_it_brings_is_worth_its_time(module: ModuleType)
             made.pays(0.5, 3)
 
 
-@both(price)
-def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better(module: ModuleType) -> None:
-    assert list(module.TokenPrice(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
+def test_a_draft_costs_what_its_tokens_do_unless_somebody_knows_better() -> None:
+    assert list(TokenPrice(1.5, [0.5, 0.25, 0.25]).costs) == [0.0, 0.5, 0.75]
     made: list[list[float]] = []
 
     def better() -> list[float]:
         made.append([0.0, 2.0, 2.0])
         return made[-1]
 
-    price = module.TokenPrice(1.5, [0.5, 0.25, 0.25], costs=better)
+    price = TokenPrice(1.5, [0.5, 0.25, 0.25], costs=better)
     assert not made
     assert [list(price.costs), list(price.costs)] == [[0.0, 2.0, 2.0]] * 2
     assert len(made) == 1
-
-
-# --------------------------------------------------------------------------- rates
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=20), st.floats(0.1, 1), st.floats(0, 1), st.floats(0.1, 9))
@@ -80,20 +71,6 @@ def test_estimate_finds_the_rate_and_follows_a_change() -> None:
     assert model.estimate(KEY) < 0.2
 
 
-@given(st.integers(0, 20), st.floats(0.01, 1), st.integers(1, 10**6), st.integers(0, 10**6), st.lists(st.booleans()))
-def test_estimate_is_a_probability(match: int, share: float, support: int, streak: int, outcomes: list[bool]) -> None:
-    model = HitRates()
-    key = cell(match, share, support, streak)
-    last = model.estimate(key)
-    assert 0 < last < 1
-    for accepted in outcomes:
-        model.learn(key, accepted)
-        estimate = model.estimate(key)
-        assert 0 < estimate < 1
-        assert (estimate > last) == accepted or estimate == pytest.approx(last, abs=0.01)
-        last = estimate
-
-
 def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
     model = HitRates()
     priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]
@@ -120,9 +97,6 @@ def test_cells_tell_apart_what_matters() -> None:
     classes = [length_class(match) for match in range(1, 100_000)]
     assert classes == sorted(classes)
     assert (classes[:8], classes[-1]) == ([1, 2, 3, 4, 5, 6, 7, 9], 11)
-
-
-# --------------------------------------------------------------------------- guesses that wait for their outcome
 
 
 def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> None:
@@ -190,9 +164,6 @@ def test_blind_estimates_hang_on_no_token_that_was_drawn() -> None:
     estimates = {record.estimated(draft, 6, blind=True).chances for draft in drawn}
     assert len(estimates) == 1
     assert len(next(iter(estimates))) == 6
-
-
-# --------------------------------------------------------------------------- reliability
 
 
 def test_reliability_counts_up_to_the_first_wrong_one() -> None:

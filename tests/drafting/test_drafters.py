@@ -9,19 +9,16 @@ import inspect
 import random
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.grid import grid
 from support.mock_target import MockTarget
 
 from ngramspec import drafting
-from ngramspec.cost.given import CURVES, GivenCurve
-from ngramspec.decoding.speculation import Speculation
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
@@ -30,8 +27,6 @@ from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.model import ModelDrafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.recall import Recall
-from ngramspec.policies import make_policy
-from ngramspec.policies.policy import Pass
 from ngramspec.tokens import common_prefix
 
 ALL = [*DRAFTERS, "model", "hybrid"]
@@ -82,9 +77,6 @@ def practised(name: str, seed: int, *, wrong: bool = False) -> Drafter:
         drafter.accept(tokens)
         text += tokens
     return drafter
-
-
-# --------------------------------------------------------------------------- names
 
 
 def test_drafters_are_made_by_name_and_memory_goes_to_those_that_remember() -> None:
@@ -258,80 +250,15 @@ def test_wrong_guesses_lower_the_estimate_and_shorten_the_draft(name: str) -> No
     assert len(draft) <= 3
 
 
-# --------------------------------------------------------------------------- the recipe's, without estimates
-
-
-def recipe() -> str:
-    """The class that the package's docstring shows, as source."""
+def test_the_recipe_of_the_package_is_a_drafter_of_ten_lines_or_so() -> None:
+    """That one without estimates costs no time where it is wrong is shown in `policies/test_never_slower.py`."""
     block = re.search(r"^    class Echo\(Drafter\):\n(?:    .*\n|\n)+", inspect.getdoc(drafting) or "", re.MULTILINE)
     assert block
-    return textwrap.dedent(block[0])
-
-
-def drafter_class() -> Any:
+    assert len([line for line in block[0].splitlines() if line.strip()]) <= 12
     names: dict[str, Any] = {"Draft": Draft, "Drafter": Drafter, "common_prefix": common_prefix}
-    exec(recipe(), names)
-    return names["Echo"]
-
-
-class Echo(drafter_class()):  # type: ignore[misc]
-    """The recipe's, of which no estimate is ever seen."""
-
-    def propose(self, *args: Any, **kwargs: Any) -> Draft:
-        draft: Draft = super().propose(*args, **kwargs)
-        assert not draft.chances
-        return draft
-
-
-def text(p: float, length: int = 4000, seed: int = 0) -> list[int]:
-    """Tokens each of which repeats the one eight back with probability p, and is another with 1 - p."""
-    rng = random.Random(seed)
-    tokens = [rng.randrange(VOCABULARY) for _ in range(8)]
-    while len(tokens) < length:
-        same = tokens[-8]
-        tokens.append(same if rng.random() < p else (same + rng.randrange(1, VOCABULARY)) % VOCABULARY)
-    return tokens
-
-
-VOCABULARY = 50
-
-
-def run(truth: Sequence[int], curve: str, ask: float) -> tuple[int, float, float]:
-    """Decode a text that is known under the default policy, on a simulated clock on which a plain pass takes a second.
-
-    Returns how many tokens were drafted, what it took, asking the drafter included, and what plain decoding had taken.
-    """
-    speculation = Speculation(Echo(), make_policy("cost"))
-    cost = GivenCurve(CURVES[curve][0])
-    speculation.prepare(cost, range(1, 65))
-    speculation.begin(truth[:8])
-    speculation.first(truth[8])
-    drafted, seconds, at = 0, 0.0, 9
-    while at < len(truth):
-        draft, _, size, *_ = speculation.plan(len(truth) - at)
-        seconds += cost.ratio(size) + (ask if speculation.proposal is not None else 0.0)
-        tokens = tuple(truth[at : at + common_prefix(draft.tokens, truth[at:]) + 1])
-        done = Pass(tokens, drafted=draft.tokens, accepted=len(tokens) - 1, batch=size, seconds=cost.ratio(size))
-        speculation.learn(done, ask)
-        drafted += len(draft)
-        at += len(tokens)
-    return drafted, seconds, (len(truth) - 9) * cost.ratio(1)
-
-
-def test_the_recipe_is_ten_lines_or_so() -> None:
-    assert len([line for line in recipe().splitlines() if line.strip()]) <= 12
-
-
-@pytest.mark.parametrize(
-    ("curve", "ask"), [("flat", 1e-5), ("apple-silicon-akunu", 1e-2), ("cpu-1.5b-q4_0", 1e-5), ("cpu-1.5b-q4_0", 1e-2)]
-)
-def test_the_default_policy_drafts_with_it_where_it_is_right(curve: str, ask: float) -> None:
-    drafted, seconds, plain = run(text(0.97), curve, ask)
-    assert drafted > 1000
-    assert plain / seconds > 1.4
-
-
-@grid(curve=CURVES, ask=(1e-5, 1e-3, 1e-2, 0.3), p=(0.0, 0.02, 0.1), length=(100, 4000))
-def test_and_is_no_slower_than_plain_where_it_is_wrong(curve: str, ask: float, p: float, length: int) -> None:
-    _, seconds, plain = run(text(p, length), curve, ask)
-    assert seconds < 1.02 * plain + (1.0 if length < 4000 else 0.0)
+    exec(textwrap.dedent(block[0]), names)
+    drafter: Drafter = names["Echo"]()
+    drafter.begin([9, *range(8)])
+    assert drafter.propose(3) == Draft((0, 1, 2), ({0: 1.0}, {1: 1.0}, {2: 1.0}), source="echo")
+    assert drafter.accept([0, 1, 7]) == 2
+    assert drafter.propose(9).tokens == (3, 4, 5, 6, 7, 0, 1, 7)

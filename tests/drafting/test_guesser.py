@@ -10,17 +10,14 @@ from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import product
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled import both, plain_modules
+from support.uncompiled import plain_modules
 
-from ngramspec.drafting import token_index
-from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.mixture.pointers import Pointers
@@ -28,7 +25,6 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.drafting.token_index import SEAM, TokenIndex
 
 PLAIN = plain_modules()
-BOTH = both(guesser)
 
 POSITIONS, CANDIDATES = 64, 10
 FREE = array("d", bytes(8 * (POSITIONS + 1)))
@@ -51,17 +47,15 @@ def guess(g: Any, limit: int, worth: float = 0.0, slopes: array[float] = FREE) -
     return tokens
 
 
-def begun(module: ModuleType, prompt: Sequence[int], memory: Sequence[TokenIndex] = ()) -> Any:
-    g = module.Guesser()
+def begun(prompt: Sequence[int], memory: Sequence[TokenIndex] = ()) -> Any:
+    g = Guesser()
     g.memory = list(memory)
     g.begin(prompt)
     return g
 
 
-def remembered(module: ModuleType, *texts: Sequence[int]) -> TokenIndex:
-    """An index of the class that `module` was compiled against."""
-    kind = (PLAIN["token_index"] if module is PLAIN["guesser"] else token_index).TokenIndex
-    index: TokenIndex = kind()
+def remembered(*texts: Sequence[int]) -> TokenIndex:
+    index = TokenIndex()
     for text in texts:
         index.extend(text)
         index.append(SEAM)
@@ -76,10 +70,9 @@ def noise(length: int, seed: int, vocabulary: int = 1000) -> list[int]:
 # --------------------------------------------------------------------------- the request itself
 
 
-@BOTH
-def test_it_copies_a_repeated_span(module: ModuleType) -> None:
+def test_it_copies_a_repeated_span() -> None:
     source = list(range(100, 300))
-    g = begun(module, [*source, *range(500, 600), *source[40:46]])
+    g = begun([*source, *range(500, 600), *source[40:46]])
     assert guess(g, 63) == tuple(source[46 : 46 + 63])
     tokens, lengths, chances = g.chain()
     assert lengths[:3] == (6, 7, 8)
@@ -91,23 +84,21 @@ def test_it_copies_a_repeated_span(module: ModuleType) -> None:
     assert g.text()[-5:] == [*source[46:50], 7]
 
 
-@BOTH
-def test_the_longer_match_and_the_latest_one_win(module: ModuleType) -> None:
+def test_the_longer_match_and_the_latest_one_win() -> None:
     # After 1 2 3: once 4, and thrice 5 after a mere 2 3; after 6 7: first 8, lately 9.
-    g = begun(module, [1, 2, 3, 4, 10, 2, 3, 5, 11, 2, 3, 5, 12, 2, 3, 5, 13, 1, 2, 3])
+    g = begun([1, 2, 3, 4, 10, 2, 3, 5, 11, 2, 3, 5, 12, 2, 3, 5, 13, 1, 2, 3])
     assert guess(g, 1) == (4,)
-    g = begun(module, [6, 7, 8, 10, 6, 7, 9, 11, 6, 7])
+    g = begun([6, 7, 8, 10, 6, 7, 9, 11, 6, 7])
     assert guess(g, 1) == (9,)
 
 
-@BOTH
 @pytest.mark.parametrize("edit", ["substitution", "insertion", "deletion"])
-def test_a_copy_goes_on_after_an_edit(module: ModuleType, edit: str) -> None:
+def test_a_copy_goes_on_after_an_edit(edit: str) -> None:
     # Of 30 symbols at random, the one token of the copy that is known after an edit had some 26 others after it:
     # only who remembers the place knows what comes next.
     rng = random.Random(1)
     source = noise(800, 9, 30)
-    g = begun(module, [*source, 1, 2, 3])
+    g = begun([*source, 1, 2, 3])
     right = tried = 0
     for at in range(0, 780, 20):
         span = source[at : at + 20]
@@ -127,9 +118,8 @@ def test_a_copy_goes_on_after_an_edit(module: ModuleType, edit: str) -> None:
     assert right > 8  # 1.4 by chance
 
 
-@BOTH
-def test_a_chain_ends_with_the_guess_that_makes_it_hopeless(module: ModuleType) -> None:
-    g = begun(module, [*noise(300, 5, 6), 1, 2])
+def test_a_chain_ends_with_the_guess_that_makes_it_hopeless() -> None:
+    g = begun([*noise(300, 5, 6), 1, 2])
     guess(g, 40)
     reach = np.cumprod(g.chain()[2])
     for least in (0.3, 0.1, 0.01):
@@ -139,29 +129,27 @@ def test_a_chain_ends_with_the_guess_that_makes_it_hopeless(module: ModuleType) 
 # --------------------------------------------------------------------------- memory
 
 
-@BOTH
-def test_it_goes_on_as_memory_does(module: ModuleType) -> None:
+def test_it_goes_on_as_memory_does() -> None:
     text = list(range(100, 200))
-    g = begun(module, [1, 2, 3, *text[10:13]], [remembered(module, noise(50, 6), text, noise(50, 7))])
+    g = begun([1, 2, 3, *text[10:13]], [remembered(noise(50, 6), text, noise(50, 7))])
     assert guess(g, 20) == tuple(text[13:33])
     g.memory = []
     assert guess(g, 20) == ()
 
 
-@BOTH
-def test_the_context_comes_before_memory_and_the_latest_memory_first(module: ModuleType) -> None:
-    g = begun(module, [7, 8, 9, 1, 20, 21, 22, 7, 8, 9], [remembered(module, [7, 8, 9, 2, 30, 31])])
+def test_the_context_comes_before_memory_and_the_latest_memory_first() -> None:
+    g = begun([7, 8, 9, 1, 20, 21, 22, 7, 8, 9], [remembered([7, 8, 9, 2, 30, 31])])
     assert guess(g, 1) == (1,)
     assert set(g.law(0)) == {1, 2}
-    old, new = remembered(module, [7, 8, 9, 1]), remembered(module, [7, 8, 9, 2])
-    assert guess(begun(module, [7, 8, 9], [old, new]), 1) == (2,)
-    assert guess(begun(module, [7, 8, 9], [new, old]), 1) == (1,)
+    old, new = remembered([7, 8, 9, 1]), remembered([7, 8, 9, 2])
+    assert guess(begun([7, 8, 9], [old, new]), 1) == (2,)
+    assert guess(begun([7, 8, 9], [new, old]), 1) == (1,)
 
 
-def recalled(module: ModuleType, truth: Callable[[int], int]) -> tuple[float, float]:
+def recalled(truth: Callable[[int], int]) -> tuple[float, float]:
     """Chances of the first guess from memory at the start and after 150 of them; `truth` says what came instead."""
     chains = [noise(8, 100 + i, 10**6) for i in range(151)]
-    g = begun(module, [1, 2, 3], [remembered(module, *chains)])
+    g = begun([1, 2, 3], [remembered(*chains)])
     chances = []
     for chain in chains:
         g.accept(chain[:5])
@@ -172,20 +160,18 @@ def recalled(module: ModuleType, truth: Callable[[int], int]) -> tuple[float, fl
     return chances[0], chances[-1]
 
 
-@BOTH
-def test_memory_that_is_wrong_is_muted(module: ModuleType) -> None:
-    first, last = recalled(module, lambda token: token + 1)
+def test_memory_that_is_wrong_is_muted() -> None:
+    first, last = recalled(lambda token: token + 1)
     assert first > 0.3
     assert last < 0.05
     assert last < 0.15 * first
-    first, last = recalled(module, lambda token: token)
+    first, last = recalled(lambda token: token)
     assert last > 0.9
 
 
-@BOTH
-def test_memory_may_grow_while_it_is_used(module: ModuleType) -> None:
-    live = remembered(module)
-    g = begun(module, [1, 2, 3], [live])
+def test_memory_may_grow_while_it_is_used() -> None:
+    live = remembered()
+    g = begun([1, 2, 3], [live])
     assert guess(g, 5) == ()
     for i in range(6):  # past several of its sizes
         text = noise(700 * (i + 1), 20 + i, 10**6)
@@ -195,11 +181,10 @@ def test_memory_may_grow_while_it_is_used(module: ModuleType) -> None:
         assert guess(g, 30) == tuple(text[304:334])
 
 
-@BOTH
-def test_a_seam_is_nobodys_guess(module: ModuleType) -> None:
+def test_a_seam_is_nobodys_guess() -> None:
     # Neither at the end of a text, nor where a damaged file leads to one.
-    index = remembered(module, [5, 6, 7])
-    g = begun(module, [5, 6, 7], [index])
+    index = remembered([5, 6, 7])
+    g = begun([5, 6, 7], [index])
     assert guess(g, 5) == ()
     for i in range(len(index.heads)):
         index.heads[i] = 3
@@ -210,11 +195,10 @@ def test_a_seam_is_nobodys_guess(module: ModuleType) -> None:
 # --------------------------------------------------------------------------- the ends of what it may be given
 
 
-@BOTH
-def test_short_contexts(module: ModuleType) -> None:
-    index = remembered(module, [5] * 20)
+def test_short_contexts() -> None:
+    index = remembered([5] * 20)
     for token, length, memory in product((5, 0, -1, 2**31 - 1), range(6), ([], [index])):
-        g = begun(module, [token] * length, memory)
+        g = begun([token] * length, memory)
         tokens = guess(g, 10)
         assert set(tokens) <= {token}
         assert len(tokens) == (10 if length > 1 else 0)
@@ -222,9 +206,8 @@ def test_short_contexts(module: ModuleType) -> None:
         assert g.text() == [token] * (length + 1)
 
 
-@BOTH
-def test_limits_are_kept(module: ModuleType) -> None:
-    g = begun(module, [1, 2, 3] * 50)
+def test_limits_are_kept() -> None:
+    g = begun([1, 2, 3] * 50)
     for limit in (-1, 0, 1, 63, 64, 65, 10**6):
         expected = max(0, min(limit, POSITIONS))
         assert len(guess(g, limit)) == expected
@@ -234,26 +217,9 @@ def test_limits_are_kept(module: ModuleType) -> None:
     assert guess(g, 5, slopes=array("d")) == ()
 
 
-@BOTH
-def test_the_history_grows_under_a_full_chain(module: ModuleType) -> None:
-    text = [*noise(4094, 8, 50), 900, 901]
-    text[100:102] = [900, 901]
-    for end in (4094, 4095, 4096):  # the room for tokens is 4096 at first
-        g = begun(module, text[:end])
-        for at in range(end, 4096):
-            guess(g, 63)
-            g.accept([text[at]])
-        tokens = guess(g, 63)
-        assert tokens[:20] == tuple(text[102:122])
-        assert g.accept([*tokens, 3]) == 63
-        assert g.text() == [*text, *tokens, 3]
-        assert guess(g, 63) != ()
-
-
-@BOTH
 @given(prompt=st.lists(st.integers(0, 4), max_size=60), picks=st.lists(st.integers(0, 9), max_size=20))
-def test_a_law_is_one_whatever_is_taken(module: ModuleType, prompt: list[int], picks: list[int]) -> None:
-    g = begun(module, prompt, [remembered(module, prompt[::-1])])
+def test_a_law_is_one_whatever_is_taken(prompt: list[int], picks: list[int]) -> None:
+    g = begun(prompt, [remembered(prompt[::-1])])
     taken = []
     for at, pick in enumerate(picks):
         best = g.look(at)
@@ -271,12 +237,8 @@ def test_a_law_is_one_whatever_is_taken(module: ModuleType, prompt: list[int], p
     assert g.text() == [*prompt, *taken, 0]
 
 
-# --------------------------------------------------------------------------- tokens of others
-
-
-@BOTH
-def test_a_chain_goes_on_behind_a_token_of_another(module: ModuleType) -> None:
-    g = begun(module, [1, 2, 3, 4, 9, 5, 6, 7, 8, 9, 1, 2])
+def test_a_chain_goes_on_behind_a_token_of_another() -> None:
+    g = begun([1, 2, 3, 4, 9, 5, 6, 7, 8, 9, 1, 2])
     assert guess(g, 2)[0] == 3
     g.pending = 0
     for at, token in enumerate([3, 5]):  # the text went on with 3 4 there, and with 6 7 8 behind 5
@@ -288,17 +250,16 @@ def test_a_chain_goes_on_behind_a_token_of_another(module: ModuleType) -> None:
     assert chances[0] > 0.0 == chances[1]
     assert g.accept([3, 5, 6, 40]) == 3
     assert g.text()[-4:] == [3, 5, 6, 40]
-    g = begun(module, [1, 2, 3])
+    g = begun([1, 2, 3])
     assert g.look(0) < 0  # nothing is known there
     g.put(0, 50)
     assert g.accept([50, 51]) == 1
     assert g.text() == [1, 2, 3, 50, 51]
 
 
-@BOTH
-def test_a_token_put_that_is_the_guess_is_the_guess(module: ModuleType) -> None:
+def test_a_token_put_that_is_the_guess_is_the_guess() -> None:
     text = noise(20, 3) * 3
-    alone, put = begun(module, text), begun(module, text)
+    alone, put = begun(text), begun(text)
     guess(alone, 6)
     for at, token in enumerate(alone.chain()[0]):
         put.look(at)

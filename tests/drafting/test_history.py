@@ -5,17 +5,15 @@ from __future__ import annotations
 import random
 from array import array
 from collections.abc import Iterator, Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled import both
 
-from ngramspec.drafting import token_index
-from ngramspec.drafting.mixture import history
+from ngramspec.drafting.mixture.history import History, mix
+from ngramspec.drafting.token_index import NOWHERE, SEAM, TokenIndex, slot
 
 ORDERS, SMALLEST, GUESSES = 4, 4096, 64
 REACH, STEPS, STEP = 25, 32, 8
@@ -34,9 +32,9 @@ def after(tokens: Sequence[int], context: Sequence[int]) -> list[int]:
 # --------------------------------------------------------------------------- History
 
 
-def filled(module: ModuleType, tokens: Sequence[int], guesses: Sequence[int] = ()) -> Any:
+def filled(tokens: Sequence[int], guesses: Sequence[int] = ()) -> Any:
     """A history of `tokens`, with `guesses` behind its end."""
-    h = module.History()
+    h = History()
     for token in tokens:
         h.add(token)
     for i, token in enumerate(guesses):
@@ -44,11 +42,11 @@ def filled(module: ModuleType, tokens: Sequence[int], guesses: Sequence[int] = (
     return h
 
 
-def on_chain(module: ModuleType, h: Any, context: Sequence[int]) -> list[int]:
+def on_chain(h: Any, context: Sequence[int]) -> list[int]:
     """Positions that follow `context`, as its chain visits them."""
     state, order = 0, len(context)
     for token in reversed(context):
-        state = module.mix(state, (token + 1) % 2**64)
+        state = mix(state, (token + 1) % 2**64)
     at, found = h.heads[h.chain(state, order)], []
     while at != -1:
         if list(h.tokens[at - order : at]) == list(context):
@@ -57,24 +55,22 @@ def on_chain(module: ModuleType, h: Any, context: Sequence[int]) -> list[int]:
     return found
 
 
-@both(history)
 @given(seed=SEEDS, size=st.integers(0, 60))
-def test_a_chain_visits_every_occurrence_from_the_latest_back(module: ModuleType, seed: int, size: int) -> None:
+def test_a_chain_visits_every_occurrence_from_the_latest_back(seed: int, size: int) -> None:
     tokens = random.Random(seed).choices(ODD, k=size)
-    h = filled(module, tokens)
+    h = filled(tokens)
     assert h.size == len(tokens)
     for order in range(1, ORDERS + 1):
         contexts = {tuple(tokens[i - order : i]) for i in range(order, len(tokens) + 1)} | {(7,) * order}
         for context in contexts:
-            assert on_chain(module, h, context) == after(tokens, context)
+            assert on_chain(h, context) == after(tokens, context)
 
 
-@both(history)
-def test_it_grows_with_guesses_behind_its_end_and_cleared_it_is_as_new(module: ModuleType) -> None:
+def test_it_grows_with_guesses_behind_its_end_and_cleared_it_is_as_new() -> None:
     for size in (SMALLEST - 1, SMALLEST, 2 * SMALLEST + 1):
         rng = random.Random(size)
         tokens = [rng.randrange(20) for _ in range(size)]
-        h = filled(module, tokens, guesses=[5] * GUESSES)
+        h = filled(tokens, guesses=[5] * GUESSES)
         for token in (6, 7, 8):  # the guesses were wrong
             h.add(token)
             tokens.append(token)
@@ -83,7 +79,7 @@ def test_it_grows_with_guesses_behind_its_end_and_cleared_it_is_as_new(module: M
         for order in range(1, ORDERS + 1):
             for end in (order, size // 2, size, h.size):
                 context = tokens[end - order : end]
-                assert on_chain(module, h, context) == after(tokens, context)
+                assert on_chain(h, context) == after(tokens, context)
         # All that has a head or a link lies inside.
         assert max(h.heads) < h.size
         assert all(link < i // ORDERS for i, link in enumerate(h.links[: h.size * ORDERS]))
@@ -94,11 +90,11 @@ def test_it_grows_with_guesses_behind_its_end_and_cleared_it_is_as_new(module: M
     for token in tokens:
         h.add(token)
     for context in ([0], [1, 2], [2, 2, 1], [0, 1, 0, 2]):
-        assert on_chain(module, h, context) == after(tokens, context)
+        assert on_chain(h, context) == after(tokens, context)
 
 
 def test_a_token_that_is_no_32_bit_number_is_refused() -> None:
-    h = filled(history, [1, 2])
+    h = filled([1, 2])
     for bad in (2**31, -(2**31) - 1):
         with pytest.raises(OverflowError):
             h.add(bad)
@@ -124,75 +120,71 @@ def nearest(tokens: Sequence[int], size: int, end: int, place: int) -> tuple[int
     return place, 4
 
 
-@both(history)
 @given(seed=SEEDS, n_vocab=st.integers(2, 12), size=st.integers(1, 90))
-def test_near_is_the_nearest(module: ModuleType, seed: int, n_vocab: int, size: int) -> None:
+def test_near_is_the_nearest(seed: int, n_vocab: int, size: int) -> None:
     rng = random.Random(seed)
     tokens = [rng.randrange(n_vocab) for _ in range(size)]
     guesses = [rng.randrange(n_vocab) for _ in range(GUESSES)]
-    h = filled(module, tokens, guesses)
+    h = filled(tokens, guesses)
     for end in (size, size + 1, size + rng.randrange(GUESSES), size + GUESSES):
         for place in range(-1, size + 2):
             assert (h.near(end, place), h.how) == nearest([*tokens, *guesses], size, end, place)
 
 
-@both(history)
-def test_near_looks_at_the_latest_alone(module: ModuleType) -> None:
+def test_near_looks_at_the_latest_alone() -> None:
     # 40 later occurrences of the pair hide the one next to the place; 20 do not.
     text = [*range(1, 14), *[0] * 30]
     for times, found in ((40, (13, 4)), (20, (4, 1))):
-        h = filled(module, [*text, *[3, 4, 0] * times, 3, 4])
+        h = filled([*text, *[3, 4, 0] * times, 3, 4])
         assert (h.near(h.size, 13), h.how) == found
 
 
 # --------------------------------------------------------------------------- TokenIndex
 
 
-def made(module: ModuleType, tokens: list[int]) -> Iterator[Any]:
+def made(tokens: list[int]) -> Iterator[Any]:
     """Indexes of a text: token by token, built at once with few chains or many, and over arrays that then grow."""
-    grown = module.TokenIndex()
+    grown = TokenIndex()
     grown.extend(tokens)
     yield grown
     for chains in (1, 64, 8192):
-        yield module.TokenIndex.build(array("i", tokens), chains)
+        yield TokenIndex.build(array("i", tokens), chains)
     for length in (0, 2, 1000):
         # numpy's arrays, as a mapped file gives them; the length is no power of two.
-        built = module.TokenIndex.build(array("i", tokens[:length]), 16)
+        built = TokenIndex.build(array("i", tokens[:length]), 16)
         arrays = [np.array(list(a), np.int32).data for a in (built.tokens, built.links, built.heads)]
-        index = module.TokenIndex.over(*arrays, length)
+        index = TokenIndex.over(*arrays, length)
         index.extend(tokens[length:])
         yield index
 
 
-def occurrences(module: ModuleType, index: Any, context: list[int]) -> list[int]:
+def occurrences(index: Any, context: list[int]) -> list[int]:
     """Positions after `context` on its chain, as the drafter walks it."""
-    at, found = index.heads[module.slot(*context, len(index.heads) - 1)], []
-    while at != module.NOWHERE:
+    at, found = index.heads[slot(*context, len(index.heads) - 1)], []
+    while at != NOWHERE:
         if list(index.tokens[at - 3 : at]) == context:
             found.append(at)
         at = index.links[at]
     return found
 
 
-@both(token_index)
-def test_every_index_of_a_text_has_chains_of_all_occurrences_and_none_touches_a_seam(module: ModuleType) -> None:
+def test_every_index_of_a_text_has_chains_of_all_occurrences_and_none_touches_a_seam() -> None:
     rng = random.Random(0)
     tokens = [rng.randrange(-1, 7) for _ in range(3000)]
     contexts = [tokens[i - 3 : i] for i in range(3, len(tokens), 97) if min(tokens[i - 3 : i]) >= 0]
-    expected = [[i for i in after(tokens, context) if tokens[i] != module.SEAM] for context in contexts]
+    expected = [[i for i in after(tokens, context) if tokens[i] != SEAM] for context in contexts]
     assert max(map(len, expected)) > 5
-    for index in made(module, tokens):
+    for index in made(tokens):
         assert list(index.tokens[: index.size]) == tokens
-        assert [occurrences(module, index, context) for context in contexts] == expected
-        entered = {at for at in (*index.heads, *index.links[: index.size]) if at != module.NOWHERE}
+        assert [occurrences(index, context) for context in contexts] == expected
+        entered = {at for at in (*index.heads, *index.links[: index.size]) if at != NOWHERE}
         assert entered
         assert all(min(index.tokens[i - 3 : i + 1]) >= 0 for i in entered)
 
 
-@both(token_index)
-def test_arrays_that_make_no_index(module: ModuleType) -> None:
+def test_arrays_that_make_no_index() -> None:
     ints = array("i", [0] * 8)
     with pytest.raises(ValueError, match="9 of 8 tokens"):
-        module.TokenIndex.over(ints, ints, ints, 9)
+        TokenIndex.over(ints, ints, ints, 9)
     with pytest.raises(ValueError, match="power of two"):
-        module.TokenIndex.over(ints, ints, ints[:6], 8)
+        TokenIndex.over(ints, ints, ints[:6], 8)

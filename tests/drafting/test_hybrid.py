@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.decoder_loop import CLOCK, cheap, milliseconds, unmeasured
 from support.mock_shared import MockShared
-from support.mock_target import MockTarget, plain_generate
+from support.mock_target import Blurred, MockTarget, plain_generate
 
 from ngramspec.decoding.step import Stats
 from ngramspec.drafting.asked_model import AskedModel
@@ -24,26 +24,9 @@ from ngramspec.sampling.settings import Sampling
 N = 40
 
 
-class Small(MockTarget):
-    """A draft model of a mock target: right but for `blur`, and each token in its cache counts in its logits.
-
-    Args:
-        blur: scale of what moves the target's logits.
-        slow: seconds of a pass, whatever its size.
-    """
-
-    def __init__(self, n_vocab: int = N, *, blur: float = 0.0, slow: float = 0.0, **options: Any) -> None:
-        super().__init__(n_vocab, **{"seconds": lambda _: slow, "clock": CLOCK, "peak": 6.0, **options})
-        self._blur = blur
-
-    def prefill(self, tokens: Sequence[int], **options: Any) -> Any:
-        rows = super().prefill(tokens, **options)
-        CLOCK.now += self._seconds(self.prefilled[-1])
-        return rows
-
-    def row(self, context: Sequence[int]) -> Any:
-        rng = np.random.default_rng((7, *context))
-        return super().row(context) + (self._blur * rng.standard_normal(self.n_vocab)).astype(np.float32)
+def draft_model(n_vocab: int = N, *, slow: float = 0.0, **options: Any) -> MockTarget:
+    """One whose passes take so many seconds, whatever their size."""
+    return Blurred(n_vocab, **{"blur": 0.0, "seconds": lambda _: slow, "clock": CLOCK, "peak": 6.0, **options})
 
 
 def target(n_vocab: int = N, **options: Any) -> MockTarget:
@@ -61,17 +44,12 @@ def count(mock: MockTarget, drafter: Any, prompt: Sequence[int], n: int, **optio
     return stats
 
 
-def novel(n: int) -> list[int]:
-    """A prompt in which nothing repeats."""
-    return list(range(n))
-
-
 # --------------------------------------------------------------------------- who is asked
 
 
 def test_a_dear_model_is_left_alone_and_a_cheap_one_where_n_grams_are_sure() -> None:
     """Ten plain passes a guess: nothing is worth that. And a text that goes round is copied for nothing."""
-    dear, cheap = Small(slow=10e-3), Small(slow=0.3e-3)
+    dear, cheap = draft_model(slow=10e-3), draft_model(slow=0.3e-3)
     drafted = count(target(), hybrid(dear), [1, 2, 3] * 20, 120)
     alone = count(target(), MixtureDrafter(), [1, 2, 3] * 20, 120)
     assert dear.passes == 0
@@ -86,9 +64,9 @@ def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
     """However little each token more costs: the first of them costs more than all could bring, or does not."""
     asked = []
     for first in (0.0, 30.0):
-        model = Small(slow=0.01e-3)
+        model = draft_model(slow=0.01e-3)
         drafter = hybrid(model)
-        drafter.begin(novel(30))
+        drafter.begin([*range(30)])
         drafter.accept([31])
         costs = [0.0, *(first + 0.01 * length for length in range(1, 12))]
         drafter.propose(10, price=TokenPrice(1.0, [0.01] * 12, seconds=1.0, costs=lambda costs=costs: costs))
@@ -98,8 +76,8 @@ def test_guesses_that_no_pass_is_worth_are_not_asked_for() -> None:
 
 def test_where_n_grams_have_nothing_a_cheap_model_guesses() -> None:
     wide = 4000
-    mock, prompt = target(wide, peak=9.0), novel(30)
-    drafted = count(mock, hybrid(Small(wide, slow=0.02e-3, peak=9.0)), prompt, 60)
+    mock, prompt = target(wide, peak=9.0), [*range(30)]
+    drafted = count(mock, hybrid(draft_model(wide, slow=0.02e-3, peak=9.0)), prompt, 60)
     alone = count(mock, MixtureDrafter(), prompt, 60)
     assert alone.tokens_per_pass < 1.2
     assert drafted.tokens_per_pass > 4
@@ -127,9 +105,9 @@ def test_each_continues_the_chain_of_the_other() -> None:
 @pytest.mark.parametrize(("stake", "asked"), [(0.2, False), (20.0, True)])
 def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(stake: float, asked: bool) -> None:
     """Behind by more than a batch, after a text that n-grams copied."""
-    model = Small(seconds=lambda n: 0.05e-3 * n)
+    model = draft_model(seconds=lambda n: 0.05e-3 * n)
     drafter = hybrid(model)
-    drafter.begin(novel(30))
+    drafter.begin([*range(30)])
     for token in range(30, 40):
         drafter.accept([token])
     drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0))  # the mock's clock is in passes
@@ -140,13 +118,13 @@ def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(s
     assert (before := model.passes) > 0
     draft = drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0, stake=stake))
     assert (model.passes > before) == asked
-    assert not asked or draft.tokens[0] == int(model.row([*novel(40), *text, 8]).argmax())
+    assert not asked or draft.tokens[0] == int(model.row([*range(40), *text, 8]).argmax())
 
 
 @pytest.mark.parametrize("replays", [False, True])
 def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
     """Whatever was read, refused or replaced before: its cache held the text and the chain up to the position."""
-    model = Small(blur=2.0, replays=replays)
+    model = draft_model(blur=2.0, replays=replays)
     drafter = hybrid(model)
     rng = random.Random(5)
     text = [rng.randrange(6) for _ in range(60)]
@@ -169,7 +147,7 @@ def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
 
 
 def test_a_text_that_the_model_cannot_read_is_drafted_by_n_grams() -> None:
-    for model in (Small(20), Small(n_ctx=16)):
+    for model in (draft_model(20), draft_model(n_ctx=16)):
         drafter = hybrid(model)
         drafter.begin([31, 32, 33, 34] * 8 + [31])
         assert drafter.propose(3).tokens == (32, 33, 34)

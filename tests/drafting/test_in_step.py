@@ -45,9 +45,6 @@ def wish(passes: ModelPasses, lane: Any, tokens: Sequence[int], gain: float = ma
     return Wish(passes, lane, len(lane.tokens), tokens, len(tokens), gain)
 
 
-# --------------------------------------------------------------------------- the drafts
-
-
 @pytest.mark.parametrize("kind", [ModelDrafter, AskedModel])
 @pytest.mark.parametrize(
     ("sampled", "options"),
@@ -114,9 +111,6 @@ def test_what_a_pass_has_no_room_for_goes_into_another() -> None:
     assert [list(lane.tokens) for lane in small.lanes] == [[3] * length for length in lengths]
     for lane, length in zip(small.lanes, lengths, strict=True):
         assert np.array_equal(rows[lane.number][-1], lane.row([3] * length))
-
-
-# --------------------------------------------------------------------------- what is granted
 
 
 def paced(lanes: int, one: float, each: float, **options: Any) -> tuple[ModelPasses, MockShared]:

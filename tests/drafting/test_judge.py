@@ -7,18 +7,16 @@ from __future__ import annotations
 
 import math
 import random
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled import both
 
-from ngramspec.drafting.mixture import correction, odds
+from ngramspec.drafting.mixture.correction import Correction
+from ngramspec.drafting.mixture.odds import ChanceMixer
 from ngramspec.drafting.mixture.secondary import REACH, OutcomeMap
 
-MIXERS, CORRECTIONS = both(odds), both(correction)
 SOURCES, EXPERTS, BIASES, STATES, ABSENT = 8, 4, 13, 128, -1
 FREE_ROOM = 1 << 12
 ROOM = FREE_ROOM + (1 << 17) + (1 << 18)
@@ -28,9 +26,9 @@ PROBABILITY = st.floats(1e-5, 1 - 1e-5)
 # --------------------------------------------------------------------------- ChanceMixer
 
 
-def mixer(module: ModuleType, cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2, 2)) -> Any:
+def mixer(cells: int = 4, sets: tuple[int, ...] = (3, 2, 2, 2, 2)) -> Any:
     """No source sees anything, and every fact of every cell has a place of its own."""
-    made = module.ChanceMixer(cells, sets)
+    made = ChanceMixer(cells, sets)
     for i in range(cells * SOURCES):
         made.states[i] = ABSENT
     for i in range(cells * BIASES):
@@ -45,11 +43,10 @@ def expect(o: Any, source: int, state: int, p: float) -> None:
     learnt["odds"][source * STATES + state] = math.log(p / (1 - p))
 
 
-@MIXERS
 @pytest.mark.parametrize("rate", [0.0, 0.03, 0.5, 0.9, 1.0])
-def test_it_finds_the_rate_of_a_state_and_follows_a_change(module: ModuleType, rate: float) -> None:
+def test_it_finds_the_rate_of_a_state_and_follows_a_change(rate: float) -> None:
     rng = random.Random(0)
-    o = mixer(module)
+    o = mixer()
     o.states[2] = 17
     seen = []
     for _ in range(4000):
@@ -62,9 +59,8 @@ def test_it_finds_the_rate_of_a_state_and_follows_a_change(module: ModuleType, r
     assert abs(o.judge(0) - (rate < 0.5)) < 0.1
 
 
-@MIXERS
-def test_a_state_starts_where_it_was_told_to_and_an_absent_source_says_nothing(module: ModuleType) -> None:
-    o = mixer(module)
+def test_a_state_starts_where_it_was_told_to_and_an_absent_source_says_nothing() -> None:
+    o = mixer()
     o.states[3] = 5
     chances = []
     for p in (0.1, 0.5, 0.9):
@@ -83,9 +79,8 @@ def test_a_state_starts_where_it_was_told_to_and_an_absent_source_says_nothing(m
     assert o.judge(0) < chances[2]
 
 
-@MIXERS
-def test_cells_and_states_keep_to_themselves(module: ModuleType) -> None:
-    o = mixer(module)
+def test_cells_and_states_keep_to_themselves() -> None:
+    o = mixer()
     o.states[0] = 1
     o.states[SOURCES] = 2
     for i in range(EXPERTS + 1):
@@ -100,10 +95,9 @@ def test_cells_and_states_keep_to_themselves(module: ModuleType) -> None:
     assert o.judge(1) < before
 
 
-@MIXERS
-def test_a_fact_tells_two_guesses_apart(module: ModuleType) -> None:
+def test_a_fact_tells_two_guesses_apart() -> None:
     rng = random.Random(2)
-    o = mixer(module, cells=2)
+    o = mixer(cells=2)
     for i in range(BIASES):
         o.facts[BIASES + i] = o.facts[i]
     o.facts[4], o.facts[BIASES + 4] = ROOM - 2, ROOM - 1
@@ -122,11 +116,10 @@ def cost(chances: list[float], outcomes: list[bool]) -> float:
     return -sum(math.log2(p if y else 1 - p) for p, y in zip(chances, outcomes, strict=True)) / len(outcomes)
 
 
-@MIXERS
-def test_it_is_calibrated_and_better_than_each_source(module: ModuleType) -> None:
+def test_it_is_calibrated_and_better_than_each_source() -> None:
     """Two sources have a word on each guess, whose odds are those of its two states multiplied."""
     rng, count = random.Random(3), 20_000
-    o = mixer(module, cells=1)
+    o = mixer(cells=1)
     first, second = [-2.0, -0.5, 0.7, 2.0], [-1.5, 0.0, 2.5]
     chances, outcomes = [], []
     by_source: list[list[int]] = [[], []]
@@ -153,10 +146,9 @@ def test_it_is_calibrated_and_better_than_each_source(module: ModuleType) -> Non
         assert cost(chances, outcomes) < cost([alone[state] for state in said], outcomes) - 0.05
 
 
-@MIXERS
-def test_each_expert_learns_from_its_own_error(module: ModuleType) -> None:
+def test_each_expert_learns_from_its_own_error() -> None:
     """Weights go on learning where facts already explain what comes: guesses with other facts gain by it."""
-    o = mixer(module)
+    o = mixer()
     o.states[0] = o.states[SOURCES] = 1
     for i in range(BIASES):
         o.facts[BIASES + i] = 100 + i
@@ -167,9 +159,8 @@ def test_each_expert_learns_from_its_own_error(module: ModuleType) -> None:
     assert o.judge(1) > 0.95
 
 
-@MIXERS
-def test_weights_chosen_by_a_token_are_told_from_the_others(module: ModuleType) -> None:
-    o = mixer(module, cells=1, sets=(3, 2, 4, 2, 2))
+def test_weights_chosen_by_a_token_are_told_from_the_others() -> None:
+    o = mixer(cells=1, sets=(3, 2, 4, 2, 2))
     o.states[0] = 1
     for i in range(EXPERTS):
         o.views[i] = 1
@@ -184,10 +175,9 @@ def test_weights_chosen_by_a_token_are_told_from_the_others(module: ModuleType) 
     assert moved == [[1, 1, 4, 4], [1, 1], [1, 1]]
 
 
-@MIXERS
-def test_probabilities_stay_probabilities(module: ModuleType) -> None:
+def test_probabilities_stay_probabilities() -> None:
     rng = random.Random(4)
-    o = mixer(module, cells=3)
+    o = mixer(cells=3)
     for step in range(4000):
         for cell in range(3):
             for i in range(SOURCES):
@@ -203,27 +193,25 @@ def test_probabilities_stay_probabilities(module: ModuleType) -> None:
 # --------------------------------------------------------------------------- Correction
 
 
-def corrected(module: ModuleType, cells: int = 2) -> Any:
+def corrected(cells: int = 2) -> Any:
     """Every fact of every cell has a curve of its own."""
-    made = module.Correction(cells)
+    made = Correction(cells)
     for i in range(cells * FACTS):
         made.facts[i] = i
     return made
 
 
-@CORRECTIONS
 @given(p=PROBABILITY)
-def test_a_correction_changes_nothing_at_first(module: ModuleType, p: float) -> None:
-    o = corrected(module)
+def test_a_correction_changes_nothing_at_first(p: float) -> None:
+    o = corrected()
     assert o.judge(1, p) == pytest.approx(p, rel=1e-9)
     assert o.p[1] == o.judge(1, p)
 
 
-@CORRECTIONS
 @pytest.mark.parametrize("shift", [-1.5, 0.0, 1.0])
-def test_it_finds_what_a_judge_means_that_is_too_sure(module: ModuleType, shift: float) -> None:
+def test_it_finds_what_a_judge_means_that_is_too_sure(shift: float) -> None:
     rng = random.Random(1)
-    o = corrected(module)
+    o = corrected()
     late = []
     for _ in range(20_000):
         p = rng.uniform(0.03, 0.97)
@@ -235,11 +223,10 @@ def test_it_finds_what_a_judge_means_that_is_too_sure(module: ModuleType, shift:
     assert sum(abs(p - truth) for p, truth in late) / 5000 < 0.04
 
 
-@CORRECTIONS
-def test_a_fact_has_a_curve_of_its_own(module: ModuleType) -> None:
+def test_a_fact_has_a_curve_of_its_own() -> None:
     """The judge says a half; in truth one fact makes it a tenth, and another nine tenths."""
     rng = random.Random(2)
-    o = corrected(module)
+    o = corrected()
     for i in range(FACTS - 1):
         o.facts[FACTS + i] = o.facts[i]
     for _ in range(5000):
@@ -252,9 +239,8 @@ def test_a_fact_has_a_curve_of_its_own(module: ModuleType) -> None:
     assert o.judge(0, 0.99) == pytest.approx(0.99, abs=0.001)
 
 
-@CORRECTIONS
-def test_curves_about_tokens_are_told_from_the_others(module: ModuleType) -> None:
-    o = corrected(module, cells=1)
+def test_curves_about_tokens_are_told_from_the_others() -> None:
+    o = corrected(cells=1)
     o.facts[FACTS - 1] = FREE_CURVES
     o.judge(0, 0.5)
     o.learn(0, False)
@@ -265,9 +251,8 @@ def test_curves_about_tokens_are_told_from_the_others(module: ModuleType) -> Non
     assert o.about_tokens()["height"][4] != 0  # its first curve's middle
 
 
-@CORRECTIONS
-def test_what_is_corrected_stays_a_probability(module: ModuleType) -> None:
-    o = corrected(module)
+def test_what_is_corrected_stays_a_probability() -> None:
+    o = corrected()
     for i in range(FACTS):
         o.facts[i] = 7  # all the facts may be one
     for right in (True, False):
@@ -289,16 +274,6 @@ def test_a_map_starts_as_the_identity_and_follows_each_outcome(outcomes: list[tu
         secondary.learn(given_, right)
         assert (secondary.estimate(given_) > before) == right
     assert 0 < secondary.estimate(p) < 1
-
-
-def test_only_what_is_near_moves() -> None:
-    secondary = OutcomeMap()
-    far = [0.05, 0.3, 0.8, 0.99]
-    before = [secondary.estimate(p) for p in far]
-    for _ in range(500):
-        secondary.learn(0.55, False)
-    assert [secondary.estimate(p) for p in far] == before
-    assert secondary.estimate(0.55) < 0.1
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 2.0])

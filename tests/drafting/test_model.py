@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import doctest
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pytest
-from support.mock_target import Clock, MockTarget
+from support.mock_target import Blurred, Clock, MockTarget
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -24,23 +24,6 @@ from ngramspec.sampling.entropy import normalised_entropy
 from ngramspec.sampling.settings import Sampling
 
 PROMPT = [3, 1, 4, 1, 5]
-
-
-class Blurred(MockTarget):
-    """A mock whose logits are moved a little: right most of the time. Reading a text takes it time, too."""
-
-    def __init__(self, blur: float, seconds: Callable[[int], float], clock: Clock) -> None:
-        super().__init__(60, peak=6.0, seconds=seconds, clock=clock)
-        self._blur = blur
-
-    def prefill(self, tokens: Sequence[int], **options: Any) -> Any:
-        row = super().prefill(tokens, **options)
-        self._clock.now += self._seconds(self.prefilled[-1])
-        return row
-
-    def row(self, context: Sequence[int]) -> Any:
-        rng = np.random.default_rng((7, *context[-2:]))
-        return super().row(context) + (self._blur * rng.standard_normal(self.n_vocab)).astype(np.float32)
 
 
 def greedy_text(mock: MockTarget, context: Sequence[int], n: int) -> list[int]:
@@ -175,9 +158,6 @@ def test_broken_logits_end_a_draft() -> None:
         assert DraftSampler(4, Sampling()).guess(np.array(row), 0, None) is None
 
 
-# --------------------------------------------------------------------------- drawn drafts
-
-
 def test_q_is_the_law_at_the_targets_temperature() -> None:
     model = MockTarget(400, peak=1.0)
     drafter = ModelDrafter(model)
@@ -206,31 +186,6 @@ def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
     guess = DraftSampler(row.size, Sampling(1.0)).guess(row, 0, likeliest)
     assert guess is not None
     assert sorted(guess.q) == list(range(WIDEST))
-
-
-class Coin(MockTarget):
-    """Four tokens with the same law whatever came before."""
-
-    def __init__(self, law: Sequence[float], **options: Any) -> None:
-        super().__init__(4, **options)
-        self._law = np.log(law).astype(np.float32)
-
-    def row(self, context: Sequence[int]) -> Any:
-        return self._law.copy()
-
-
-def test_rejection_accepts_as_often_as_the_laws_overlap() -> None:
-    """alpha = sum of min(p, q) (Leviathan et al. 2023, corollary 3.6); five deviations of 1,200 drafts are 0.07."""
-    p, q = [0.4, 0.3, 0.2, 0.1], [0.7, 0.1, 0.15, 0.05]
-    curve = GivenCurve({1: 1.0, 64: 2.0})
-    decoder = SpeculativeDecoder(Coin(p), drafter=ModelDrafter(Coin(q)), curve=curve, policy="fixed", draft_max=1)
-    stats = Stats()
-    sampling = Sampling(1.0, seed=3, top_k=0, top_p=1.0, min_p=0.0)
-    for step in decoder.generate([3, 1, 2], max_tokens=2000, sampling=sampling, verify="rejection"):
-        stats.add(step)
-    alpha = sum(map(min, p, q))
-    tested = stats.tested_at[0]
-    assert abs((stats.acceptance_rate or 0) - alpha) < 5 * (alpha * (1 - alpha) / tested) ** 0.5
 
 
 # --------------------------------------------------------------------------- what its guesses gain
@@ -303,7 +258,7 @@ def run_timed(
     Returns the counters, the draft model, and the seconds of decoding.
     """
     clock = Clock(tick=1e-6)
-    model = Blurred(blur, lambda n: token * (1 + each * (n - 1)), clock)
+    model = Blurred(60, blur=blur, peak=6.0, seconds=lambda n: token * (1 + each * (n - 1)), clock=clock)
     target = MockTarget(60, peak=6.0, seconds=lambda n: 1 + slope * (n - 1), clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
     curve = GivenCurve({1: 1.0, 64: 1 + 63 * slope})
@@ -369,7 +324,7 @@ def test_a_long_prompt_is_read_once_that_can_have_paid_for_itself() -> None:
 
 def test_a_prompt_is_read_at_once_where_earlier_texts_were_long_enough_to_pay_for_it() -> None:
     clock = Clock(tick=1e-6)
-    model = Blurred(0.0, lambda n: 0.1 * n, clock)
+    model = Blurred(60, blur=0.0, peak=6.0, seconds=lambda n: 0.1 * n, clock=clock)
     drafter = ModelDrafter(model, clock=clock.perf_counter)
     price = TokenPrice(1.0, [0.1] * 10, seconds=1.0)
     prompt = [i % 7 for i in range(400)]

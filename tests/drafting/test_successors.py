@@ -13,34 +13,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from numpy.typing import NDArray
-from support.cli_runner import run
-from support.mock_target import MockTarget
+from support.mock_target import MockTarget, rows_to
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Stats
 from ngramspec.drafting import lookahead, make_drafter
 from ngramspec.drafting.chances import HOPELESS
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.lookahead import LONGEST, WINDOW, LookaheadDrafter
 from ngramspec.drafting.recycle import RecycleDrafter
-from ngramspec.drafting.refused_rows import RefusedRows
 from ngramspec.drafting.successors import SuccessorDrafter, top_two
 from ngramspec.replay.replay import Replay
 
 FREE = GivenCurve({1: 1.0, 64: 1.0})
 NAN = float("nan")
 SEEDS = st.integers(0, 10**6)
-
-
-def rows_to(best: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
-    """Rows in which these tokens are the best, in turn."""
-    rows = np.zeros((len(best), n_vocab), np.float32)
-    rows[np.arange(len(best)), best] = 4.0
-    return rows
-
-
-# --------------------------------------------------------------------------- the best two
 
 
 @given(row=arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-30, 30, width=32)))
@@ -80,9 +67,6 @@ def test_logits_that_are_no_numbers_teach_nothing() -> None:
     assert drafter.propose(2).tokens == (1, 3), "nothing is expected at the first position"
 
 
-# --------------------------------------------------------------------------- recycle
-
-
 @given(seed=SEEDS, n_vocab=st.integers(3, 9))
 def test_recycle_drafts_the_chain_of_the_latest_best_successors(seed: int, n_vocab: int) -> None:
     """Of tokens that were evaluated, refused or not, in this request or an earlier one, with this model."""
@@ -118,9 +102,6 @@ def test_what_stays_the_best_is_surer() -> None:
         drafter.begin([1])
         chances += drafter.propose(1).chances
     assert chances == sorted(set(chances))
-
-
-# --------------------------------------------------------------------------- lookahead
 
 
 def expected_window(
@@ -208,21 +189,18 @@ def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tuple(tokens[-LONGEST:]) in drafter._pool
 
 
-# --------------------------------------------------------------------------- the loop
-
-
 class Reader(RecycleDrafter):
     """Keeps what it is shown, and drafts a constant."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[tuple[int, ...], NDArray[np.float32]]] = []
+        self.seen: list[tuple[tuple[int, ...], NDArray[np.float32], int]] = []
 
     def propose(self, limit: int, *args: Any, **options: Any) -> Draft:
         return Draft((5,) * limit, chances=(0.9,) * limit, source=self.name)
 
     def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
-        self.seen.append((tuple(tokens), rows.copy()))
+        self.seen.append((tuple(tokens), rows.copy(), accepted))
 
 
 def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: Path) -> None:
@@ -233,7 +211,8 @@ def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: P
     context = [1, 2]
     steps = list(decoder.generate(context, max_tokens=30))
     refused = 0
-    for step, (tokens, rows) in zip(steps, reader.seen, strict=True):
+    for step, (tokens, rows, accepted) in zip(steps, reader.seen, strict=True):
+        assert accepted == step.accepted
         assert tokens == (context[-1], *step.drafted)
         assert rows.tolist() == [mock.row([*context, *step.drafted[:i]]).tolist() for i in range(len(tokens))]
         refused += len(step.refused)
@@ -241,42 +220,6 @@ def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: P
     assert refused > 20
 
 
-class Chain(MockTarget):
-    """The next token follows from the last, or from that and the one before: so a row behind a wrong guess is mostly
-    right about what follows at its own place, and a context of two tokens knows more than one."""
-
-    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
-        row = np.zeros(self.n_vocab, np.float32)
-        before = context[-2] if context[-1] % 3 == 0 else 0
-        row[(7 * context[-1] + 31 * before + 1) % self.n_vocab] = 5.0
-        if len(context) % 40 == 0:
-            row[(context[-1] + 11) % self.n_vocab] = 9.0
-        return row
-
-
-def test_what_logits_tell_saves_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Successors, windows of guesses more, and to the mixture the rows behind refused tokens."""
-
-    def per_pass(drafter: str) -> float:
-        stats = Stats()
-        decoder = SpeculativeDecoder(Chain(211), drafter=drafter, curve=FREE, calibration_folder=tmp_path)
-        for step in decoder.generate([3, 4], max_tokens=500):
-            stats.add(step)
-        return stats.tokens_per_pass
-
-    assert per_pass("recycle") > 1.5
-    assert per_pass("lookahead") > max(2, 1.2 * per_pass("recycle"))
-    reading = per_pass("mixture")
-    monkeypatch.setattr(RefusedRows, "worth_reading", lambda self, price: 0)
-    assert reading > per_pass("mixture")
-
-
-def test_a_record_has_no_logits_to_read(env: dict[str, str], tmp_path: Path) -> None:
+def test_a_record_has_no_logits_to_read() -> None:
     with pytest.raises(ValueError, match="'recycle' needs a model's logits"):
         Replay(make_drafter("recycle"), curve=FREE)
-    file = tmp_path / "talk.txt"
-    file.write_text("=== prompt\nSay hello.\n=== response\nHello there!\n")
-    done = run(env, "replay", str(file), "--drafter", "recycle")
-    assert (done.code, done.out) == (2, "")
-    assert "'recycle' needs a model's logits" in done.err
-    assert done.err.count("\n") == 1

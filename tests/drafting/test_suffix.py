@@ -6,20 +6,20 @@ import doctest
 import random
 from collections import Counter
 from collections.abc import Sequence
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled import both, plain_modules
+from support.uncompiled import plain_modules
 
-from ngramspec.drafting import suffix, suffix_automaton
+from ngramspec.drafting import suffix
 from ngramspec.drafting.chances import HOPELESS
 from ngramspec.drafting.suffix import CLEARLY, SuffixDrafter
+from ngramspec.drafting.suffix_automaton import SuffixAutomaton
 
-BOTH, PLAIN = both(suffix_automaton), plain_modules()["suffix_automaton"]
+PLAIN = plain_modules()["suffix_automaton"]
 ARRAYS = ("length", "link", "first", "best", "latest", "total", "origin", "token", "goal", "count", "sibling", "slots")
 LETTERS = st.sampled_from([range(2), range(4), range(9), (0, 7, 150_000, 2**31 - 2)])
 SIZES = st.integers(0, 60)
@@ -29,8 +29,8 @@ TEXTS = st.one_of(
 )
 
 
-def built(module: ModuleType, tokens: Sequence[int]) -> Any:
-    automaton = module.SuffixAutomaton()
+def built(tokens: Sequence[int], kind: Any = SuffixAutomaton) -> Any:
+    automaton = kind()
     automaton.extend(tokens)
     return automaton
 
@@ -48,10 +48,9 @@ def longest_match(text: Sequence[int]) -> tuple[int, list[int]]:
 # --------------------------------------------------------------------------- the automaton
 
 
-@BOTH
 @given(text=TEXTS)
-def test_the_match_is_the_longest_suffix_seen_before(module: ModuleType, text: list[int]) -> None:
-    automaton = built(module, [1, 2, 3] * 200)
+def test_the_match_is_the_longest_suffix_seen_before(text: list[int]) -> None:
+    automaton = built([1, 2, 3] * 200)
     automaton.clear()  # as new
     for n, token in enumerate(text):
         automaton.add(token)
@@ -68,13 +67,12 @@ def test_the_match_is_the_longest_suffix_seen_before(module: ModuleType, text: l
     assert automaton.size == len(text)
 
 
-@BOTH
-def test_counts_are_exact_while_few_suffixes_were_seen_before(module: ModuleType) -> None:
+def test_counts_are_exact_while_few_suffixes_were_seen_before() -> None:
     # COUNTED steps along the suffix links are counted: in texts of this kind there are no more.
     rng = random.Random(1)
     for _ in range(15):
         text = [rng.randrange(5) for _ in range(200)]
-        automaton = built(module, text)
+        automaton = built(text)
         state = automaton.link[automaton.last]
         assert automaton.counts(state) == Counter(longest_match(text)[1])
 
@@ -109,10 +107,10 @@ def test_time_and_room_stay_in_their_bounds(n: int, name: str, monkeypatch: pyte
         return int(find(self, state, token))
 
     monkeypatch.setattr(PLAIN.SuffixAutomaton, "find", counted)
-    automaton = built(PLAIN, hard_texts(n)[name][:n])
+    automaton = built(hard_texts(n)[name][:n], PLAIN.SuffixAutomaton)
     assert steps + automaton.edges < (PLAIN.COUNTED + 10) * n
     for size in (n, 10 * n):
-        automaton = built(suffix_automaton, hard_texts(size)[name][:size])
+        automaton = built(hard_texts(size)[name][:size])
         assert automaton.states <= 2 * size
         assert automaton.edges <= 3 * size
         assert sum(4 * len(getattr(automaton, array)) for array in ARRAYS) < 300 * size

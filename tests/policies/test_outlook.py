@@ -1,18 +1,20 @@
-"""What a draft is worth with the passes after it: against all ways to cut a chain into passes."""
+"""What a draft is worth with the passes after it; and where a refused pass is evaluated again before the next."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from collections.abc import Iterator, Sequence
 
 import pytest
-from support.passes import Rich
+from support.passes import Rich, draft
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft
 from ngramspec.policies.outlook import Outlook
+from ngramspec.policies.policy import Debt
 
+SIZES = range(1, 65)
 COPY = [0.6] + [0.97] * 30
 """It is not clear whether a copy begins; if one does, it goes on."""
 
@@ -56,20 +58,10 @@ def test_no_way_to_cut_a_chain_is_better(seed: int) -> None:
 
 
 def test_an_unsure_beginning_is_left_to_a_plain_pass() -> None:
-    steep, sizes = CostCurve({1: 1.0, 2: 1.6, 16: 4.0, 64: 16.0}), range(1, 65)
-
-    def length(chances: Sequence[float]) -> int:
-        n = len(chances)
-        return Rich().plan(Draft((7,) * n, chances=tuple(chances)), steep, sizes)[0]
-
-    assert length(COPY) == 0
-    assert length(COPY[1:]) > 10
-    assert length([0.9, *COPY[1:]]) > 10
-
-
-def test_where_a_longer_batch_costs_nothing_nothing_waits() -> None:
-    flat, sizes = CostCurve({1: 1.0, 64: 1.0}), range(1, 65)
-    assert Rich().plan(Draft((7,) * len(COPY), chances=tuple(COPY)), flat, sizes) == (len(COPY), len(COPY) + 1)
+    steep = CostCurve({1: 1.0, 2: 1.6, 16: 4.0, 64: 16.0})
+    lengths = [Rich().plan(draft(chances), steep, SIZES)[0] for chances in (COPY, COPY[1:], [0.9, *COPY[1:]])]
+    assert lengths[0] == 0
+    assert min(lengths[1:]) > 10
 
 
 def test_passes_looked_ahead_to_cost_no_more_than_this_one_may() -> None:
@@ -78,3 +70,38 @@ def test_passes_looked_ahead_to_cost_no_more_than_this_one_may() -> None:
     rich.read(COPY, costs, 1.0, math.inf)
     poor.read(COPY, costs, 1.0, 2.0)
     assert rich.tokens[0] > poor.tokens[0] > 1
+
+
+def curve(slope: float) -> CostCurve:
+    return CostCurve({1: 1.0, 64: 1 + 63 * slope})
+
+
+def worth_with_debt(k: int, acceptance: list[float], t: CostCurve, debt: Debt) -> float:
+    """Tokens less seconds, by going through everything that may be refused; a second is worth a token."""
+    value = 0.0
+    for outcome in itertools.product((True, False), repeat=k):
+        p = 1.0
+        for right, a in zip(outcome, acceptance, strict=False):
+            p *= a if right else 1 - a
+        accepted = next((i for i, right in enumerate(outcome) if not right), k)
+        seconds = t.ratio(debt.owed + 1 + k) + (debt.save if k else 0.0)
+        if accepted < k:
+            seconds += debt.restore + t.ratio(debt.owed + accepted + 2) - t.ratio(1)
+        value += p * (1 + accepted - seconds)
+    return value
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_with_a_debt_the_length_is_the_best_of_all(seed: int) -> None:
+    rng = random.Random(seed)
+    acceptance = [rng.random() ** 0.3 for _ in range(6)]
+    t = curve(rng.choice((0.02, 0.1, 0.4)))
+    debt = Debt(rng.choice((0, 0, 3, 20)), rng.choice((0.0, 0.1, 0.5)), rng.choice((0.0, 0.1)))
+    best = max(range(7), key=lambda k: worth_with_debt(k, acceptance, t, debt))
+    assert Rich().plan(draft(acceptance), t, SIZES, debt) == (best, 1 + best)
+
+
+def test_no_pass_is_larger_than_the_largest() -> None:
+    k, size = Rich().plan(draft([0.99] * 60), curve(0.01), SIZES, Debt(40, 0.0, 0.0))
+    assert size == 1 + k
+    assert 40 + size <= 64

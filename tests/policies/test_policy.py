@@ -11,21 +11,15 @@ from operator import mul
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.passes import Rich, passed
+from support.passes import Rich, draft, passed
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import NO_DRAFT, Draft, Question
+from ngramspec.drafting.draft import NO_DRAFT, Question
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.cost_aware import CostPolicy
-from ngramspec.policies.policy import smallest
 
 ALL = range(1, 65)
 Cost = Callable[[int], float]
-
-
-def draft(acceptance: Sequence[float], length: int | None = None) -> Draft:
-    n = len(acceptance) if length is None else length
-    return Draft((7,) * n, ({7: 1.0},) * n, (3,) * n, (5,) * n, tuple(acceptance), "ngram")
 
 
 def curve_of(cost: Cost, sizes: Sequence[int] = range(1, 17)) -> CostCurve:
@@ -75,24 +69,14 @@ def test_heuristic_goes_two_up_and_one_down_and_fixed_stays() -> None:
     assert make_policy("heuristic", 2).limit() == 2
 
 
-def test_smallest_size_that_fits() -> None:
-    assert [smallest(n, (2, 4, 8)) for n in (1, 2, 3, 5, 8)] == [2, 2, 4, 8, 8]
-
-
 # --------------------------------------------------------------------------- cost: the length
 
 
-def brute_force(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], rate: float) -> float:
-    """The largest value of a pass, and of those after it while the chain holds; batches are the cheapest that fit."""
-    return max(_values(acceptance, costs, sizes, rate))
+def values_of(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], rate: float) -> list[float]:
+    """By the length k of its draft, the value of a pass and of those after it while the chain holds, by brute force.
 
-
-def value(acceptance: Sequence[float], k: int, costs: Cost, sizes: Sequence[int], rate: float) -> float:
-    """That of a pass with k draft tokens: E[tokens(k)] - rate * T(1 + k), and what the passes after it are worth."""
-    return _values(acceptance, costs, sizes, rate)[k]
-
-
-def _values(acceptance: Sequence[float], costs: Cost, sizes: Sequence[int], rate: float) -> list[float]:
+    E[tokens(k)] - rate * T(1 + k), and what the passes after it are worth; batches are the cheapest that fit.
+    """
     time = [rate * min(costs(n) for n in sizes if n > k) for k in range(sizes[-1])]
     values: list[float] = []
     later = [0.0, 0.0]  # behind all of the chain, and behind one token of it less
@@ -123,9 +107,8 @@ def test_length_maximises_the_objective(costs: list[float], acceptance: list[flo
     cheapest = min(cost(n) for n in sizes if n >= 1 + k)
     assert cost(size) <= 1.05 * cheapest  # padding has to save a little more than noise
     rate = 1 / min(cost(n) for n in sizes)  # nothing was recorded: plain decoding's throughput
-    assert (
-        value(acceptance, k, cost, sizes, rate) >= brute_force(acceptance, cost, sizes, rate) - 0.05 * cheapest * rate
-    )
+    values = values_of(acceptance, cost, sizes, rate)
+    assert values[k] >= max(values) - 0.05 * cheapest * rate
 
 
 @given(throughput=st.floats(1.0, 4.0), p=st.floats(0.3, 0.95), slope=st.floats(0.05, 0.5))
@@ -138,8 +121,7 @@ def test_recent_throughput_is_the_price_of_time(throughput: float, p: float, slo
         policy.record(passed(10, 9, 9, 10 * 0.01 / throughput, 0.0, 0.01))
     k, _ = policy.plan(draft([p] * 15), curve_of(cost), ALL)
     rate = throughput / 0.01
-    at_k = value([p] * 15, k, cost, ALL, rate)
-    assert at_k >= brute_force([p] * 15, cost, range(1, 17), rate) - 0.02
+    assert values_of([p] * 15, cost, ALL, rate)[k] >= max(values_of([p] * 15, cost, range(1, 17), rate)) - 0.02
 
 
 @given(

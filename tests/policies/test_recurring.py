@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import product
 
 import pytest
-from support.passes import passed
+from support.passes import draft, passed
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, GivenCurve, Points
@@ -20,11 +20,6 @@ from ngramspec.policies.recurring import Offer, RecurringSizes
 ALL = range(1, 65)
 FLAT = CURVES["cuda-4090-8b-q4_0"][0]
 """Long drafts are cheap, and all lengths nearly as good as each other."""
-
-
-def draft(chances: Sequence[float]) -> Draft:
-    n = len(chances)
-    return Draft((7,) * n, ({7: 1.0},) * n, (3,) * n, (5,) * n, tuple(chances), "ngram")
 
 
 def text(passes: int, seed: int = 0) -> list[tuple[Draft, int]]:
@@ -66,18 +61,6 @@ def test_who_knows_what_a_change_costs_is_faster_and_keeps_to_few_sizes() -> Non
     assert len(many) > 8
 
 
-def test_it_beats_a_charge_for_the_way_there_and_back() -> None:
-    # What is charged where nothing but plain passes is ever expected to recur.
-    class Excursion(RecurringSizes):
-        def _learn(self, saved: Mapping[int, float]) -> None:
-            pass
-
-    myopic = CostPolicy()
-    myopic._recurring = Excursion()
-    guesses = text(4000)
-    assert run(CostPolicy(), guesses, 0.3, 0.3)[0] > 1.01 * run(myopic, guesses, 0.3, 0.3)[0]
-
-
 def test_where_a_change_costs_nothing_nothing_is_weighed(monkeypatch: pytest.MonkeyPatch) -> None:
     def choose(*_: object) -> Offer:
         raise AssertionError("there was nothing to choose")
@@ -108,9 +91,6 @@ def test_it_comes_near_to_the_best_of_all_fixed_pairs_of_sizes(seed: int) -> Non
             tokens, last = tokens + 1 + min(k, right), n
         best = max(best, tokens / seconds)
     assert run(CostPolicy(), guesses, 0.3, 0.3)[0] > 0.97 * best
-
-
-# --------------------------------------------------------------------------- the credit
 
 
 def offers(*values: tuple[int, float, int, float]) -> list[Offer]:

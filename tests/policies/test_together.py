@@ -10,17 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_shared import MockShared
-from support.passes import Rich
+from support.passes import Rich, draft
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.draft import Draft
 from ngramspec.policies.cost_aware import CostPolicy
 
 SIZES = range(1, 65)
-
-
-def draft(chances: Sequence[float]) -> Draft:
-    return Draft(tuple(range(len(chances))), chances=tuple(chances))
 
 
 def whole(lengths: Sequence[int]) -> Sequence[int]:
@@ -73,16 +68,3 @@ def test_lanes_of_their_own_are_padded_to_one_batch_where_that_is_cheaper() -> N
     sizes = {size for _, size in planned}
     assert len(sizes) == 1 < sizes.pop()
     assert [length for length, _ in planned][3] == 0
-
-
-def test_more_texts_leave_less_room_for_drafts() -> None:
-    """Where tokens past eight cost their full price, eight texts draft nothing, and one drafts."""
-    curve = CostCurve({n: 1.0 if n <= 8 else 1.0 + 0.5 * (n - 8) for n in SIZES})
-    lengths = {}
-    for texts in (2, 4, 8):
-        drafts = [draft([0.6] * 6)] * texts
-        planned = Rich(texts=texts).plan_together(drafts, curve, SIZES, whole)
-        lengths[texts] = sum(length for length, _ in planned)
-    assert lengths[2] == 6
-    assert lengths[4] == 4
-    assert lengths[8] == 0

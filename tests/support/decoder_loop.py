@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.backend import Model
@@ -22,8 +24,17 @@ def cheap(size: int) -> float:
     return 1e-3 * (1 + 0.1 * (size - 1))
 
 
-def model(n_vocab: int = 60, **options: Any) -> MockTarget:
-    return MockTarget(n_vocab, **{"peak": 6.0, "seconds": cheap, "clock": CLOCK, **options})
+def model(n_vocab: int = 60, kind: type[MockTarget] = MockTarget, **options: Any) -> MockTarget:
+    return kind(n_vocab, **{"peak": 6.0, "seconds": cheap, "clock": CLOCK, **options})
+
+
+class Coin(MockTarget):
+    """A target over four tokens whose law is the same whatever came before."""
+
+    law = (0.45, 0.05, 0.45, 0.05)
+
+    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
+        return np.log(self.law).astype(np.float32)
 
 
 def milliseconds() -> float:

@@ -12,6 +12,7 @@ take a known time. With a `vocabulary` it speaks that one's tokens, and can be h
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -294,6 +295,36 @@ class MockTarget:
         for token in tokens:
             if not 0 <= token < self.n_vocab:
                 raise ValueError(f"token {token} is outside the vocabulary of {self.n_vocab}")
+
+
+class Blurred(MockTarget):
+    """A draft model of a mock target: right but for a blur. Reading a text takes it time, too.
+
+    Args:
+        blur: scale of what moves the target's logits, by each token in the cache.
+        options: of `MockTarget`.
+    """
+
+    def __init__(self, n_vocab: int = 16, *, blur: float = 2.0, **options: Any) -> None:
+        super().__init__(n_vocab, **options)
+        self._blur = blur
+
+    def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
+        row = super().prefill(tokens, **options)
+        if self._seconds is not None and self._clock is not None:
+            self._clock.now += self._seconds(self.prefilled[-1])
+        return row
+
+    def row(self, context: Sequence[int]) -> NDArray[np.float32]:
+        rng = np.random.default_rng((7, *context))
+        return super().row(context) + (self._blur * rng.standard_normal(self.n_vocab)).astype(np.float32)
+
+
+def rows_to(best: Sequence[int], n_vocab: int = 12) -> NDArray[np.float32]:
+    """Rows in which these tokens are the best, in turn."""
+    rows = np.zeros((len(best), n_vocab), np.float32)
+    rows[np.arange(len(best)), best] = 4.0
+    return rows
 
 
 def plain_generate(mock: MockTarget, prompt: Sequence[int], n: int, sampling: Sampling) -> list[int]:

@@ -1,7 +1,10 @@
-"""What tests of policies share: records of passes, and a policy that never runs out of funds."""
+"""What tests of policies share: drafts, records of passes, and a policy that never runs out of funds."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ngramspec.drafting.draft import Draft
 from ngramspec.policies.cost_aware import CostPolicy
 from ngramspec.policies.policy import Pass
 
@@ -12,6 +15,12 @@ class Rich(CostPolicy):
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         super().__init__(draft_max, texts)
         self._account.CREDIT = 1e6
+
+
+def draft(chances: Sequence[float], length: int | None = None) -> Draft:
+    """One with these estimates; of another length than they, as blind ones are."""
+    n = len(chances) if length is None else length
+    return Draft((7,) * n, ({7: 1.0},) * n, (3,) * n, (5,) * n, tuple(chances), "ngram")
 
 
 def passed(

@@ -1,4 +1,7 @@
-"""The compiled modules of `ngramspec.drafting` as plain Python, whether they were compiled or not."""
+"""The compiled modules of `ngramspec.drafting` as plain Python, whether they were compiled or not.
+
+That the two do the same is what `drafting/test_compiled.py` proves.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 from unittest import mock
-
-import pytest
 
 from ngramspec import drafting
 
@@ -47,13 +48,3 @@ def plain_modules() -> dict[str, ModuleType]:
             spec.loader.exec_module(module)
         copies[name] = module
     return {name.split(".")[-1]: copy for name, copy in copies.items()}
-
-
-def both(installed: ModuleType) -> pytest.MarkDecorator:
-    """Runs a test with the module that is installed, and, where all tests run, with its plain copy too.
-
-    That the two do the same is what `tests/drafting/test_compiled.py` proves in every run.
-    """
-    plain = plain_modules()[installed.__name__.rpartition(".")[2]]
-    params = [installed, pytest.param(plain, marks=pytest.mark.exhaustive)]
-    return pytest.mark.parametrize("module", params, ids=["installed", "plain"])
