@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from support.samplers import make_sampler
+from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Path, Vocabulary
@@ -251,7 +251,7 @@ class MockTarget:
         """The vocabulary's, or one in numpy, which knows no DRY and keeps to no grammar."""
         if self._vocabulary is not None:
             return self._vocabulary.sampler(sampling)
-        return make_sampler(sampling, self.n_vocab)
+        return NumpySampler(sampling, self.n_vocab)
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
         """One token per byte of the text; ValueError for a byte outside the vocabulary."""
