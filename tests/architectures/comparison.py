@@ -164,7 +164,7 @@ class Bench:
         first = next((i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b), None)
         theirs = theirs[: len(text)] if first is None else self.reference.follow(prompt, text)
         gaps = np.abs(rows - theirs).max(axis=1)
-        for tolerances in self.tolerances(prompt, text, theirs):
+        for tolerances in self._tolerances(prompt, text, theirs):
             if rounding := bool((gaps <= tolerances).all()):
                 break
         worst = int((gaps - tolerances).argmax())
@@ -192,7 +192,7 @@ class Bench:
 
         return sample
 
-    def tolerances(self, prompt: Sequence[int], text: Sequence[int], theirs: Rows) -> Iterator[NDArray[np.float64]]:
+    def _tolerances(self, prompt: Sequence[int], text: Sequence[int], theirs: Rows) -> Iterator[NDArray[np.float64]]:
         """How far each row of a text may be off the reference's: ever more, as more ways of sending it are tried."""
         key = tuple(prompt), tuple(text)
         spread, ways = self._spreads.setdefault(key, (np.zeros(len(text)), iter(WAYS)))

@@ -16,7 +16,6 @@ import pytest
 
 from architectures.comparison import Bench, Result
 from architectures.files import names, write_models
-from architectures.others import check_beams, check_probe
 from architectures.settings import BRIEF, QUICK
 from ngramspec.llama.snapshots import Snapshots
 from ngramspec.llama.state import Cache, Checkpoint
@@ -68,7 +67,6 @@ def test_nor_of_any_architecture(path: Path, tmp_path: Path) -> None:
     with closing(Bench(path, tmp_path)) as bench:
         for setting in QUICK:
             check(bench.requests(setting))
-        check([check_probe(bench)])
 
 
 @exhaustive
@@ -78,12 +76,6 @@ def test_nor_in_exact_mode_and_with_threads(exact: bool, threads: int, path: Pat
     with closing(Bench(path, tmp_path, exact=exact, threads=threads)) as bench:
         for setting in (*QUICK[:2], replace(QUICK[-1], length=900)):
             check(bench.requests(setting), exact=exact)
-
-
-@models("llama", "gemma3", "deepseek2")
-def test_nor_of_beams(path: Path, tmp_path: Path) -> None:
-    with closing(Bench(path, tmp_path)) as bench:
-        check(check_beams(path, bench, 50))
 
 
 @models("llama", "qwen3moe", "deepseek2", also=["minimax-m2"])
