@@ -18,7 +18,7 @@ from architectures.comparison import Bench, Result
 from architectures.files import names, write_models
 from architectures.settings import BRIEF, QUICK
 from ngramspec.llama.snapshots import Snapshots
-from ngramspec.llama.state import Cache, Checkpoint
+from ngramspec.llama.state import Cache
 from ngramspec.llama.target import Target
 from ngramspec.prompts import Case
 from ngramspec.selfcheck.check import SelfCheck
@@ -104,29 +104,6 @@ def believe(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Snapshots, "takes_back", lambda self, depth: depth <= self.count)
 
 
-def restore_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Going back to a checkpoint leaves the recurrent state as it is."""
-
-    def blindly(self: Cache, checkpoint: Checkpoint) -> bool:
-        self.length = checkpoint.length
-        return self._remove(self.length) and self._ends_at(self.length)
-
-    monkeypatch.setattr(Cache, "_restore", blindly)
-
-
-def mistake_length(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkpoint is taken to be of one token fewer."""
-    save = Cache.save
-
-    def shorter(self: Cache, *, keep: bool = False) -> None:
-        save(self, keep=keep)
-        if self._mark is not None and self._mark.length == self.length > 1:
-            self._mark = replace(self._mark, length=self.length - 1)
-        self._kept = [replace(c, length=c.length - 1) if c.length == self.length > 1 else c for c in self._kept]
-
-    monkeypatch.setattr(Cache, "save", shorter)
-
-
 def skip_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     """After going back further than asked, the tokens between are not evaluated again."""
     go_back = Cache._go_back
@@ -173,8 +150,6 @@ def test_verify_passes_a_sound_memory(path: Path, exact: bool, tmp_path: Path) -
     ("mutation", "path"),
     [
         *((believe, name) for name in ("qwen35", "lfm2", "nemotron_h")),
-        (restore_nothing, "qwen35"),
-        (mistake_length, "qwen35"),
         (skip_tokens, "mamba"),
     ],
     indirect=["path"],

