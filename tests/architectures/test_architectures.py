@@ -96,9 +96,6 @@ def test_whose_cache_cannot_be_shared_is_not_asked(path: Path) -> None:
         assert (target.leaves, target.n_seq) == (0, 1)
 
 
-# ------------------------------------------------------------------ guards taken out
-
-
 def believe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every snapshot is taken to be right, as llama.cpp says."""
     monkeypatch.setattr(Snapshots, "takes_back", lambda self, depth: depth <= self.count)

@@ -56,9 +56,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("calibration")
 
 
-# --------------------------------------------------------------------------- exact mode
-
-
 @pytest.fixture(scope="module")
 def exact() -> Iterator[Target]:
     with Target(DEMO, n_ctx=512, threads=1, exact="on") as target:
@@ -113,9 +110,6 @@ def test_drafts_change_no_bit_across_a_long_context(exact: Target, decoder: Spec
     plain, _ = drive(decoder, tokens, max_tokens=60)
     decoder.drafter = Oracle(plain, wrong=9)
     assert drive(decoder, tokens, max_tokens=60)[0] == plain
-
-
-# --------------------------------------------------------------------------- the default mode
 
 
 @pytest.mark.parametrize(

@@ -71,8 +71,6 @@ def test_a_sample_of_damaged_headers(env: dict[str, str], tmp_path: Path) -> Non
             assert done.complaint, (key, value)
 
 
-# ---------------------------------------------------------------------- the verdict
-
 SAID = "x.cpp:1: GGML_ASSERT(a > (b)) failed\n"
 NO_MEMORY = ("terminate called: std::bad_alloc", "GGML: insufficient memory\n")
 

@@ -125,9 +125,6 @@ def test_a_grammar_of_a_closed_vocabulary() -> None:
             call()
 
 
-# --------------------------------------------------------------------------- what is no grammar
-
-
 @pytest.mark.parametrize(
     ("text", "reason"),
     [

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
-from support.cli_runner import DEMO, run_process
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.grammar_check import check_grammar
@@ -73,21 +71,3 @@ def test_grammars_that_work_pass_and_what_does_not_parse_is_left_to_llama() -> N
     wrong = ("", "root ::= ", "root ::= (", 'root ::= "a', "root ::= *", "x", "root ::= nowhere", "root : a")
     for text in (*FINE, *map(schema_grammar, map(json.dumps, SCHEMAS)), *wrong):
         check_grammar(text)
-
-
-_UNCHECKED = """
-import resource, sys
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
-resource.setrlimit(resource.RLIMIT_CPU, (5, 5))
-from ngramspec.llama import grammar
-from ngramspec.llama.vocabulary import Vocabulary
-grammar.check_grammar = lambda text: None
-Vocabulary(sys.argv[1]).grammar(sys.argv[2])
-"""
-
-
-@pytest.mark.exhaustive
-def test_llama_would_not_survive(env: dict[str, str]) -> None:
-    """Else there is nothing to refuse: a newer llama.cpp may find these itself."""
-    assert run_process(env, DEMO, RECURSIVE[1], command=[sys.executable, "-c", _UNCHECKED]).code < 0

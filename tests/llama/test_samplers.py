@@ -68,24 +68,6 @@ def test_the_law_of_verify_is_llama_cpp_s(sampling: Sampling) -> None:
     assert compared > 50
 
 
-@pytest.mark.parametrize("name", ["defaults", "open", "all of it", "greedy, penalties"])
-def test_law_equals_llama_cpp_on_a_large_vocabulary(name: str, word_vocabulary: Vocabulary) -> None:
-    rng = np.random.default_rng(2)
-    s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
-    ours, theirs = chains(word_vocabulary, s, 151_936)
-    likely = rng.choice(151_936, 60, replace=False)
-    prompt = rng.choice(likely, 100).tolist()
-    ours.begin(prompt)
-    theirs.begin(prompt)
-    for _ in range(3):
-        logits = (2.5 * rng.standard_normal(151_936)).astype(np.float32)
-        logits[likely] = rng.permutation(np.linspace(12, 20, 60))
-        compare(ours.distribution(logits), theirs.law(logits))
-        token = int(likely[0])
-        ours.accept(token)
-        theirs.accept(token)
-
-
 @pytest.mark.parametrize("name", INFILL)
 def test_infill_is_llama_cpps(name: str, word_vocabulary: Vocabulary, demo_vocabulary: Vocabulary) -> None:
     """It ends the text, takes one token, or leaves a choice: each of them happens."""
@@ -149,9 +131,6 @@ def test_any_combination_in_any_order(data: st.DataObject, word_vocabulary: Voca
         theirs.accept(prompt[i])
 
 
-# ------------------------------------------------------------------------------- random samplers
-
-
 @pytest.mark.parametrize(("version", "seed"), [(1, 0), (1, 2**32 - 2), (2, 1), (2, 2**32 - 2)])
 def test_mirostat_draws_llama_cpps_tokens(version: int, seed: int, word_vocabulary: Vocabulary) -> None:
     rng = np.random.default_rng(3)
@@ -191,8 +170,6 @@ def test_wide_seeds_are_seeds() -> None:
         assert draws(seed) == draws(seed)
         assert len({draws(s) for s in (5, 6, seed)}) == 3
 
-
-# ------------------------------------------------------------------------------------- grammar
 
 LETTERS = "root ::= [a-z]+"
 RARE = 'root ::= "{" [0-9]* "}"'
