@@ -83,13 +83,7 @@ class Result:
 
 
 class Bench:
-    """A model loaded in one way, and its reference.
-
-    Args:
-        path: the GGUF file.
-        exact, threads: of the target.
-        folder: for measurements; a new one inside for every session.
-    """
+    """A model loaded in one way, and its reference; `folder` is for measurements."""
 
     def __init__(self, path: Path, folder: Path, *, exact: bool = False, threads: int = 1) -> None:
         self.target = Target(path, n_ctx=N_CTX, threads=threads, exact="on" if exact else "off")

@@ -30,11 +30,6 @@ NO_VERDICTS = [Ended(1, "Traceback"), Ended(-9, ""), None]
 
 
 @pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
-    return FakeChild(monkeypatch)
-
-
-@pytest.fixture
 def library(tmp_path: Path) -> Path:
     folder = tmp_path / "lib"
     folder.mkdir()

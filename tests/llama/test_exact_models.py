@@ -112,15 +112,8 @@ def test_drafts_change_no_bit_across_a_long_context(exact: Target, decoder: Spec
     assert drive(decoder, tokens, max_tokens=60)[0] == plain
 
 
-@pytest.mark.parametrize(
-    "prompt",
-    [
-        "def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n    return a + b",
-        pytest.param("the cat sat on the mat. the cat sat on the hat. the cat", marks=pytest.mark.exhaustive),
-        pytest.param("Once upon a time 1 2 3 4 5 6 7 8 9 1 2 3 4", marks=pytest.mark.exhaustive),
-    ],
-)
-def test_texts_differ_only_where_the_model_wavers(prompt: str) -> None:
+def test_texts_differ_only_where_the_model_wavers() -> None:
+    prompt = "def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n    return a + b"
     with Target(DEMO, n_ctx=512, threads=1) as target:
         report = probe(target, [40, 300])
         tokens = target.tokenize(prompt)

@@ -32,11 +32,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "new" / "verdicts"
 
 
-@pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
-    return FakeChild(monkeypatch)
-
-
 def refused(path: Path, folder: Path, build: str = "a build") -> str | None:
     """What is said of a file, if it is refused."""
     try:

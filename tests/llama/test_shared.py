@@ -83,9 +83,6 @@ def some(n: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(10, 4000, n)]
 
 
-# --------------------------------------------------------------------------- texts do not touch each other
-
-
 class LaneWalk:
     """A random walk over the lanes of a shared target; its rows of logits are those of each text read on its own.
 
@@ -257,9 +254,6 @@ def test_an_aligned_prefill_takes_up_what_was_adopted_or_restored(demo: SharedTa
         assert seen[0][0] == min(400, 400 - chunks + demo.n_batch)
 
 
-# --------------------------------------------------------------------------- a lane is a model
-
-
 def test_a_lane_is_measured_and_probed(demo: SharedTarget, tmp_path: Path) -> None:
     lane, other = demo.lanes[1], demo.lanes[0]
     other.prefill(some(40))
@@ -273,9 +267,6 @@ def test_a_lane_is_measured_and_probed(demo: SharedTarget, tmp_path: Path) -> No
     assert Calibration.load(other, tmp_path).exact_sizes == calibration.exact_sizes
     with SharedTarget(DEMO, lanes=2, n_ctx=480, threads=1, exact="on") as fewer:
         assert fewer.lanes[0].fingerprint != lane.fingerprint  # passes of more lanes cost more
-
-
-# --------------------------------------------------------------------------- failures
 
 
 FAILING = [("llama", "after"), ("gemma3", "before"), ("mamba", "after"), ("qwen35", "after")]

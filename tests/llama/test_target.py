@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from architectures.files import write_model as write_architecture
 from numpy.typing import NDArray
 from support.cli_runner import DEMO
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
@@ -58,9 +59,6 @@ def some(target: Target, n: int, seed: int = 0) -> list[int]:
 def close_to(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
     """Equal but for rounding: batches of several sizes run other kernels, on quantised weights most of all."""
     return bool(np.abs(a - b).max() < 0.15 * b.std())
-
-
-# --------------------------------------------------------------------------- the four calls
 
 
 def test_a_batch_gives_what_single_tokens_give(target: Target) -> None:
@@ -207,9 +205,6 @@ def test_tokens_outside_the_vocabulary_and_clearing_leave_no_trace(target: Targe
     assert np.array_equal(target.evaluate([5, 6]), clean)
 
 
-# --------------------------------------------------------------------------- kinds of memory
-
-
 def test_which_memories_roll_back(files: dict[str, Path]) -> None:
     for kind, again in (("demo", False), ("llama", False), ("gemma2", False), ("mamba", True)):
         with Target(files[kind], n_ctx=64, threads=1) as target:
@@ -217,6 +212,19 @@ def test_which_memories_roll_back(files: dict[str, Path]) -> None:
             assert target.replays is again, kind
             assert target.tokens == []
             assert own_notes(target) == []
+
+
+WINDOWS = {"llama": 0, "gemma3": 64, "qwen35": 0, "lfm2-swa": 64, "deepseek4": 64}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*list(WINDOWS)[1:4], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("llama", "deepseek4"))],
+)
+def test_windows_are_known_and_exact_mode_goes_by_them(name: str, tmp_path: Path) -> None:
+    with Target(write_architecture(tmp_path / f"{name}.gguf", name), n_ctx=256, threads=1, exact="on") as target:
+        assert target.window == WINDOWS[name]
+        assert target.exact_rollback == (name not in ("lfm2-swa", "deepseek4"))
 
 
 def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
@@ -239,9 +247,6 @@ def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
         again = target.evaluate(text[297:]).copy()
         assert again.shape == (3, target.n_vocab)
         assert np.array_equal(again, rows[4:])
-
-
-# --------------------------------------------------------------------------- loading
 
 
 def test_what_is_known_of_a_model(files: dict[str, Path]) -> None:
@@ -361,9 +366,6 @@ def test_a_closed_target_says_so(files: dict[str, Path]) -> None:
     ):
         with pytest.raises(ValueError, match="closed"):
             call()
-
-
-# --------------------------------------------------------------------------- identity
 
 
 def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], tmp_path: Path) -> None:

@@ -22,6 +22,7 @@ from ngramspec.backend import Path, Vocabulary
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tokens import common_prefix
 
 Progress = Callable[[int, int], None]
 Kernels = Callable[[int, int], int]
@@ -158,11 +159,7 @@ class MockTarget:
         """
         if not tokens:
             raise ValueError("an empty prompt")
-        shared = 0
-        for have, want in zip(self.tokens, tokens[:-1], strict=False):
-            if have != want:
-                break
-            shared += 1
+        shared = common_prefix(self.tokens, tokens[:-1])
         if aligned:
             # Without kernels it makes no difference how a token came into the cache.
             computed = self._aligned if self._kernels else shared
