@@ -18,8 +18,7 @@ from pathlib import Path
 
 from architectures.comparison import Bench, Result, worst
 from architectures.files import families, names, write_models
-from architectures.others import check_beams, check_probe
-from architectures.settings import LENGTHS, QUICK, Setting, matrix
+from architectures.settings import QUICK, Setting, matrix
 from rich.console import Console
 from rich.table import Table
 
@@ -55,18 +54,13 @@ CELLS = ("=", "~", "UNEQUAL", "CORRUPT")
 """From good to bad."""
 
 
-def check(path: Path, folder: Path, wanted: Sequence[Setting], *, quick: bool) -> Iterator[Row]:
-    """All sessions of a model, grouped by how it is loaded; then the probe, and beams."""
+def check(path: Path, folder: Path, wanted: Sequence[Setting]) -> Iterator[Row]:
+    """All sessions of a model, grouped by how it is loaded."""
     for exact, threads in dict.fromkeys((setting.exact, setting.threads) for setting in wanted):
         with closing(Bench(path, folder / f"{path.stem}-{exact}-{threads}", exact=exact, threads=threads)) as bench:
             for setting in wanted:
                 if (setting.exact, setting.threads) == (exact, threads):
                     yield Row(setting.name, setting.label, exact, threads, bench.run(setting))
-            if threads == 1:
-                yield Row("probe", "exact" if exact else "default", exact, threads, [check_probe(bench)])
-            for length in () if exact or threads > 1 or quick else LENGTHS:
-                if results := check_beams(path, bench, length):
-                    yield Row("beams", f"{length} tokens", False, threads, results)
 
 
 def rolls_back(path: Path) -> str:
@@ -118,7 +112,7 @@ def main() -> int:
             file = write_models(Path(folder), [name])[name]
             told[name], rows[name] = rolls_back(file), []
             settings = QUICK if options.quick else tuple(matrix())
-            for row in check(file, Path(folder), settings, quick=options.quick):
+            for row in check(file, Path(folder), settings):
                 rows[name].append(row)
                 if row.cell in CELLS[2:]:
                     first = worst(row.results)

@@ -51,7 +51,8 @@ def figures(report: Report, n_ctx: int) -> Iterator[Metric]:
         help_ = "Draft tokens accepted, by position in the draft."
         yield Metric(f"{name}_accepted_tokens_per_pos_total", "counter", help_, list(stats.accepted_at))
     yield Metric("llamacpp:prompt_seconds_total", "counter", "Time of evaluating prompts.", stats.prefill_seconds)
-    yield Metric("llamacpp:tokens_predicted_seconds_total", "counter", "Time from first tokens to last.", stats.decode_seconds)
+    help_ = "Time from first tokens to last."
+    yield Metric("llamacpp:tokens_predicted_seconds_total", "counter", help_, stats.decode_seconds)
     yield Metric("llamacpp:prompt_tokens_seconds", "gauge", "Prompt tokens per second, over all.", prompt_rate)
     yield Metric("llamacpp:predicted_tokens_seconds", "gauge", "Tokens per second, over all.", rate)
     yield Metric("llamacpp:n_decode_total", "counter", "Batches evaluated.", report.passes)

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from support.laws import ALARM, Path, Text, check_law, follows, law_on, next_law
 from support.mock_target import MockTarget
-from support.samplers import make_sampler
+from support.numpy_sampler import NumpySampler
 from support.small_loop import certain, from_counts, speculate
 
 from ngramspec.acceptance.lossy import verify_lenient_greedy, verify_typical
@@ -45,7 +45,7 @@ def test_lenience_of_sampling(lenience: float) -> None:
         s = Sampling(1.0, seed=seed, **ALL)
         token = rejection_choice(s, 9)(0, Q)
         verdict = verify_rejection(
-            [row, row], [token], [dict(enumerate(q.tolist()))], make_sampler(s, 4), 9, lenience=lenience
+            [row, row], [token], [dict(enumerate(q.tolist()))], NumpySampler(s, 4), 9, lenience=lenience
         )
         sample[verdict.tokens[:1]] += 1
         accepted += verdict.accepted
@@ -57,7 +57,7 @@ def test_lenience_of_sampling(lenience: float) -> None:
 def test_lenience_of_greedy_decoding() -> None:
     """At temperature 0: as likely as L times the best token, by the softmax, is good enough."""
     rows = np.log(np.array([[0.5, 0.26, 0.24], [0.6, 0.31, 0.09], [0.1, 0.1, 0.8]])).astype(np.float32)
-    chain = make_sampler(Sampling(), 3)
+    chain = NumpySampler(Sampling(), 3)
     seen: list[TokenDecision] = []
     assert verify_lenient_greedy(rows, [1, 1], 0.5, chain, 0, seen.append) == Verdict((1, 1, 2), 2)
     assert [(j.token, j.accepted, round(j.p, 5)) for j in seen] == [(1, True, 0.26), (1, True, 0.31), (2, None, 0.8)]
@@ -101,7 +101,7 @@ def test_typical_acceptance_keeps_what_is_above_the_bar() -> None:
         p = next_law(row, s)
         token = int(rng.integers(20)) if position % 3 else int(row.argmax())
         seen: list[TokenDecision] = []
-        verdict = verify_typical([row, row], [token], make_sampler(s, 20), position, seen.append)
+        verdict = verify_typical([row, row], [token], NumpySampler(s, 20), position, seen.append)
         assert verdict.accepted == (p[token] > bar(p))
         assert seen[0].why == pytest.approx({"threshold": bar(p)}, rel=1e-6)
         assert seen[0].p == pytest.approx(p[token], rel=1e-5)
@@ -113,7 +113,7 @@ def test_the_token_after_a_typical_refusal_is_a_draw() -> None:
     row = np.log(np.array([0.97, 0.02, 0.01])).astype(np.float32)
     sample: Counter[Path] = Counter()
     for seed in range(1000):
-        verdict = verify_typical([row, row], [2], make_sampler(Sampling(1.0, seed=seed, **ALL), 3), 4)
+        verdict = verify_typical([row, row], [2], NumpySampler(Sampling(1.0, seed=seed, **ALL), 3), 4)
         assert verdict.accepted == 0
         sample[verdict.tokens] += 1
     check_law(sample, {(0,): 0.97, (1,): 0.02, (2,): 0.01})

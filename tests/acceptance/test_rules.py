@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 from support.laws import ALARM, check_law
 from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
-from support.samplers import make_sampler
 from support.small_loop import certain, from_counts, speculate
 
 from ngramspec.acceptance import rules
@@ -45,7 +44,7 @@ PROMPT = [3, 1, 4, 1, 5]
 
 
 def sampler(sampling: Sampling, n_vocab: int = 4) -> NumpySampler:
-    return make_sampler(sampling, n_vocab)
+    return NumpySampler(sampling, n_vocab)
 
 
 def test_coupled_token_is_the_argmax_of_its_definition() -> None:

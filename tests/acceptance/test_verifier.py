@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.samplers import make_sampler
+from support.numpy_sampler import NumpySampler
 from support.small_loop import certain
 
 from ngramspec.acceptance.rules import TokenDecision
@@ -20,7 +20,7 @@ MIROSTAT = Sampling(0.5, mirostat=2)
 
 
 def verifier(sampling: Sampling, how: Acceptance | str | None = None) -> RuleVerifier:
-    return RuleVerifier(make_sampler(sampling, 6), how)
+    return RuleVerifier(NumpySampler(sampling, 6), how)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_an_error_behind_accepted_tokens_keeps_them(sampling: Sampling, how: Any
         rows = [good] * 5
         rows[wrong] = np.full(6, np.nan, np.float32)
         told: list[TokenDecision] = []
-        made = RuleVerifier(make_sampler(sampling, 6), how, told.append)
+        made = RuleVerifier(NumpySampler(sampling, 6), how, told.append)
         if wrong == 0:
             with pytest.raises(BadLogits, match=r"^at position 30 of the text: the logit of token 0 is nan"):
                 made.verify(rows, certain([2] * 4), 30)

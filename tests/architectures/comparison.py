@@ -83,13 +83,7 @@ class Result:
 
 
 class Bench:
-    """A model loaded in one way, and its reference.
-
-    Args:
-        path: the GGUF file.
-        exact, threads: of the target.
-        folder: for measurements; a new one inside for every session.
-    """
+    """A model loaded in one way, and its reference; `folder` is for measurements."""
 
     def __init__(self, path: Path, folder: Path, *, exact: bool = False, threads: int = 1) -> None:
         self.target = Target(path, n_ctx=N_CTX, threads=threads, exact="on" if exact else "off")
@@ -164,7 +158,7 @@ class Bench:
         first = next((i for i, (a, b) in enumerate(zip(text, expected, strict=False)) if a != b), None)
         theirs = theirs[: len(text)] if first is None else self.reference.follow(prompt, text)
         gaps = np.abs(rows - theirs).max(axis=1)
-        for tolerances in self.tolerances(prompt, text, theirs):
+        for tolerances in self._tolerances(prompt, text, theirs):
             if rounding := bool((gaps <= tolerances).all()):
                 break
         worst = int((gaps - tolerances).argmax())
@@ -192,7 +186,7 @@ class Bench:
 
         return sample
 
-    def tolerances(self, prompt: Sequence[int], text: Sequence[int], theirs: Rows) -> Iterator[NDArray[np.float64]]:
+    def _tolerances(self, prompt: Sequence[int], text: Sequence[int], theirs: Rows) -> Iterator[NDArray[np.float64]]:
         """How far each row of a text may be off the reference's: ever more, as more ways of sending it are tried."""
         key = tuple(prompt), tuple(text)
         spread, ways = self._spreads.setdefault(key, (np.zeros(len(text)), iter(WAYS)))

@@ -75,29 +75,19 @@ def write_models(folder: Path, wanted: Sequence[str]) -> dict[str, Path]:
     return {name: file if file.exists() else write_model(file, name) for name, file in files.items()}
 
 
-def write_model(
-    path: Path,
-    name: str,
-    *,
-    context: int = CONTEXT,
-    chat_template: str | None = None,
-    half: bool = True,
-    head: bool = False,
-) -> Path:
+def write_model(path: Path, name: str, *, half: bool = True, head: bool = False) -> Path:
     """Write a model, in this process.
 
     Args:
         path, name: of the file and of the model.
-        context: tokens that it says it was trained on.
-        chat_template: of the file.
         half: whether large matrices are in half precision; in single precision rounding is next to none.
         head: whether it has a NextN layer, which then mostly guesses what the model says.
     """
     with tempfile.TemporaryDirectory() as folder:
         metadata = Path(folder) / "metadata.gguf"
-        _finish(_writer(metadata, name, context, chat_template, head=head))
+        _finish(_writer(metadata, name, head=head))
         shapes = discover(metadata)
-    writer = _writer(path, name, context, chat_template, head=head)
+    writer = _writer(path, name, head=head)
     control = [t for t, kind in enumerate(_vocabulary()["tokenizer.ggml.token_type"][0]) if kind == _CONTROL]
     tied = "output.weight" not in shapes
     for tensor, shape in shapes.items():
@@ -116,7 +106,7 @@ def write_model(
 _CONTROL = int(gguf.TokenType.CONTROL)
 
 
-def _writer(path: Path, name: str, context: int, chat_template: str | None, *, head: bool = False) -> gguf.GGUFWriter:
+def _writer(path: Path, name: str, *, head: bool = False) -> gguf.GGUFWriter:
     """A file with hyperparameters and vocabulary."""
     architecture, values = hyperparameters(name, head=head)
     writer = gguf.GGUFWriter(path, architecture)
@@ -124,15 +114,13 @@ def _writer(path: Path, name: str, context: int, chat_template: str | None, *, h
     writer.add_name("tiny model" if name == "phi3" else f"tiny {name}")
     vocabulary = _vocabulary()
     size = len(vocabulary["tokenizer.ggml.tokens"][0])
-    for key, value in (values | {"context_length": context, "vocab_size": size}).items():
+    for key, value in (values | {"vocab_size": size}).items():
         _add(writer, f"{architecture}.{key}", value)
     for key, (value, kind) in vocabulary.items():
         if kind == gguf.GGUFValueType.ARRAY:
             writer.add_array(key, value)
         else:
             writer.add_key_value(key, value, kind)
-    if chat_template is not None:
-        writer.add_chat_template(chat_template)
     return writer
 
 

@@ -19,14 +19,9 @@ Rows = NDArray[np.float32]
 
 
 class HeadReference:
-    """A model with a NextN layer, of which every call opens contexts of its own.
+    """A model with a NextN layer, of which every call opens contexts of its own."""
 
-    Args:
-        path: the GGUF file.
-        n_ctx: context size in tokens.
-    """
-
-    def __init__(self, path: Path, n_ctx: int = 512) -> None:
+    def __init__(self, path: Path) -> None:
         llama.llama_backend_init()
         params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
@@ -35,7 +30,6 @@ class HeadReference:
         self._model = llama.llama_model_load_from_file(str(path).encode(), params)
         self._n_vocab = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(self._model))
         self._width = llama.llama_model_n_embd(self._model)
-        self._n_ctx = n_ctx
 
     def rows(self, text: Sequence[int], own: int = 0) -> Rows:
         """The logits after each token; the last `own` of them are evaluated with the layer's own output."""
@@ -77,7 +71,7 @@ class HeadReference:
 
     def _open(self, kind: int, *, masked: bool) -> Any:
         params = llama.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = self._n_ctx, 64, 64, 1
+        params.n_ctx, params.n_batch, params.n_ubatch, params.n_seq_max = 512, 64, 64, 1
         params.n_threads = params.n_threads_batch = 1
         params.ctx_type = kind
         context = llama.llama_init_from_model(self._model, params)

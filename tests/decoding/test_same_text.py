@@ -56,16 +56,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "xtc": {"xtc_probability": 0.5, "xtc_threshold": 0.05},
     "mirostat 1": {"mirostat": 1, "mirostat_tau": 2.0},
     "mirostat 2": {"mirostat": 2, "mirostat_tau": 2.0, "repeat_last_n": 0},
+    "backwards": {"samplers": tuple(reversed(SAMPLERS)), "repeat_penalty": 1.2, "xtc_probability": 0.3},
+    "no samplers": {"samplers": (), "temperature": 1.0},
+}
+"""What the sampler in numpy knows; beside temperature 0.8."""
+
+WITH_WORDS: dict[str, dict[str, Any]] = {
     "dynatemp": {"dynatemp_range": 0.5, "dynatemp_exponent": 1.5},
     "dynatemp from 0": {"temperature": 0.0, "dynatemp_range": 1.0},
     "typical": {"typical_p": 0.6},
     "top-n-sigma": {"top_n_sigma": 1.0, "temperature": 1.5},
-    "backwards": {"samplers": tuple(reversed(SAMPLERS)), "repeat_penalty": 1.2, "xtc_probability": 0.3},
-    "no samplers": {"samplers": (), "temperature": 1.0},
-}
-"""What needs no vocabulary; beside temperature 0.8."""
-
-WITH_WORDS: dict[str, dict[str, Any]] = {
     "dry": {"dry_multiplier": 1.0, "dry_allowed_length": 1, "dry_sequence_breakers": ("c",)},
     "greedy, dry": {"temperature": 0.0, "dry_multiplier": 2.0, "dry_allowed_length": 1},
     "infill": {"samplers": ("top_k", "top_p", "infill", "temperature"), "top_p": 0.9},

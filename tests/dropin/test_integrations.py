@@ -14,7 +14,7 @@ import llama_cpp
 import pytest
 from pydantic import BaseModel
 from support.cli_runner import DEMO
-from support.twins import FREE, bare
+from support.twins import FREE
 
 import ngramspec
 from ngramspec.cost.calibration import Calibration
@@ -123,15 +123,3 @@ def test_outlines() -> None:
         )
 
     assert Verdict.model_validate_json(same(ask)[1])
-
-
-@pytest.mark.exhaustive
-def test_openai_s_types() -> None:
-    pytest.importorskip("openai")
-
-    def ask(maker: Maker) -> Any:
-        llama = maker(str(DEMO), **SETTINGS)
-        messages = [{"role": "user", "content": TEXT}]
-        return bare(llama.create_chat_completion_openai_v1(messages, temperature=0.0, max_tokens=40).model_dump())
-
-    same(ask)

@@ -76,9 +76,6 @@ def prompt(llama: Any, text: str = PROMPT) -> list[int]:
     return ids
 
 
-# --------------------------------------------------------------------------- tokens, and what stands beside them
-
-
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_token_comes_as_it_would(name: str, pair: Twins) -> None:
     for text in ("The cat sat on the mat. The cat sat on the", PROMPT + " a + b"):
@@ -140,9 +137,6 @@ def test_a_criterion_stops_where_it_would(logged: Twins) -> None:
     assert cached(logged.ours) == cached(logged.parent)
 
 
-# --------------------------------------------------------------------------- answers
-
-
 @pytest.mark.parametrize(
     ("stream", "settings"),
     [
@@ -188,9 +182,6 @@ def test_calls_of_functions_are_equal(pair: Twins, monkeypatch: pytest.MonkeyPat
 
     pair.same(run)
     assert pair.drafts[1]
-
-
-# --------------------------------------------------------------------------- the state between tokens
 
 
 @pytest.mark.parametrize("left_at", [1, 5, *(pytest.param(at, marks=pytest.mark.exhaustive) for at in (2, 17))])
@@ -284,9 +275,6 @@ def test_small_batches_are_enough(twins: Callable[..., Twins]) -> None:
     assert pair.drafted
 
 
-# --------------------------------------------------------------------------- what is not drafted
-
-
 def test_what_cannot_be_drafted_falls_back(twins: Callable[..., Twins]) -> None:
     for settings, reason in (({"embedding": True}, "embeddings"), ({"n_batch": 1}, "n_batch")):
         pair = twins(**settings)
@@ -327,9 +315,6 @@ def test_bad_arguments_are_refused() -> None:
         ngramspec.Llama("nowhere.gguf", verbose=False)
 
 
-# --------------------------------------------------------------------------- the object
-
-
 def test_it_goes_when_nobody_holds_it(twins: Callable[..., Twins]) -> None:
     pair = twins()
     pair.both(lambda llama: watched(llama, prompt(llama), 12, temp=0.0))
@@ -355,9 +340,6 @@ def test_it_can_be_pickled_and_closed_in_mid_generation(
     twin.close()
     stream.close()
     twin.close()
-
-
-# --------------------------------------------------------------------------- as it is by default
 
 
 def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -106,9 +106,6 @@ def test_machines_are_joined_before_the_model_is_loaded(monkeypatch: pytest.Monk
     ours.close()
 
 
-# --------------------------------------------------------------------------- `LlamaDraftModel`
-
-
 def test_it_drafts_what_repeats_and_nothing_else() -> None:
     drafts = ngramspec.LlamaDraftModel(num_pred_tokens=4)
     assert isinstance(drafts, DraftModel)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_target import MockTarget
-from support.samplers import make_sampler
+from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.acceptance.verifier import RuleVerifier
@@ -26,7 +26,7 @@ VOCAB = 16
 
 def counted(sampling: Sampling, row: Logits, bound: float | None) -> tuple[int, int]:
     """(token, close calls) of one draw at position 3."""
-    calls = CloseCalls(make_sampler(sampling, row.size))
+    calls = CloseCalls(NumpySampler(sampling, row.size))
     calls.begin([1, 2, 3])
     if bound is not None:
         calls.arm(bound)
@@ -74,11 +74,11 @@ def test_a_watched_draw_is_judged_by_its_own_law() -> None:
     seen: list[Any] = []
     row = np.linspace(0, 1, VOCAB, dtype=np.float32)
     sampling = Sampling(temperature=1.0, seed=5)
-    calls = CloseCalls(make_sampler(sampling, VOCAB))
+    calls = CloseCalls(NumpySampler(sampling, VOCAB))
     calls.begin([1])
     calls.arm(5.0)
     token = RuleVerifier(calls, None, seen.append).verify([row], NO_DRAFT, 1).tokens[0]
-    law = make_sampler(sampling, VOCAB).distribution(row)
+    law = NumpySampler(sampling, VOCAB).distribution(row)
     assert token == gumbel_pick(5, 1, law)
     assert calls.take() == 1
     assert seen[-1].p == pytest.approx(law.probability(token))

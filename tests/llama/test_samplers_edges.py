@@ -142,9 +142,6 @@ def test_odd_settings_of_dry(word_vocabulary: Vocabulary) -> None:
         compare(ours.distribution(logits), theirs.law(logits))
 
 
-# ------------------------------------------------------------------------------------- bad input
-
-
 @pytest.mark.parametrize(
     ("name", "size"),
     [

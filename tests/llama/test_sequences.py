@@ -11,6 +11,7 @@ from typing import Any
 import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
+from architectures.files import write_model as write_architecture
 from numpy.typing import NDArray
 from support.cli_runner import DEMO
 from support.tiny_models import WINDOW, write_model
@@ -30,10 +31,17 @@ from ngramspec.sampling.logprobs import logprobs
 def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("models")
     kinds = ("llama", "gemma2", "mamba")
-    return {**{kind: write_model(folder / f"{kind}.gguf", kind) for kind in kinds}, "demo": DEMO}
+    compressed = write_architecture(folder / "deepseek2.gguf", "deepseek2", half=False)
+    return {
+        **{kind: write_model(folder / f"{kind}.gguf", kind) for kind in kinds},
+        "deepseek2": compressed,
+        "demo": DEMO,
+    }
 
 
-@pytest.fixture(scope="module", params=[pytest.param("demo", marks=pytest.mark.exhaustive), "llama", "gemma2"])
+@pytest.fixture(
+    scope="module", params=[pytest.param("demo", marks=pytest.mark.exhaustive), "llama", "gemma2", "deepseek2"]
+)
 def target(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Target]:
     # No flash attention and an exact cache: what is left of rounding is the demo model's quantisation.
     options: dict[str, Any] = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
@@ -259,8 +267,10 @@ def test_beams_and_scores_are_the_same_with_drafts(beams: int, target: Target) -
     prompt = some(target, 20) * 3
     found = [searched(target, beams, prompt, drafter) for drafter in (None, BeamDrafter())]
     plain, drafted = (search.hypotheses() for search in found)
-    assert found[1].stats.passes < found[0].stats.passes == 5 * WINDOW - 1
-    assert found[1].stats.accepted > 0
+    assert found[0].stats.passes == 5 * WINDOW - 1
+    if beams > 1 or target.architecture != "deepseek2":  # whose single beam never repeats itself
+        assert found[1].stats.passes < found[0].stats.passes
+        assert found[1].stats.accepted > 0
     loose = 1.0 if target.path == DEMO else 0.01  # quantised weights round more
     for one, other in zip(plain, drafted, strict=True):
         assert one.score == pytest.approx(other.score, abs=loose)

@@ -5,7 +5,9 @@ The tiny models have weights and caches in single precision here, so that what i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections import Counter
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +18,15 @@ import pytest
 from architectures.files import write_model
 from architectures.reference import Reference
 from support.cli_runner import DEMO
-from support.lane_walk import ROOM, LaneWalk
 
-from ngramspec.backend import Part
+from ngramspec.backend import Logits, Part
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.kernels import probe
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness.choice import Measured
 from ngramspec.llama import devices
 from ngramspec.llama.kv_cache import GRAIN, CacheShape
+from ngramspec.llama.lane import SequenceLane
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.shared import SharedTarget
 from ngramspec.llama.target import Target
@@ -43,6 +45,9 @@ WALKED: list[tuple[str, Exact]] = [
     ("qwen35", "off"),
 ]
 WALKED_TOO = [case for case in product(KINDS, EXACT) if case not in WALKED]
+ROOM = 110
+"""Longest text of a walk, in tokens."""
+
 RIGHT = 1e-3
 """The windowed model's logits are off by up to half of that in one pool, the others' by 1e-5; wrong ones by 0.1."""
 
@@ -79,7 +84,116 @@ def some(n: int, seed: int = 0) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(10, 4000, n)]
 
 
-# --------------------------------------------------------------------------- texts do not touch each other
+class LaneWalk:
+    """A random walk over the lanes of a shared target; its rows of logits are those of each text read on its own.
+
+    Attributes:
+        texts: the tokens that each lane must hold.
+        worst: largest difference of a logit to the reference.
+        seen: how often what was done.
+    """
+
+    def __init__(self, shared: SharedTarget, reference: Reference) -> None:
+        self.shared, self.reference = shared, reference
+        self.texts: list[list[int]] = [[] for _ in shared.lanes]
+        self.worst = 0.0
+        self.seen: Counter[str] = Counter()
+        self._rng = random.Random(3)
+        self._saved: list[tuple[list[int], bytes]] = []
+
+    def walk(self, steps: int) -> None:
+        """Do so many things, and look at all lanes after each."""
+        doing: list[tuple[Callable[[SequenceLane], None], int]] = [
+            (self._prefill, 12),
+            (self._together, 45),
+            (self._alone, 12),
+            (self._take_back, 6),
+            (self._adopt, 10),
+            (self._save, 6),
+            (self._restore, 6),
+            (self._clear, 6),
+        ]
+        for _ in range(steps):
+            lane = self._rng.choice(self.shared.lanes)
+            (what,) = self._rng.choices(*zip(*doing, strict=True)) if self.texts[lane.number] else (self._prefill,)
+            what(lane)
+            self.seen[what.__name__] += 1
+            for number, text in enumerate(self.texts):
+                assert self.shared.lanes[number].tokens == text, what
+
+    def new(self, count: int) -> list[int]:
+        """Tokens that no text has yet."""
+        return [self._rng.randrange(10, 4000) for _ in range(count)]
+
+    def check(self, lane: SequenceLane, rows: Logits) -> None:
+        """Compare the last rows of a lane's text."""
+        text = self.texts[lane.number]
+        if len(rows):
+            self.worst = max(self.worst, float(np.abs(rows - self.reference.rows(text)[-len(rows) :]).max()))
+
+    def _drop(self, lane: SequenceLane, length: int) -> None:
+        lane.rollback(length)
+        del self.texts[lane.number][length:]
+
+    def _prefill(self, lane: SequenceLane) -> None:
+        other = self._rng.choice(self.texts)
+        text = [*other[: self._rng.randrange(len(other) + 1)], *self.new(self._rng.choice((1, 20, 80)))][-ROOM + 20 :]
+        row = lane.prefill(text, aligned=self._rng.random() < 0.3)
+        self.texts[lane.number] = text
+        self.check(lane, row[np.newaxis])
+
+    def _together(self, _lane: SequenceLane) -> None:
+        ready = [lane for lane in self.shared.lanes if 0 < len(self.texts[lane.number]) < ROOM]
+        parts = []
+        for lane in self._rng.sample(ready, self._rng.randint(min(1, len(ready)), len(ready))):
+            tokens = self.new(self._rng.choice((1, 1, 1, 2, 4, 7)))
+            parts.append(Part(lane, tokens, self._rng.randint(0, len(tokens))))
+        found = self.shared.evaluate(parts) if parts else []
+        for (_, tokens, count), part, rows in zip(parts, parts, found, strict=True):
+            assert isinstance(part.lane, SequenceLane)
+            self.texts[part.lane.number] += tokens
+            assert rows.shape == (count, self.shared.n_vocab)
+            self.check(part.lane, rows)
+        for lane, tokens, _ in parts:
+            if self._rng.random() < 0.6:
+                assert isinstance(lane, SequenceLane)
+                self._drop(lane, len(self.texts[lane.number]) - self._rng.randrange(len(tokens)))
+
+    def _alone(self, lane: SequenceLane) -> None:
+        tokens = self.new(self._rng.randint(1, 5))
+        if self._rng.random() < 0.5:
+            lane.checkpoint()
+        rows = lane.evaluate(tokens)
+        self.texts[lane.number] += tokens
+        self.check(lane, rows)
+        self._drop(lane, len(self.texts[lane.number]) - self._rng.randrange(len(tokens) + 1))
+        if len(lane.tokens) > ROOM:
+            self._clear(lane)
+
+    def _take_back(self, lane: SequenceLane) -> None:
+        self._drop(lane, self._rng.randrange(len(lane.tokens) + 1))
+
+    def _adopt(self, lane: SequenceLane) -> None:
+        other = self._rng.choice([other for other in self.shared.lanes if other is not lane])
+        held = len(other.tokens)
+        length = self._rng.choice((held, held, max(0, held - 3), self._rng.randint(0, held)))
+        lane.adopt(other, length)
+        self.texts[lane.number] = other.tokens[: len(lane.tokens)]
+        assert len(lane.tokens) <= length
+        self.seen["adopted"] += bool(lane.tokens)
+
+    def _save(self, lane: SequenceLane) -> None:
+        self._saved = [*self._saved, (list(lane.tokens), lane.saved())][-4:]
+
+    def _restore(self, lane: SequenceLane) -> None:
+        if self._saved:
+            tokens, state = self._rng.choice(self._saved)
+            lane.restore(tokens, state)
+            self.texts[lane.number] = list(tokens)
+
+    def _clear(self, lane: SequenceLane) -> None:
+        lane.clear()
+        self.texts[lane.number] = []
 
 
 @pytest.mark.parametrize(
@@ -90,7 +204,7 @@ def test_each_lane_says_what_its_text_says_alone(kind: str, exact: Exact, folder
     with opened(path, lanes=4 if exact == "on" else 6, exact=exact) as shared:
         reference = Reference(path, n_ctx=512, n_batch=shared.n_batch, flash=0, threads=1, cache_type=0)
         try:
-            walk = LaneWalk(shared, reference, seed=3)
+            walk = LaneWalk(shared, reference)
             walk.walk(60)
         finally:
             reference.close()
@@ -141,9 +255,6 @@ def test_an_aligned_prefill_takes_up_what_was_adopted_or_restored(demo: SharedTa
         assert seen[0][0] == min(400, 400 - chunks + demo.n_batch)
 
 
-# --------------------------------------------------------------------------- a lane is a model
-
-
 def test_a_lane_is_measured_and_probed(demo: SharedTarget, tmp_path: Path) -> None:
     lane, other = demo.lanes[1], demo.lanes[0]
     other.prefill(some(40))
@@ -157,9 +268,6 @@ def test_a_lane_is_measured_and_probed(demo: SharedTarget, tmp_path: Path) -> No
     assert Calibration.load(other, tmp_path).exact_sizes == calibration.exact_sizes
     with SharedTarget(DEMO, lanes=2, n_ctx=480, threads=1, exact="on") as fewer:
         assert fewer.lanes[0].fingerprint != lane.fingerprint  # passes of more lanes cost more
-
-
-# --------------------------------------------------------------------------- failures
 
 
 FAILING = [("llama", "after"), ("gemma3", "before"), ("mamba", "after"), ("qwen35", "after")]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,8 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from architectures.files import write_model as write_architecture
 from numpy.typing import NDArray
-from support.cli_runner import DEMO, run_process
+from support.cli_runner import DEMO
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
 from ngramspec.errors import ModelError, TargetError
@@ -59,9 +59,6 @@ def some(target: Target, n: int, seed: int = 0) -> list[int]:
 def close_to(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
     """Equal but for rounding: batches of several sizes run other kernels, on quantised weights most of all."""
     return bool(np.abs(a - b).max() < 0.15 * b.std())
-
-
-# --------------------------------------------------------------------------- the four calls
 
 
 def test_a_batch_gives_what_single_tokens_give(target: Target) -> None:
@@ -208,9 +205,6 @@ def test_tokens_outside_the_vocabulary_and_clearing_leave_no_trace(target: Targe
     assert np.array_equal(target.evaluate([5, 6]), clean)
 
 
-# --------------------------------------------------------------------------- kinds of memory
-
-
 def test_which_memories_roll_back(files: dict[str, Path]) -> None:
     for kind, again in (("demo", False), ("llama", False), ("gemma2", False), ("mamba", True)):
         with Target(files[kind], n_ctx=64, threads=1) as target:
@@ -218,6 +212,19 @@ def test_which_memories_roll_back(files: dict[str, Path]) -> None:
             assert target.replays is again, kind
             assert target.tokens == []
             assert own_notes(target) == []
+
+
+WINDOWS = {"llama": 0, "gemma3": 64, "qwen35": 0, "lfm2-swa": 64, "deepseek4": 64}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*list(WINDOWS)[1:4], *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("llama", "deepseek4"))],
+)
+def test_windows_are_known_and_exact_mode_goes_by_them(name: str, tmp_path: Path) -> None:
+    with Target(write_architecture(tmp_path / f"{name}.gguf", name), n_ctx=256, threads=1, exact="on") as target:
+        assert target.window == WINDOWS[name]
+        assert target.exact_rollback == (name not in ("lfm2-swa", "deepseek4"))
 
 
 def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
@@ -240,9 +247,6 @@ def test_a_checkpoint_spares_the_refill(files: dict[str, Path]) -> None:
         again = target.evaluate(text[297:]).copy()
         assert again.shape == (3, target.n_vocab)
         assert np.array_equal(again, rows[4:])
-
-
-# --------------------------------------------------------------------------- loading
 
 
 def test_what_is_known_of_a_model(files: dict[str, Path]) -> None:
@@ -346,21 +350,6 @@ def test_a_context_that_llama_cpp_refuses(files: dict[str, Path], monkeypatch: p
         Target(files["llama"], n_ctx=900, threads=1)
 
 
-@pytest.mark.exhaustive
-@pytest.mark.skipif(sys.platform != "linux", reason="limits its own memory")
-def test_a_context_too_large_for_the_machine(files: dict[str, Path], env: dict[str, str]) -> None:
-    script = (
-        "import resource; resource.setrlimit(resource.RLIMIT_AS, (3 << 30, 3 << 30))\n"
-        "from ngramspec.errors import ModelError\nfrom ngramspec.llama.target import Target\n"
-        f"try: Target({str(files['llama'])!r}, n_ctx=2**28, threads=1)\n"
-        "except ModelError as e: print(e)\n"
-    )
-    done = run_process(env, command=[sys.executable, "-c", script])
-    assert done.code == 0, done.err
-    assert "268435456" in done.out
-    assert "-c" in done.out
-
-
 def test_a_closed_target_says_so(files: dict[str, Path]) -> None:
     """Where this goes wrong the process ends."""
     target = Target(files["llama"], n_ctx=64, threads=1)
@@ -377,9 +366,6 @@ def test_a_closed_target_says_so(files: dict[str, Path]) -> None:
     ):
         with pytest.raises(ValueError, match="closed"):
             call()
-
-
-# --------------------------------------------------------------------------- identity
 
 
 def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], tmp_path: Path) -> None:

@@ -77,8 +77,6 @@ def test_files_that_hold_none(tmp_path: Path) -> None:
         Vocabulary(write_gguf(tmp_path / "broken.gguf", architecture="unheard-of"))
 
 
-# --------------------------------------------------------------------------- chats
-
 TALK = [
     {"role": "user", "content": "Hi"},
     {"role": "assistant", "content": "Yes?"},

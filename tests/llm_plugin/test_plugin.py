@@ -46,8 +46,6 @@ def model() -> Iterator[NGramSpec]:
         made._opened.close()
 
 
-# --------------------------------------------------------------------------- on its command line
-
 CHOSEN = {"temperature": 0, "max_tokens": 8, "threads": 1, "exact": "off", "no_draft": 1}
 QUICK = [word for name, value in CHOSEN.items() for word in ("-o", name, str(value))]
 
@@ -98,9 +96,6 @@ def test_every_start_of_llm_is_spared_llama_cpp(env: dict[str, str]) -> None:
         "print([m for m in ('llama_cpp', 'jinja2', 'rich', 'psutil') if m in set(sys.modules) - before])"
     )
     assert run_process(env, command=[sys.executable, "-c", script]).out == "[]\n"
-
-
-# --------------------------------------------------------------------------- by its library
 
 
 def test_the_model_stays_loaded_while_the_options_do_not_ask_for_another(model: NGramSpec) -> None:
@@ -182,8 +177,6 @@ def test_what_cannot_be_answered_is_one_line() -> None:
             NGramSpec(name).prompt("Hi", **{"threads": 1, "max_tokens": 1, **given}).text()
         assert "\n" not in str(raised.value)
 
-
-# --------------------------------------------------------------------------- tools and thoughts
 
 TEMPLATE = "{# <think> <tool_call> tools #}"
 

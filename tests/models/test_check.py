@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import pickle
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from support import hostile_gguf
 from support.cli_runner import DEMO
-from support.tiny_gguf import write_gguf
+from support.tiny_gguf import damaged_demo, write_gguf
 
 from ngramspec.errors import ModelError
 from ngramspec.models.check import check_model_file, has_gguf_magic
@@ -181,11 +179,8 @@ def test_has_gguf_magic(tmp_path: Path) -> None:
     ],
 )
 def test_values_that_end_the_process(key: str, value: float, reason: str, tmp_path: Path) -> None:
-    path = tmp_path / "m.gguf"
-    header = hostile_gguf.read(DEMO)
     key = f"llama.{key}"
-    entries = tuple(replace(entry, value=value) if entry.key == key else entry for entry in header.entries)
-    path.write_bytes(replace(header, entries=entries).bytes())
+    path = damaged_demo(tmp_path / "m.gguf", key, value)
     message = complaint(path)
     assert message.startswith(f"{path} is damaged: {key} is ")
     assert reason in message

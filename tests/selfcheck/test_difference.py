@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from support.samplers import make_sampler
+from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.sampling.noise import gumbel_one
@@ -37,7 +37,7 @@ def test_how_far_logits_must_move_in_greedy_decoding() -> None:
 
 
 def sampler_of(sampling: Sampling, seed: int, size: int) -> Callable[[NDArray[np.float32]], int]:
-    sampler = make_sampler(replace(sampling, seed=seed), size)
+    sampler = NumpySampler(replace(sampling, seed=seed), size)
     sampler.begin([1, 2, 3])
     return lambda row: sampler.draw(row, lambda law, attempt: gumbel_pick(seed, 7, law, attempt))
 

@@ -57,9 +57,6 @@ def accumulated(sent: list[dict[str, Any]]) -> dict[str, Any]:
     return Message.model_validate(snapshot.model_dump()).model_dump(exclude_none=True)
 
 
-# --------------------------------------------------------------------------- requests
-
-
 def test_system_and_turns_become_messages() -> None:
     said = [{"role": "assistant", "content": words} for words in ("c", "d")]
     system = [text("Be brief.") | {"cache_control": {"type": "ephemeral"}}]
@@ -205,9 +202,6 @@ def test_impossible_values_are_named() -> None:
     ]
     for field, fields in cases:
         refused(task, field, **fields)
-
-
-# --------------------------------------------------------------------------- answers
 
 
 @given(answers())

@@ -40,9 +40,6 @@ def refused(path: str, body: Any, script: Script | None = None, status: int = 40
     return error
 
 
-# --------------------------------------------------------------------------- chat
-
-
 def test_a_chat_is_answered() -> None:
     told, _ = ask(CHATS, CHAT, Script(step=3, cached=4))
     assert told["choices"] == [{"index": 0, "message": {"role": "assistant", "content": TEXT}, "finish_reason": "stop"}]
@@ -145,9 +142,6 @@ def test_a_schema_becomes_a_grammar() -> None:
         demo_vocabulary().grammar(grammar)
 
 
-# --------------------------------------------------------------------------- completions
-
-
 def test_prompts_come_as_text_tokens_and_lists_of_both() -> None:
     for prompt, count in (("ab", 1), (["ab", "cd"], 2), ([5, 6], 1), ([[5, 6], [7]], 2)):
         told, _ = ask(TEXTS, {"prompt": prompt})
@@ -171,9 +165,6 @@ def test_echo_and_columns_of_logprobs(stream: bool) -> None:
     assert len({len(column) for column in columns.values()}) == 1
     for token, offset in zip(columns["tokens"], columns["text_offset"], strict=True):
         assert TEXT[offset:].startswith(token)
-
-
-# --------------------------------------------------------------------------- native
 
 
 def test_the_native_answer_tells_how_it_ended() -> None:
@@ -214,9 +205,6 @@ def test_what_the_engine_is_asked() -> None:
     assert request_of(NATIVE, {"prompt": "x", "id_slot": -1}).slot is None
     told, service = ask(NATIVE, {"prompt": "x", "n_predict": 0, "response_fields": [""]})
     assert (told, service.requests[0].max_tokens) == ({}, 0)  # it only fills the cache
-
-
-# --------------------------------------------------------------------------- sampling
 
 
 def sampling_of(body: dict[str, Any], defaults: SamplingDefaults | None = None) -> Sampling:
@@ -270,8 +258,6 @@ def test_defaults_give_way_to_what_is_asked_for_and_seeds_are_random_unless_some
     assert (chosen.seed, chosen.temperature, chosen.xtc_probability) == (11, 0.5, 0.5)
     assert sampling_of({"temperature": 0}, defaults).xtc_probability == 0
 
-
-# --------------------------------------------------------------------------- errors
 
 PICTURE = {"role": "user", "content": [{"type": "image_url", "image_url": {}}]}
 BOGUS = {"type": "json_schema", "json_schema": {"schema": {"type": "bogus"}}}
@@ -392,9 +378,6 @@ def test_addresses_that_are_not_there() -> None:
     assert get("/nothing").json()["error"]["code"] == 404
     response = get(NATIVE)
     assert (response.status_code, response.headers["allow"]) == (405, "POST")
-
-
-# --------------------------------------------------------------------------- state
 
 
 def test_while_the_model_loads_everybody_is_asked_to_wait() -> None:

@@ -5,13 +5,9 @@ Templates, parsers of calls and grammars are the server's; only the engine follo
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -20,7 +16,7 @@ import pydantic
 import pytest
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
-from support.cli_runner import DEMO, PATIENCE
+from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
 from support.http import listening, scripted
 
@@ -177,23 +173,6 @@ def test_chat_completions_and_completions() -> None:
         (model,) = ai.models.list().data
         valid(Model, model)
         assert model.id == "demo"
-
-
-@pytest.mark.exhaustive
-def test_llm_chats(tmp_path: Path) -> None:
-    """Set up as for any server of OpenAI's kind: an answer, streamed, and a conversation that goes on."""
-    pytest.importorskip("llm")
-    server, service = scripted(Script(TEXT))
-    env = {**os.environ, "LLM_USER_PATH": str(tmp_path), "OPENAI_API_KEY": "any"}
-    models = tmp_path / "extra-openai-models.yaml"
-    with listening(server) as address:
-        models.write_text(f"- model_id: local\n  model_name: any\n  api_base: {address}/v1\n")
-        for arguments in (("-s", "Be kind.", "Hi"), ("--no-stream", "-c", "And now?")):
-            command = [sys.executable, "-m", "llm", "-m", "local", *arguments]
-            done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=PATIENCE, check=True)
-            assert done.stdout.strip() == TEXT
-    first, second = service.requests
-    assert len(second.prompt) > len(first.prompt)
 
 
 def test_fields_reach_the_engine() -> None:

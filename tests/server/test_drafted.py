@@ -45,9 +45,6 @@ def test_nothing_is_said_of_what_is_not_found() -> None:
     assert text.mark(Content("abcdef")) == Content("abcdef", ((0, 3),))
 
 
-# --------------------------------------------------------------------------- over HTTP
-
-
 def drafted_by(script: Script) -> str:
     """The text of the script's drafted tokens: in each step but the first, all but the last of a whole step are."""
     tokens = demo_vocabulary().tokenize(script.text, add_bos=False)

@@ -53,9 +53,6 @@ def refused(vocabulary: Vocabulary, path: str, fields: dict[str, Any]) -> dict[s
     return error
 
 
-# ------------------------------------------------------------------------------------- what editors send
-
-
 def test_llama_vims_suggestion(coder: Vocabulary) -> None:
     asked = VIM["suggestion"]
     told, service = fill(coder, asked, Script("result = 0\n    for x in basket:\n  end"), n_ctx=8192)
@@ -126,9 +123,6 @@ def test_no_file_is_too_long(coder: Vocabulary) -> None:
     assert at[0] == 1 + 8192 - 2048 - 2048 // 8  # bos first
 
 
-# ------------------------------------------------------------------------------------- how a suggestion ends
-
-
 def test_the_deadline_ends_it_with_a_line(coder: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first token starts the time, which is over when the second comes."""
     seconds = itertools.count(step=0.02)
@@ -146,9 +140,6 @@ def test_a_line_that_is_indented_less_ends_it_whatever_is_drafted(coder: Vocabul
         assert (told["content"], told["stop_type"]) == ("x\n    y\n", "limit")
     told, _ = ask("/completion", {"prompt": "a", "n_indent": 2}, Script("x\n    y\nz"), vocabulary=coder)
     assert (told["content"], told["stop_type"]) == ("x\n    y\n", "limit")
-
-
-# ------------------------------------------------------------------------------------- mistakes
 
 
 def test_mistakes_are_told_by_field(coder: Vocabulary) -> None:
@@ -176,9 +167,6 @@ def test_a_model_that_cannot(word_vocabulary: Vocabulary) -> None:
         error = refused(word_vocabulary, path, fields)
         assert (error["type"], error["code"]) == ("not_supported_error", 400)  # a retry mends nothing
         assert error["message"].startswith("this model cannot fill in the middle: its vocabulary has no token for pre")
-
-
-# ------------------------------------------------------------------------------------- OpenAI's suffix
 
 
 def test_completions_with_a_suffix(coder: Vocabulary) -> None:

@@ -57,9 +57,6 @@ def whole(deltas: list[ChatDelta], request: Asked | None = None) -> dict[str, An
     return asyncio.run(answering(request).whole(played(deltas)))
 
 
-# --------------------------------------------------------------------------- requests
-
-
 def test_a_conversation_as_codex_sends_it() -> None:
     """Developer messages first, calls before the text that came with them, and thoughts."""
     text = [{"type": "input_text", "text": "permissions"}]
@@ -197,9 +194,6 @@ def test_impossible_values_are_named() -> None:
     ]
     for field, fields in cases:
         refused(task, field, **fields)
-
-
-# --------------------------------------------------------------------------- answers
 
 
 @given(answers(["look", "apply_patch", "mcp__db__look", "made_up"]), st.booleans())

@@ -12,6 +12,7 @@ from support.mock_target import Clock, MockTarget
 
 from ngramspec.backend import Lane, Part
 from ngramspec.errors import TargetError
+from ngramspec.tokens import common_prefix
 
 Rows = NDArray[np.float32]
 
@@ -27,9 +28,7 @@ class MockLane(MockTarget):
     def reading(
         self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
     ) -> Generator[int, None, Rows]:
-        keep = 0
-        while keep < min(len(tokens) - 1, len(self.tokens)) and self.tokens[keep] == tokens[keep]:
-            keep += 1
+        keep = common_prefix(self.tokens, tokens[:-1])
         if aligned:
             keep = keep // self.n_batch * self.n_batch
         if self.replays and keep < len(self.tokens):

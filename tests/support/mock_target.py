@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from support.samplers import make_sampler
+from support.numpy_sampler import NumpySampler
 
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Path, Vocabulary
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tokens import common_prefix
 
 Progress = Callable[[int, int], None]
 Kernels = Callable[[int, int], int]
@@ -159,11 +160,7 @@ class MockTarget:
         """
         if not tokens:
             raise ValueError("an empty prompt")
-        shared = 0
-        for have, want in zip(self.tokens, tokens[:-1], strict=False):
-            if have != want:
-                break
-            shared += 1
+        shared = common_prefix(self.tokens, tokens[:-1])
         if aligned:
             # Without kernels it makes no difference how a token came into the cache.
             computed = self._aligned if self._kernels else shared
@@ -252,7 +249,7 @@ class MockTarget:
         """The vocabulary's, or one in numpy, which knows no DRY and keeps to no grammar."""
         if self._vocabulary is not None:
             return self._vocabulary.sampler(sampling)
-        return make_sampler(sampling, self.n_vocab)
+        return NumpySampler(sampling, self.n_vocab)
 
     def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
         """One token per byte of the text; ValueError for a byte outside the vocabulary."""

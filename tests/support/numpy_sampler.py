@@ -1,7 +1,7 @@
 """`NumpySampler`: samplers in numpy, so that the algorithms are tested where llama.cpp is not installed.
 
-Its laws are llama.cpp's (`tests/llama/test_numpy_sampler.py`); the coins that XTC and mirostat toss are its own. It
-has no vocabulary: DRY is an error, and a grammar is not kept to.
+Its laws are llama.cpp's (`tests/llama/test_samplers.py`); the coins that XTC and mirostat toss are its own. It has no
+vocabulary: DRY is an error, and a grammar is not kept to. Nor does it know `typical_p`, `top_n_sigma` and dynatemp.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class NumpySampler:
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
         s = self.sampling
+        assert (s.typical_p, s.top_n_sigma <= 0, s.dynatemp_range) == (1, True, 0), "not known here"
         top_token(logits)  # raises where no token can be chosen
         scores = logits.astype(np.float64)
         for token, bias in s.logit_bias:
@@ -66,7 +67,8 @@ class NumpySampler:
             # Nothing behind the temperature moves logits, but for penalties, and those are behind greedy's choice.
             if s.greedy and name == "temperature":
                 break
-            scores = getattr(self, f"_{name}")(scores)
+            if step := getattr(self, f"_{name}", None):
+                scores = step(scores)
         if scores.max() in (-np.inf, np.inf) or np.isnan(scores).any():
             raise BadLogits("no token is left to choose: the sampling settings take the logits of all out of range")
         if s.greedy:
@@ -81,27 +83,9 @@ class NumpySampler:
             scores[token] -= count * s.frequency_penalty + s.presence_penalty
         return scores
 
-    def _dry(self, scores: Scores) -> Scores:
-        return scores
-
-    def _top_n_sigma(self, scores: Scores) -> Scores:
-        if self.sampling.top_n_sigma <= 0:
-            return scores
-        finite = scores[scores > -np.inf]
-        return _keep(scores, scores >= finite.max() - self.sampling.top_n_sigma * finite.std())
-
     def _top_k(self, scores: Scores) -> Scores:
         k = self.sampling.top_k
         return _first(scores, k) if 0 < k < scores.size else scores
-
-    def _typ_p(self, scores: Scores) -> Scores:
-        p = self.sampling.typical_p
-        if p >= 1:
-            return scores
-        law = _law(scores)
-        surprise = -np.log(law, where=law > 0, out=np.full_like(law, -np.inf))
-        order = np.argsort(np.abs(surprise - law @ np.where(law > 0, surprise, 0.0)), kind="stable")
-        return _keep_ids(scores, order[: int(np.argmax(np.cumsum(law[order]) > p)) + 1])
 
     def _top_p(self, scores: Scores) -> Scores:
         p = self.sampling.top_p
@@ -125,15 +109,7 @@ class NumpySampler:
         return _keep_ids(scores, order[max(0, above - 1) :])
 
     def _temperature(self, scores: Scores) -> Scores:
-        s = self.sampling
-        temperature = s.temperature
-        left = int((scores > -np.inf).sum())
-        if s.dynatemp_range > 0 and left > 1:
-            law = _law(scores)
-            entropy = -float((law[law > 0] * np.log(law[law > 0])).sum()) / np.log(left)
-            low, high = max(0.0, temperature - s.dynatemp_range), temperature + s.dynatemp_range
-            temperature = low + (high - low) * entropy**s.dynatemp_exponent
-        return scores / max(temperature, 1e-20)
+        return scores / max(self.sampling.temperature, 1e-20)
 
     def _mirostat(self, scores: Scores) -> int:
         """Mirostat 2: cut off what would surprise by more than mu bits, draw, and move mu towards tau."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+from support.cli_runner import DEMO
 
 
 def write_gguf(
@@ -47,4 +48,13 @@ def write_gguf(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
+    return path
+
+
+def damaged_demo(path: Path, key: str, value: object) -> Path:
+    """Write a copy of the demo model with another value of a key; of a list, of its last item."""
+    path.write_bytes(DEMO.read_bytes())
+    reader = gguf.GGUFReader(path, "r+")
+    reader.fields[key].parts[-1][:] = value
+    reader.data.flush()
     return path

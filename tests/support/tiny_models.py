@@ -17,21 +17,15 @@ WINDOW = 24
 WIDTH, LAYERS, HEADS, HIDDEN = 32, 2, 2, 64
 
 
-def write_model(
-    path: Path, architecture: str, *, context: int = 1024, chat_template: str | None = None, padding: int = 0
-) -> Path:
-    """Write a model: "llama", "gemma2" or "mamba". The same architecture gives the same weights.
-
-    Args:
-        padding: unused tokens behind its vocabulary; they move the weights.
-    """
+def write_model(path: Path, architecture: str, *, chat_template: str | None = None) -> Path:
+    """Write a model: "llama", "gemma2" or "mamba". The same architecture gives the same weights."""
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny {architecture}")
-    writer.add_context_length(context)
+    writer.add_context_length(1024)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_layer_norm_rms_eps(1e-5)
-    vocab = _add_vocabulary(writer, padding)
+    vocab = _add_vocabulary(writer)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
     shapes = {"token_embd.weight": (vocab, WIDTH), "output_norm.weight": (WIDTH,)}
@@ -56,14 +50,13 @@ def write_model(
     return path
 
 
-def _add_vocabulary(writer: gguf.GGUFWriter, padding: int) -> int:
+def _add_vocabulary(writer: gguf.GGUFWriter) -> int:
     """The bytes, a few letters, and one control token for the end of a turn."""
     kinds = gguf.TokenType
     tokens = [("<unk>", kinds.UNKNOWN), ("<s>", kinds.CONTROL), ("</s>", kinds.CONTROL)]
     tokens += [(f"<0x{byte:02X}>", kinds.BYTE) for byte in range(256)]
     tokens += [(letter, kinds.NORMAL) for letter in "\u2581abcdefgh"]
     tokens += [("<|im_end|>", kinds.CONTROL)]
-    tokens += [(f"[PAD{i}]", kinds.UNUSED) for i in range(padding)]
     writer.add_tokenizer_model("llama")
     writer.add_token_list([text for text, _ in tokens])
     writer.add_token_scores([-float(i) for i in range(len(tokens))])
