@@ -83,7 +83,7 @@ class SecondModelOptions:
         }
         model: Target | SharedTarget
         if isinstance(target, SharedTarget):
-            model = SharedTarget(source.path, lanes=len(target.lanes), apart=True, **settings)
+            model = SharedTarget(source.path, lanes=len(target.lanes), **settings)
         else:
             model = Target(source.path, **settings)
         for line in [line for line in model.notes if line not in target.notes]:

