@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import random
 import re
 from pathlib import Path
 from types import ModuleType
@@ -14,19 +13,6 @@ from jinja2 import Template
 from support.cli_runner import DEMO
 
 ROOT = Path(__file__).parents[1]
-
-MODULE = '''
-def total(numbers, start):
-    """Return the sum of the numbers plus a start value.
-
-    A second paragraph that nobody could guess.
-    """
-    return sum(numbers, start)
-
-
-def undocumented(number):
-    return number + 1
-'''
 
 
 @pytest.fixture(scope="module")
@@ -70,20 +56,3 @@ def test_the_chat_template_is_the_form_of_the_training_turns(reader: GGUFReader,
     messages = [{"role": role, "content": content} for role, content in turns]
     trained = chat.rendered([("Hello", "Hi.")], "Answer briefly.")
     assert template.render(messages=messages, add_generation_prompt=False) == trained
-
-
-def test_only_documented_functions_become_chat(chat: ModuleType) -> None:
-    (function,) = chat.functions_in(MODULE)
-    assert (function.name, function.parameters) == ("total", ("numbers", "start"))
-    assert '"""Return the sum of the numbers plus a start value."""' in function.source
-    assert '"""' not in function.bare
-    assert "second paragraph" not in function.source
-    # Renaming changes names only.
-    source = 'def f(n):\n    print("n", n, n.n)\n    return nn + n\n'
-    renamed = 'def f(value):\n    print("n", value, value.value)\n    return nn + value\n'
-    assert chat.renamed(source, "n", "value") == renamed
-    documents = chat.chat_documents([MODULE] * 3, random.Random(0), rounds=8, talk=True)
-    assert len(documents) > 8  # the module's one function, and hand-written talk
-    for document in documents:
-        assert document.count("<|im_start|>") == document.count("<|im_end|>")
-        assert document.endswith("<|im_end|>\n")

@@ -1,4 +1,4 @@
-"""Every architecture against a decoder that never rolls back; `tests/matrix.py` tries more, and says what differs.
+"""Every architecture against a decoder that never rolls back; `tools/matrix.py` tries more, and says what differs.
 
 The second half takes one guard out at a time, which the self-check behind `ngramspec verify` must see. That the first
 half sees it is among the faults of `tests/test_mutations.py`.

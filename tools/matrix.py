@@ -1,4 +1,4 @@
-"""Whether drafts change the text of any architecture: `python tests/matrix.py [NAME...] [--quick]`.
+"""Whether drafts change the text of any architecture: `python tools/matrix.py [NAME...] [--quick]`.
 
 Prints a table, one line a model and one column a kind of session: `=` all texts are those of a decoder that never rolls
 back, `~` some leave it by rounding, `CORRUPT` something else decided. Exits with 1 if anything is corrupt, or if
@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from architectures.comparison import Bench, Result, worst
 from architectures.files import families, names, write_models
