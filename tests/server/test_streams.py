@@ -14,6 +14,10 @@ from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
 from support.http import chunks, listening, scripted
 
+from ngramspec.batching.request import Done, Request
+from ngramspec.decoding.step import Step
+from ngramspec.server.bridge import Running
+
 pytestmark = pytest.mark.anyio
 
 BODY = {"prompt": "x", "stream": True}
@@ -155,3 +159,23 @@ async def test_a_body_that_ends_early_is_forgotten() -> None:
         await writer.wait_closed()
         assert (await client.get("/health")).json() == {"status": "ok"}
         assert service.tickets == []
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_the_loop_is_woken_once_for_all_that_came_and_unstreamed_only_at_the_end(
+    streamed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, go = asyncio.get_running_loop(), threading.Semaphore(0)
+    _, service = scripted(Script(ends=False, go=go))
+    woken: list[object] = []
+    wake = loop.call_soon_threadsafe
+    monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call: woken.append(call) or wake(call))
+    with Running(service, Request([1], 20), streamed=streamed) as running:
+        go.release(30)
+        service.tickets[0].ended.wait(PATIENCE)  # the loop stands still meanwhile
+        assert len(woken) == 1
+        events = [await running.next()]
+        while not isinstance(events[-1], Done):
+            events.append(await running.next())
+    assert sum(isinstance(event, Step) for event in events) == 20
+    assert len(woken) == 1
