@@ -158,7 +158,7 @@ def serve(opened: ExitStack, *, second: bool = False) -> Ask:
     executor = opened.enter_context(ThreadPoolExecutor(1, "engine"))
     load = partial(SharedTarget, DEMO, lanes=2, n_ctx=N_CTX, threads=1)
     shared = executor.submit(lambda: load(exact="on")).result()
-    model = executor.submit(lambda: asked_for(shared, load(exact="off", apart=True))).result() if second else None
+    model = executor.submit(lambda: asked_for(shared, load(exact="off"))).result() if second else None
     engine = executor.submit(
         open_engine,
         shared,
