@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -34,6 +35,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the cost curve is kept: it is measured once."""
     return tmp_path_factory.mktemp("calibration")
+
+
+@pytest.fixture(scope="session")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two prompts of two categories, one of which looks like markup."""
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    texts = {"code": "x[5] = x[5] + 1\n" * 8, "notes[b]": "buy 5 apples, and 5 pears\n" * 8}
+    path.write_text("\n".join(json.dumps({"id": "1", "category": c, "text": text}) for c, text in texts.items()))
+    return path
 
 
 @pytest.fixture

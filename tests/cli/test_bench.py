@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.cli_runner import Done, run
-from support.signals import signal_after
+from support.signals import by_signal, signal_after
 
 from ngramspec.policies import POLICIES
 
 SMALL = ["bench", "-t", "1", "-c", "512", "-n", "12"]
 FAST = [*SMALL, "--exact", "off", "--repeat", "1"]
-
-
-@pytest.fixture(scope="module")
-def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two prompts of two categories."""
-    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
-    texts = {"code": "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return", "notes": "two apples, " * 9}
-    path.write_text("\n".join(json.dumps({"id": "1", "category": c, "text": text}) for c, text in texts.items()))
-    return path
+CATEGORIES = ["code", "notes[b]", "overall"]
 
 
 def bench(env: dict[str, str], *arguments: str | Path, code: int = 0) -> Done:
     done = run(env, *arguments)
     assert done.code == code, done.err
-    assert "Traceback" not in done.err
     return done
 
 
@@ -38,7 +28,7 @@ def test_table_of_all_categories_and_json_in_a_file(env: dict[str, str], prompts
     file.write_text("old")
     done = bench(env, *FAST, "--prompts", prompts, "--policy", "fixed", "--draft-max", "3", "--json", file)
     lines = done.out.splitlines()
-    for category in ("code", "notes", "overall"):
+    for category in CATEGORIES:
         assert any(category in line.split() for line in lines), category
     assert "…" not in done.out
     assert "identical" in done.out
@@ -51,7 +41,7 @@ def test_table_of_all_categories_and_json_in_a_file(env: dict[str, str], prompts
     assert (result["settings"]["policies"], result["settings"]["sampling"]["temperature"]) == (["fixed"], 0)
     assert result["model"]["architecture"] == "llama"
     assert all(result[key] for key in ("ngramspec", "date", "machine", "build", "cost_curve_seconds", "selection"))
-    assert [s["category"] for s in result["summaries"]] == ["code", "notes", "overall"]
+    assert [s["category"] for s in result["summaries"]] == CATEGORIES
     assert len(result["runs"]) == 2 * len(result["prefills"]) == 4
     for entry in result["runs"]:
         assert entry["generated"] <= 12
@@ -93,13 +83,13 @@ def test_every_policy_on_the_same_prompts(env: dict[str, str], prompts: Path, tm
     lines = done.out.splitlines()
     assert [line.split() for line in lines].count(["category", "plain", *names]) == 1
     assert [line.split() for line in lines].count(["category", *names]) == 2
-    assert [len([line for line in lines if line.startswith(c)]) for c in ("code ", "notes ", "overall ")] == [3, 3, 3]
+    assert [len([line for line in lines if line.startswith(f"{c} ")]) for c in CATEGORIES] == [3, 3, 3]
     assert [line.split(": ")[0] for line in lines[-len(names) :]] == names
 
     result = json.loads(file.read_text())
     assert result["verdict"].splitlines() == lines[-len(names) :]
     assert [(s["policy"], s["category"]) for s in result["summaries"]] == [
-        (name, category) for name in names for category in ("code", "notes", "overall")
+        (name, category) for name in names for category in CATEGORIES
     ]
     assert all(len(s["acceptance_by_position"]) <= 3 for s in result["summaries"])
     assert [entry["policy"] for entry in result["runs"]] == [None, *names, *names, None]
@@ -126,7 +116,7 @@ def test_a_full_disk_is_one_line_and_the_table_is_shown(env: dict[str, str], pro
     assert Path("/dev/full").is_char_device()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@by_signal
 def test_an_interrupted_bench_shows_what_it_has(
     env: dict[str, str], prompts: Path, tmp_path: Path, number: int, code: int
 ) -> None:

@@ -6,13 +6,12 @@ import json
 import os
 import re
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 from support.cli_runner import DEMO, UNENDED, Done, run, shell
 from support.scripted_chat import saying
-from support.signals import signal_after
+from support.signals import by_signal, signal_after
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 
@@ -35,8 +34,7 @@ def complaints(done: Done) -> list[str]:
 
 def test_each_line_is_a_turn_and_stdout_is_the_answers(env: dict[str, str], tmp_path: Path) -> None:
     kept = tmp_path / "chat.json"
-    done = pipe(env, f"first\r\n\n  \n//help\nlast\n/save {kept}\n/stats", "-sys", "Be brief.")
-    assert done.code == 0, done.err
+    done = pipe(env, f"first\r\n\n  \n//help\nlast\n/save {kept}\n/stats", "-sys", "Be brief.").ok()
     saved = messages(kept)
     assert [m["role"] for m in saved] == ["system"] + ["user", "assistant"] * 3
     assert [m["content"] for m in saved[1::2]] == ["first", "/help", "last"]
@@ -62,8 +60,7 @@ def test_a_line_that_does_not_fit_or_is_no_text_is_left_out(env: dict[str, str],
 
 def test_the_oldest_turns_make_room(env: dict[str, str]) -> None:
     # Letters that hardly merge into tokens: any one of the questions fits, five of them do not.
-    done = pipe(env, ("xq zj kw vf gb " * 4 + "\n") * 5, "-c", "128")
-    assert done.code == 0, done.err
+    done = pipe(env, ("xq zj kw vf gb " * 4 + "\n") * 5, "-c", "128").ok()
     assert re.search(r"oldest turns? no longer fits? in the context", done.err)
 
 
@@ -75,8 +72,7 @@ def test_a_file_is_the_first_message(env: dict[str, str], tmp_path: Path) -> Non
     assert done.out
     assert done.err.count(" tokens") >= 1
     # The whole of stdin, not a turn a line.
-    piped = pipe(env, question.read_text(), "-f", "-")
-    assert (piped.code, piped.out) == (0, done.out)
+    assert pipe(env, question.read_text(), "-f", "-").ok().out == done.out
 
 
 def test_a_seed_repeats_a_session_and_a_random_one_is_shown(env: dict[str, str]) -> None:
@@ -96,16 +92,13 @@ def test_bad_usage_is_one_line(env: dict[str, str]) -> None:
         (["-f", "-"], b"a\xff", 1, "standard input is not UTF-8"),
         (["--resume"], b"hello\n", 1, "no conversation is kept; ngramspec chat --keep keeps one"),
     ):
-        done = pipe(env, stdin, *options)
-        assert (done.code, done.out) == (code, "")
-        assert words in done.complaint
+        pipe(env, stdin, *options).failed(words, code=code)
 
 
 def test_nobody_reads_the_answer(env: dict[str, str]) -> None:
     quick = ("--exact", "off", "--no-draft")
     done = shell(env, 'yes hello | head -3 | "$@" | true; echo ${PIPESTATUS[2]}', *CHAT, *quick)
     assert done.out == "0\n"
-    assert "Traceback" not in done.err
 
 
 # ---------------------------------------------------------------------- with a model that says what it is told to
@@ -117,9 +110,7 @@ def says(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("says")
-def test_commands_tell_on_stderr_and_one_that_fails_is_a_line_and_an_exit_code(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_commands_tell_on_stderr_and_one_that_fails_is_an_exit_code(env: dict[str, str], tmp_path: Path) -> None:
     system = ("/system", "/system Be brief.", "hello", "/system")
     files = ("/save chat.json", "/reset", "/save empty.json", "/load chat.json")
     wrong = {
@@ -132,20 +123,14 @@ def test_commands_tell_on_stderr_and_one_that_fails_is_a_line_and_an_exit_code(
     done = pipe(env, "\n".join(["/help", *system, *files, *wrong, "/quit", "never asked"]), folder=tmp_path)
     assert (done.code, done.out) == (1, f"{ANSWER}\n")
     assert all(words in line for words, line in zip(wrong.values(), complaints(done), strict=True))
-    told = [
-        "/help .*/reset.*/quit.*Ctrl-D",
-        "no system message",
-        "from the next turn on",
-        "Be brief.",
-        "saved 1 turn to",
-    ]
-    told += ["starts afresh", "saved 0 turns", "loaded 1 turn from chat.json"]
+    told = ["/help .*/reset.*/quit.*Ctrl-D", "no system message", "from the next turn on", "Be brief."]
+    told += ["saved 1 turn to", "starts afresh", "saved 0 turns", "loaded 1 turn from chat.json"]
     assert re.search(".*".join(told), done.err, re.DOTALL)
     assert [m["role"] for m in messages(tmp_path / "chat.json")] == ["system", "user", "assistant"]
     assert messages(tmp_path / "empty.json") == messages(tmp_path / "chat.json")[:1]
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@by_signal
 @pytest.mark.usefixtures("says")
 def test_a_signal_ends_the_session(env: dict[str, str], number: int, code: int) -> None:
     with signal_after(number, steps=3):
@@ -153,7 +138,6 @@ def test_a_signal_ends_the_session(env: dict[str, str], number: int, code: int) 
     assert done.code == code
     assert done.out.startswith("Some **bold**")
     assert "the end" not in done.out
-    assert "Traceback" not in done.err
 
 
 @pytest.mark.usefixtures("says")
@@ -177,14 +161,8 @@ def test_a_file_goes_in_front_of_the_next_message(env: dict[str, str], tmp_path:
     bad = "".join(f"/file {name}\n" for name in ("none", "big", "raw", "empty", "."))
     lines = f"{bad}/file a b.py\n/retry\nwhat is this?\n/file a b.py\n/file -\nand now?\n/save chat.json\n"
     done = pipe(env, lines, folder=tmp_path)
-    wanted = [
-        "cannot read none: No such",
-        "the context has room for",
-        "raw is not UTF-8",
-        "empty is empty",
-        "directory",
-    ]
-    told = zip([*wanted, "nothing was said"], complaints(done), strict=True)
+    wanted = ["cannot read none: No such", "the context has room for", "raw is not UTF-8", "empty is empty"]
+    told = zip([*wanted, "directory", "nothing was said"], complaints(done), strict=True)
     assert all(words in line for words, line in told)
     saved = messages(tmp_path / "chat.json")
     assert saved[0]["content"] == "a b.py:\n\n````py\nx = '''\n```\n'''\n````\n\nwhat is this?"

@@ -40,7 +40,6 @@ def users(session: Session) -> list[str]:
 
 
 def heard(session: Session) -> int:
-    assert session.memory is not None
     return sum(index.size for index in session.memory.indexes)
 
 

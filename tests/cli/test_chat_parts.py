@@ -41,10 +41,9 @@ def test_the_statistics_of_a_session() -> None:
     timed = {"seconds": 0.25, "plain_seconds": 0.25, "elapsed": 0.5}
     stats.add(Step((1, 2), ("a", "b"), drafted=(1, 3, 4), accepted=1, batch=4, **timed))
     stats.add(Step((1,), ("a",), batch=1, **timed))
-    console = Console(width=90, file=StringIO())
-    console.print(*totals(stats, {"model": "m\x1b[bold]"}))
-    assert isinstance(console.file, StringIO)
-    shown = [" ".join(re.findall(r"[^\s│┃]+", line)) for line in console.file.getvalue().splitlines()]
+    written = StringIO()
+    Console(width=90, file=written).print(*totals(stats, {"model": "m\x1b[bold]"}))
+    shown = [" ".join(re.findall(r"[^\s│┃]+", line)) for line in written.getvalue().splitlines()]
     assert "model m␛[bold]" in shown
     assert "tokens 4 generated, prompts read in 0.5 s" in shown
     assert "speed 3.0 tokens/s, 1.50 tokens per target pass" in shown

@@ -42,20 +42,16 @@ def continued(target: Target, prompt: Sequence[int], tokens: int = TOKENS) -> li
 
 
 def as_json(env: dict[str, str], *arguments: str | Path, stdin: str = "") -> dict[str, Any]:
-    done = run(env, *arguments, "--json", stdin=stdin.encode())
-    assert done.code == 0, done.err
+    done = run(env, *arguments, "--json", stdin=stdin.encode()).ok()
     assert done.raw.endswith(b"\n")
     assert done.raw.count(b"\n") == 1
-    result: dict[str, Any] = json.loads(done.out)
-    return result
+    return done.json
 
 
 # ---------------------------------------------------------------------- what is continued
 
 
-def test_every_way_to_name_the_text_gives_the_librarys_own_continuation(
-    env: dict[str, str], target: Target, file: Path
-) -> None:
+def test_every_way_to_name_the_text_gives_the_librarys_own(env: dict[str, str], target: Target, file: Path) -> None:
     expected, raw = "".join(continued(target, target.tokenize(TEXT))), TEXT.encode()
     ways: list[tuple[list[str | Path], bytes]] = [
         ([file], b""),
@@ -81,8 +77,7 @@ def test_a_model_from_the_hub(env: dict[str, str], file: Path) -> None:
         online = {**env, "HF_ENDPOINT": hub.url}
         mistaken = run(online, *SMALL, "hf:owner/repo-GGUF", "gone.py")
         assert hub.requests == [], "a mistake in the text costs no download"
-        first = run(online, *here)
-        assert first.code == 0, first.err
+        first = run(online, *here).ok()
         assert any("resolve" in path for _, path in hub.requests)
     assert first.raw == run(env, *PLAIN, "-n", "4", file).raw
     assert "gone.py" in mistaken.complaint
@@ -105,16 +100,14 @@ def test_truncate_keeps_the_tail_and_the_start_of_text_token(env: dict[str, str]
 
 @pytest.mark.parametrize("text", [TEXT, "naïve 👩‍🚀 \r\n漢字\tend 🙂", " \n"], ids=["code", "characters", "whitespace"])
 def test_echo_is_the_text_as_it_came_and_its_continuation(env: dict[str, str], text: str) -> None:
-    done = run(env, *PLAIN, "-n", "3", stdin=text.encode())
-    assert done.code == 0, done.err
+    done = run(env, *PLAIN, "-n", "3", stdin=text.encode()).ok()
     assert run(env, *PLAIN, "-n", "3", "--echo", stdin=text.encode()).raw == text.encode() + done.raw
     assert as_json(env, *PLAIN, "-n", "3", stdin=text)["text"] == done.out
     assert as_json(env, *PLAIN, "-n", "3", "--echo", stdin=text)["text"] == text + done.out
 
 
 def test_a_locale_without_the_characters(env: dict[str, str]) -> None:
-    done = run_process({**env, "PYTHONIOENCODING": "ascii"}, *PLAIN, "-n", "1", "--echo", stdin="é 🙂".encode())
-    assert done.code == 0
+    done = run_process({**env, "PYTHONIOENCODING": "ascii"}, *PLAIN, "-n", "1", "--echo", stdin="é 🙂".encode()).ok()
     assert done.raw.startswith(b"? ?")
 
 
@@ -131,8 +124,7 @@ def test_json_is_one_object_that_tells_all(env: dict[str, str], target: Target) 
 
 @pytest.mark.parametrize("form", [[], pytest.param(["--json"], marks=pytest.mark.exhaustive)])
 def test_a_reader_that_leaves_ends_it_quietly(env: dict[str, str], file: Path, form: list[str]) -> None:
-    done = shell(env, '"$@" | head -c 5; exit ${PIPESTATUS[0]}', *PLAIN, "-n", "200", "--echo", *form, file)
-    assert done.code == 0
+    done = shell(env, '"$@" | head -c 5; exit ${PIPESTATUS[0]}', *PLAIN, "-n", "200", "--echo", *form, file).ok()
     assert done.raw == (b'{"tex' if form else TEXT.encode()[:5])
     for line in done.err.splitlines():
         assert "no model given" in line or line == amx.NOTE or SUMMARY.match(line)
@@ -141,9 +133,7 @@ def test_a_reader_that_leaves_ends_it_quietly(env: dict[str, str], file: Path, f
 # ---------------------------------------------------------------------- where it ends
 
 
-def test_it_ends_after_n_tokens_before_a_stop_string_or_where_the_context_does(
-    env: dict[str, str], target: Target
-) -> None:
+def test_it_ends_after_n_tokens_before_a_stop_string_or_at_the_context(env: dict[str, str], target: Target) -> None:
     pieces = continued(target, target.tokenize(TEXT))
     for count in (1, 7):
         assert run(env, *PLAIN, "-n", str(count), stdin=TEXT.encode()).out == "".join(pieces[:count])
@@ -228,8 +218,8 @@ def test_echo_prints_the_whole_file(env: dict[str, str], suffix: Path, form: lis
 def test_the_files_start_and_end_are_gaps_too(env: dict[str, str], suffix: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty.py"
     empty.touch()
-    assert run(env, *PLAIN, "-n", "8", empty, "--suffix", suffix).code == 0
-    assert run(env, *PLAIN, "-n", "8", suffix, "--suffix", empty).code == 0
+    run(env, *PLAIN, "-n", "8", empty, "--suffix", suffix).ok()
+    run(env, *PLAIN, "-n", "8", suffix, "--suffix", empty).ok()
     done = run(env, *PLAIN, empty, "--suffix", "-")
     assert (done.code, done.complaint) == (1, "nothing stands round the gap")
 

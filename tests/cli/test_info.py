@@ -26,8 +26,7 @@ def facts(out: str) -> dict[str, str]:
 
 
 def test_the_build_the_model_and_its_figures(env: dict[str, str], tiny: Path) -> None:
-    done = run({**env, "COLUMNS": "80"}, *INFO, tiny)
-    assert done.code == 0, done.err
+    done = run({**env, "COLUMNS": "80"}, *INFO, tiny).ok()
     found = facts(done.out)
     with Target(tiny, n_ctx=512, threads=1) as target:
         assert found["model"] == f"{target.name}, {tiny}"
@@ -49,7 +48,6 @@ def test_the_build_the_model_and_its_figures(env: dict[str, str], tiny: Path) ->
     assert sorted(n for same in set(classes) for n in same) == list(SIZES)
     assert re.search(r"^Largest logit difference from single tokens: [\d.e-]+ \(contexts of", done.out, re.MULTILINE)
     exact = re.search(r"^Exact mode here uses batches of ([\d ]+)\.$", done.out, re.MULTILINE)
-    assert exact
     assert tuple(map(int, exact[1].split())) in classes
     assert re.search(r"^A change of batch size .* costs ([\d.]+ ms|nothing that is certain)\.$", done.out, re.MULTILINE)
     assert "…" not in done.out
@@ -81,8 +79,7 @@ def test_a_line_is_not_cut_where_nobody_looks(env: dict[str, str], mamba: Path, 
 
 
 def test_a_recurrent_model_says_how_drafts_are_taken_back(env: dict[str, str], mamba: Path) -> None:
-    done = run(env, *INFO, mamba)
-    assert done.code == 0, done.err
+    done = run(env, *INFO, mamba).ok()
     assert "evaluating tokens again" in facts(done.out)["KV cache"]
     assert "Cost of a target pass" in done.out
 
@@ -116,6 +113,6 @@ def test_where_the_core_is_plain_python_info_says_what_to_do_and_speeds_say_so(
     assert "install a C compiler" in core
     for command in ("complete", "chat"):
         for draft, slow in (([], True), (["--no-draft"], False)):
-            done = run(env, command, tiny, "-t", "1", "-c", "512", "-n", "4", "--exact", "off", *draft, stdin=b"def f(")
-            assert done.code == 0, done.err
+            options = ["-t", "1", "-c", "512", "-n", "4", "--exact", "off", *draft]
+            done = run(env, command, tiny, *options, stdin=b"def f(").ok()
             assert ("; drafts are slow: their core was not compiled" in done.err.splitlines()[-1]) == slow

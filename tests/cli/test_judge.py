@@ -29,8 +29,7 @@ def judges(home: dict[str, str]) -> list[Path]:
 
 
 def test_complete_and_chat_write_one_file_and_go_on_from_it(home: dict[str, str]) -> None:
-    first = run(home, *COMPLETE, stdin=TEXT)
-    assert first.code == 0, first.err
+    first = run(home, *COMPLETE, stdin=TEXT).ok()
     (path,) = judges(home)
     early = path.read_bytes()
     assert (read(path)["slope"] != 1).sum() > 10
@@ -38,7 +37,7 @@ def test_complete_and_chat_write_one_file_and_go_on_from_it(home: dict[str, str]
     assert again.out == first.out
     middle = path.read_bytes()
     assert middle != early
-    assert run(home, "chat", DEMO, "-n", "30", *SHORT, stdin=b"and " * 9).code == 0
+    run(home, "chat", DEMO, "-n", "30", *SHORT, stdin=b"and " * 9).ok()
     assert judges(home) == [path]
     assert path.read_bytes() != middle
     stats = run(home, "memory", "stats").out
@@ -66,11 +65,10 @@ def test_whoever_shall_not_neither_reads_nor_writes(
         ("chat", DEMO, "-n", "8", *SHORT, "--no-memory"),
         ("bench", DEMO, "-n", "8", *SHORT, "--repeat", "1", "--prompts", prompt),
     ):
-        done = run(home, *arguments, stdin=TEXT)
-        assert done.code == 0, done.err
+        run(home, *arguments, stdin=TEXT).ok()
         assert path not in seen
         assert judges(home) == [path]
         assert path.read_bytes() == b"mine"
-    assert run(home, *COMPLETE, stdin=TEXT).code == 0
+    run(home, *COMPLETE, stdin=TEXT).ok()
     assert path in seen
     assert path.read_bytes() != b"mine"

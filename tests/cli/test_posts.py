@@ -33,8 +33,7 @@ def test_a_benchmark_to_post_says_what_its_json_says(env: dict[str, str], tmp_pa
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text("\n".join(json.dumps({"id": k, "category": k, "text": text}) for k, text in texts.items()))
     fixed = ("--prompts", prompts, "--policy", "fixed", "--draft-max", "3")
-    done = run(env, "bench", *SHORT, *fixed, "--markdown", *options)
-    assert done.code == 0, done.err
+    done = run(env, "bench", *SHORT, *fixed, "--markdown", *options).ok()
     found = json.loads(written["json"].read_text())
     headings, *rows = markdown_table(done.out)
     cells = [dict(zip(headings, row, strict=True)) for row in rows]
@@ -67,18 +66,14 @@ def test_a_benchmark_to_post_says_what_its_json_says(env: dict[str, str], tmp_pa
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out.html", "out.json", "out.svg", "prompts.jsonl"]
 
 
-def test_a_replay_to_post_says_what_its_json_says_and_nothing_of_the_conversations(
-    env: dict[str, str], tmp_path: Path
-) -> None:
+def test_a_replay_to_post_says_what_its_json_says_and_nothing_of_its_texts(env: dict[str, str], tmp_path: Path) -> None:
     options, written = files(tmp_path)
     talks = tmp_path / "talks.jsonl"
     word = "zebra giraffe crocodile "
     talk = {"prompt": f"Repeat: {word * 4}", "response": word * 6, "category": "<copy>"}
     talks.write_text("\n".join([json.dumps(talk), json.dumps({**talk, "category": "b|c"})]))
-    done = run(
-        env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--curve", "cpu-1.5b-q4_0", "--markdown", *options
-    )
-    assert done.code == 0, done.err
+    curves = ("--curve", "flat", "--curve", "cpu-1.5b-q4_0")
+    done = run(env, "replay", talks, "--vocab", DEMO, *curves, "--markdown", *options).ok()
     found: dict[str, Any] = json.loads(written["json"].read_text())
     headings, *rows = markdown_table(done.out)
     for row in (dict(zip(headings, row, strict=True)) for row in rows):
@@ -93,7 +88,7 @@ def test_a_replay_to_post_says_what_its_json_says_and_nothing_of_the_conversatio
     for kind in ("svg", "html"):
         assert "zebra" not in written[kind].read_text("utf-8")
     texts = tmp_path / "texts.html"
-    assert run(env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--html", texts, "--with-texts").code == 0
+    run(env, "replay", talks, "--vocab", DEMO, "--curve", "flat", "--html", texts, "--with-texts").ok()
     shown = Page(texts.read_text("utf-8"))
     assert "zebra giraffe" in "".join(text for kind, text in shown.marked[3:] if kind == "kept")
     assert {"<copy>: line 1", "b|c: line 2"} <= set(shown.words.splitlines())
@@ -109,29 +104,16 @@ def test_a_memory_to_post_says_how_much_there_is_and_not_what(env: dict[str, str
     (project / "hidden.py").write_text("x = 1\n" * 20)
     (project / "hidden.md").write_text("words\n")
     mine = env | {"XDG_DATA_HOME": str(tmp_path / "data")}
-    assert run(mine, "memory", "add", "--model", DEMO, project).code == 0
-    done = run(mine, "memory", "stats", "--markdown", *options)
-    assert done.code == 0, done.err
+    run(mine, "memory", "add", "--model", DEMO, project).ok()
+    done = run(mine, "memory", "stats", "--markdown", *options).ok()
     (store,) = json.loads(written["json"].read_text())["stores"]
     headings, row = markdown_table(done.out)
     assert dict(zip(headings, row, strict=True))["tokens of files"] == f"{store['file_tokens']:,}"
     assert sum(store["kinds"].values()) == store["file_tokens"] > store["kinds"][".md"] > 0
     assert f"{store['kinds']['.py']:,}" in drawn(written["svg"].read_text("utf-8"))
     assert Page(written["html"].read_text("utf-8")).tables[0][1] == row
-    for text in (done.out, *(path.read_text("utf-8") for path in written.values())):
-        assert "hidden" not in text
-        assert "secret" not in text
-
-
-def test_what_cannot_be_written_is_a_line_before_any_work(env: dict[str, str], tmp_path: Path) -> None:
-    both = run(env, "bench", *SHORT, "--markdown", "--json", "-")
-    assert (both.code, both.out) == (2, "")
-    assert both.complaint == "--markdown and --json cannot both be written to stdout; name a file"
-    nowhere = run(env, "bench", *SHORT, "--html", tmp_path / "a.html", "--svg", tmp_path / "missing" / "b.svg")
-    assert (nowhere.code, nowhere.out) == (1, "")
-    assert "b.svg: No such file" in nowhere.complaint
-    assert "demo model" not in nowhere.err
-    assert list(tmp_path.iterdir()) == []
+    texts = [done.out, *(path.read_text("utf-8") for path in written.values())]
+    assert not any(word in text for text in texts for word in ("hidden", "secret"))
 
 
 def test_the_line_to_repeat_it_tells_of_files_their_names_alone(tmp_path: Path) -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.cli_runner import Done, run
-from support.signals import signal_after
+from support.cli_runner import run
+from support.signals import by_signal, signal_after
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.drafting import DEFAULT
@@ -36,24 +35,12 @@ def talks(tmp_path: Path) -> Path:
     return path
 
 
-def failed(done: Done, *words: str, code: int = 1) -> None:
-    assert (done.code, done.raw) == (code, b""), done.err
-    assert all(word in done.complaint for word in words), done.complaint
-
-
-def document(done: Done) -> dict[str, Any]:
-    assert done.code == 0, done.err
-    found: dict[str, Any] = json.loads(done.raw)
-    return found
-
-
 # --------------------------------------------------------------------------- what comes out
 
 
 def test_the_report(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     out = tmp_path / "out.json"
-    done = run(env, "replay", talks, "--curve", "cpu-1.5b-q4_0", "--curve", "flat", "--json", out)
-    assert done.code == 0, done.err
+    done = run(env, "replay", talks, "--curve", "cpu-1.5b-q4_0", "--curve", "flat", "--json", out).ok()
     for words in ("Curve cpu-1.5b-q4_0: measured", "Curve flat: ", "copy-", "calibration error", "overall", "macro"):
         assert words in done.out
     assert "demo model" in done.err
@@ -74,7 +61,7 @@ def test_the_report(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
 
 def test_stdin_without_a_curve_and_json_on_stdout(env: dict[str, str], talks: Path) -> None:
     done = run(env, "replay", "-", "--json", "-", "--no-oracle", "--memory", "on", stdin=talks.read_bytes())
-    found = document(done)
+    found = done.json
     assert found["categories"] == {"stdin": 1, "copy": 1, "code": 2}
     assert (found["oracle"], found["settings"]["memory"], list(found["curves"])) == (None, "on", ["flat"])
     assert "cost what one token costs (flat)" in done.err
@@ -85,8 +72,7 @@ def test_files_limits_and_drafting_options(env: dict[str, str], talks: Path, tmp
     pairs.write_text(f"=== prompt\n{LIST}=== response\n{LIST}")
     mine.write_text('{"free": {"1": 1.0, "4": 1.5, "5": 3.0}, "charged": {"1": 1.0, "64": 2.0, "switch": 0.3}}')
     options = ["--limit", "1", "--policy", "fixed", "--draft-max", "3", "--drafter", "ngram", "--curve", mine]
-    done = run(env, "replay", talks, pairs, *options, "--json", out, "--html", tmp_path / "out.html")
-    assert done.code == 0, done.err
+    done = run(env, "replay", talks, pairs, *options, "--json", out, "--html", tmp_path / "out.html").ok()
     assert done.out.count("; a change of size: 0.30\n") == 1
     assert "charged" in (tmp_path / "out.html").read_text("utf-8")
     found = json.loads(out.read_text())
@@ -102,8 +88,7 @@ def test_names_from_a_file_cannot_command_the_terminal(env: dict[str, str], tmp_
     # Of a role that many templates refuse, too: here it is ChatML, which takes any.
     said = {"messages": [{"role": "tool", "content": "4"}], "response": "four is 4", "category": "[/red]\x1b[31m"}
     path.write_text(json.dumps(said))
-    done = run(env, "replay", path)
-    assert done.code == 0, done.err
+    done = run(env, "replay", path).ok()
     assert "[/red]\u241b[31m" in done.out
     assert "\x1b" not in done.out
 
@@ -111,15 +96,15 @@ def test_names_from_a_file_cannot_command_the_terminal(env: dict[str, str], tmp_
 def test_vocabularies(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     whole = write_vocabulary(tmp_path / "whole.gguf")
     bare = write_vocabulary(tmp_path / "bare.gguf", template=False, chatml=False)
-    usual = document(run(env, "replay", talks, "--json", "-"))["prompt_tokens"]
-    assert document(run(env, "replay", talks, "--vocab", whole, "--json", "-"))["prompt_tokens"] == usual
+    usual = run(env, "replay", talks, "--json", "-").json["prompt_tokens"]
+    assert run(env, "replay", talks, "--vocab", whole, "--json", "-").json["prompt_tokens"] == usual
     done = run(env, "replay", talks, "--vocab", bare, "--json", "-")
-    assert document(done)["prompt_tokens"] > usual
+    assert done.json["prompt_tokens"] > usual
     assert "no chat template" in done.err
 
 
 def test_the_measured_curve_of_a_model(env: dict[str, str], talks: Path, tiny: Path) -> None:
-    found = document(run(env, "replay", talks, *ON_MODEL, tiny, "--json", "-"))
+    found = run(env, "replay", talks, *ON_MODEL, tiny, "--json", "-").json
     assert list(found["curves"]) == ["measured"]
     assert found["vocabulary"] == found["model"] == str(tiny)
 
@@ -132,36 +117,36 @@ def test_broken_lines_are_named_up_to_ten_and_counted(env: dict[str, str], tmp_p
     lines = [talk("a", "hello hello"), "{", talk("b", ""), '{"messages": 3, "response": "x"}', talk("c", "good day")]
     path.write_text("\n".join([*lines, *["{"] * 50]))
     done = run(env, "replay", path, "--json", "-")
-    found = document(done)
+    found = done.json
     assert (found["transcripts"], found["skipped"]) == (2, {"broken": 52, "empty": 1})
     assert "log.jsonl, line 2: not valid JSON" in done.err
     assert "log.jsonl, line 4: messages is not a list" in done.err
     assert done.err.count("log.jsonl, line ") == 10
     assert "skipped: 52 broken, 1 without a response; conversations left: 2" in done.err
-    failed(run(env, "replay", path, "--strict"), "log.jsonl, line 2: not valid JSON")
+    run(env, "replay", path, "--strict").failed("log.jsonl, line 2: not valid JSON")
 
 
 def test_nothing_to_replay(env: dict[str, str], tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text("{\n" + talk("b", ""))
-    failed(run(env, "replay", path), "no conversation to replay", "1 broken, 1 without a response")
+    run(env, "replay", path).failed("no conversation to replay", "1 broken, 1 without a response")
     path.write_text("")
-    failed(run(env, "replay", path), "no conversation to replay", "log.jsonl")
-    failed(run(env, "replay", "-"), "no conversation to replay")
+    run(env, "replay", path).failed("no conversation to replay", "log.jsonl")
+    run(env, "replay", "-").failed("no conversation to replay")
 
 
 def test_files_that_are_no_models_or_curves(env: dict[str, str], talks: Path, tmp_path: Path) -> None:
     bad, flat, gone = tmp_path / "bad.json", tmp_path / "flat.json", tmp_path / "gone.gguf"
     bad.write_text('{"1": 1.0, "2": -1.0}')
     flat.write_text('{"1": 1.0}')
-    failed(run(env, "replay", talks, "--vocab", gone), "gone.gguf")
-    failed(run(env, "replay", talks, "--vocab", talks), "talks.jsonl", "looks like a text file")
-    failed(run(env, "replay", talks, "--model", gone), "gone.gguf")
-    failed(run(env, "replay", talks, "--curve", bad), "bad.json", "a batch of 2 costs -1.0", code=2)
-    failed(run(env, "replay", talks, "--curve", "flat", "--curve", flat), "another curve called flat", code=2)
+    run(env, "replay", talks, "--vocab", gone).failed("gone.gguf")
+    run(env, "replay", talks, "--vocab", talks).failed("talks.jsonl", "looks like a text file")
+    run(env, "replay", talks, "--model", gone).failed("gone.gguf")
+    run(env, "replay", talks, "--curve", bad).failed("bad.json", "a batch of 2 costs -1.0", code=2)
+    run(env, "replay", talks, "--curve", "flat", "--curve", flat).failed("another curve called flat", code=2)
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@by_signal
 def test_interrupted(env: dict[str, str], talks: Path, tmp_path: Path, number: int, code: int) -> None:
     """The signal comes in the second conversation: the first one's figures are not lost."""
     out = tmp_path / "out.json"

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, environment, run, run_process
+from support.cli_runner import COMMAND, DEMO, ENDLESS, PATIENCE, Done, run, run_process
 
 from ngramspec.errors import ModelError
 from ngramspec.llama import log, rpc
@@ -43,9 +43,7 @@ needs_rpc = pytest.mark.skipif(LACKS, reason="llama-cpp-python was built without
 @pytest.mark.skipif(not LACKS, reason="llama-cpp-python was built with RPC")
 @pytest.mark.parametrize("arguments", [[*SMALL, "--rpc", "127.0.0.1:1"], ["rpc-worker"]])
 def test_a_build_without_rpc_says_how_to_build_one(env: dict[str, str], arguments: Sequence[str]) -> None:
-    done = run(env, *arguments, stdin=TEXT)
-    assert (done.code, done.out) == (1, "")
-    assert 'CMAKE_ARGS="-DGGML_RPC=on" pip install' in done.complaint
+    run(env, *arguments, stdin=TEXT).failed('CMAKE_ARGS="-DGGML_RPC=on" pip install')
 
 
 # --------------------------------------------------------------------------- strangers
@@ -82,17 +80,13 @@ def other_version(client: socket.socket) -> None:
 @needs_rpc
 @pytest.mark.parametrize(
     ("answer", "reason"),
-    [
-        (web, "is no RPC worker"),
-        pytest.param(other_version, "speaks version 99.1.2", marks=pytest.mark.exhaustive),
-    ],
+    [(web, "is no RPC worker"), pytest.param(other_version, "speaks version 99.1.2", marks=pytest.mark.exhaustive)],
 )
 def test_a_stranger_is_one_line(env: dict[str, str], answer: Callable[[socket.socket], None], reason: str) -> None:
     with stranger(answer) as address:
         done = run_process(env, *SMALL, "--rpc", address, stdin=TEXT)
-    assert (done.code, done.out) == (1, "")
+    done.failed(reason)
     assert done.complaint.startswith(address)
-    assert reason in done.complaint
 
 
 @needs_rpc
@@ -100,9 +94,7 @@ def test_where_nobody_listens(env: dict[str, str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         address = f"127.0.0.1:{listener.getsockname()[1]}"
     for worker, why in ((address, "(Connection refused)"), ("no-such-host.invalid:50052", "")):
-        done = run(env, *SMALL, "--rpc", worker, stdin=TEXT)
-        assert done.code == 1
-        assert f"RPC worker {worker} cannot be reached {why}".strip() in done.complaint
+        run(env, *SMALL, "--rpc", worker, stdin=TEXT).failed(f"RPC worker {worker} cannot be reached {why}".strip())
 
 
 # --------------------------------------------------------------------------- workers
@@ -134,14 +126,9 @@ class Worker:
         return err.decode()
 
 
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    return environment(tmp_path_factory.mktemp("workers"))
-
-
 @pytest.fixture
-def pair(home: dict[str, str]) -> Iterator[tuple[Worker, Worker]]:
-    workers = Worker(home), Worker(home)
+def pair(env: dict[str, str]) -> Iterator[tuple[Worker, Worker]]:
+    workers = Worker(env), Worker(env)
     yield workers
     for worker in workers:
         if worker.process.returncode is None:
@@ -154,14 +141,12 @@ def over(pair: Sequence[Worker], *more: str) -> list[str]:
 
 @needs_rpc
 @pytest.mark.exhaustive
-def test_a_model_over_two_workers(home: dict[str, str], pair: tuple[Worker, Worker]) -> None:
-    drafted = run_process(home, *over(pair, "-n", "48", "--exact", "on", "--policy", "fixed"), stdin=TEXT)
-    plain = run_process(home, *over(pair, "-n", "48", "--exact", "on", "--no-draft"), stdin=TEXT)
-    assert (drafted.code, plain.code) == (0, 0), drafted.err + plain.err
-    assert drafted.raw == plain.raw != b""
-    twice = run_process(home, *over(pair[:1], "-n", "4")[:-3], f"{pair[0].name},localhost:{pair[0].port}", stdin=TEXT)
-    assert twice.code == 1
-    assert "are one worker" in twice.complaint
+def test_a_model_over_two_workers(env: dict[str, str], pair: tuple[Worker, Worker]) -> None:
+    drafted = run_process(env, *over(pair, "-n", "48", "--exact", "on", "--policy", "fixed"), stdin=TEXT)
+    plain = run_process(env, *over(pair, "-n", "48", "--exact", "on", "--no-draft"), stdin=TEXT)
+    assert drafted.ok().raw == plain.ok().raw != b""
+    twice = run_process(env, *over(pair[:1], "-n", "4")[:-3], f"{pair[0].name},localhost:{pair[0].port}", stdin=TEXT)
+    twice.failed("are one worker")
     for worker, (number, code) in zip(pair, ((signal.SIGTERM, 143), (signal.SIGINT, 130)), strict=True):
         said = worker.end(number)
         assert worker.process.returncode == code
@@ -179,14 +164,12 @@ def test_a_model_over_two_workers(home: dict[str, str], pair: tuple[Worker, Work
     ],
 )
 def test_a_worker_that_is_lost_is_one_line_and_the_text_so_far_is_there(
-    home: dict[str, str], pair: tuple[Worker, Worker], how: signal.Signals, options: tuple[str, ...], complaint: str
+    env: dict[str, str], pair: tuple[Worker, Worker], how: signal.Signals, options: tuple[str, ...], complaint: str
 ) -> None:
     """What is left of an endless answer when something happens to the second worker."""
     command = [*COMMAND, *over(pair, "--no-draft", "--exact", "off", "-n", "470", *ENDLESS, *options)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, env=home, stdin=pipe, stdout=pipe, stderr=pipe) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
+    with subprocess.Popen(command, env=env, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         process.stdin.write(TEXT)
         process.stdin.close()
         process.stdin = None
@@ -200,10 +183,10 @@ def test_a_worker_that_is_lost_is_one_line_and_the_text_so_far_is_there(
 
 @needs_rpc
 @pytest.mark.exhaustive
-def test_a_server_that_loses_a_worker_ends(home: dict[str, str], pair: tuple[Worker, Worker], tmp_path: Path) -> None:
+def test_a_server_that_loses_a_worker_ends(env: dict[str, str], pair: tuple[Worker, Worker], tmp_path: Path) -> None:
     log = tmp_path / "log"
     command = [*COMMAND, "serve", "-t", "1", "-c", "256", "--port", "0", str(DEMO), "--rpc", pair[0].name]
-    with log.open("wb") as errors, subprocess.Popen(command, env=home, stderr=errors) as process:
+    with log.open("wb") as errors, subprocess.Popen(command, env=env, stderr=errors) as process:
         deadline = time.monotonic() + PATIENCE
         while "is ready" not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -221,14 +204,13 @@ def test_an_address_that_cannot_be_listened_on(env: dict[str, str]) -> None:
         taken = listener.getsockname()[1]
         for host, port in (("127.0.0.1", taken), ("192.0.2.1", 50052), ("::1", 50052), ("no-such-host.invalid", 50052)):
             done = run(env, "rpc-worker", "--host", host, "--port", str(port))
-            assert done.code == 1
-            assert f"cannot listen on {host}:{port}" in done.complaint
+            done.failed(f"cannot listen on {host}:{port}")
 
 
 @needs_rpc
 @pytest.mark.exhaustive
 @pytest.mark.skipif(os.name != "posix", reason="an address that is all of the machine's")
-def test_beyond_this_machine_it_says_what_llama_cpp_says_of_its_safety(home: dict[str, str], tmp_path: Path) -> None:
-    worker = Worker({**home, "XDG_CACHE_HOME": str(tmp_path)}, "--host", "0.0.0.0", "--cache")
+def test_beyond_this_machine_it_says_what_llama_cpp_says_of_its_safety(env: dict[str, str], tmp_path: Path) -> None:
+    worker = Worker({**env, "XDG_CACHE_HOME": str(tmp_path)}, "--host", "0.0.0.0", "--cache")
     assert "trusted networks only" in worker.end()
     assert (tmp_path / "ngramspec" / "rpc").is_dir()

@@ -58,8 +58,7 @@ def apply(what: Kept = FASTER, model: Path = DEMO) -> None:
 
 @pytest.mark.usefixtures("_quick")
 def test_it_says_what_it_found_as_json_and_in_a_table(home: dict[str, str], tmp_path: Path) -> None:
-    done = run(home, *TUNE, "--json", tmp_path / "found.json")
-    assert done.code == 0, done.err
+    done = run(home, *TUNE, "--json", tmp_path / "found.json").ok()
     assert "as it is, ms" in done.out
     found = json.loads((tmp_path / "found.json").read_text())
     assert (found["complete"], found["settings"]["depth"], found["present"]["threads"]) == (True, 256, 1)
@@ -71,19 +70,17 @@ def test_it_says_what_it_found_as_json_and_in_a_table(home: dict[str, str], tmp_
         assert 0 <= one["chance"] <= 1
     assert found["present_seconds"].keys() >= {m for one in found["compared"].values() for m in one["each"]}
     known = kept()
-    assert known is not None
     assert (known.changes, known.applied) == ({"mmap": False}, False), "what it found is known, and not used"
 
 
 @pytest.mark.usefixtures("_quick")
 def test_looking_leaves_what_is_in_use_and_applying_replaces_it(home: dict[str, str]) -> None:
     apply()
-    assert run(home, *TUNE).code == 0
+    run(home, *TUNE).ok()
     assert kept() == FASTER
     done = run(home, *TUNE, "--apply", "--json", "-")
     assert json.loads(done.out)["recommended"]["changes"] == {"mmap": False}
     now = kept()
-    assert now is not None
     assert (now.changes, now.applied) == ({"mmap": False}, True)
 
 
@@ -100,14 +97,12 @@ def test_an_interruption_shows_what_was_measured(home: dict[str, str]) -> None:
 def test_what_is_kept_is_used_until_it_is_forgotten(home: dict[str, str]) -> None:
     assert "tuned" not in run(home, *COMPLETE, stdin=TEXT).err
     apply()
-    used = run(home, *COMPLETE, stdin=TEXT)
-    assert used.code == 0, used.err
+    used = run(home, *COMPLETE, stdin=TEXT).ok()
     assert "tuned: -t 1 -tb 2 --no-mmap (" in used.err
     assert "tuned: --no-mmap (" in run(home, *COMPLETE, "-t", "1", stdin=TEXT).err
     assert "tuned" not in run(home, *COMPLETE, "--no-tuned", stdin=TEXT).err
-    forgotten = run(home, "tune", "--forget")
-    assert (forgotten.code, forgotten.raw) == (0, b"")
-    assert "taken away" in forgotten.err
+    forgotten = run(home, "tune", "--forget").ok()
+    assert (forgotten.raw, "taken away" in forgotten.err) == (b"", True)
     assert kept() is None
     assert "tuned" not in run(home, *COMPLETE, stdin=TEXT).err
     assert "nothing is kept" in run(home, "tune", "--forget").err

@@ -72,8 +72,7 @@ def logged(opened: dict[bool, Twins]) -> Twins:
 
 
 def prompt(llama: Any, text: str = PROMPT) -> list[int]:
-    ids: list[int] = llama.tokenize(text.encode())
-    return ids
+    return llama.tokenize(text.encode())
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -158,7 +157,7 @@ def test_chats_are_equal(stream: bool, pair: Twins) -> None:
     messages = [{"role": "user", "content": "Count to ten, and again."}]
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     for form in (None, {"type": "json_object"}, {"type": "json_object", "schema": schema}):
-        call: dict[str, Any] = {"max_tokens": 40, "seed": 5, "stream": stream, "response_format": form}
+        call = {"max_tokens": 40, "seed": 5, "stream": stream, "response_format": form}
         for _ in range(2):  # the second time the prompt is held already
             pair.same(lambda llama, call=call: bare(llama.create_chat_completion(messages, **call)))
     assert pair.drafted
@@ -198,7 +197,15 @@ def test_a_generation_may_be_left_at_any_token(left_at: int, logged: Twins) -> N
     logged.same(run)
 
 
-def test_a_state_is_saved_in_mid_generation(pair: Twins) -> None:
+def test_a_state_is_saved_and_loaded_in_mid_generation(pair: Twins) -> None:
+    def loaded_meanwhile(llama: Any) -> Any:
+        stream = llama.generate(prompt(llama), temp=0.0)
+        first = list(islice(stream, 5))
+        state = llama.save_state()
+        second = list(islice(stream, 1))
+        llama.load_state(state)
+        return first, second, list(islice(stream, 9)), llama.n_tokens
+
     def run(llama: Any) -> Any:
         stream = llama.generate(prompt(llama), temp=0.0)
         first = list(islice(stream, 13))
@@ -211,6 +218,7 @@ def test_a_state_is_saved_in_mid_generation(pair: Twins) -> None:
         return first, second, state.n_tokens, state.input_ids[: state.n_tokens].tolist()
 
     pair.same(run)
+    pair.same(loaded_meanwhile)
     stream = pair.ours.generate(prompt(pair.ours), temp=0.0)
     head = list(islice(stream, 7))
     pair.parent.load_state(pair.ours.save_state())
@@ -354,15 +362,3 @@ def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyP
     assert sorted(path.suffix for path in tmp_path.rglob("*.*") if path.is_file()) == [".json", ".json", ".npz"]
     parent.close()
     ours.close()
-
-
-def test_a_generation_goes_on_from_a_state_that_was_loaded_meanwhile(pair: Twins) -> None:
-    def run(llama: Any) -> Any:
-        stream = llama.generate(prompt(llama), temp=0.0)
-        first = list(islice(stream, 5))
-        state = llama.save_state()
-        second = list(islice(stream, 1))
-        llama.load_state(state)
-        return first, second, list(islice(stream, 9)), llama.n_tokens
-
-    pair.same(run)

@@ -30,8 +30,7 @@ OURS: dict[str, Any] = {**SMALL, "exact": "off", "keep": False}
 
 
 def text(llama: Any, **settings: Any) -> str:
-    answer: str = llama.create_completion(PROMPT, max_tokens=40, **settings)["choices"][0]["text"]
-    return answer
+    return llama.create_completion(PROMPT, max_tokens=40, **settings)["choices"][0]["text"]
 
 
 def test_a_model_that_is_open_already_drafts_and_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,17 @@ from ngramspec.memory.indexing import Added, add_files, remove_files
 def folder(folder: Path) -> Path:
     (folder / "c.bin").write_bytes(b"\0\1")
     return folder
+
+
+class Watched(Bytes):
+    """Each text is seen before it becomes tokens."""
+
+    def __init__(self, see: Callable[[str], object]) -> None:
+        self._see = see
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+        self._see(text)
+        return super().tokenize(text, special=special, add_bos=add_bos)
 
 
 def add(store: Store, *paths: Path) -> Added:
@@ -84,17 +96,11 @@ def test_what_is_gone_goes(store: Store, folder: Path, tmp_path: Path, monkeypat
 def test_long_texts_are_cut_into_pieces(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(indexing_module, "PIECE", 10)
     pieces: list[str] = []
-
-    class Watched(Bytes):
-        def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-            pieces.append(text)
-            return super().tokenize(text, special=special, add_bos=add_bos)
-
     for size in (0, 1, 9, 10, 11, 20, 21):
         pieces.clear()
         text = "one\ntwo\nthree and four and five\n"[:size] + "x"
         (tmp_path / "text").write_text(text)
-        add_files(store, Watched(), [tmp_path / "text"])
+        add_files(store, Watched(pieces.append), [tmp_path / "text"])
         assert "".join(pieces) == text
         assert texts(store) == {"text": text}
         assert all(len(p) <= 10 and (p.endswith("\n") or p[-1] == "x" or "\n" not in p) for p in pieces)
@@ -121,12 +127,8 @@ def test_paths_without_text(store: Store, folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_that_vanishes_meanwhile(store: Store, folder: Path) -> None:
-    class Deleting(Bytes):
-        def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-            (folder / "sub" / "b.txt").unlink(missing_ok=True)
-            return super().tokenize(text, special=special, add_bos=add_bos)
-
-    added = add_files(store, Deleting(), [folder])
+    deleting = Watched(lambda _: (folder / "sub" / "b.txt").unlink(missing_ok=True))
+    added = add_files(store, deleting, [folder])
     assert added.skipped == {"binary": 1, "unreadable": 1}
     assert texts(store) == {"a.txt": "first"}
 

@@ -21,23 +21,15 @@ def store(tmp_path: Path) -> Store:
     return filled(tmp_path)
 
 
-def path_of(store: Store) -> Path:
-    path = store.path()
-    assert path
-    return path
-
-
 def refused(store: Store, *words: str) -> None:
     """It is refused with one line that names the file, and stays as it is when someone wants to write."""
-    before = path_of(store).read_bytes()
+    before = store.path().read_bytes()
     for attempt in (store.read, lambda: store.update(lambda texts: texts)):
         with pytest.raises(MemoryFileError) as error:
             attempt()
-        assert str(path_of(store)) in str(error.value)
+        assert all(word in str(error.value) for word in (str(store.path()), *words))
         assert "\n" not in str(error.value)
-        for word in words:
-            assert word in str(error.value)
-    assert path_of(store).read_bytes() == before
+    assert store.path().read_bytes() == before
 
 
 def poke(path: Path, offset: int, raw: bytes) -> None:
@@ -86,18 +78,18 @@ def test_a_token_takes_12_bytes_at_most() -> None:
 
 
 def test_the_mapping_is_the_process_own(store: Store) -> None:
-    before = path_of(store).read_bytes()
+    before = store.path().read_bytes()
     index = Memory(store.read()).indexes[0]
     index.tokens[0] = 77
     index.extend([1, 2, 3, 4])
-    assert path_of(store).read_bytes() == before
+    assert store.path().read_bytes() == before
 
 
 # ---------------------------------------------------------------------- damage
 
 
 def test_every_byte_of_the_header_and_every_section_counts(store: Store) -> None:
-    path = path_of(store)
+    path = store.path()
     whole = path.read_bytes()
     rng = np.random.default_rng(0)
 
@@ -116,7 +108,7 @@ def test_every_byte_of_the_header_and_every_section_counts(store: Store) -> None
 
 
 def test_a_file_that_ends_early(store: Store) -> None:
-    path = path_of(store)
+    path = store.path()
     whole = path.read_bytes()
     for keep in (0, 1, 100, BLOCK - 1, BLOCK, BLOCK + 1, 20_000):
         path.write_bytes(whole[:keep])
@@ -127,7 +119,7 @@ def test_a_file_that_ends_early(store: Store) -> None:
 
 
 def test_something_else_under_its_name(store: Store) -> None:
-    path = path_of(store)
+    path = store.path()
     whole = path.read_bytes()
     for offset, raw, words in (
         (0, b"GGUF", ["not a memory file"]),
@@ -205,7 +197,7 @@ def test_a_table_that_does_not_fit() -> None:
 
 
 def test_an_incomplete_record_is_left_out_and_written_over(store: Store) -> None:
-    path = path_of(store)
+    path = store.path()
     whole = path.read_bytes()
     torn = record([1, 2, 3], 1.0)
     for cut in range(len(torn)):
@@ -217,7 +209,7 @@ def test_an_incomplete_record_is_left_out_and_written_over(store: Store) -> None
 
 
 def test_every_byte_of_the_journal_counts(store: Store) -> None:
-    path = path_of(store)
+    path = store.path()
     whole = path.read_bytes()
     length = len(record([7, 7, 7, 7, 1], 1.0))
     for offset in range(len(whole) - 2 * length, len(whole)):
@@ -234,7 +226,7 @@ def test_every_byte_of_the_journal_counts(store: Store) -> None:
 
 
 def test_an_answer_of_no_vocabulary_is_left_out(store: Store) -> None:
-    with path_of(store).open("ab") as file:
+    with store.path().open("ab") as file:
         file.write(record([1, N_VOCAB], 1.0) + record([-1, 2], 1.0) + record([4], float("nan")) + record([5], 1.0))
     assert answers(store)[2:] == [[5]]
     assert store.read().journal.damaged == 3

@@ -213,9 +213,7 @@ def test_killed_in_the_middle_of_a_snapshot(tmp_path: Path, killed: Callable[...
 
 
 @POSIX
-def test_killed_between_two_generations_and_in_the_middle_of_an_answer(
-    tmp_path: Path, killed: Callable[..., None]
-) -> None:
+def test_killed_between_two_generations_and_amid_an_answer(tmp_path: Path, killed: Callable[..., None]) -> None:
     store = filled(tmp_path)
     killed(lambda: store.update(lambda texts: [*texts, a_text("more")]), "_sync_folder", die)
     assert len(files(tmp_path)) == 2
@@ -261,7 +259,6 @@ def test_no_space(tmp_path: Path, what: str, room: int) -> None:
 def test_an_interrupted_update(tmp_path: Path) -> None:
     store = filled(tmp_path)
     before = files(tmp_path)
-
     with pytest.raises(KeyboardInterrupt):
         store.update(Mock(side_effect=KeyboardInterrupt))
     assert files(tmp_path) == before
@@ -280,14 +277,12 @@ def test_remembering_in_the_process_only_and_for_later_sessions(tmp_path: Path) 
     memory.remember([4, 5, 6])
     memory.remember([])
     memory.keep([1, 2])
-    assert not memory.keeps
-    assert not Memory(store=store).keeps
+    assert (memory.keeps, Memory(store=store).keeps) == (False, False)
     assert held(memory)[-1] == [4, 5, 6, -1]
     assert len(answers(store)) == 2
     store = new_store(tmp_path)
     memory = Memory(store.read(), store=store, keeps=True)
-    assert memory.keeps
-    assert (len(memory.indexes), memory.stored) == (1, 0)
+    assert (memory.keeps, len(memory.indexes), memory.stored) == (True, 1, 0)
     memory.remember([4, 5, 6])
     assert answers(store) == [[4, 5, 6]]
     assert held(memory)[-1] == [4, 5, 6, -1]
@@ -346,9 +341,8 @@ def test_own_answers_are_not_taken_up_twice(tmp_path: Path) -> None:
     assert held(memory)[2] == [3, 3, -1]
     store.update(lambda texts: texts)
     memory.refresh()
-    (snapshot, live) = held(memory)
-    assert snapshot[-3:] == [3, 3, -1]
-    assert live == []
+    snapshot, live = held(memory)
+    assert (snapshot[-3:], live) == ([3, 3, -1], [])
 
 
 def test_a_file_that_cannot_be_used_is_not_taken_up(tmp_path: Path) -> None:

@@ -48,9 +48,7 @@ def test_a_deadline_ends_a_text_with_a_line() -> None:
 @example("x\n    y\n   \n    z", 4, [])
 @example("x\n\t\t\t\ty\n\t\tz", 4, [3, 8])
 @example("x\n    y\n  ", 4, [1, 2, 3])  # the text itself ended; the line might have been indented enough
-def test_a_line_that_is_indented_less_is_cut_however_the_text_is_cut_up(
-    text: str, indent: int, cuts: list[int]
-) -> None:
+def test_a_line_that_is_indented_less_is_cut_in_whatever_pieces(text: str, indent: int, cuts: list[int]) -> None:
     """The lines that come, by the rule itself: all up to the first one, not counting the first, with a short margin."""
     kept = text
     for start in [i + 1 for i, character in enumerate(text) if character == "\n"] if indent else []:

@@ -49,8 +49,7 @@ def refused(vocabulary: Vocabulary, path: str, fields: dict[str, Any]) -> dict[s
     server, service = scripted(vocabulary=vocabulary)
     response = send(server, path, {name: value for name, value in fields.items() if value is not ...})
     assert (response.status_code, service.tickets) == (400, [])
-    error: dict[str, Any] = response.json()["error"]
-    return error
+    return response.json()["error"]
 
 
 def test_llama_vims_suggestion(coder: Vocabulary) -> None:

@@ -109,8 +109,7 @@ def test_accepted_drafts_are_green_on_demand(visit: Visit) -> None:
             const look = getComputedStyle(e);
             return [e.textContent, look.color, look.backgroundColor];
         })"""
-        found: list[list[str]] = visit.page.locator(".answer span").evaluate_all(shown)
-        return found
+        return visit.page.locator(".answer span").evaluate_all(shown)
 
     text = "one two 🙂 three four 🙂🙂 five six seven"
     visit.answered(Script(text, step=7))
@@ -293,7 +292,6 @@ def test_it_fits_and_can_be_read(visit: Visit) -> None:
         assert visit.page.evaluate("document.documentElement.scrollWidth") == width
         for id in ("send", "question", "new", "options", "key", "green"):
             box = visit.page.locator(f"#{id}").bounding_box()
-            assert box is not None
             assert box["x"] >= 0, id
             assert box["x"] + box["width"] <= width, id
             assert box["y"] + box["height"] <= 640, id

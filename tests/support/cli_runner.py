@@ -6,6 +6,7 @@ answers. `run_process` starts one, where a process is what is tested: signals, p
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 COMMAND = [sys.executable, "-m", "ngramspec_cli.app"]
@@ -60,20 +62,37 @@ main()
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What a run left: exit code (negative: killed by that signal), stdout, stderr."""
+    """What a run left, never a traceback: exit code (negative: killed by that signal), stdout, stderr."""
 
     code: int
     raw: bytes
     err: str
+
+    def __post_init__(self) -> None:
+        assert "Traceback" not in self.err, self.err
+
+    def ok(self) -> Done:
+        """The same, which must have succeeded."""
+        assert self.code == 0, self.err
+        return self
+
+    def failed(self, *words: str, code: int = 1) -> None:
+        """It ended with this code, with nothing on stdout, and with one line that has these words."""
+        assert (self.code, self.raw) == (code, b""), self.err
+        assert all(word in self.complaint for word in words), self.complaint
 
     @property
     def out(self) -> str:
         return self.raw.decode("utf-8")
 
     @property
+    def json(self) -> Any:
+        """What a run that succeeded wrote to stdout."""
+        return json.loads(self.ok().out)
+
+    @property
     def complaint(self) -> str:
         """The one line that says what went wrong, without its prefix."""
-        assert "Traceback" not in self.err, self.err
         lines = [line for line in self.err.splitlines() if line.startswith("ngramspec:")]
         assert len(lines) == 1, self.err
         assert self.err.splitlines()[-1] == lines[0], self.err

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import pytest
+
 from ngramspec.decoding.decoder import SpeculativeDecoder
+
+SIGNALS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
+by_signal = pytest.mark.parametrize(("number", "code"), SIGNALS)
+"""Runs a test for each signal that ends a command, and the exit code that it then has."""
 
 
 @contextmanager
