@@ -6,9 +6,9 @@ import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
 
 import pytest
 from support.cli_runner import DEMO, run
@@ -26,25 +26,23 @@ PROMPT = (1, 2, 3, 1, 2)
 TIMINGS = {"predicted_n": 5, "predicted_ms": 2000.0}
 
 
+class Quiet(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
 def server(reply: Callable[[str, dict[str, Any]], Reply]) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
     """The address of a server that answers as `reply` says, and what it was asked."""
     asked: list[tuple[str, dict[str, Any]]] = []
 
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            asked.append((self.path, body))
-            status, raw = reply(self.path, body)
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(raw)))
-            self.end_headers()
-            self.wfile.write(raw)
+    def answer(request: dict[str, Any], begin: Callable[..., Any]) -> list[bytes]:
+        asked.append((request["PATH_INFO"], json.loads(request["wsgi.input"].read(int(request["CONTENT_LENGTH"])))))
+        status, raw = reply(*asked[-1])
+        begin(f"{status} of a test", [("Content-Length", str(len(raw)))])
+        return [raw]
 
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Handler) as listening:
+    with make_server("127.0.0.1", 0, answer, handler_class=Quiet) as listening:
         thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
         thread.start()
         try:
@@ -87,22 +85,15 @@ def test_another_server_is_sent_the_text_and_timed_from_its_first_piece() -> Non
     assert asked[1][1]["stream"] is True
 
 
-@pytest.mark.parametrize(
-    ("reply", "words"),
-    [
-        (lambda *_: (401, b"no key"), "refused, with status 401: no key"),
-        (lambda *_: (404, b""), "neither /completion nor /v1/completions"),
-        (lambda *_: (200, b"<html>"), "without text or timings"),
-    ],
-)
-def test_what_a_server_does_wrong_is_an_error_in_words(reply: Callable[..., Reply], words: str) -> None:
-    with server(reply) as (url, _), pytest.raises(NGramSpecError, match=words):
-        Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
-
-
-def test_nobody_there() -> None:
-    with server(native) as (url, _):
-        pass
+def test_what_a_server_does_wrong_is_an_error_in_words() -> None:
+    for reply, words in (
+        ((401, b"no key"), "refused, with status 401: no key"),
+        ((404, b""), "neither /completion nor /v1/completions"),
+        ((200, b"<html>"), "without text or timings"),
+    ):
+        with server(lambda *_, reply=reply: reply) as (url, _), pytest.raises(NGramSpecError, match=words):
+            Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
+    # The last one has gone.
     with pytest.raises(NGramSpecError, match=f"{url} does not answer"):
         Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
 
@@ -129,11 +120,8 @@ def test_both_sides_take_turns_and_each_prompt_is_asked_once() -> None:
     assert target.prefilled == [6, 6, 6]
     assert [pair.ours.tokens_per_second for pair in pairs] == pytest.approx([2.0] * 3, rel=0.01)
     assert [pair.ratio for pair in pairs] == pytest.approx([1.0] * 3, rel=0.01)
-
-
-def test_a_text_of_one_token_has_no_speed() -> None:
-    one, two = Answer("a", 1, 0.0), Answer("ab", 2, 1.0)
-    assert Pair(Case("kind", "id", PROMPT), two, one).ratio is None
+    # A text of one token has no speed.
+    assert Pair(cases[0], Answer("ab", 2, 1.0), Answer("a", 1, 0.0)).ratio is None
 
 
 def test_the_command_compares_and_says_what_is_missing(env: dict[str, str], tmp_path: Path) -> None:

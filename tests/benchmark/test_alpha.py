@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from support.mock_target import MockTarget
 from ngramspec.benchmark.alpha import ORDERS, AlphaMeasurement, AlphaOfOrder, OrderDrafter
 from ngramspec.sampling.settings import Sampling
 
+HOT = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
 TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1]
 
 
@@ -37,15 +39,13 @@ def test_q_is_what_followed_the_last_tokens_before() -> None:
 def measured(mock: MockTarget, sampling: Sampling, gamma: int, prompts: list[list[int]], n: int) -> list[AlphaOfOrder]:
     measurement = AlphaMeasurement(mock, sampling, gamma=gamma)
     for prompt in prompts:
-        for _ in measurement.run(prompt, max_tokens=n):
-            pass
+        list(measurement.run(prompt, max_tokens=n))
     return measurement.orders
 
 
 def test_alpha_on_a_known_law() -> None:
     """p uniform over 8 tokens, q of 4 or 5 different ones, none rarer than 1/5: sum min(p, q) is their number / 8."""
-    sampling = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=4)
-    unigram = measured(MockTarget(8, peak=0.0), sampling, 1, [[0, 1, 2, 3]], 3)[0]
+    unigram = measured(MockTarget(8, peak=0.0), replace(HOT, seed=4), 1, [[0, 1, 2, 3]], 3)[0]
     assert unigram.judged == 1
     assert unigram.measured in (pytest.approx(4 / 8), pytest.approx(5 / 8))  # the prefill's token is counted too
 
@@ -55,9 +55,8 @@ def test_alpha_on_a_known_law() -> None:
     ("prompts", "judged", "off"), [(2, 360, 0.17), pytest.param(8, 1500, 0.08, marks=pytest.mark.exhaustive)]
 )
 def test_the_two_alphas_agree(prompts: int, judged: int, off: float) -> None:
-    sampling = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
     starts = [[start, 1, 2] for start in range(prompts)]
-    for one in measured(MockTarget(8, peak=1.5, seed=2), sampling, 3, starts, 400)[:3]:
+    for one in measured(MockTarget(8, peak=1.5, seed=2), HOT, 3, starts, 400)[:3]:
         assert one.judged > judged
         assert one.measured is not None
         assert one.inferred == pytest.approx(one.measured, abs=off)

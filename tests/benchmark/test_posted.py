@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from support.mock_target import MockTarget
 
 from ngramspec.benchmark.posted import COLUMNS, Measured, Samples, Setup, posted
@@ -22,22 +21,17 @@ from ngramspec.reports.report import Report
 SETUP = Setup("m.gguf", "tiny", 2**20, 10**6, "CPU", 1, "here", "llama-cpp-python 9")
 
 
-@pytest.fixture(autouse=True)
-def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-
-
-def benchmark() -> Benchmark:
+def benchmark(folder: Path) -> Benchmark:
     rng = np.random.default_rng(5)
     texts = [tuple(int(t) for t in rng.integers(0, 16, 20)) for _ in range(3)]
     cases = [Case("even" if i % 2 == 0 else "odd", f"p{i}", text) for i, text in enumerate(texts)]
-    decoder = SpeculativeDecoder(MockTarget(peak=8.0), drafter="ngram", policy="fixed", exact="off")
-    unlearnt = lambda _: Speculation(make_drafter("ngram"), make_policy("fixed"))  # noqa: E731
-    return Benchmark(decoder, cases, 40, 1, unlearnt=unlearnt)
+    how = {"drafter": "ngram", "policy": "fixed", "exact": "off", "calibration_folder": folder}
+    decoder = SpeculativeDecoder(MockTarget(peak=8.0), **how)
+    return Benchmark(decoder, cases, 40, 1, unlearnt=lambda _: Speculation(make_drafter("ngram"), make_policy("fixed")))
 
 
-def test_a_sample_of_each_kind_has_every_token_with_its_mark() -> None:
-    made = benchmark()
+def test_a_sample_of_each_kind_has_every_token_with_its_mark(tmp_path: Path) -> None:
+    made = benchmark(tmp_path)
     samples = Samples(made)
     assert [(s.category, s.prompt) for s in samples.run()] == [("even", "p0"), ("odd", "p1")]
     assert samples.total == 2

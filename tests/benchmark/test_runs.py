@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -13,16 +14,7 @@ from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.benchmark.report import (
-    OVERALL,
-    Spread,
-    Summary,
-    expected_tokens,
-    predicted_gain,
-    summarise,
-    verdict,
-    verdicts,
-)
+from ngramspec.benchmark.report import Spread, Summary, expected_tokens, predicted_gain, summarise, verdict, verdicts
 from ngramspec.benchmark.runs import Benchmark, Kind, Run
 from ngramspec.cost import kernels, measure
 from ngramspec.cost.curve import CostCurve
@@ -32,7 +24,6 @@ from ngramspec.decoding.step import Stats, Step
 from ngramspec.drafting import DRAFTERS, make_drafter
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.errors import ModelError
-from ngramspec.exactness.choice import Exact
 from ngramspec.policies import make_policy
 from ngramspec.prompts import Case, Prompt, prepare
 from ngramspec.sampling.settings import Sampling
@@ -69,33 +60,21 @@ def unlearnt(decoder: SpeculativeDecoder) -> Speculation:
 
 
 def bench(
-    target: MockTarget,
-    *,
-    prompts: Sequence[Case] | None = None,
-    drafter: str | Drafter | None = "ngram",
-    policies: Sequence[str] = ("fixed",),
-    tokens: int = 40,
-    repeat: int = 2,
-    sampling: Sampling | None = None,
-    verify: str | None = None,
-    exact: Exact = "off",
-    default: MockTarget | None = None,
+    target: MockTarget, prompts: int = 2, *, policies: Sequence[str] = ("fixed",), tokens: int = 40, **options: Any
 ) -> Benchmark:
-    decoder = SpeculativeDecoder(target, drafter=drafter, policy=policies[0], exact=exact)
-    known = decoder.calibration
-    others = [
-        SpeculativeDecoder(target, drafter=drafter, policy=p, exact=exact, calibration=known) for p in policies[1:]
-    ]
-    plain = SpeculativeDecoder(default, drafter=None) if default else None
-    settings = tokens, repeat, sampling, Acceptance(verify), plain, others
-    benchmark = Benchmark(decoder, prompts or cases(), *settings, unlearnt=unlearnt)
+    """One that has warmed up; `options`: of the decoders, and of the benchmark."""
+    how = {"drafter": options.pop("drafter", "ngram"), "exact": options.pop("exact", "off")}
+    decoder = SpeculativeDecoder(target, policy=policies[0], **how)
+    others = [SpeculativeDecoder(target, policy=p, calibration=decoder.calibration, **how) for p in policies[1:]]
+    options = {"repeat": 2, "others": others, "unlearnt": unlearnt, **options}
+    benchmark = Benchmark(decoder, options.pop("cases", cases(prompts)), tokens, **options)
     benchmark.warm_up()
     return benchmark
 
 
-def measured(target: MockTarget, **options: Any) -> Benchmark:
+def measured(target: MockTarget, prompts: int = 2, **options: Any) -> Benchmark:
     """A benchmark that was run."""
-    benchmark = bench(target, **options)
+    benchmark = bench(target, prompts, **options)
     list(benchmark.measure())
     return benchmark
 
@@ -111,11 +90,10 @@ def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
                 raise ModelError("no system message, please")
             return self.tokenize(messages[0]["content"])
 
+    system, user = ({"role": role, "content": "ab"} for role in ("system", "user"))
     prompts = [
-        Prompt("fits", "c", text="x" * 22),
-        Prompt("long", "c", text="x" * 23),
-        Prompt("chat", "c", messages=({"role": "user", "content": "ab"},)),
-        Prompt("refused", "c", messages=({"role": "system", "content": "ab"}, {"role": "user", "content": "ab"})),
+        *(Prompt(name, "c", text="x" * length) for name, length in (("fits", 22), ("long", 23))),
+        *(Prompt(name, "c", messages=said) for name, said in (("chat", (user,)), ("refused", (system, user)))),
     ]
     run, skipped = prepare(Chatty(256), prompts, max_tokens=10, n_ctx=32)
     assert [(case.id, len(case.tokens)) for case in run] == [("fits", 22), ("chat", 2)]
@@ -129,16 +107,13 @@ def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
 def test_no_repeat_drafts_from_what_an_earlier_one_saw(clock: Clock, policy: str) -> None:
     """The default drafter learns facts about tokens from every text, and its own text is what it learns most from."""
     target = MockTarget(64, peak=3.0, seconds=lambda n: 1.0 + 0.02 * n, clock=clock)
-    runs = measured(target, prompts=cases(3, 60), drafter="mixture", policies=[policy], repeat=3, tokens=120).runs
+    runs = measured(target, cases=cases(3, 60), drafter="mixture", policies=[policy], repeat=3, tokens=120).runs
     drafted = {(run.repeat, run.prompt): run.stats for run in runs if run.kind == "drafted"}
     assert sum(stats.accepted for stats in drafted.values()) > 50
     for (repeat, prompt), stats in drafted.items():
         first = drafted[0, prompt]
-        assert (stats.passes, stats.drafted_at, stats.accepted_at) == (
-            first.passes,
-            first.drafted_at,
-            first.accepted_at,
-        )
+        assert (stats.passes, stats.drafted_at) == (first.passes, first.drafted_at)
+        assert stats.accepted_at == first.accepted_at
         assert stats.tokens / stats.seconds == pytest.approx(first.tokens / first.seconds, rel=1e-9), repeat
 
 
@@ -190,9 +165,11 @@ def test_drafting_work_counts(clock: Clock) -> None:
         assert run.seconds == pytest.approx(run.stats.passes * 4.0, abs=3.01)
 
 
-def test_with_free_batches_the_gain_is_the_tokens_per_pass(clock: Clock) -> None:
+def test_with_free_batches_the_gain_is_the_tokens_per_pass_and_where_tokens_cost_refused_ones_lose(
+    clock: Clock,
+) -> None:
     target = MockTarget(peak=PREDICTABLE, seconds=lambda n: 1.0, clock=clock)
-    benchmark = measured(target, prompts=cases(4), tokens=100)
+    benchmark = measured(target, 4, tokens=100)
     found = overall(benchmark)
     assert found.stats.tokens_per_pass > 1.5
     assert found.plain.median == pytest.approx(1.0, rel=0.01)
@@ -201,9 +178,6 @@ def test_with_free_batches_the_gain_is_the_tokens_per_pass(clock: Clock) -> None
     assert found.ratio.low <= found.stats.tokens_per_pass <= found.ratio.high
     # Positions of a circling text are not alike, as theory would have them; it must come near all the same.
     assert found.predicted == pytest.approx(found.stats.tokens_per_pass, rel=0.25)
-
-
-def test_where_batches_cost_their_tokens_refused_drafts_lose(clock: Clock) -> None:
     found = overall(measured(MockTarget(seconds=float, clock=clock)))
     assert found.ratio.median < 0.9
     assert found.predicted < 0.9
@@ -240,7 +214,7 @@ class Flipped(MockTarget):
 
 
 def test_a_planted_difference_is_found_with_its_margin() -> None:
-    benchmark = measured(Flipped(), drafter=Always(), prompts=cases(1))
+    benchmark = measured(Flipped(), 1, drafter=Always())
     (difference,) = benchmark.differences
     assert (difference.category, difference.prompt, difference.repeat) == ("even", "p0", 0)
     assert difference.position == 22 - 20
@@ -257,26 +231,22 @@ def test_a_planted_difference_is_found_with_its_margin() -> None:
 
 def test_sampled_texts_are_compared_token_by_token_but_under_rejection_sampling() -> None:
     sampling = Sampling(temperature=1.0, seed=3)
-    coupled = measured(MockTarget(peak=PREDICTABLE), sampling=sampling, prompts=cases(3))
+    coupled = measured(MockTarget(peak=PREDICTABLE), 3, sampling=sampling)
     assert coupled.differences == []
     assert [s.identical for s in summarise(coupled.runs, None)] == [2, 1, 3]
-    rejection = measured(MockTarget(), sampling=sampling, verify="rejection", prompts=cases(1))
+    rejection = measured(MockTarget(), 1, sampling=sampling, acceptance=Acceptance("rejection"))
     outputs = {run.kind: run.output for run in rejection.runs}
     assert outputs["plain"] != outputs["drafted"]
     assert rejection.differences == []
     assert "identical" not in verdict(summarise(rejection.runs, None), rejection.caveat)
 
 
-def one_class_per_parity(size: int, _depth: int) -> int:
-    return size % 2
-
-
 def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
     def inexact() -> MockTarget:
-        return MockTarget(peak=PREDICTABLE, kernels=one_class_per_parity, noise=4.0, n_batch=64)
+        return MockTarget(peak=PREDICTABLE, kernels=lambda size, _depth: size % 2, noise=4.0, n_batch=64)
 
-    assert len(measured(inexact(), prompts=cases(3)).differences) > 0
-    exact = measured(inexact(), prompts=cases(3), exact="on", default=inexact())
+    assert len(measured(inexact(), 3).differences) > 0
+    exact = measured(inexact(), 3, exact="on", default=SpeculativeDecoder(inexact(), drafter=None))
     assert exact.differences == []
     sizes = {size for run in exact.runs if run.kind != "default" for size in run.batches}
     assert sizes <= set(exact.drafted.calibration.exact_sizes)
@@ -285,17 +255,15 @@ def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
 
 
 def test_both_sides_share_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    probes = []
-    find = kernels.probe
-    monkeypatch.setattr(kernels, "probe", lambda *args, **named: probes.append(1) or find(*args, **named))
-    target = MockTarget()
+    probe = Mock(side_effect=kernels.probe)
+    monkeypatch.setattr(kernels, "probe", probe)
     unwritable = tmp_path / "file"
     unwritable.touch()
-    decoder = SpeculativeDecoder(target, exact="on", calibration_folder=unwritable)
+    decoder = SpeculativeDecoder(MockTarget(), exact="on", calibration_folder=unwritable)
     benchmark = Benchmark(decoder, cases(1), max_tokens=8, unlearnt=unlearnt)
     benchmark.warm_up()
     list(benchmark.measure())
-    assert len(probes) == 1
+    assert probe.call_count == 1
 
 
 def test_a_target_that_cannot_roll_back_is_compared_with_itself(clock: Clock) -> None:
@@ -313,7 +281,7 @@ def test_an_interrupted_benchmark_keeps_its_finished_rounds() -> None:
         next(measuring)
     assert not benchmark.complete
     category, whole = summarise(benchmark.runs, None)
-    assert (category.category, whole.category) == ("even", OVERALL)
+    assert (category.category, whole.category) == ("even", "overall")
     assert (whole.prompts, whole.rounds) == (1, 1)
     list(measuring)
     assert benchmark.complete
@@ -325,7 +293,7 @@ POLICIES = ("fixed", "entropy", "threshold", "cost")
 
 
 def test_policies_take_turns_on_the_same_prompts() -> None:
-    benchmark = measured(MockTarget(peak=PREDICTABLE), policies=POLICIES, prompts=cases(2), repeat=3)
+    benchmark = measured(MockTarget(peak=PREDICTABLE), policies=POLICIES, repeat=3)
     runs = benchmark.runs
     assert len(runs) == benchmark.total == 2 * 3 * 5
     assert benchmark.complete
@@ -342,7 +310,7 @@ def test_policies_take_turns_on_the_same_prompts() -> None:
 
 
 def test_figures_are_those_of_one_policy() -> None:
-    benchmark = measured(MockTarget(peak=PREDICTABLE), policies=("fixed", "heuristic"), prompts=cases(3), tokens=60)
+    benchmark = measured(MockTarget(peak=PREDICTABLE), 3, policies=("fixed", "heuristic"), tokens=60)
     assert list(benchmark.policies) == ["fixed", "heuristic"]
     summaries = {policy: summarise(benchmark.runs_of(policy), None) for policy in benchmark.policies}
     for policy, (*_, found) in summaries.items():
@@ -359,17 +327,17 @@ def test_figures_are_those_of_one_policy() -> None:
 def test_costs_are_measured_once_and_then_each_policy_keeps_its_own(
     clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    times = []
-    monkeypatch.setattr(measure, "measure", lambda *a, **o: times.append(1) or CostCurve({1: 1.0, 5: 1.5}))
+    measuring = Mock(return_value=CostCurve({1: 1.0, 5: 1.5}))
+    monkeypatch.setattr(measure, "measure", measuring)
     target = MockTarget(seconds=lambda n: 1 + 0.2 * (n - 1), clock=clock)
-    benchmark = bench(target, policies=("fixed", "heuristic", "cost"), prompts=cases(1), repeat=1)
-    assert times == [1]
+    benchmark = bench(target, 1, policies=("fixed", "heuristic", "cost"), repeat=1)
+    assert measuring.call_count == 1
     first, second, third = (d.calibration.curve for d in benchmark.policies.values())
     assert first.to_json() == second.to_json() == third.to_json()
     second.observe(5, 3.0)
     assert first.to_json() == third.to_json() != second.to_json()
     list(benchmark.measure())
-    assert times == [1]
+    assert measuring.call_count == 1
     assert len(list(tmp_path.rglob("*.json"))) == 1
 
 
@@ -392,11 +360,10 @@ def test_decoders_that_cannot_be_told_apart_or_differ_in_more_are_refused() -> N
     target = MockTarget()
     one = SpeculativeDecoder(target, policy="fixed")
     known = one.calibration
-    same = SpeculativeDecoder(target, policy="fixed", calibration=known)
+    same, fit = (SpeculativeDecoder(target, policy=policy, calibration=known) for policy in ("fixed", "cost"))
     elsewhere = SpeculativeDecoder(MockTarget(), policy="cost", calibration=known)
-    apart = SpeculativeDecoder(target, policy="cost")
-    Benchmark(one, cases(), 8, others=[SpeculativeDecoder(target, policy="cost", calibration=known)], unlearnt=unlearnt)
-    for other in (same, elsewhere, apart):
+    Benchmark(one, cases(), 8, others=[fit], unlearnt=unlearnt)
+    for other in (same, elsewhere, SpeculativeDecoder(target, policy="cost")):
         with pytest.raises(ValueError, match="one target, and a policy each"):
             Benchmark(one, cases(), 8, others=[other], unlearnt=unlearnt)
     for nothing in (([], 8, 1), (cases(), 1, 1), (cases(), 8, 0)):
@@ -414,9 +381,8 @@ def test_outputs_are_compared_where_they_are_meant_to_be_equal() -> None:
         (Acceptance(lenience=0.5), 0.0, "lenience 0.5 changes the output"),
         (Acceptance(typical=True), 1.0, "typical acceptance changes the output"),
     ):
-        found = Benchmark(
-            decoder, cases(), 8, 1, Sampling(temperature=temperature), acceptance, unlearnt=unlearnt
-        ).caveat
+        settings = 8, 1, Sampling(temperature), acceptance
+        found = Benchmark(decoder, cases(), *settings, unlearnt=unlearnt).caveat
         assert found is None if caveat is None else caveat in found
 
 
@@ -430,10 +396,8 @@ def a_run(category: str, kind: Kind, tokens: int, seconds: float, *, prompt: str
 
 
 def test_ratios_are_of_pairs_and_figures_are_medians() -> None:
-    runs = []
-    for repeat, (plain, drafted) in enumerate([(1.0, 0.5), (2.0, 2.0), (4.0, 1.0)]):
-        runs.append(a_run("a", "plain", 8, plain, repeat=repeat))
-        runs.append(a_run("a", "drafted", 8, drafted, repeat=repeat))
+    runs = [a_run("a", "plain", 8, seconds, repeat=repeat) for repeat, seconds in enumerate((1.0, 2.0, 4.0))]
+    runs += [a_run("a", "drafted", 8, seconds, repeat=repeat) for repeat, seconds in enumerate((0.5, 2.0, 1.0))]
     runs += [a_run("b", "plain", 8, 1.0), a_run("b", "drafted", 8, 2.0), a_run("b", "default", 8, 0.8)]
     runs.append(a_run("b", "plain", 8, 1.0, repeat=1))  # its partner was never run
     a, b, both = summarise(runs, None)
@@ -451,9 +415,8 @@ def test_ratios_are_of_pairs_and_figures_are_medians() -> None:
 
 
 def test_a_prompt_is_identical_if_all_its_rounds_are_and_a_text_that_ends_at_once_has_no_speed() -> None:
-    odd = replace(a_run("a", "drafted", 8, 1.0), output=(9,))
-    runs = [a_run("a", "plain", 8, 1.0), odd, a_run("a", "plain", 8, 1.0, repeat=1)]
-    runs.append(a_run("a", "drafted", 8, 1.0, repeat=1))
+    runs = [a_run("a", kind, 8, 1.0, repeat=repeat) for repeat in (0, 1) for kind in ("plain", "drafted")]
+    runs[1] = replace(runs[1], output=(9,))
     summary = summarise(runs, None)[0]
     assert (summary.identical, summary.prompts, summary.rounds) == (0, 1, 2)
     summaries = summarise([a_run("a", "plain", 0, 0.0), a_run("a", "drafted", 0, 0.0)], None)
@@ -464,16 +427,12 @@ def test_a_prompt_is_identical_if_all_its_rounds_are_and_a_text_that_ends_at_onc
 
 def counted(lengths: Mapping[int, int], accept: Callable[[int], int]) -> tuple[Stats, Counter[int]]:
     """Stats and batches of `lengths[k]` passes with a draft of k, of which `accept(number)` tokens are kept."""
-    stats, batches = Stats(), Counter[int]()
-    number = 0
-    for k, passes in lengths.items():
-        for _ in range(passes):
-            kept = min(k, accept(number))
-            tokens = tuple(range(kept + 1))
-            stats.add(Step(tokens, ("",) * len(tokens), drafted=(0,) * k, accepted=kept, batch=k + 1, seconds=1.0))
-            batches[k + 1] += 1
-            number += 1
-    return stats, batches
+    stats, drafts = Stats(), [k for k, passes in lengths.items() for _ in range(passes)]
+    for number, k in enumerate(drafts):
+        kept = min(k, accept(number))
+        tokens = tuple(range(kept + 1))
+        stats.add(Step(tokens, ("",) * len(tokens), drafted=(0,) * k, accepted=kept, batch=k + 1, seconds=1.0))
+    return stats, Counter(k + 1 for k in drafts)
 
 
 CURVE = CostCurve({1: 1.0, 2: 1.2, 3: 1.5, 4: 1.7, 5: 2.0, 8: 4.0})

@@ -15,6 +15,7 @@ from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.errors import CurveError
 from ngramspec.replay.recording import RecordedTarget, Recording
 from ngramspec.replay.replay import Replay, Tally
+from ngramspec.tokens import common_prefix
 
 
 @pytest.fixture
@@ -32,9 +33,7 @@ def drive(drafter: Any, recording: Recording) -> tuple[int, int, int, Counter[in
     at, passes, accepted, batches = 1, 0, 0, Counter[int]()
     while at < len(response):
         proposal = drafter.draft()
-        right = 0
-        while right < min(len(proposal), len(response) - at) and proposal[right] == response[at + right]:
-            right += 1
+        right = common_prefix(proposal, response[at:])
         new = response[at : at + right + 1]
         drafter.accept(new)
         at += len(new)
@@ -46,8 +45,6 @@ def drive(drafter: Any, recording: Recording) -> tuple[int, int, int, Counter[in
 
 # Here it pays to pad a batch of 3, 5 or 9.
 ODD = {1: 1.0, 2: 1.1, 3: 3.0, 4: 1.2, 5: 4.0, 8: 1.6, 9: 6.0, 16: 3.0, 64: 60.0}
-
-
 SOME = ("flat", "cpu-1.5b-q4_0", "odd")
 REST = [pytest.param(name, marks=pytest.mark.exhaustive) for name in CURVES if name not in SOME]
 
@@ -58,25 +55,21 @@ def test_both_find_the_same(ours: Any, name: str, monkeypatch: pytest.MonkeyPatc
     points = ODD if name == "odd" else CURVES[name][0]
     plugin = ours({str(size): cost for size, cost in points.items()})
     replay, total = Replay(make_drafter(DEFAULT), curve=GivenCurve(points)), Tally()
-    counts = [0, 0, 0]
-    batches: Counter[int] = Counter()
+    found = []
     for recording in recordings(30, seed=3):
-        *some, sizes = drive(plugin, recording)
-        counts = [a + b for a, b in zip(counts, some, strict=True)]
-        batches += sizes
+        found.append(drive(plugin, recording))
         total.merge(replay.run(recording))
-    assert counts == [total.stats.tokens, total.stats.passes, total.stats.accepted]
-    assert batches == total.batches
+    *counts, batches = zip(*found, strict=True)
+    assert [sum(count) for count in counts] == [total.stats.tokens, total.stats.passes, total.stats.accepted]
+    assert sum(batches, Counter()) == total.batches
     assert total.stats.accepted > 0
     if name == "odd":
         assert total.batches[3] == total.batches[5] == total.batches[9] == 0 < total.batches[4]
 
 
 def test_the_default_curve_is_flat(ours: Any) -> None:
-    one, other = (
-        [drive(drafter, recording) for recording in recordings(10)] for drafter in (ours(), ours({"1": 1.0, "64": 1.0}))
-    )
-    assert one == other
+    given, default = ours({"1": 1.0, "64": 1.0}), ours()
+    assert all(drive(default, recording) == drive(given, recording) for recording in recordings(10))
     for wrong in ({"2": 1.0}, {"1": 1.0, "2": -1.0}, {}):
         with pytest.raises(CurveError):
             ours(wrong)

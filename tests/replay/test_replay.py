@@ -20,8 +20,7 @@ from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.step import Step
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.draft import Chooser, Draft, Drafter
-from ngramspec.drafting.price import TokenPrice
+from ngramspec.drafting.draft import Draft, Drafter
 from ngramspec.policies.simple import FixedPolicy
 from ngramspec.replay.recording import ENDLESS, RecordedTarget, Recording, UnendingVocabulary
 from ngramspec.replay.replay import Metered, Replay, Tally
@@ -45,9 +44,7 @@ class Scripted(Drafter):
     def begin(self, prompt: Sequence[int]) -> None:
         self.told = []
 
-    def propose(
-        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
-    ) -> Draft:
+    def propose(self, limit: int, *_: object, **__: object) -> Draft:
         self.limits.append(limit)
         tokens = tuple(next(self._drafts))
         return Draft(tokens, chances=(0.75,) * len(tokens), source=self.name)
@@ -57,8 +54,8 @@ class Scripted(Drafter):
         return 0
 
 
-def replayed(drafter: Scripted, response: Sequence[int], most: int = 8) -> Tally:
-    return Replay(drafter, FixedPolicy(most), curve=CPU).run(Recording("c", "i", [1, 2, 3], response))
+def replayed(drafter: Scripted, response: Sequence[int], most: int = 8, curve: GivenCurve = CPU) -> Tally:
+    return Replay(drafter, FixedPolicy(most), curve=curve).run(Recording("c", "i", [1, 2, 3], response))
 
 
 # --------------------------------------------------------------------------- the rules
@@ -69,10 +66,8 @@ def test_a_pass_emits_what_is_right_and_one_more() -> None:
     tally = replayed(drafter, [10, 11, 12, 13, 14, 15, 16, 17])
     assert drafter.told == [(10,), (11, 12, 13), (14,), (15, 16, 17)]
     stats = tally.stats
-    assert (stats.tokens, stats.passes, stats.drafted, stats.accepted) == (7, 3, 6, 4)
-    assert stats.passes_without_draft == 1
-    assert tally.batches == {5: 1, 1: 1, 3: 1}
-    assert tally.changes == 3
+    assert (stats.tokens, stats.passes, stats.passes_without_draft, stats.drafted, stats.accepted) == (7, 3, 1, 6, 4)
+    assert (tally.batches, tally.changes) == ({5: 1, 1: 1, 3: 1}, 3)
     assert stats.seconds == pytest.approx(CPU.ratio(5) + CPU.ratio(1) + CPU.ratio(3))
     assert tally.speedup(CPU) == pytest.approx(7 / (2.33 + 1 + 2.16))
     assert (stats.drafted_at, stats.accepted_at) == ([2, 2, 1, 1], [2, 2, 0, 0])
@@ -89,19 +84,16 @@ def test_the_record_ends_inside_a_draft_at_its_end_and_behind_it(draft: list[int
 
 
 def test_without_drafts_it_is_plain_decoding() -> None:
-    replay, total = Replay(None, curve=CPU), Tally()
+    total = Tally()
     for recording in recordings(5):
-        total.merge(replay.run(recording))
+        total.merge(Replay(None, curve=CPU).run(recording))
     assert total.stats.tokens == total.stats.passes == sum(len(r.response) - 1 for r in recordings(5))
-    assert total.speedup(CPU) == pytest.approx(1.0)
-    assert total.stats.tokens_per_pass == 1.0
+    assert total.speedup(CPU) == pytest.approx(total.stats.tokens_per_pass) == 1.0
 
 
 def test_a_change_of_size_costs_what_the_curve_says() -> None:
     curve = GivenCurve({1: 1.0, 64: 1.0}, switch=0.5)
-    tally = Replay(Scripted([11], [], []), FixedPolicy(4), curve=curve).run(
-        Recording("c", "i", [1], [10, 11, 12, 13, 14])
-    )
+    tally = replayed(Scripted([11], [], []), [10, 11, 12, 13, 14], 4, curve)
     assert tally.changes == 2
     assert tally.stats.seconds == pytest.approx(3 + 2 * 0.5)
     assert tally.speedup(curve) == pytest.approx(4 / 4.0)
@@ -109,8 +101,7 @@ def test_a_change_of_size_costs_what_the_curve_says() -> None:
 
 def test_it_drafts_as_real_decoding_does() -> None:
     """What a target decodes greedily, replayed at the same costs, takes the same passes."""
-    # A drafter that looks at no logits: a record has none.
-    drafter = "ngram"
+    drafter = "ngram"  # which looks at no logits: a record has none
     points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
     clock = Clock(0.0)
     mock = MockTarget(12, seconds=GivenCurve(points).ratio, clock=clock, peak=6.0)
@@ -246,21 +237,23 @@ def test_what_was_replayed_before_an_interruption_stays(monkeypatch: pytest.Monk
 # --------------------------------------------------------------------------- what the decoder offers for it
 
 
-def test_a_given_curve_is_neither_measured_nor_kept(tmp_path: Path) -> None:
-    mock = MockTarget(12, peak=6.0)
-    decoder = SpeculativeDecoder(mock, curve=CPU, calibration_folder=tmp_path)
+@pytest.fixture
+def decoder(tmp_path: Path) -> SpeculativeDecoder:
+    return SpeculativeDecoder(MockTarget(12, peak=6.0), curve=CPU, calibration_folder=tmp_path)
+
+
+def test_a_given_curve_is_neither_measured_nor_kept(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
     steps = list(decoder.generate([1, 2, 3], max_tokens=100))
-    assert mock.batches == [step.batch for step in steps[1:]]
+    assert decoder.target.batches == [step.batch for step in steps[1:]]
     assert {step.plain_seconds for step in steps[1:]} == {1.0}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_verifier_that_is_handed_in_has_its_own_sampling(tmp_path: Path) -> None:
-    mock = MockTarget(12, peak=6.0)
-    decoder = SpeculativeDecoder(mock, curve=CPU, calibration_folder=tmp_path)
+def test_a_verifier_that_is_handed_in_has_its_own_sampling(decoder: SpeculativeDecoder) -> None:
     for sampling in (Sampling(), Sampling(1.0, seed=3)):
-        given = list(decoder.generate([1, 2, 3], max_tokens=50, verify=RuleVerifier(mock.sampler(sampling))))
-        named = list(decoder.generate([1, 2, 3], max_tokens=50, sampling=sampling))
-        assert [t for s in given for t in s.tokens] == [t for s in named for t in s.tokens]
-    with pytest.raises(ValueError, match="has its own"):
-        decoder.generate([1, 2, 3], max_tokens=5, sampling=Sampling(), verify=RuleVerifier(mock.sampler(Sampling())))
+        given = RuleVerifier(decoder.target.sampler(sampling))
+        ways: list[dict[str, Any]] = [{"verify": given}, {"sampling": sampling}]
+        one, other = (list(decoder.generate([1, 2, 3], max_tokens=50, **how)) for how in ways)
+        assert [t for s in one for t in s.tokens] == [t for s in other for t in s.tokens]
+        with pytest.raises(ValueError, match="has its own"):
+            decoder.generate([1, 2, 3], max_tokens=5, sampling=sampling, verify=given)

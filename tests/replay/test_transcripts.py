@@ -13,6 +13,8 @@ from ngramspec.errors import ModelError, TranscriptError
 from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL, Transcript, TranscriptReader, Transcripts, sample
 
 HELLO = [{"role": "user", "content": "hello"}]
+PARTS = [{"type": "text", "text": "hel"}, "lo", {"type": "image"}]
+HI = {"choices": [{"message": {"content": "hi"}}]}
 
 
 def read(text: str | bytes, name: str = "talk.jsonl", *, strict: bool = False) -> Transcripts:
@@ -36,17 +38,13 @@ def one(entry: object) -> Transcript:
         {"messages": HELLO, "response": "hi"},
         {"messages": [*HELLO, {"role": "assistant", "content": "hi"}]},
         {"messages": HELLO, "response": {"choices": [{"message": {"role": "assistant", "content": "hi"}}]}},
-        {"request": {"model": "m", "messages": HELLO}, "response": {"choices": [{"message": {"content": "hi"}}]}},
-        {"messages": HELLO, "choices": [{"message": {"content": "hi"}}, {"message": {"content": "hey"}}]},
-        {
-            "request": {"method": "POST", "body": {"messages": HELLO}},
-            "response": {"status_code": 200, "body": {"choices": [{"message": {"content": "hi"}}]}},
-        },
+        {"request": {"model": "m", "messages": HELLO}, "response": HI},
+        {"messages": HELLO, "choices": [*HI["choices"], {"message": {"content": "hey"}}]},
+        {"request": {"method": "POST", "body": {"messages": HELLO}}, "response": {"status_code": 200, "body": HI}},
         {"request": {"messages": HELLO}, "response": "hi"},
-        {"messages": [{"role": "user", "content": [{"type": "text", "text": "hel"}, "lo", {"type": "image"}]}],
-         "response": [{"text": "h"}, "i"]},
+        {"messages": [{"role": "user", "content": PARTS}], "response": [{"text": "h"}, "i"]},
     ],
-)  # fmt: skip
+)
 def test_conversations(entry: object) -> None:
     transcript = one(entry)
     assert transcript.prompt == ({"role": "user", "content": "hello"},)
@@ -101,41 +99,33 @@ def test_plain_text_pairs() -> None:
 
 # --------------------------------------------------------------------------- broken, empty, strict
 
-BROKEN = [
-    ("{", "not valid JSON"),
-    ("[" * 100_000, "not valid JSON"),
-    ("nonsense", "not valid JSON"),
-    ("17", "not a JSON object"),
-    ('"text"', "not a JSON object"),
-    ("{}", "neither messages nor a prompt"),
-    ('{"response": "hi"}', "neither messages nor a prompt"),
-    ('{"prompt": 4, "response": "hi"}', "neither messages nor a prompt"),
-    ('{"prompt": "hello"}', "no response"),
-    ('{"messages": []}', "no response"),
-    ('{"messages": {}, "response": "hi"}', "messages is not a list"),
-    ('{"messages": ["hello"], "response": "hi"}', "message 1 has no role"),
-    ('{"messages": [{"role": 4}], "response": "hi"}', "message 1 has no role"),
-    ('{"messages": [{"role": "user", "content": 4}], "response": "hi"}', "'4' is not text"),
-    ('{"messages": [], "response": 4}', "'4' is not text"),
-    ('{"messages": [], "response": {"error": "busy"}}', "no choices"),
-    ('{"messages": [], "choices": []}', "no choices"),
-    ('{"messages": [], "choices": [{"delta": {}}]}', "neither a message nor a text"),
-    ('{"request": "GET /", "response": "hi"}', "the request is not a JSON object"),
-]
+BROKEN = {
+    "not valid JSON": ("{", "[" * 100_000, "nonsense"),
+    "not a JSON object": ("17", '"text"'),
+    "neither messages nor a prompt": ("{}", '{"response": "hi"}', '{"prompt": 4, "response": "hi"}'),
+    "no response": ('{"prompt": "hello"}', '{"messages": []}'),
+    "messages is not a list": ('{"messages": {}, "response": "hi"}',),
+    "message 1 has no role": ('{"messages": [""], "response": ""}', '{"messages": [{"role": 4}], "response": ""}'),
+    "'4' is not text": ('{"messages": [{"role": "", "content": 4}]}', '{"messages": [], "response": 4}'),
+    "no choices": ('{"messages": [], "response": {"error": "busy"}}', '{"messages": [], "choices": []}'),
+    "neither a message nor a text": ('{"messages": [], "choices": [{"delta": {}}]}',),
+    "the request is not a JSON object": ('{"request": "GET /", "response": "hi"}',),
+}
 
 
-@pytest.mark.parametrize(("line", "words"), BROKEN)
-def test_a_broken_line_is_named_and_skipped(line: str, words: str) -> None:
+@pytest.mark.parametrize("words", BROKEN)
+def test_a_broken_line_is_named_and_skipped(words: str) -> None:
     good = json.dumps({"messages": HELLO, "response": "hi"})
-    # One that begins like an array would be taken for one at the start.
-    found = read(f"{good}\n{line}\n{good}\n")
-    assert len(found.usable) == 2
-    (problem,) = found.broken
-    assert problem.startswith("talk.jsonl, line 2: ")
-    assert words in problem
-    assert "\n" not in problem
-    with pytest.raises(TranscriptError, match=r"talk\.jsonl, line 2: "):
-        read(f"{good}\n{line}\n", strict=True)
+    for line in BROKEN[words]:
+        # One that begins like an array would be taken for one at the start.
+        found = read(f"{good}\n{line}\n{good}\n")
+        assert len(found.usable) == 2
+        (problem,) = found.broken
+        assert problem.startswith("talk.jsonl, line 2: ")
+        assert words in problem
+        assert "\n" not in problem
+        with pytest.raises(TranscriptError, match=r"talk\.jsonl, line 2: "):
+            read(f"{good}\n{line}\n", strict=True)
 
 
 def test_bytes_that_are_no_text() -> None:
@@ -195,32 +185,34 @@ def ids(text: str) -> list[int]:
     return [10 + ord(c) for c in text]
 
 
-def test_chatml() -> None:
-    reader = TranscriptReader(Letters(template="{{ anything }}"))
-    recording = reader.record(one({"messages": HELLO, "response": "<|im_end|>"}))
-    assert recording.prompt == [0, 1, *ids("user\nhello"), 2, *ids("\n"), 1, *ids("assistant\n")]
+SPELLED = "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
+CHATML = [0, 1, *ids("user\nhello"), 2, *ids("\n"), 1, *ids("assistant\n")]
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "layout", "spelled", "prompt", "end"),
+    [
+        (Letters(template="{{ anything }}"), "ChatML", False, CHATML, [2]),
+        (Letters(chatml=False, template="{{ anything }}", end=3), "template", False, [0, *ids("[hello]")], [3]),
+        (Letters(chatml=False, end=None), "ChatML", True, [0, *ids(SPELLED)], []),
+    ],
+)
+def test_messages_become_chatml_or_what_the_template_says_and_else_chatml_is_spelled_out(
+    vocabulary: Letters, layout: str, spelled: bool, prompt: list[int], end: list[int]
+) -> None:
+    reader = TranscriptReader(vocabulary)
+    assert (reader.layout, reader.spelled) == (layout, spelled)
     # Text of an answer never turns into a special token; what ends the answer is one.
-    assert recording.response == [*ids("<|im_end|>"), 2]
+    recording = reader.record(one({"messages": HELLO, "response": "<|im_end|>"}))
+    assert (recording.prompt, recording.response) == (prompt, [*ids("<|im_end|>"), *end])
     assert (recording.category, recording.id) == ("talk", "line 1")
-    # A raw prompt has no template.
-    assert reader.record(one({"prompt": "a<|im_end|>", "response": "bc"})).prompt == [0, *ids("a"), 2]
 
 
-def test_a_template_where_the_vocabulary_knows_no_chatml() -> None:
-    reader = TranscriptReader(Letters(chatml=False, template="{{ anything }}", end=3))
-    assert (reader.layout, reader.spelled) == ("template", False)
-    recording = reader.record(one({"messages": HELLO, "response": "hi"}))
-    assert (recording.prompt, recording.response) == ([0, *ids("[hello]")], [*ids("hi"), 3])
-    refused = [{"role": "tool", "content": "4"}]
-    assert reader.record(one({"messages": refused, "response": "hi"})) is None
-
-
-def test_chatml_spelled_out_where_there_is_no_template_either() -> None:
-    reader = TranscriptReader(Letters(chatml=False, end=None))
-    assert (reader.layout, reader.spelled) == ("ChatML", True)
-    recording = reader.record(one({"messages": HELLO, "response": "hi"}))
-    assert recording.prompt == [0, *ids("<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n")]
-    assert recording.response == ids("hi")
+def test_a_raw_prompt_has_no_template_and_what_a_template_refuses_is_left_out() -> None:
+    raw = TranscriptReader(Letters(template="{{ anything }}")).record(one({"prompt": "a<|im_end|>", "response": "bc"}))
+    assert raw.prompt == [0, *ids("a"), 2]
+    refused = one({"messages": [{"role": "tool", "content": "4"}], "response": "hi"})
+    assert TranscriptReader(Letters(chatml=False, template="{{ anything }}", end=3)).record(refused) is None
 
 
 def test_what_is_too_short_or_too_long() -> None:

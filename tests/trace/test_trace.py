@@ -49,16 +49,18 @@ def records(path: Path) -> list[Any]:
 
 
 def made(target: Any, path: Path, prompt: Sequence[int], how: str, n: int = 120, **options: Any) -> list[Step]:
-    """A generation and its trace."""
+    """A generation and its trace, each line of which is in the file at once."""
     sampling, verify = HOW[how]
     decoder = SpeculativeDecoder(target, policy="fixed", draft_max=6, calibration_folder=path.parent)
     steps = []
+    path.write_text("something older")
     with TraceWriter(path) as trace:
         trace.begin(prompt, target.piece, TraceHeader.of(decoder, "some model", sampling, verify))
         options |= {"sampling": sampling, "verify": verify, "detail": True}
         for step in decoder.generate(prompt, max_tokens=n, **options):
             trace.add(step)
             steps.append(step)
+            assert path.read_bytes().count(b"\n") == 1 + len(steps)
     return steps
 
 
@@ -100,16 +102,6 @@ def test_a_trace_holds_every_step(how: str, tmp_path: Path) -> None:
     assert 0 < stats.accepted < stats.drafted
 
 
-def test_the_header_of_a_generation(tmp_path: Path) -> None:
-    plain = SpeculativeDecoder(MockTarget(), drafter=None, exact="on", calibration_folder=tmp_path)
-    header = TraceHeader.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)))
-    assert (header.drafter, header.policy, header.verify, header.lossy) == ("", "cost", "coupled", None)
-    assert header.exact
-    assert (header.sampling["temperature"], header.sampling["logit_bias"]) == (0.5, [[3, "-inf"]])
-    with pytest.raises(ValueError, match="temperature"):
-        TraceHeader.of(plain, "m", Sampling(0.5), "greedy")
-
-
 def test_what_json_lacks_comes_back(tmp_path: Path) -> None:
     path, token = tmp_path / "t.jsonl", TokenDecision(3, None, 1.0, {"margin": float("inf"), "slack": float("-inf")})
     step = Step((3,), ("é",), position=4, detail=(token,), explained={"entropy": 0.5, "gamma": 3})
@@ -129,6 +121,16 @@ def test_what_json_lacks_comes_back(tmp_path: Path) -> None:
     assert line["detail"][0]["why"] == {"margin": "inf", "slack": "-inf"}
 
 
+def test_the_header_of_a_generation(tmp_path: Path) -> None:
+    plain = SpeculativeDecoder(MockTarget(), drafter=None, exact="on", calibration_folder=tmp_path)
+    header = TraceHeader.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)))
+    assert (header.drafter, header.policy, header.verify, header.lossy) == ("", "cost", "coupled", None)
+    assert header.exact
+    assert (header.sampling["temperature"], header.sampling["logit_bias"]) == (0.5, [[3, "-inf"]])
+    with pytest.raises(ValueError, match="temperature"):
+        TraceHeader.of(plain, "m", Sampling(0.5), "greedy")
+
+
 def test_a_step_without_its_detail_is_refused(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t") as trace:
         with pytest.raises(RuntimeError, match="begin"):
@@ -139,18 +141,6 @@ def test_a_step_without_its_detail_is_refused(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- files
-
-
-def test_every_line_is_in_the_file_at_once(tmp_path: Path) -> None:
-    path, target = tmp_path / "t.jsonl", MockTarget(16)
-    path.write_text("something older")
-    decoder = SpeculativeDecoder(target, calibration_folder=tmp_path)
-    trace = TraceWriter(path)
-    trace.begin([1, 2], target.piece, HEADER)
-    for lines, step in enumerate(decoder.generate([1, 2], max_tokens=5, detail=True), 2):
-        trace.add(step)
-        assert path.read_bytes().count(b"\n") == lines
-    trace.close()
 
 
 def test_a_header_is_written_when_it_changes(tmp_path: Path) -> None:
@@ -179,19 +169,14 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
 HEAD = json.dumps({"ngramspec_trace": 2, **encode(HEADER)}).encode() + b"\n"
 OWN = {"token": 1, "accepted": None, "p": 1.0, "why": {}}
 PASS = {"tokens": [1], "position": 3, "batch": 1, "seconds": 0.5, "detail": [OWN]}
+NO_HEADERS = (b"hello\n", b"GGUF\x03\0\xff\n", b"[]\n", b'{"messages": []}\n', HEAD[:-20], b'{"ngramspec_trace": 2}\n')
 
 
 def test_what_is_no_trace() -> None:
     for lines, words in (
         ([], "empty"),
         ([b"\n", b" \n"], "empty"),
-        ([b"hello\n"], "line 1 is not the header"),
-        ([b"GGUF\x03\0\xff\n"], "line 1 is not the header"),
-        ([b"[]\n"], "line 1 is not the header"),
-        ([b'{"messages": []}\n'], "line 1 is not the header"),
-        ([HEAD[:-20]], "line 1 is not the header"),
-        ([b'{"ngramspec_trace": 2}\n'], "line 1 is not the header"),
-        ([b"[" * 100_000], "line 1 is not the header"),
+        *(([raw], "line 1 is not the header") for raw in (*NO_HEADERS, b"[" * 100_000)),
         ([json.dumps(PASS).encode()], "the header is missing"),
         ([HEAD.replace(b'_trace": 2', b'_trace": 1')], "has format 1, and this ngramspec reads format 2"),
     ):
@@ -199,43 +184,36 @@ def test_what_is_no_trace() -> None:
             list(read_trace(lines))
 
 
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"position": "3"}, "'position' is '3'"),
-        ({"position": 3.5}, "'position' is 3.5"),
-        ({"batch": True}, "'batch' is True"),
-        ({"seconds": "nine"}, "'seconds' is 'nine'"),
-        ({"seconds": None}, "'seconds' is None"),
-        ({"tokens": 1}, "'tokens' is 1"),
-        ({"tokens": ["x"]}, "'tokens' is 'x'"),
-        ({"pieces": [1]}, "'pieces' is 1"),
-        ({"detail": [{"token": 1, "p": 1.0, "accepted": 1}]}, "'accepted' is 1"),
-        ({"detail": [{"token": 1}]}, "it has no 'accepted'"),
-        ({"detail": 1}, "'detail' is 1"),
-        ({"logprobs": [{"token": 1, "logprob": 1, "top": [[1]]}]}, r"'top' is \[1\]"),
-        ({"judged": {"tokens": [1], "q": [{"x": 1}]}}, "invalid literal"),
-        ({"context": ["x"]}, "'context' is not"),
-        ({"texts": {"1": 1}}, "'texts' is not"),
-        ({"texts": {"1": "\ud800"}}, "surrogates not allowed"),
-        ({"stop": "tired"}, "'stop' is 'tired'"),
-        ({"detail": [{"token": 1, "p": 1.0, "accepted": True, "why": {"u": []}}]}, r"'why' is \[\]"),
-        ({"pieces": ["x" * 100, 2, []], "tokens": {"a": "y" * 100}}, r"'tokens' is {'a': 'y+\.\.\.$"),
-    ],
-)
-def test_a_line_that_is_wrong_is_named(change: dict[str, Any], reason: str) -> None:
-    lines = [HEAD, json.dumps(PASS | change).encode() + b"\n", json.dumps(PASS | {"new": 1}).encode() + b"\n"]
-    _, broken, done = read_trace(lines)
-    assert isinstance(broken, BrokenLine)
-    assert (broken.number, broken.cut) == (2, False)
-    assert re.search(reason, broken.reason)
-    assert isinstance(done, TracedPass)
+OF_ANOTHER_KIND: dict[str, Any] = {"batch": True, "seconds": None, "tokens": 1, "detail": 1, "stop": "tired"}
+WRONG: list[tuple[dict[str, Any], str]] = [
+    *(({name: value}, f"'{name}' is {value!r}") for name, value in OF_ANOTHER_KIND.items()),
+    *(({"position": value}, f"'position' is {value!r}") for value in ("3", 3.5)),
+    ({"seconds": "nine"}, "'seconds' is 'nine'"),
+    ({"tokens": ["x"]}, "'tokens' is 'x'"),
+    ({"pieces": [1]}, "'pieces' is 1"),
+    ({"detail": [{"token": 1, "p": 1.0, "accepted": 1}]}, "'accepted' is 1"),
+    ({"detail": [{"token": 1}]}, "it has no 'accepted'"),
+    ({"detail": [{**OWN, "accepted": True, "why": {"u": []}}]}, "'why' is []"),
+    ({"logprobs": [{"token": 1, "logprob": 1, "top": [[1]]}]}, "'top' is [1]"),
+    ({"judged": {"tokens": [1], "q": [{"x": 1}]}}, "invalid literal"),
+    ({"context": ["x"]}, "'context' is not"),
+    ({"texts": {"1": 1}}, "'texts' is not"),
+    ({"texts": {"1": "\ud800"}}, "surrogates not allowed"),
+    ({"pieces": ["x" * 100, 2, []], "tokens": {"a": "y" * 100}}, "'tokens' is {'a': 'yyy"),
+]
 
 
-def test_a_line_that_lacks_its_tokens_or_is_no_json_is_skipped() -> None:
+def test_a_line_that_is_wrong_is_named_and_skipped() -> None:
+    reasons = [(json.dumps(PASS | change).encode(), reason) for change, reason in WRONG]
     for raw in (b'{"position": 3}', b"\xff", b"{" * 9, b"1e999", b"[" * 100_000, b"9" * 9999):
-        _, broken = read_trace([HEAD, raw + b"\n"])
+        reasons.append((raw, ""))
+    for raw, reason in reasons:
+        _, broken, done = read_trace([HEAD, raw + b"\n", json.dumps(PASS | {"new": 1}).encode() + b"\n"])
         assert isinstance(broken, BrokenLine)
+        assert (broken.number, broken.cut) == (2, False)
+        assert reason in broken.reason
+        assert broken.reason.endswith("y...") == ("yyy" in reason)
+        assert isinstance(done, TracedPass)
 
 
 # --------------------------------------------------------------------------- the view
@@ -296,9 +274,8 @@ def test_a_line_a_pass_with_marks_in_place_of_colours_and_the_numbers_behind_the
     done = run(env, "trace", sample)
     assert (done.code, done.err) == (0, "")
     head, columns, *passes, total = done.out.splitlines()
-    assert head.startswith(
-        "m␛[31m; temperature 0.8, seed 7; acceptance coupled; CHANGES THE OUTPUT: typical acceptance; "
-    )
+    how = "temperature 0.8, seed 7; acceptance coupled; CHANGES THE OUTPUT: typical acceptance; "
+    assert head.startswith(f"m␛[31m; {how}")
     assert "drafter ngram, policy fixed; 20" in head
     assert head.endswith("; ngramspec 9")
     assert columns.split() == ["pos", "batch", "ms", "source", "context", "draft", "and", "own", "token"]
@@ -382,14 +359,11 @@ def test_broken_lines_are_named_and_the_rest_is_shown(env: dict[str, str], sampl
     lines[-2] = lines[-2].replace(b'"tokens"', b'"ducats"', 1)
     sample.write_bytes(b"".join(lines)[:-30])
     done = run(env, "trace", sample)
-    assert done.code == 0
     shown = done.out.splitlines()
-    assert len(shown) == 2 + 4 + 1
+    assert (done.code, len(shown)) == (0, 2 + 4 + 1)
     assert shown[-1].startswith("passes: 3, ")
-    notes = done.err.splitlines()
-    assert notes[0] == f"{sample}: skipped line 3: it is not JSON"
-    assert notes[9] == f"{sample}: skipped line 12: it is not JSON"
-    assert notes[10:] == [
+    assert done.err.splitlines() == [
+        *(f"{sample}: skipped line {number}: it is not JSON" for number in range(3, 13)),
         f"{sample}: line 19, the last, is cut short: what wrote it did not get to its end",
         f"{sample}: skipped 13 broken lines in all",
     ]

@@ -31,25 +31,21 @@ from ngramspec.tuning.tuning import FALSE_ALARMS, NO_TIME, Rounds, Tuning, compa
 
 PRESENT = Settings(4, 4)
 SCOPE: dict[str, Any] = {"physical": 4, "logical": 8, "on_cpu": True, "flash_free": True, "quantised_cache": True}
+FEWER: dict[Any, float] = {("threads", 3, 1): 0.8}
+"""Three threads help passes over one token."""
 OTHERS = {str(n): Candidate("threads", {"threads": n}, (SINGLE, *DRAFTS)) for n in (1, 2, 3, 6, 8)}
 
 
 @dataclass
 class Machine:
-    """Passes take a time by their size; settings take part of it, and nothing else takes time.
+    """Passes take a time by their size; settings take part of it, and nothing else takes time."""
 
-    Attributes:
-        effects: by the changed field and its value, and the size that it acts on (0: all), what it takes of the time.
-        unit: seconds of a pass over one token.
-        missing: fields that cannot be changed here.
-        interrupt: the call, counted from 0, in which Ctrl-C comes.
-    """
-
+    # By the changed field and its value, and the size that it acts on (0: all), what it takes of the time.
     effects: Mapping[tuple[str, object, int], float] = field(default_factory=dict)
-    unit: float = 0.01
+    unit: float = 0.01  # seconds of a pass over one token
     noise: float = 0.02
-    missing: tuple[str, ...] = ()
-    interrupt: int = -1
+    missing: tuple[str, ...] = ()  # fields that cannot be changed here
+    interrupt: int = -1  # the call, counted from 0, in which Ctrl-C comes
     seed: int = 1
     now: float = 1000.0
     calls: int = 0
@@ -107,14 +103,6 @@ def test_a_true_gain_is_found_in_as_many_rounds_as_it_takes() -> None:
     assert gaining(measured(Machine({("threads", 2, 0): 0.98}, noise=0.001))) == []  # too small to be worth it
 
 
-def test_what_makes_something_slower_is_a_trade() -> None:
-    found = compare([{SINGLE: 1.0, READING: 0.10}] * 10, [{SINGLE: 0.5, READING: 0.12}] * 10)
-    assert found.ratio == pytest.approx((128 * 0.5 + 1000 * 0.12) / (128 + 1000 * 0.1))
-    assert (found.faster, found.slower) == ((SINGLE,), (READING,))
-    assert found.each == {SINGLE: 0.5, READING: pytest.approx(1.2)}
-    assert not found.gains(1)
-
-
 def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
     rounds = Rounds(Machine().seconds, PRESENT, OTHERS)
     orders = [list(rounds.run()) for _ in range(12)]
@@ -129,30 +117,37 @@ def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
     assert {len(times) for times in rounds.times.values()} == {len(rounds)} == {12}
 
 
-def test_chances() -> None:
+def test_chances_and_comparisons() -> None:
     faster, slower = [0.9], [1.1]
-    assert sign_chance(slower * 5) == 1
-    assert sign_chance(faster * 5) == 1 / 32
-    assert sign_chance(faster * 4 + slower) == 6 / 32
+    for ratios, chance in ((slower * 5, 1), (faster * 5, 1 / 32), (faster * 4 + slower, 6 / 32)):
+        assert sign_chance(ratios) == chance
     assert all(sign_chance(faster * rounds_needed(k)) <= FALSE_ALARMS / k for k in range(1, 20))
     same = {SINGLE: 1.0}
     assert compare([same], [{SINGLE: 3.0}]).spread == 0
     assert compare([same] * 5, [{SINGLE: n} for n in (1.0, 2.0, 3.0, 4.0, 5.0)]).spread == 2.0
+    found = compare([{SINGLE: 1.0, READING: 0.10}] * 10, [{SINGLE: 0.5, READING: 0.12}] * 10)
+    assert found.ratio == pytest.approx((128 * 0.5 + 1000 * 0.12) / (128 + 1000 * 0.1))
+    assert (found.faster, found.slower) == ((SINGLE,), (READING,))
+    assert found.each == {SINGLE: 0.5, READING: pytest.approx(1.2)}
+    assert not found.gains(1)  # what makes something slower is a trade
 
 
 # --------------------------------------------------------------------------- the whole search
 
 
-def tuned(machine: Machine, seconds: float = 60.0) -> Tuning:
-    tuning = Tuning(machine.seconds, PRESENT, candidates(PRESENT, **SCOPE), seconds, machine.clock)
+def tuning_of(machine: Machine) -> Tuning:
+    return Tuning(machine.seconds, PRESENT, candidates(PRESENT, **SCOPE), 60.0, machine.clock)
+
+
+def tuned(machine: Machine) -> Tuning:
+    tuning = tuning_of(machine)
     list(tuning.run())
     return tuning
 
 
 def test_where_nothing_is_faster_nothing_is_found() -> None:
-    found = [tuned(Machine(seed=seed, noise=0.1)).found for seed in range(60)]
     # Both comparisons would have to be wrong: 1 in 400 at most.
-    assert sum(one is not None for one in found) <= 1
+    assert sum(tuned(Machine(seed=seed, noise=0.1)).found is not None for seed in range(60)) <= 1
 
 
 def test_what_is_faster_is_found_and_measured_again() -> None:
@@ -186,18 +181,22 @@ def test_a_trade_and_what_changes_the_text_are_told_and_not_recommended() -> Non
     assert (tuning.winners, tuning.found) == ({}, None)
 
 
-def test_what_cannot_be_had_is_left_out() -> None:
-    tuning = tuned(Machine({("threads", 3, 1): 0.8}, unit=0.005, missing=("mmap", "repack")))
+def test_what_cannot_be_had_or_takes_too_long_is_left_out() -> None:
+    tuning = tuned(Machine(FEWER, unit=0.005, missing=("mmap", "repack")))
     assert tuning.left_out == dict.fromkeys(["--no-mmap", "--no-repack"], "there is no memory")
     assert tuning.found == replace(PRESENT, threads=3)
-
-
-def test_a_slow_model_is_tried_with_less_and_in_time() -> None:
-    machine = Machine({("threads", 3, 1): 0.8}, unit=0.25)
-    tuning = tuned(machine, 60.0)
+    slow = Machine(FEWER, unit=0.25)
+    tuning = tuned(slow)
     assert NO_TIME in tuning.left_out.values()
     assert tuning.found == replace(PRESENT, threads=3)
-    assert machine.now - 1000.0 < 120.0
+    assert slow.now - 1000.0 < 120.0
+
+
+def test_without_flash_attention_prompts_are_not_read_in_larger_pieces() -> None:
+    effects = {("flash_attn", "off", 0): 0.7, ("micro_batch", 1024, 1024): 0.7, **FEWER}
+    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, flash_attn="off")
+    del effects["flash_attn", "off", 0]
+    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, micro_batch=1024)
 
 
 REST = [pytest.param(share, marks=pytest.mark.exhaustive) for share in (0.02, 0.3, 0.95)]
@@ -205,17 +204,13 @@ REST = [pytest.param(share, marks=pytest.mark.exhaustive) for share in (0.02, 0.
 
 @pytest.mark.parametrize("share", [0.0, 0.6, *REST])
 def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
-    effects = {("threads", 3, 1): 0.8}
-    whole = Machine(effects)
+    whole = Machine(FEWER)
     tuned(whole)
-    machine = Machine(effects, interrupt=int(share * whole.calls))
-    tuning = Tuning(machine.seconds, PRESENT, candidates(PRESENT, **SCOPE), 60.0, machine.clock)
+    tuning = tuning_of(Machine(FEWER, interrupt=int(share * whole.calls)))
     with pytest.raises(KeyboardInterrupt):
         list(tuning.run())
-    assert not tuning.complete
-    assert tuning.found is None
-    counts = {c.rounds for c in tuning.compared.values()}
-    assert len(counts) <= 1
+    assert (tuning.complete, tuning.found) == (False, None)
+    assert len({c.rounds for c in tuning.compared.values()}) <= 1
     if share >= 0.3:
         assert tuning.compared["-t 3 -tb 4"].ratio == pytest.approx(0.8, abs=0.05)
         assert tuning.times
@@ -237,25 +232,7 @@ def test_what_a_machine_does_not_offer_is_not_tried() -> None:
     assert list(candidates(taken, **SCOPE | small)) == ["-t 1 -tb 2", "-fa on"]
 
 
-def test_without_flash_attention_prompts_are_not_read_in_larger_pieces() -> None:
-    effects = {("flash_attn", "off", 0): 0.7, ("micro_batch", 1024, 1024): 0.7, ("threads", 3, 1): 0.8}
-    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, flash_attn="off")
-    del effects["flash_attn", "off", 0]
-    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, micro_batch=1024)
-
-
 # --------------------------------------------------------------------------- what is kept of it
-
-FASTER = Settings(3, 4, flash_attn="off", mmap=False, repack=False, micro_batch=256)
-
-
-def test_what_was_kept_comes_back(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "key.json"
-    assert recalled(path) is None
-    kept = Kept(FASTER.changes(PRESENT), 0.9, "2026-11-22", applied=True)
-    keep(path, kept)
-    assert recalled(path) == kept
-    assert flags(kept.changes) == "-t 3 -tb 4 -fa off -ub 256 --no-mmap --no-repack"
 
 
 DAMAGED = ["", "{}", "[]", "null", '{"changes": {}, "ratio": "x", "date": "", "applied": true}']
@@ -275,12 +252,17 @@ def test_a_damaged_file_and_what_no_tuning_finds_are_nothing(tmp_path: Path) -> 
     assert recalled(path) is not None
 
 
-def test_what_cannot_be_kept_is_told_where_it_matters(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    path = tmp_path / "file" / "key.json"
-    keep(path, Kept({}, None, "2026-11-22", applied=False))
+def test_what_was_kept_comes_back_and_what_cannot_be_kept_is_told_where_it_matters(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "key.json"
+    assert recalled(path) is None
+    faster = Settings(3, 4, flash_attn="off", mmap=False, repack=False, micro_batch=256)
+    kept = Kept(faster.changes(PRESENT), 0.9, "2026-11-22", applied=True)
+    keep(path, kept)
+    assert recalled(path) == kept
+    assert flags(kept.changes) == "-t 3 -tb 4 -fa off -ub 256 --no-mmap --no-repack"
+    keep(path / "below", Kept({}, None, "2026-11-22", applied=False))
     with pytest.raises(NGramSpecError, match="cannot keep the settings"):
-        keep(path, Kept({"threads": 3}, 0.9, "2026-11-22", applied=True))
+        keep(path / "below", kept)
 
 
 # --------------------------------------------------------------------------- when another quantisation is advised
@@ -292,25 +274,15 @@ def test_types_that_are_not_repacked_are_named_with_their_share() -> None:
     line = advice(MIXED, "x86_64", 2.43)
     assert "A batch of 4 costs 2.4 passes here: 49% of its weights are Q6_K" in line
     assert "Q4_0, Q4_K, IQ4_NL, MXFP4" in line
-
-
-def test_where_there_is_nothing_to_say_nothing_is_said() -> None:
-    for types, processor, steepness in (
-        (MIXED, "x86_64", 1.9),
-        (MIXED, "aarch64", 2.5),
-        (MIXED, "riscv64", 2.5),
-        ({12: 900, 14: 100}, "AMD64", 2.5),
-        ({1: 100}, "x86_64", 3.9),
-        ({}, "x86_64", 3.9),
-    ):
-        assert advice(types, processor, steepness) is None
-
-
-def test_amx_takes_several_rows_of_more_types() -> None:
-    assert advice(MIXED, "x86_64", 2.43, amx=True) is None
     line = advice({11: 500, 14: 500}, "x86_64", 2.43, amx=True)
     assert "50% of its weights are Q3_K, which" in line
     assert "MXFP4, Q4_1, Q8_0, Q5_K, Q6_K, IQ4_XS" in line
+    # Where there is nothing to say:
+    assert advice(MIXED, "x86_64", 2.43, amx=True) is None
+    for machine in (("x86_64", 1.9), ("aarch64", 2.5), ("riscv64", 2.5)):
+        assert advice(MIXED, *machine) is None
+    for types, *machine in (({12: 900, 14: 100}, "AMD64", 2.5), ({1: 100}, "x86_64", 3.9), ({}, "x86_64", 3.9)):
+        assert advice(types, *machine) is None
 
 
 def test_every_repacked_type_has_a_name() -> None:
