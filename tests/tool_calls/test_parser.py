@@ -265,7 +265,7 @@ to=functions.weather weather> </invoke> <|tool_call_end|> \\u12
 """
 SCRAPS = [
     *MARKS.split(),
-    *{mark for family in FAMILIES for mark in family.starts},
+    *sorted({mark for family in FAMILIES for mark in family.starts}),
     *('{"name": "weather", "arguments": {', '"city": "', "<|channel>thought\n", "\n", " ", "\0"),
     *('<invoke name="weather">', '<parameter name="city">', "(city='x')"),
 ]
