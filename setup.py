@@ -10,16 +10,15 @@ MODULES = (
     "ngramspec.drafting.price",
     "ngramspec.drafting.token_index",
     "ngramspec.drafting.mixture.history",
-    "ngramspec.drafting.mixture.odds",
-    "ngramspec.drafting.mixture.correction",
-    "ngramspec.drafting.mixture.sightings",
+    "ngramspec.drafting.mixture.chance_mixer",
+    "ngramspec.drafting.mixture.context_counts",
     "ngramspec.drafting.mixture.answers",
     "ngramspec.drafting.mixture.pointers",
     "ngramspec.drafting.mixture.guesser",
     "ngramspec.drafting.mixture.side_guesses",
-    "ngramspec.drafting.suffix_automaton",
-    "ngramspec.policies.outlook",
-    "ngramspec.policies.cost_aware",
+    "ngramspec.drafting.baselines.suffix_automaton",
+    "ngramspec.policies.draft_value",
+    "ngramspec.policies.cost",
 )
 
 extensions = cythonize(

@@ -9,8 +9,8 @@ from typing import Any
 
 import ngramspec
 from ngramspec import machine
-from ngramspec.benchmark.posted import Setup
-from ngramspec.drafting.core import uncompiled
+from ngramspec.drafting import uncompiled
+from ngramspec.instruments.benchmark.report import Setup
 from ngramspec.llama.devices import build
 from ngramspec.llama.target import Target
 

@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 import ngramspec
 from ngramspec.errors import NGramSpecError
 
-from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, prepare_streams, raise_on_sigterm
+from .console import FAILED, INTERRUPTED, TERMINATED, USAGE, Terminated, fail, prepare_streams, raise_on_signals
 
 COMMANDS = {
     "chat": "Chat with a model.",
@@ -117,7 +117,7 @@ def main() -> None:
 
 def run(arguments: list[str]) -> int:
     """Run the command line; returns the exit code."""
-    raise_on_sigterm()
+    raise_on_signals()
     try:
         try:
             prepare_streams()
@@ -140,7 +140,7 @@ def run(arguments: list[str]) -> int:
                 raise
             context = getattr(error, "ctx", None)
             command = context.command_path if context else "ngramspec"
-            fail(f"{error.format_message()} (see {command} --help)", USAGE)
+            fail(f"{_worded(error)} (see {command} --help)", USAGE)
     except typer.Exit as exit_:
         return exit_.exit_code
     except (KeyboardInterrupt, typer.Abort):
@@ -148,6 +148,28 @@ def run(arguments: list[str]) -> int:
     except Terminated:
         return TERMINATED
     return FAILED
+
+
+def _worded(error: Any) -> str:
+    """What is wrong with the command line. Newer versions of typer check values by pydantic, and hand on its words."""
+    message: str = error.format_message()
+    cause = error.__cause__
+    if not hasattr(cause, "errors"):
+        return message
+    (found, *_) = cause.errors()
+    value, bounds = found["input"], found.get("ctx", {})
+    match found["type"]:
+        case "int_parsing" | "int_from_float" | "int_parsing_size":
+            plain = f"{value!r} is no whole number"
+        case "float_parsing" | "finite_number":
+            plain = f"{value!r} is no number"
+        case "greater_than_equal":
+            plain = f"{value} is less than {bounds['ge']:g}"
+        case "less_than_equal":
+            plain = f"{value} is more than {bounds['le']:g}"
+        case _:
+            plain = found["msg"].removeprefix("Value error, ").rstrip(".")
+    return message.replace(error.message, plain)
 
 
 if __name__ == "__main__":

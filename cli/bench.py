@@ -2,96 +2,99 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from rich.console import RenderableType
 
-from ngramspec.benchmark.against import Rival
-from ngramspec.benchmark.alpha import AlphaMeasurement
-from ngramspec.benchmark.posted import Measured, Samples, posted
-from ngramspec.benchmark.report import Summary, summarise, verdicts
-from ngramspec.benchmark.runs import Benchmark, Run
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.speculation import Speculation
 from ngramspec.drafting import make_drafter
-from ngramspec.drafting.hybrid import HybridDrafter
-from ngramspec.drafting.model import ModelDrafter
-from ngramspec.json_data import encode
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
+from ngramspec.instruments.benchmark.against import SENT, Pair, Rival, compare
+from ngramspec.instruments.benchmark.alpha import ORDERS, AlphaOfOrder
+from ngramspec.instruments.benchmark.figures import summarise
+from ngramspec.instruments.benchmark.report import DraftedTexts, benchmark_report
+from ngramspec.instruments.benchmark.runs import Benchmark
+from ngramspec.instruments.prompts import Case, Prompt, Skipped, load_prompts, prepare
 from ngramspec.llama.target import Target
-from ngramspec.memory import Memory
-from ngramspec.memory.names import DEFAULT
+from ngramspec.loading.load import Found, Loaded, tuned_file
+from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
+from ngramspec.machine_settings import recalled
+from ngramspec.memory.memory import DEFAULT
 from ngramspec.policies import POLICIES, make_policy
-from ngramspec.prompts import Case, Prompt, Skipped, load_prompts, prepare
+from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
-from ngramspec.tuning.kept import recalled
 
-from .about import exact_mode, load_settings, model_lines, provenance, setup
-from .bench_against import check_against, compare_with
-from .bench_alpha import GAMMA, alpha_json, alpha_parts, measure_alpha
-from .bench_view import show
-from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
-from .json_output import JsonOutput, json_option
-from .options import DraftOptions, LoadOptions, Model, PromptFiles
-from .posts import PostOptions, Posts, command_line
+from .about import exact_mode, model_lines, provenance, setup
+from .bench_view import against_json, alpha_json, alpha_parts, document, show, show_against
+from .console import Outcome, fail, leave, note, usage_error
+from .options import Model, Only, PromptFiles, check_lossy, find, flags_in_errors, load_flag, open_found, open_target
+from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
-from .tuned import told
-from .view import counting_bar, slow_core
+from .view import run_counted, slow_core, tuned_line
 
 ALL = "all"
 REPEATS = 3
 
+GAMMA = 4
+"""Tokens of a draft for --alpha, where --draft-max says nothing."""
 
-@dataclass(frozen=True, slots=True)
-class Compared(DraftOptions):
-    """What drafts in a benchmark, where `--policy all` is every policy in turn."""
 
-    policy: Annotated[str, typer.Option(help=f"How much to draft: {', '.join(POLICIES)}; {ALL}: compare.")] = "cost"
+def _unlearnt(decoder: SpeculativeDecoder, opened: Loaded) -> tuple[Drafter | None, Policy]:
+    """A drafter and a policy like a decoder's, which have learnt nothing."""
+    drafter = decoder.drafter
+    if isinstance(drafter, ModelDrafter | HybridDrafter):
+        drafter = drafter.anew()
+    elif drafter is not None:
+        drafter = make_drafter(drafter.name, memory=opened.memory)
+    return drafter, make_policy(decoder.policy.name, opened.settings.draft_max)
 
-    def __post_init__(self) -> None:
-        self.each()
-        if self.policy == ALL and self.no_draft:
-            usage_error("--policy all compares drafts; leave out --no-draft")
 
-    def each(self) -> list[DraftOptions]:
-        """Options of a policy each."""
-        policies = POLICIES if self.policy == ALL else (self.policy,)
-        return [DraftOptions(**asdict(self) | {"policy": policy}) for policy in policies]
+def _others(opened: Loaded, policies: Sequence[str]) -> list[SpeculativeDecoder]:
+    """A decoder for each further policy, on what was measured for the first; none where nothing can be drafted."""
+    target, first, draft_max = opened.target, opened.decoder, opened.settings.draft_max
+    return [
+        SpeculativeDecoder(
+            target,
+            drafter=_unlearnt(first, opened)[0],
+            policy=policy,
+            draft_max=draft_max,
+            exact=target.exact,
+            calibration=first.calibration,
+        )
+        for policy in (policies if first.drafter is not None else ())
+    ]
 
-    def decoders(self, target: Target, memory: Memory | None) -> list[SpeculativeDecoder]:
-        """A decoder for each policy, or one alone where nothing can be drafted."""
-        first, *others = self.each()
-        decoder = first.decoder(target, memory, keep=False)
-        if decoder.drafter is None:
-            return [decoder]
-        known = decoder.calibration
-        return [
-            decoder,
-            *(
-                other.quiet_decoder(target, memory, known, drafter=self.unlearnt(decoder, memory).drafter)
-                for other in others
-            ),
-        ]
 
-    def unlearnt(self, decoder: SpeculativeDecoder, memory: Memory | None) -> Speculation:
-        """A drafter and a policy like a decoder's, which have learnt nothing."""
-        drafter = decoder.drafter
-        if isinstance(drafter, ModelDrafter | HybridDrafter):
-            drafter = drafter.anew()
-        elif drafter is not None:
-            drafter = make_drafter(drafter.name, memory=memory)
-        return Speculation(drafter, make_policy(decoder.policy.name, self.draft_max))
+def _with_policies(load: LoadSettings, policy: str) -> tuple[LoadSettings, list[str]]:
+    """The settings with the first policy asked for, and the others; ends the program if there is no such."""
+    if policy not in (*POLICIES, ALL):
+        usage_error(f"unknown policy {policy!r}; choose one of: {', '.join(POLICIES)}, {ALL}")
+    first, *others = POLICIES if policy == ALL else [policy]
+    if others and load.no_draft:
+        usage_error("--policy all compares drafts; leave out --no-draft")
+    with flags_in_errors():
+        return replace(load, policy=first), others
+
+
+def _open(found: Found, load: LoadSettings, sampling: Sampling) -> Loaded:
+    opened = open_found(found, load, learn=False)
+    check_sampling(opened.target, sampling)
+    if opened.memory is not None and opened.memory.stored:
+        note(f"drafting from a memory of {opened.memory.stored} tokens too; --no-memory leaves it out")
+    return opened
 
 
 def bench(
-    load: LoadOptions,
+    load: Annotated[LoadSettings, Only(tuple(name for name in (*LOADING, *DRAFTING) if name != "policy"))],
     sampling: SamplingOptions,
-    draft: Compared,
     post: PostOptions,
     model: Model = None,
+    policy: Annotated[str, load_flag("policy", f"How much to draft: {', '.join(POLICIES)}; {ALL}: compare.")] = "cost",
     prompts: PromptFiles = None,
     category: Annotated[
         list[str] | None, typer.Option("--category", help="Only this category; may be repeated.")
@@ -144,83 +147,73 @@ def bench(
     """
     chosen = sampling.sampling()
     acceptance = sampling.acceptance(chosen)
-    draft.check(acceptance)
+    check_lossy(acceptance, load)
+    load, more_policies = _with_policies(load, policy)
     if against is not None:
-        check_against(chosen, {"repeat": repeat, "alpha": alpha, "policy all": draft.policy == ALL, **asdict(post)})
+        _check_against(chosen, {"repeat": repeat, "alpha": alpha, "policy all": policy == ALL, **asdict(post)})
     selected = _select(load_prompts(prompts), category or [], limit)
-    with JsonOutput(as_json) as output, Posts(post, as_json) as posts:
-        found = load.find(model)
-        kept = recalled(load.tuned_file(found.path))
-        tuned, load = told(kept, left_out=load.no_tuned), load.using(kept)
-        target = load.load(found, draft_max=draft.longest, head=draft.mtp)
-        check_sampling(target, chosen)
-        memory = _memory(draft, target)
-        decoder, *others = draft.decoders(target, memory)
+    with Output(as_json, post) as output:
+        found = find(model, load)
+        tuned = tuned_line(recalled(tuned_file(found.model.path, load)), left_out=load.no_tuned)
+        opened = _open(found, load, chosen)
+        load, target, memory, decoder = opened.settings, opened.target, opened.memory, opened.decoder
         cases, skipped = _cases(target, selected, predict)
         ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
-        default = SpeculativeDecoder(ordinary.load(found), drafter=None, exact="off") if target.exact == "on" else None
-        settings = predict, repeat or REPEATS, chosen, acceptance, default, others
-        benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(draft.unlearnt, memory=memory))
+        default = None
+        if target.exact == "on":
+            default = SpeculativeDecoder(open_target(found.model, ordinary), drafter=None, exact="off")
+        settings = predict, repeat or REPEATS, chosen, acceptance, default, _others(opened, more_policies)
+        benchmark = Benchmark(decoder, cases, *settings, unlearnt=partial(_unlearnt, opened=opened))
+        heading = _heading(target, benchmark, chosen)
         if against is not None:
-            heading = None if posts.silent else _heading(target, benchmark, chosen)
-            compare_with(Rival(against, target), target, benchmark, heading, output)
+            leave(_run_against(Rival(against, target), target, benchmark, heading, output))
             return
         note(
             f"{benchmark.total} runs of up to {predict} tokens; prompts: {len(cases)}"
             + (f", skipped: {len(skipped)}" if skipped else "")
         )
-        ended = _measure(benchmark)
+        ended = run_counted(_runs(benchmark), benchmark.total, "warming up", still=True)
         orders = None
         if alpha and not ended.code:
             if not target.can_rollback:
                 usage_error("--alpha needs drafts, and this model's state cannot be taken back")
-            gamma = draft.draft_max or GAMMA
-            measurement = AlphaMeasurement(target, chosen, gamma, exact=target.exact)
-            ended = measure_alpha(measurement, cases, predict)
-            orders = measurement.orders
-        samples = Samples(benchmark) if posts.page and decoder.drafter is not None and not ended.code else None
-        if samples is not None:
-            ended = _sample(samples)
+            gamma = load.draft_max or GAMMA
+            orders = [AlphaOfOrder(order, target, chosen, gamma, exact=target.exact) for order in ORDERS]
+            ended = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up", still=True)
+        texts = DraftedTexts(benchmark) if output.page and decoder.drafter is not None and not ended.code else None
+        if texts is not None:
+            names = (f"{case.category}/{case.id}" for case in texts.run())
+            ended = run_counted(names, texts.total, "texts to look at", still=True)
         summaries = {
             policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
             for policy, drafted in benchmark.policies.items()
         }
-        try:
-            if not posts.silent:
-                more = [] if orders is None else alpha_parts(orders, greedy=chosen.greedy)
-                _show(target, benchmark, summaries, skipped, chosen, tuned, more)
-        finally:
-            # Even where the reader of the table has gone, as head does.
-            if output.wanted:
-                more_data = {
-                    "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
-                    "load": asdict(load),
-                    "memory": {"name": draft.memory or DEFAULT, "tokens": memory.stored} if memory else None,
-                    "alpha": None if orders is None else alpha_json(orders),
-                    "calibration": None if samples is None else samples.reliability.to_json(),
-                }
-                output.write(more_data | _document(target, benchmark, summaries, skipped, chosen))
-            own = {
-                **{
-                    "--prompts": prompts,
-                    "--category": category,
-                    "--limit": limit,
-                    "-n": predict,
-                    "--repeat": benchmark.repeat,
-                },
-                "-s": None if chosen.greedy else chosen.seed,
-            }
-            typed = command_line("bench", [model], own, sampling, draft, load)
-            posts.write(lambda: posted(setup(target, found.label), typed, _measured(benchmark, summaries, samples)))
+        order = "in rotating order; no text is drafted by what has seen it"
+        heading += [f"{benchmark.repeat} runs of each kind per prompt, {order}", f"tuned: {tuned}"]
+        more = [] if orders is None else alpha_parts(orders, greedy=chosen.greedy)
+        inputs = {
+            "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
+            "load": asdict(load),
+            "memory": {"name": load.memory or DEFAULT, "tokens": memory.stored} if memory else None,
+            "alpha": None if orders is None else alpha_json(orders),
+            "calibration": None if texts is None else texts.reliability.to_json(),
+        }
+        own = {
+            "--prompts": prompts,
+            "--category": category,
+            "--limit": limit,
+            "-n": predict,
+            "--repeat": benchmark.repeat,
+            "--policy": None if policy == "cost" else policy,
+            "-s": None if chosen.greedy else chosen.seed,
+        }
+        typed = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
+        output.write(
+            lambda: show(benchmark, summaries, heading, skipped, more),
+            lambda: inputs | document(target, benchmark, summaries, skipped, chosen),
+            lambda: benchmark_report(setup(target, found.model.label), typed, benchmark, summaries, texts),
+        )
     leave(ended)
-
-
-def _memory(draft: Compared, target: Target) -> Memory | None:
-    """The memory to draft from, if there is one."""
-    memory = draft.open_memory(target, keep=False)
-    if memory is not None and memory.stored:
-        note(f"drafting from a memory of {memory.stored} tokens too; --no-memory leaves it out")
-    return memory
 
 
 def _cases(target: Target, selected: Sequence[Prompt], predict: int) -> tuple[list[Case], list[Skipped]]:
@@ -241,52 +234,17 @@ def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | N
     return [p for c in wanted for p in [p for p in prompts if p.category == c][:limit]]
 
 
-def _measure(benchmark: Benchmark) -> Outcome:
-    """Make the runs; what was measured before an interruption stays in `benchmark`."""
-    with outcome() as ended, counting_bar(benchmark.total, "warming up", still=True) as done:
-        benchmark.warm_up()
-        for run in benchmark.measure():
-            done(f"{run.category}/{run.prompt}")
-    return ended
+def _runs(benchmark: Benchmark) -> Iterator[str]:
+    benchmark.warm_up()
+    for run in benchmark.measure():
+        yield f"{run.category}/{run.prompt}"
 
 
-def _sample(samples: Samples) -> Outcome:
-    """Draft a text of each kind to look at; what was taken before an interruption stays in `samples`."""
-    with outcome() as ended, counting_bar(samples.total, "texts to look at", still=True) as done:
-        for sample in samples.run():
-            done(f"{sample.category}/{sample.prompt}")
-    return ended
-
-
-def _measured(benchmark: Benchmark, summaries: Mapping[str, Sequence[Summary]], samples: Samples | None) -> Measured:
-    made = len(benchmark.runs)
-    return Measured(
-        summaries,
-        {policy: drafted.calibration.curve for policy, drafted in benchmark.policies.items()},
-        benchmark.caveat,
-        drafts=benchmark.drafted.drafter is not None,
-        unfinished=None if benchmark.complete else f"stopped after {made} of {benchmark.total} runs",
-        samples=samples,
-    )
-
-
-def _show(
-    target: Target,
-    benchmark: Benchmark,
-    summaries: Mapping[str, Sequence[Summary]],
-    skipped: Sequence[Skipped],
-    sampling: Sampling,
-    tuned: str,
-    more: Sequence[RenderableType],
-) -> None:
-    probe = benchmark.drafted.calibration.probe
-    order = (
-        f"{benchmark.repeat} runs of each kind per prompt, in rotating order; no text is drafted by what has seen it"
-    )
-    heading = [*_heading(target, benchmark, sampling), order, f"tuned: {tuned}"]
-    with guarded_stdout():
-        largest = probe.max_difference if probe else None
-        show(benchmark, summaries, heading, skipped, largest_difference=largest, more=more)
+def _alphas(orders: Sequence[AlphaOfOrder], cases: Sequence[Case], predict: int) -> Iterator[str]:
+    for case in cases:
+        for one in orders:
+            one.run(case.tokens, predict)
+            yield f"{case.category}/{case.id}, order {one.order}"
 
 
 def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[str]:
@@ -298,68 +256,42 @@ def _heading(target: Target, benchmark: Benchmark, sampling: Sampling) -> list[s
         *model_lines(target),
         f"{how}; drafter {drafter}, {policies}; up to {benchmark.max_tokens} tokens per run",
     ]
-    if decoder.footing.same:
-        lines.append(exact_mode(decoder.footing.sizes))
+    if decoder.exactness.same:
+        lines.append(exact_mode(decoder.exactness.sizes))
     if decoder.drafter and (slow := slow_core()) is not None:
         lines.append(slow)
     return lines
 
 
-def _document(
-    target: Target,
-    benchmark: Benchmark,
-    summaries: Mapping[str, Sequence[Summary]],
-    skipped: Sequence[Skipped],
-    sampling: Sampling,
-) -> dict[str, Any]:
-    """Everything measured, and everything it depends on."""
-    decoder, calibration = benchmark.drafted, benchmark.drafted.calibration
-    rule = benchmark.acceptance.resolve(sampling)
-    return {
-        **provenance(target),
-        "complete": benchmark.complete,
-        "verdict": "\n".join(verdicts(summaries, benchmark.caveat)),
-        "settings": {
-            "max_tokens": benchmark.max_tokens,
-            "repeat": benchmark.repeat,
-            "sampling": encode(asdict(sampling)),
-            "verify": rule.name,
-            "lossy": rule.lossy,
-            "drafter": decoder.drafter.name if decoder.drafter else None,
-            "policies": list(benchmark.policies),
-            "exact": decoder.exact,
-            "exact_sizes": calibration.exact_sizes,
-            **load_settings(target),
-            "decoder": "one of each kind for all prompts, in order; at each repeat it has learnt nothing",
-        },
-        "cost_curve_seconds": {
-            policy: drafted.calibration.curve.to_json() if drafted.calibration.curve else None
-            for policy, drafted in benchmark.policies.items()
-        },
-        "probe": calibration.probe.to_json() if calibration.probe else None,
-        "summaries": [{"policy": policy, **s.to_json()} for policy, rows in summaries.items() for s in rows],
-        "differences": [asdict(d) for d in benchmark.differences],
-        "skipped": [asdict(s) for s in skipped],
-        "prefills": [asdict(p) for p in benchmark.prefills],
-        "runs": [_run(run) for run in benchmark.runs],
-    }
+# --------------------------------------------------------------------------- against a running server
 
 
-def _run(run: Run) -> dict[str, Any]:
-    stats = asdict(run.stats)
-    # In the counters `seconds` is that of target passes, here that of the run; and its prefill is timed outside too.
-    stats["pass_seconds"] = stats.pop("seconds")
-    del stats["prefill_seconds"]
-    return {
-        "category": run.category,
-        "prompt": run.prompt,
-        "kind": run.kind,
-        "policy": run.policy,
-        "repeat": run.repeat,
-        "seconds": run.seconds,
-        "prefill_seconds": run.prefill_seconds,
-        "tokens_per_second": run.tokens_per_second,
-        **stats,
-        "batches": {str(size): passes for size, passes in sorted(run.batches.items())},
-        "stop": run.stop,
-    }
+def _check_against(sampling: Sampling, ours_alone: Mapping[str, object]) -> None:
+    """End the program where a server cannot be asked for the same, or an option is for our own runs only."""
+    if given := [f"--{name}" for name, value in ours_alone.items() if value]:
+        usage_error(f"--against asks each prompt once, and compares one thing: leave out {', '.join(given)}")
+    if sampling != Sampling(**{name: getattr(sampling, name) for name in SENT}):
+        usage_error("--against: a server is sent --temp, --top-k, --top-p, --min-p and -s; leave out other settings")
+
+
+def _run_against(rival: Rival, target: Target, benchmark: Benchmark, heading: Sequence[str], output: Output) -> Outcome:
+    """Ask a server and the first decoder of a benchmark for every prompt, and show what came of it, also of a part."""
+    pairs: list[Pair] = []
+
+    def ask() -> Iterator[str]:
+        sampling = benchmark.sampling or Sampling()
+        rival.ask(benchmark.cases[0].tokens[:2], 2, sampling)  # before a minute of measuring: is it there?
+        benchmark.warm_up()
+        benchmark.forget()
+        asked = benchmark.cases, benchmark.max_tokens, sampling, benchmark.acceptance
+        for pair in compare(benchmark.drafted, rival, *asked):
+            pairs.append(pair)
+            yield f"{pair.case.category}/{pair.case.id}"
+
+    ended = run_counted(ask(), len(benchmark.cases), "warming up", still=True)
+    if pairs:
+        output.write(
+            lambda: show_against(rival, pairs, heading, len(benchmark.cases)),
+            lambda: provenance(target) | against_json(rival, pairs),
+        )
+    return ended

@@ -2,50 +2,39 @@
 
 from __future__ import annotations
 
+import base64
 import re
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-import typer
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.conversation import load, save
+from ngramspec.conversation import Turn, load, save
 from ngramspec.errors import NGramSpecError
 from ngramspec.json_data import encode
-from ngramspec.models.find import ModelSource
+from ngramspec.storage import NotUtf8, utf8
 
-from . import chat_kept, chat_settings, chat_turns
-from .chat_session import Session
-from .chat_view import totals
-from .console import complain, counted, fail, note, printable, stderr
+from . import chat_settings
+from .chat_session import Session, kept_path
+from .chat_view import said, totals
+from .console import command_terminal, complain, counted, note, printable, stderr
+from .markdown_rows import code_blocks
+from .options import find
+
+LARGEST = 8 * 2**20
+"""Bytes of a file that is read."""
+
+_SHOWN = 60
+"""Characters of a message that was taken back."""
 
 _VALUE = 18
 """Columns of a setting's value where all are listed."""
 
-COMMANDS = {
-    "/help": "show this",
-    "/retry": "have the last message answered again, with another seed",
-    "/edit [TEXT]": "change the last message and have it answered again",
-    "/undo": "take the last message and its answer back",
-    "/file FILE": "put a text file in front of the next message; /file - takes files back",
-    "/copy [N]": "put the last answer, or its Nth block of code, on the clipboard, if the terminal can (OSC 52)",
-    "/set [NAME [VALUE]]": "show the settings, or change one: /set temp 0.7; /set NAME default takes it back",
-    "/system [TEXT]": "show the system message, or set it from the next turn on; /system - removes it",
-    "/model [MODEL]": "show the model, or go on with another one",
-    "/memory": "show what is drafted from beside this conversation, and what is kept",
-    "/stats": "show the session's speed and what became of its drafts",
-    "/drafts": "turn the display of drafts on or off",
-    "/reset": "forget the turns so far, keep the system message; /clear does too",
-    "/save FILE": "write the conversation to FILE as JSON",
-    "/load FILE": "go on with the conversation in FILE instead of this one",
-    "/quit": "leave, as do /exit, /bye and Ctrl-D",
-}
 ALIASES = {"?": "help", "clear": "reset", "exit": "quit", "bye": "quit"}
 """Other names of commands, without the slash."""
-
-NAMES = [name.split()[0] for name in COMMANDS] + [f"/{name}" for name in ALIASES]
 
 _COMMAND = re.compile(r"/([A-Za-z]+|\?)(?:\s+(.*))?", re.DOTALL)
 
@@ -66,23 +55,24 @@ def parse(line: str) -> tuple[str, str] | str:
 
 
 def run(session: Session, name: str, argument: str) -> bool:
-    """Carry out a command; False if it failed, after one line that says why."""
-    takes = next((c for c in COMMANDS if c.split()[0] == f"/{name}"), None)
+    """Carry out a command; False if it failed, after one line that says why. Raises EOFError if the user leaves."""
+    found = [(takes, act) for takes, (_, act) in COMMANDS.items() if takes.split()[0] == f"/{name}"]
     try:
-        if takes is None:
+        if not found:
             raise NGramSpecError(f"unknown command /{name}; /help lists them, // or a space in front sends it as text")
+        takes, act = found[0]
         if argument and " " not in takes:
             raise NGramSpecError(f"/{name} takes nothing after it")
         if not argument and takes.endswith("FILE"):
             raise NGramSpecError(f"{takes}: a file is needed")
-        return _ACTIONS[name](session, argument) is not False
+        return act(session, argument) is not False
     except NGramSpecError as error:
         complain(str(error))
         return False
 
 
 def _help(_session: Session, _argument: str) -> None:
-    stderr.print(_listed(COMMANDS.items()))
+    stderr.print(_listed((command, text) for command, (text, _) in COMMANDS.items()))
     note(
         'Enter sends; Alt-Enter or Ctrl-J starts a new line, and so does Enter between """ and """.'
         " Ctrl-X Ctrl-E opens your editor, Tab completes. Ctrl-C stops an answer; at an empty prompt, twice, it leaves."
@@ -101,6 +91,112 @@ def _listed(rows: Iterable[Sequence[str]]) -> Table:
             table.add_column()
         table.add_row(*map(Text, row))
     return table
+
+
+# ---------------------------------------------------------------------- what was said last, or is said next
+
+
+def _last(session: Session) -> Turn:
+    if not session.conversation.turns:
+        raise NGramSpecError("nothing was said yet")
+    return session.conversation.turns[-1]
+
+
+def _retry(session: Session, _argument: str) -> bool:
+    """Have the last message answered again."""
+    _last(session)
+    if session.sampling.greedy:
+        note("at temperature 0 the answer stays the same; /set temp 0.8 makes it vary")
+    return session.ask_again()
+
+
+def _edit(session: Session, text: str) -> bool | None:
+    """Have another message answered in the place of the last one: `text`, or what the user makes of the last one."""
+    _last(session)
+    if text:
+        return session.ask_again(text)
+    if not session.interactive:
+        raise NGramSpecError("/edit needs the new message behind it: there is no terminal to change the old one at")
+    session.editing = True
+    return None
+
+
+def _undo(session: Session, _argument: str) -> None:
+    """Take the last turn back."""
+    _last(session)
+    message = " ".join(session.undo().user.split())
+    note(f"took back: {message if len(message) <= _SHOWN else message[: _SHOWN - 3] + '...'}")
+
+
+def _file(session: Session, name: str) -> None:
+    """Put a file in front of the next message; "-" takes back those that are there."""
+    if name == "-":
+        session.attached.clear()
+        note("your next message goes without files")
+        return
+    message = _as_message(name)
+    tokens = len(session.target.tokenize(message, add_bos=False))
+    if tokens > session.room():
+        raise NGramSpecError(f"{name} has {tokens} tokens, but the context has room for {session.room()}")
+    session.attached.append(message)
+    lines = message.count("\n") - 3
+    note(f"{name} ({lines} lines, {tokens} tokens) goes in front of your next message")
+
+
+def _predict(session: Session, name: str) -> None:
+    """Draft the next answer from a file first; "-" takes that back."""
+    if name == "-":
+        session.predicted = ""
+        note("nothing is predicted of your next answer")
+        return
+    drafter = session.decoder.drafter
+    if drafter is None or drafter.predicted is None:
+        raise NGramSpecError("nothing drafts from a prediction here: that takes drafts, by mixture")
+    session.predicted = _text_of(name)
+    note(f"the next answer is drafted from {name} first; it is no part of your message")
+
+
+def _as_message(name: str) -> str:
+    """A file's name and its text between fences. Raises NGramSpecError, in words that begin with the name."""
+    path, text = Path(name), _text_of(name)
+    longest = max(map(len, re.findall("`{3,}", text)), default=2)
+    fence = "`" * (longest + 1)
+    ending = "" if text.endswith("\n") else "\n"
+    return f"{path.name}:\n\n{fence}{path.suffix[1:]}\n{text}{ending}{fence}"
+
+
+def _text_of(name: str) -> str:
+    """The text of a file, which is not empty. Raises NGramSpecError, in words that begin with the name."""
+    path = Path(name).expanduser()
+    try:
+        if path.stat().st_size > LARGEST:
+            raise NGramSpecError(f"{name} has more than {LARGEST // 2**20} MiB")
+        text = utf8(path.read_bytes(), marked=True)
+    except (OSError, ValueError) as error:
+        if isinstance(error, NotUtf8):
+            raise NGramSpecError(f"{name} is {error}") from error
+        raise NGramSpecError(f"cannot read {name}: {getattr(error, 'strerror', None) or error}") from error
+    if not text.strip():
+        raise NGramSpecError(f"{name} is empty")
+    return text
+
+
+def _copy(session: Session, number: str) -> None:
+    """Put the last answer, or a block of its code, on the clipboard."""
+    if not sys.stdout.isatty():
+        raise NGramSpecError("/copy needs a terminal")
+    text = said(session.thoughts(), _last(session).assistant)
+    what = "the answer"
+    if number:
+        blocks = code_blocks(text)
+        if not number.isdecimal() or not 0 < int(number) <= len(blocks):
+            raise NGramSpecError(f"the last answer has {len(blocks)} blocks of code; /copy {number} is none of them")
+        text, what = blocks[int(number) - 1], f"block {number}"
+    if not text:
+        raise NGramSpecError(f"there is nothing in {what}")
+    raw = base64.b64encode(text.encode("utf-8", "replace")).decode()
+    command_terminal(f"\x1b]52;c;{raw}\x07")
+    note(f"{what} went to the terminal for its clipboard: {len(text)} characters")
 
 
 # ---------------------------------------------------------------------- settings, model, memory
@@ -128,22 +224,7 @@ def _model(session: Session, name: str) -> None:
     if not name:
         note(f"{session.target.name} ({session.target.path}); ngramspec models lists what is on this disk")
         return
-    assert session.loader is not None
-    source = session.loader.find(name)
-    before, path = session.target.name, session.target.path
-    # Two models may not fit beside each other.
-    session.target.close()
-    try:
-        loaded = session.loader.open(source)
-        loaded.target.sampler(session.sampling)
-    except (NGramSpecError, ValueError, MemoryError, typer.Exit) as error:
-        try:
-            session.use(session.loader.open(ModelSource(path, before)))
-        except NGramSpecError as gone:
-            fail(f"{name} cannot be used ({error}), nor {before} any more: {gone}")
-        why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
-        raise NGramSpecError(f"{name} cannot be used{why} (going on with {before})") from error
-    session.use(loaded)
+    session.exchange(find(name, session.load), session.load)
     note(f"{session.target.name}, context of {session.target.n_ctx} tokens, goes on with the conversation")
 
 
@@ -158,7 +239,7 @@ def _memory(session: Session, _argument: str) -> None:
     else:
         note(f"drafts come from this conversation and {memory.stored} tokens of yours (ngramspec memory list)")
     answers = "are kept for later drafts" if memory is not None and memory.keeps else "are not kept for later drafts"
-    conversation = f"is kept in {chat_kept.path()}" if session.keeper.on else "is not kept"
+    conversation = f"is kept in {kept_path()}" if session.keep else "is not kept"
     note(f"answers {answers}; the conversation {conversation}")
 
 
@@ -189,7 +270,7 @@ def _stats(session: Session, _argument: str) -> None:
         "context": f"{len(target.tokens)} of {target.n_ctx} tokens used",
         "sampling": how,
         "drafting": drafts,
-        "exact": "on" if decoder.footing.same else "off",
+        "exact": "on" if decoder.exactness.same else "off",
         "answers": str(session.answers),
     }
     stderr.print(*totals(session.totals, facts))
@@ -252,20 +333,35 @@ def _had_with(session: Session, model: str) -> str:
     return f", had with {model}" if model not in ("", session.target.name) else ""
 
 
-_ACTIONS: dict[str, Callable[[Session, str], bool | None]] = {
-    "help": _help,
-    "retry": chat_turns.retry,
-    "edit": chat_turns.edit,
-    "undo": chat_turns.undo,
-    "file": chat_turns.file,
-    "copy": chat_turns.copy,
-    "set": _set,
-    "model": _model,
-    "memory": _memory,
-    "reset": _reset,
-    "system": _system,
-    "stats": _stats,
-    "drafts": _drafts,
-    "save": _save,
-    "load": _load,
+def _quit(_session: Session, _argument: str) -> None:
+    raise EOFError
+
+
+COMMANDS: dict[str, tuple[str, Callable[[Session, str], bool | None]]] = {
+    "/help": ("show this", _help),
+    "/retry": ("have the last message answered again, with another seed", _retry),
+    "/edit [TEXT]": ("change the last message and have it answered again", _edit),
+    "/undo": ("take the last message and its answer back", _undo),
+    "/file FILE": ("put a text file in front of the next message; /file - takes files back", _file),
+    "/predict FILE": (
+        "draft the next answer from FILE first, where it changes that; /predict - takes it back",
+        _predict,
+    ),
+    "/copy [N]": (
+        "put the last answer, or its Nth block of code, on the clipboard, if the terminal can (OSC 52)",
+        _copy,
+    ),
+    "/set [NAME [VALUE]]": ("show the settings, or change one: /set temp 0.7; /set NAME default takes it back", _set),
+    "/system [TEXT]": ("show the system message, or set it from the next turn on; /system - removes it", _system),
+    "/model [MODEL]": ("show the model, or go on with another one", _model),
+    "/memory": ("show what is drafted from beside this conversation, and what is kept", _memory),
+    "/stats": ("show the session's speed and what became of its drafts", _stats),
+    "/drafts": ("turn the display of drafts on or off", _drafts),
+    "/reset": ("forget the turns so far, keep the system message; /clear does too", _reset),
+    "/save FILE": ("write the conversation to FILE as JSON", _save),
+    "/load FILE": ("go on with the conversation in FILE instead of this one", _load),
+    "/quit": ("leave, as do /exit, /bye and Ctrl-D", _quit),
 }
+"""What each does, with what it takes after it, and how."""
+
+NAMES = [name.split()[0] for name in COMMANDS] + [f"/{name}" for name in ALIASES]

@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
 
 from prompt_toolkit import PromptSession
@@ -87,16 +87,17 @@ def no_echo() -> Iterator[None]:
         signal.signal(number, signal.SIG_DFL)
         signal.raise_signal(number)
 
-    deadly = [n for n in (signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(n) is signal.SIG_DFL]
-    for number in deadly:
-        signal.signal(number, end)
+    deadly = signal.getsignal(signal.SIGQUIT) is signal.SIG_DFL
+    if deadly:
+        signal.signal(signal.SIGQUIT, end)
     termios.tcsetattr(sys.stdin, termios.TCSANOW, quiet)
     try:
         yield
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
-        for number in deadly:
-            signal.signal(number, signal.SIG_DFL)
+        with suppress(termios.error):  # the terminal was closed
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        if deadly:
+            signal.signal(signal.SIGQUIT, signal.SIG_DFL)
 
 
 class _CleanHistory(FileHistory):

@@ -5,35 +5,74 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+import typer
+
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.conversation import ChatPrompt, Conversation, Message, Turn, answer_room
-from ngramspec.cost.disturbance import Disturbance
+from ngramspec.conversation import (
+    ChatPrompt,
+    Conversation,
+    ConversationError,
+    Message,
+    Saved,
+    Turn,
+    answer_room,
+    load,
+    save,
+)
+from ngramspec.cost.calibration import Disturbance
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Stats, Step
 from ngramspec.errors import NGramSpecError
+from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
+from ngramspec.loading.load import Found, Loaded
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.memory import Memory
+from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats, Step
+from ngramspec.storage import state_folder
 from ngramspec.tool_calls import AnswerParser, thoughts_parser
-from ngramspec.trace import TraceHeader, TraceWriter
 
 from .chat_input import StopKey, no_echo
-from .chat_kept import Keeper
-from .chat_model import Loaded, Loader
 from .chat_view import AnswerView
-from .console import complain, guarded_stdout, note, prefill_bar
-from .memory_option import keep
+from .console import Terminated, complain, fail, guarded_stdout, note, prefill_bar
+from .options import keep, open_found
 from .sampling_options import SamplingOptions
-from .view import rounding, slow_core, summary
+from .view import no_gain, rounding, slow_core, summary
+
+KEPT = "chat_last.json"
+"""The file of the conversation that is kept, in the user's state folder."""
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
 
 
 class _Stopped(Exception):  # noqa: N818 - nothing went wrong
     """Ctrl-C during a prefill."""
+
+
+def open_model(found: Found, settings: LoadSettings) -> Loaded:
+    """Load a model, and measure what exact answers need before the first one. Raises NGramSpecError."""
+    loaded = open_found(found, settings, remember=True)
+    target, calibration = loaded.target, loaded.decoder.calibration
+    if target.exact == "on" and target.can_rollback and calibration.exact_sizes is None:
+        calibration.ensure_exact(target)
+    return loaded
+
+
+def kept_path() -> Path:
+    """The file of the conversation that is kept, readable by the user alone."""
+    return state_folder() / KEPT
+
+
+def last_kept() -> Saved:
+    """The conversation that was kept. Raises ConversationError if there is none, or it cannot be read."""
+    if not kept_path().exists():
+        raise ConversationError("no conversation is kept; ngramspec chat --keep keeps one")
+    return load(kept_path())
 
 
 @dataclass(slots=True)
@@ -48,12 +87,15 @@ class Session:
         totals: counters over all answers, those before a /reset included.
         answers: how many there were.
         disturbed: whether the user was told that another process holds the cores.
-        keeper: keeps the conversation, if that is wanted.
+        keep: whether the conversation is kept on disk, as it is: what is taken back or forgotten goes there too, and
+            of several chats that keep theirs, the last one to get an answer has the file.
         attached: texts that go in front of the next message.
+        predicted: a text that the next answer is likely to copy.
         variables: of the chat template, beside its own ("enable_thinking").
         interactive: whether there is a user at a terminal.
         editing: whether the user's next message takes the place of the last one.
-        loader: loads other models.
+        load: the settings to load another model with.
+        found: the files of the model; None: of its target alone.
     """
 
     target: Target
@@ -71,12 +113,14 @@ class Session:
     totals: Stats = field(default_factory=Stats)
     answers: int = 0
     disturbed: bool = False
-    keeper: Keeper = field(default_factory=Keeper)
+    keep: bool = False
     attached: list[str] = field(default_factory=list)
+    predicted: str = ""
     variables: dict[str, Any] = field(default_factory=dict)
     interactive: bool = False
     editing: bool = False
-    loader: Loader | None = None
+    load: LoadSettings = field(default_factory=LoadSettings)
+    found: Found | None = None
     # Of the last turns; the memory hears of them when they leave the context.
     _unheard: list[list[int]] = field(default_factory=list)
     _opening: str = ""
@@ -108,6 +152,7 @@ class Session:
         self._hear(self._unheard)
         self._unheard = []
         self.attached.clear()
+        self.predicted = ""
         self.conversation = conversation
         self.changed()
 
@@ -125,16 +170,52 @@ class Session:
         return turn
 
     def changed(self) -> None:
-        """The conversation is another one now: what is kept follows."""
+        """The conversation is another one now: the file of it follows, or nothing is kept from now on."""
         self._used = None
+        if not self.keep:
+            return
         try:
-            self.keeper.update(self.conversation, model=self.target.name, sampling=encode(asdict(self.sampling)))
-        except NGramSpecError as error:
-            complain(str(error))
+            if self.conversation.turns:
+                kept_path().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                save(self.conversation, kept_path(), model=self.target.name, sampling=encode(asdict(self.sampling)))
+            else:
+                self.forget_kept()
+        except (ConversationError, OSError) as error:
+            self.keep = False
+            complain(f"the conversation is not kept: {error}")
 
-    def use(self, loaded: Loaded) -> None:
-        """Go on with another model; what the memory of the last one was to hear is forgotten."""
-        self.target, self.decoder, self.memory = loaded
+    def forget_kept(self) -> None:
+        """Delete the conversation that is kept. Raises ConversationError if that fails."""
+        try:
+            kept_path().unlink(missing_ok=True)
+        except OSError as error:
+            raise ConversationError(f"cannot delete {kept_path()}: {error.strerror}") from error
+
+    def exchange(self, found: Found, settings: LoadSettings) -> None:
+        """Go on with another model or other settings; what the memory of the last one was to hear is forgotten.
+
+        Raises:
+            NGramSpecError: they cannot be used; the session goes on as before. Ends the program where it cannot.
+        """
+        before = self.found or Found(ModelSource(self.target.path, self.target.name), None), self.load
+        # Two models may not fit beside each other.
+        self.target.close()
+        try:
+            self._open(found, settings)
+            self.target.sampler(self.sampling)
+        except (NGramSpecError, ValueError, MemoryError, typer.Exit) as error:
+            name = before[0].model.label
+            try:
+                self._open(*before)
+            except NGramSpecError as gone:
+                fail(f"{found.model.label} cannot be used ({error}), nor {name} as before: {gone}")
+            why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
+            raise NGramSpecError(f"{found.model.label} cannot be used{why} (going on with {name})") from error
+
+    def _open(self, found: Found, settings: LoadSettings) -> None:
+        loaded = open_model(found, settings)
+        self.found, self.load = found, settings
+        self.target, self.decoder, self.memory = loaded.target, loaded.decoder, loaded.memory
         self._unheard, self._used = [], None
         self.view.use(self.target.piece)
 
@@ -154,7 +235,13 @@ class Session:
         attached, self.attached = self.attached, []  # they wait for a new message
         if question is None:
             self.sampling = self._other_seed()
-        well = self.ask(turn.user if question is None else question)
+        try:
+            well = self.ask(turn.user if question is None else question)
+        except Terminated:
+            if not self.conversation.turns[-1].assistant:  # nothing came in the place of the old answer
+                self.conversation.turns[-1] = turn
+                self.changed()
+            raise
         if len(self.conversation.turns) == turns:
             self.conversation.turns.append(turn)
             self.conversation.first, self.sampling, self._used = first, sampling, None
@@ -171,13 +258,17 @@ class Session:
 
     def ask(self, question: str) -> bool:
         """Answer a user turn. An error is one line, takes the turn back, and gives False."""
-        stats, answer, disturbance = Stats(), list[int](), Disturbance()
+        stats, answer, pieces, disturbance = Stats(), list[int](), list[str](), Disturbance()
         message = "\n\n".join([*self.attached, question])
         try:
             prompt = self._prompt(message)
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
-                    text, ending = self._answer(prompt, stats, answer, disturbance)
+                    ending = self._answer(prompt, stats, answer, pieces, disturbance)
+                except Terminated:  # what there is of the turn is kept for --resume
+                    self.conversation.add(message, "".join(pieces), prompt)
+                    self.changed()
+                    raise
                 finally:
                     self.view.end()
         except NGramSpecError as error:
@@ -186,12 +277,14 @@ class Session:
             return False
         finally:
             self.totals.merge(stats)
+        text = "".join(pieces)
         if ending == "stopped" and not text:
             self._used = None
             note("stopped before the answer began; the turn was taken back")
             return True
         self.conversation.add(message, text, prompt)
         self.attached.clear()
+        self.predicted = ""
         self.answers += 1
         keep(self.memory, answer)
         self._unheard.append(answer)
@@ -220,9 +313,10 @@ class Session:
             note(f"the {turns} in the context; the model answers without")
         return prompt
 
-    def _answer(self, prompt: ChatPrompt, stats: Stats, tokens: list[int], disturbance: Disturbance) -> tuple[str, str]:
-        """(text, why it ended), what was written so far if Ctrl-C stopped it; the tokens are added to `tokens`."""
-        pieces: list[str] = []
+    def _answer(
+        self, prompt: ChatPrompt, stats: Stats, tokens: list[int], pieces: list[str], disturbance: Disturbance
+    ) -> str:
+        """Why the answer ended; its tokens and its text are added to `tokens` and `pieces`."""
         with prefill_bar() as bar:
 
             def progress(done: int, total: int) -> None:
@@ -240,6 +334,7 @@ class Session:
                 verify=self.acceptance,
                 stop=self.stop,
                 detail=self.trace is not None,
+                prediction=self.target.tokenize(self.predicted, add_bos=False) if self.predicted else (),
                 progress=progress,
             )
             self.view.begin(self.thoughts())
@@ -251,12 +346,12 @@ class Session:
                         disturbance.see(step.seconds, step.batch, step.plain_seconds)
                         tokens += [token for token in step.tokens if not self.target.is_eog(token)]
                         if step.stop is not None:
-                            return "".join(pieces), step.stop
+                            return step.stop
                         if self.stop_key.pressed:
                             break
             except _Stopped:
                 pass
-        return "".join(pieces), "stopped"
+        return "stopped"
 
     def _take(self, step: Step, stats: Stats, pieces: list[str]) -> None:
         stats.add(step)
@@ -266,17 +361,15 @@ class Session:
         self.view.show(step)
 
     def _status(self, stats: Stats, ending: str) -> str:
-        line = summary(stats)
-        if ending == "stopped":
-            line = f"stopped; {line}"
-        elif ending in _CUT:
-            line += f"; {_CUT[ending]}"
-        if self.acceptance.lossy:
-            line += f"; {self.acceptance.lossy}"
-        if not self.sampling.greedy and self.options.seed == -1:
-            line += f"; seed {self.sampling.seed}"
-        if (said := rounding(stats)) is not None:
-            line += f"; {said}"
-        if self.decoder.drafter and (said := slow_core()) is not None:
-            line += f"; {said}"
-        return line
+        drafting = self.decoder.drafter is not None
+        told = [
+            "stopped" if ending == "stopped" else None,
+            summary(stats),
+            _CUT.get(ending),
+            self.acceptance.lossy,
+            None if self.sampling.greedy or self.options.seed != -1 else f"seed {self.sampling.seed}",
+            no_gain(stats, self.decoder.calibration.curve) if drafting else None,
+            rounding(stats),
+            slow_core() if drafting else None,
+        ]
+        return "; ".join(part for part in told if part)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from dataclasses import fields, replace
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.llama.json_schema import schema_grammar
+from ngramspec.loading.load import Found
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.models.find import ModelSource
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 
@@ -18,7 +21,10 @@ from .sampling_options import settings_of
 
 DEFAULT = "default"
 
-_HINTS = get_type_hints(Sampling)
+LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy", "draft_max", "memory", "no_memory")
+"""Settings of `LoadSettings` that a chat can change; the model is loaded anew."""
+
+_HINTS, _LOADING = get_type_hints(Sampling), get_type_hints(LoadSettings)
 _THINK = "enable_thinking"  # as templates call it
 
 
@@ -160,8 +166,8 @@ def _show_think(session: Session) -> str:
 def _set_keep(session: Session, value: str) -> None:
     on = value != DEFAULT and _on(value)
     if not on:
-        session.keeper.forget()
-    session.keeper.on = on
+        session.forget_kept()
+    session.keep = on
     session.changed()
 
 
@@ -172,10 +178,38 @@ def _set_markdown(session: Session, value: str) -> None:
     session.view.markdown = on
 
 
+# ---------------------------------------------------------------------- how the model is loaded, and what drafts
+
+
+def _loading(field: str, known: Option) -> Setting:
+    kind = next((one for one in (get_args(_LOADING[field]) or (_LOADING[field],)) if one is not type(None)), str)
+    usual = getattr(LoadSettings(), field)
+
+    def change(session: Session, value: str) -> None:
+        given: Any = usual if value == DEFAULT else _on(value) if kind is bool else _parsed(known, kind, value)
+        changes: dict[str, Any] = {field: given}
+        settings = replace(session.load, **changes)
+        model = ModelSource(session.target.path, session.target.name)
+        session.exchange(session.found or Found(model, None), settings)
+
+    def show(session: Session) -> str:
+        value = getattr(session.load, field)
+        return _switch(value) if kind is bool else DEFAULT if value is None else _words(value)
+
+    return Setting(known.help, show, change)
+
+
+def _switch(value: bool) -> str:
+    return "on" if value else "off"
+
+
 def _made() -> dict[str, Setting]:
     found = {_flag_name(known): _sampling(field, known) for field, known in options(Sampling).items()}
     found["seed"] = found["seed"]._replace(change=_set_seed)
     found["samplers"] = found["samplers"]._replace(show=lambda session: ";".join(session.sampling.samplers))
+    found |= {
+        _flag_name(options(LoadSettings)[field]): _loading(field, options(LoadSettings)[field]) for field in LOADED
+    }
     return found | {
         "json-schema": Setting(
             "JSON schema of the answers, in the place of a grammar.", lambda _: "see grammar", _set_schema
@@ -194,7 +228,7 @@ def _made() -> dict[str, Setting]:
         ),
         "keep": Setting(
             "Keep this conversation for chat --resume: on, or off, which deletes what is kept.",
-            lambda session: "on" if session.keeper.on else "off",
+            lambda session: "on" if session.keep else "off",
             _set_keep,
         ),
     }
@@ -206,5 +240,11 @@ SETTINGS = _made()
 _ALIASES = {
     **{name: name for name in SETTINGS},
     **{_plain(flag): _flag_name(known) for known in options(Sampling).values() for flag in known.flags},
+    **{_plain(name): _flag_name(known) for name, known in options(LoadSettings).items() if name in LOADED},
+    **{
+        _plain(flag): _flag_name(known)
+        for name, known in options(LoadSettings).items()
+        for flag in (known.flags if name in LOADED else ())
+    },
     **{_plain(f.name): _flag_name(options(Sampling)[f.name]) for f in fields(Sampling)},
 }

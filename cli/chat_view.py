@@ -10,15 +10,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.decoding.marked import Piece, spans_of
-from ngramspec.decoding.step import Stats, Step
-from ngramspec.reports.report import Mark
+from ngramspec.instruments.reports.report import Mark, Piece, spans_of
+from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls import AnswerParser
 from ngramspec.tool_calls.deltas import Content, Delta, Reasoning
 
 from .console import printable, write_stdout
-from .live_rows import LiveRows, Size
-from .markdown_stream import MarkdownStream
+from .markdown_stream import LiveRows, MarkdownStream, Size
 from .view import ACCEPTED, CORRECTION, REFUSED, facts_table
 
 NARROW, LOW = 20, 5

@@ -12,15 +12,15 @@ from typing import Annotated, Any
 
 import typer
 
-from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.beams.search import SEQUENCES
-from ngramspec.cost.disturbance import Disturbance
-from ngramspec.decoding.step import Stats, Step
+from ngramspec.cost.calibration import Disturbance
+from ngramspec.drafting import REMEMBERING
 from ngramspec.drafting.draft import NO_DRAFT
+from ngramspec.instruments.trace import TraceHeader, TraceWriter
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import is_model_argument
-from ngramspec.sampling.logprobs import Logprobs
-from ngramspec.sampling.settings import Sampling
-from ngramspec.trace import TraceHeader, TraceWriter
+from ngramspec.sampling.distribution import Logprobs
+from ngramspec.steps import Stats, Step
 
 from .complete_beams import check_beams, complete_with_beams
 from .complete_text import Texts, prompt_of, read_texts
@@ -34,16 +34,14 @@ from .console import (
     usage_error,
     write_stdout,
 )
-from .memory_option import keep
-from .options import DraftOptions, LoadOptions, Stop, TraceFile, check_predict, check_stop
+from .options import Stop, TraceFile, check_lossy, check_predict, check_stop, find, keep, open_found
 from .sampling_options import SamplingOptions, check_sampling
-from .view import rounding, slow_core, summary
+from .view import no_gain, rounding, slow_core, summary
 
 
 def complete(
-    load: LoadOptions,
+    load: LoadSettings,
     sampling: SamplingOptions,
-    draft: DraftOptions,
     model: Annotated[
         str | None,
         typer.Argument(
@@ -68,6 +66,15 @@ def complete(
             "--suffix",
             metavar="FILE|-",
             help="Fill a gap: the text behind it. For models that can.",
+            show_default=False,
+        ),
+    ] = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option(
+            "--prediction",
+            metavar="FILE",
+            help="Text that the continuation is likely to copy: drafted from first.",
             show_default=False,
         ),
     ] = None,
@@ -113,6 +120,9 @@ def complete(
     texts do not fit, --truncate keeps what is next to the gap, three quarters of it before. Editors also choose with
     --samplers "top_k;top_p;infill;temperature": infill ends the text as soon as that is likely.
 
+    --prediction FILE names a text that the continuation is likely to repeat in large part, such as the file that it is
+    to change, where the text to continue does not hold it. A wrong one changes nothing but the speed.
+
     --beams W looks for the likeliest text by beam search instead of taking the likeliest token each time (no length
     penalty; --json tells all W texts with their scores). Drafts of its own, up to --draft-max (16) steps ahead, then
     save passes where they pay here. W texts of -n tokens must fit in the context beside the prompt. It goes with
@@ -122,29 +132,29 @@ def complete(
     limit = check_predict(predict)
     chosen = sampling.sampling()
     acceptance = sampling.acceptance(chosen)
-    draft.check(acceptance)
+    check_lossy(acceptance, load)
     stops = check_stop(stop)
     if logprobs is not None and not as_json:
         usage_error("--logprobs are part of the JSON object; add --json")
     if beams is not None:
         others = {"--logprobs": logprobs, "--trace": trace}
-        check_beams(chosen, acceptance, draft, others, exact=load.exact == "on")
+        check_beams(chosen, acceptance, load, others)
+    if prediction is not None:
+        _check_prediction(load, beams)
     model, source = _arguments(model, file, text_file, named=load.hf_repo is not None)
     # The text comes first: a mistake there should not cost a download.
-    texts = read_texts(source, suffix)
+    texts = read_texts(source, suffix, prediction)
     shown = texts if echo else Texts("")
     writer = TraceWriter(trace) if trace is not None else None
-    target = load.load(
-        load.find(model), n_seq=None if beams is None else SEQUENCES, draft_max=draft.longest, head=draft.mtp
-    )
-    check_sampling(target, chosen, logprobs)
+    found = find(model, load)
     if beams is not None:
-        prompt = prompt_of(target, texts, limit * beams, truncate)
-        most = None if predict == -1 else limit
-        complete_with_beams(target, prompt, beams, most, draft, stops, shown, as_json=as_json)
+        complete_with_beams(
+            found.model, load, chosen, texts, beams, predict, stops, truncate=truncate, echo=echo, as_json=as_json
+        )
         return
-    memory = draft.open_memory(target, keep=True)
-    decoder = draft.decoder(target, memory, keep=True)
+    opened = open_found(found, load, remember=True)
+    target, decoder = opened.target, opened.decoder
+    check_sampling(target, chosen, logprobs)
     prompt = prompt_of(target, texts, limit, truncate)
 
     if writer is not None:
@@ -164,6 +174,7 @@ def complete(
                 stop=stops,
                 logprobs=logprobs,
                 detail=writer is not None,
+                prediction=target.tokenize(texts.predicted, add_bos=False) if texts.predicted else (),
                 progress=progress,
             ):
                 if writer is not None:
@@ -179,31 +190,38 @@ def complete(
         seconds = time.perf_counter() - began
         ending = (steps[-1].stop if steps else None) or ("failed" if ended.error else "interrupted")
         if as_json:
-            document = _document(
-                shown.around("".join(step.text for step in steps)),
-                len(prompt),
-                steps,
-                stats,
-                seconds,
-                ending,
-                chosen,
-                acceptance,
-                decoder.footing.same,
-                target.piece,
-            )
+            document = {
+                "text": shown.around("".join(step.text for step in steps)),
+                "prompt_tokens": len(prompt),
+                **_figures(steps, stats, target.piece),
+                "seconds": seconds,
+                "stop_reason": ending,
+                "seed": chosen.seed,
+                "lossy": acceptance.lossy,
+                "exact": decoder.exactness.same,
+            }
             write_stdout(json.dumps(document, ensure_ascii=False) + "\n")
-    keep(memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
+    keep(opened.memory, [token for step in steps for token in step.tokens if not target.is_eog(token)])
     told = [
         summary(stats),
         ending,
         acceptance.lossy,
         None if chosen.greedy else f"seed {chosen.seed}",
+        no_gain(stats, decoder.calibration.curve) if decoder.drafter else None,
         rounding(stats),
         slow_core() if decoder.drafter else None,
         disturbance.note,
     ]
     note("; ".join(part for part in told if part))
     leave(ended)
+
+
+def _check_prediction(load: LoadSettings, beams: int | None) -> None:
+    """End the program where --prediction would have to be ignored."""
+    if beams is not None or load.no_draft:
+        usage_error(f"--prediction is for drafts of one text; leave out {'--no-draft' if load.no_draft else '--beams'}")
+    if load.drafter not in REMEMBERING:
+        usage_error(f"--drafter {load.drafter} cannot draft from a prediction; {' and '.join(sorted(REMEMBERING))} can")
 
 
 def _arguments(model: str | None, file: str | None, text_file: str | None, *, named: bool) -> tuple[str | None, str]:
@@ -225,46 +243,19 @@ def _names_model(argument: str, *, text_given: bool) -> bool:
     return text_given or missing_model or is_model_argument(argument)
 
 
-def _document(
-    text: str,
-    prompt_tokens: int,
-    steps: Sequence[Step],
-    stats: Stats,
-    seconds: float,
-    ending: str,
-    sampling: Sampling,
-    acceptance: Acceptance,
-    same: bool,
-    piece: Callable[[int], bytes],
-) -> dict[str, Any]:
-    """What was generated, and how.
-
-    Args:
-        text: as printed without --json.
-        prompt_tokens, seconds, ending: of the whole run.
-        steps, stats: all of them, and their counters.
-        sampling, acceptance: as asked for.
-        same: whether the text is the same bit for bit without drafts.
-        piece: the bytes of a token.
-    """
-    document = {
-        "text": text,
+def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes]) -> dict[str, Any]:
+    """What all steps tell, and their counters; `piece`: the bytes of a token."""
+    document: dict[str, Any] = {
         "tokens": stats.generated,
-        "prompt_tokens": prompt_tokens,
         "target_passes": stats.passes,
         "drafted": stats.drafted,
         "accepted": stats.accepted,
-        "seconds": seconds,
         "prefill_seconds": stats.prefill_seconds,
         "decode_seconds": stats.decode_seconds,
         "tokens_per_second": stats.tokens_per_second,
         "tokens_per_pass": stats.tokens_per_pass,
         "acceptance_rate": stats.acceptance_rate,
         "estimated_gain": stats.estimated_gain,
-        "stop_reason": ending,
-        "seed": sampling.seed,
-        "lossy": acceptance.lossy,
-        "exact": same,
         "close_calls": stats.close_calls,
     }
     explained = [step for step in steps if step.explained]

@@ -5,26 +5,29 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.beams.draft import BeamDrafter
-from ngramspec.beams.search import DRAFT_MAX, BeamSearch
+from ngramspec.beams.search import DRAFT_MAX, SEQUENCES, BeamSearch
 from ngramspec.cost.calibration import Calibration
-from ngramspec.llama.target import Target
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 
-from .complete_text import Texts
+from .complete_text import Texts, prompt_of
 from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
-from .options import DraftOptions
+from .options import check_predict, open_target
+from .sampling_options import check_sampling
 from .view import slow_core
 
 
 def check_beams(
-    sampling: Sampling, acceptance: Acceptance, draft: DraftOptions, others: Mapping[str, object | None], *, exact: bool
+    sampling: Sampling, acceptance: Acceptance, load: LoadSettings, others: Mapping[str, object | None]
 ) -> None:
     """End the program for an option that beam search would have to ignore; `others`: by their flags."""
-    if exact:
+    if load.exact == "on":
         usage_error("--exact on is for one text at a time: where beams lie in the cache moves last bits; drop it")
     if not sampling.greedy:
         usage_error("--beams looks for the likeliest text and samples none; leave out --temp")
@@ -34,9 +37,9 @@ def check_beams(
         usage_error(
             "--beams accepts drafts in one way only; leave out --acceptance, --lenience and --typical-acceptance"
         )
-    plain = DraftOptions()
+    plain = LoadSettings()
     for name in ("drafter", "policy", "memory", "draft_model", "mtp"):
-        if getattr(draft, name) != getattr(plain, name):
+        if getattr(load, name) != getattr(plain, name):
             usage_error(f"--beams drafts in a way of its own; leave out --{name.replace('_', '-')}")
     for name, value in others.items():
         if value is not None:
@@ -44,30 +47,35 @@ def check_beams(
 
 
 def complete_with_beams(
-    target: Target,
-    prompt: Sequence[int],
+    model: ModelSource,
+    load: LoadSettings,
+    sampling: Sampling,
+    texts: Texts,
     beams: int,
-    limit: int | None,
-    draft: DraftOptions,
+    predict: int,
     stop: Sequence[str],
-    echo: Texts,
     *,
+    truncate: bool,
+    echo: bool,
     as_json: bool,
 ) -> None:
-    """Search, and print the best text found; ends the program where the search was interrupted or failed.
+    """Load a model, search, and print the best text; ends the program where that was interrupted or failed.
 
-    Args:
-        target: loaded with `n_seq` for it.
-        limit: most tokens of a text; None: what the context has room for.
-        echo: what stands before and behind the text, to be printed with it.
+    Arguments are those of `complete`.
     """
+    # Where beams lie in the cache moves last bits: nothing would come of exact settings.
+    target = open_target(model, replace(load, exact="off"), n_seq=SEQUENCES)
+    check_sampling(target, sampling)
+    prompt = prompt_of(target, texts, check_predict(predict) * beams, truncate)
+    shown = texts if echo else Texts("")
     search = BeamSearch(
         target,
         beams,
-        drafter=None if draft.no_draft else BeamDrafter(),
-        calibration=None if draft.no_draft else Calibration.load(target, None),
-        draft_max=draft.draft_max or DRAFT_MAX,
+        drafter=None if load.no_draft else BeamDrafter(),
+        calibration=None if load.no_draft else Calibration.load(target, None),
+        draft_max=load.draft_max or DRAFT_MAX,
     )
+    limit = None if predict == -1 else predict
     began = time.perf_counter()
     with guarded_stdout():
         with outcome() as ended, prefill_bar() as progress:
@@ -76,13 +84,13 @@ def complete_with_beams(
         seconds = time.perf_counter() - began
         found = search.hypotheses()
         best = found[0] if found else None
-        text = echo.around(best.text if best else "")
+        text = shown.around(best.text if best else "")
         ending = (best.stop if best else None) or ("failed" if ended.error else "interrupted")
         if as_json:
             write_stdout(json.dumps(_document(search, text, len(prompt), seconds, ending), ensure_ascii=False) + "\n")
         else:
             write_stdout(text)
-    slow = None if draft.no_draft else slow_core()
+    slow = None if load.no_draft else slow_core()
     note("; ".join(part for part in (_summary(search, ending), slow) if part))
     leave(ended)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama.target import Target
 
 from .console import fail, note, read_stdin, read_text, usage_error
+
+LARGE = 1 << 20
+"""Characters up to which texts are tokenized whole: that takes some two seconds at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,17 +21,19 @@ class Texts:
     Attributes:
         before: the text to continue.
         after: what stands behind the gap; None: there is none, the text goes on at its end.
+        predicted: what the continuation is likely to copy.
     """
 
     before: str
     after: str | None = None
+    predicted: str = ""
 
     def around(self, text: str) -> str:
         """The whole, with `text` in the gap."""
         return f"{self.before}{text}{self.after or ''}"
 
 
-def read_texts(source: str, suffix: str | None) -> Texts:
+def read_texts(source: str, suffix: str | None, prediction: str | None = None) -> Texts:
     """Read what is named, "-" being stdin; ends the program if it is not UTF-8, or there is nothing to go by."""
     if suffix is not None and suffix == source:
         usage_error(f"the texts before and after the gap are the same: {'stdin' if source == '-' else source}")
@@ -39,11 +44,28 @@ def read_texts(source: str, suffix: str | None) -> Texts:
     if not before and not after:
         name = "standard input" if source == "-" else source
         fail(f"{name} is empty: there is nothing to continue" if after is None else "nothing stands round the gap")
-    return Texts(before, after)
+    predicted = "" if prediction is None else read_text(Path(prediction))
+    if prediction is not None and not predicted:
+        fail(f"{prediction} is empty: nothing can be drafted from it")
+    return Texts(before, after, predicted)
 
 
 def _read(source: str, wanted: str) -> str:
     return read_stdin(wanted) if source == "-" else read_text(Path(source))
+
+
+def _near(target: Target, texts: Texts) -> tuple[Texts, bool]:
+    """What of the texts may have room in the context, and whether anything is left out, which is not tokenized.
+
+    Some tokenizers take a minute for 30 MB.
+    """
+    if len(texts.before) + len(texts.after or "") < LARGE:
+        return texts, False
+    # Twice what has room: where a text is cut, its first tokens may be others.
+    most = 2 * target.n_ctx * target.longest_token
+    after = None if texts.after is None else texts.after[:most]
+    near = replace(texts, before=texts.before[-most:], after=after)
+    return near, near != texts
 
 
 def prompt_of(target: Target, texts: Texts, limit: int, truncate: bool) -> list[int]:
@@ -52,18 +74,22 @@ def prompt_of(target: Target, texts: Texts, limit: int, truncate: bool) -> list[
     Raises:
         NoFillIn: there is a gap, and the model cannot fill it.
     """
-    prompt = target.tokenize(texts.before) if texts.after is None else fill_in(target, texts.before, texts.after)
-    if len(prompt) < target.n_ctx:
+    texts, left_out = _near(target, texts)
+    prompt: list[int] = []
+    if truncate or not left_out:
+        prompt = target.tokenize(texts.before) if texts.after is None else fill_in(target, texts.before, texts.after)
+    if len(prompt) < target.n_ctx and not left_out:
         return prompt
+    size = f"more than {target.n_ctx}" if left_out else str(len(prompt))
     if not truncate:
         kept = "the text's tail" if texts.after is None else "what is next to the gap"
         fail(
-            f"the text has {len(prompt)} tokens, but the context holds {target.n_ctx} and needs room for an answer;"
+            f"the text has {size} tokens, but the context holds {target.n_ctx} and needs room for an answer;"
             f" raise -c/--ctx-size, or keep only {kept} with --truncate"
         )
     keep = target.n_ctx - min(limit, target.n_ctx // 2)
     if texts.after is None:
-        note(f"the text has {len(prompt)} tokens; its last {keep} are used")
+        note(f"the text has {size} tokens; its last {keep} are used")
         # What the model wants at the start of every text is not the text's.
         bos = target.tokenize("")[:1]
         bos = bos if bos == prompt[:1] else []

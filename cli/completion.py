@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator, MutableMapping
 from pathlib import Path
 
-from ngramspec.models.on_disk import names
+from ngramspec.models.find import names
 
 _BEFORE = "_NGRAMSPEC_BEFORE_COLON"
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, ProgressColumn, TaskID
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.reports.report import CONTROLS
+from ngramspec.instruments.reports.report import CONTROLS
 from ngramspec.storage import NotUtf8, utf8
 
 FAILED, USAGE, INTERRUPTED, TERMINATED = 1, 2, 130, 143
@@ -43,8 +43,12 @@ class _Stdout:
 _stdout = _Stdout()
 
 
+ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+"""Signals that end the program; the second tells that its terminal was closed."""
+
+
 class Terminated(BaseException):
-    """SIGTERM arrived. Like KeyboardInterrupt, it passes through `except Exception`."""
+    """A signal of `ENDING` arrived. Like KeyboardInterrupt, it passes through `except Exception`."""
 
 
 def printable(text: str) -> str:
@@ -96,8 +100,8 @@ def usage_error(message: str) -> NoReturn:
     fail(message, USAGE)
 
 
-def raise_on_sigterm() -> None:
-    """Let SIGTERM unwind the stack, so that what was generated is still written; nor is a Ctrl-C lost.
+def raise_on_signals() -> None:
+    """Let signals unwind the stack, so that what was generated is still written; nor is a Ctrl-C lost.
 
     Where llama.cpp calls back into Python, as it does for each line of its log, an exception goes no further than that
     call. If a signal raised it, the signal is sent once more.
@@ -114,7 +118,10 @@ def raise_on_sigterm() -> None:
         else:  # not at once: it would be raised in here
             threading.Timer(0.01, signal.raise_signal, [number]).start()
 
-    signal.signal(signal.SIGTERM, terminate)
+    for number in ENDING:
+        # What is started by nohup ignores SIGHUP, and is to go on.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, terminate)
     sys.unraisablehook = dropped
 
 
@@ -181,7 +188,7 @@ def signals_deferred() -> Iterator[None]:
         came.append(number)
 
     # An ignored signal (nohup, a job in the background) stays ignored.
-    numbers = [n for n in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(n))]
+    numbers = [n for n in (signal.SIGINT, *ENDING) if callable(signal.getsignal(n))]
     handlers = {n: signal.signal(n, wait) for n in numbers}
     try:
         yield
@@ -203,10 +210,19 @@ def progress_bar(*columns: str | ProgressColumn, auto_refresh: bool = True) -> I
         bar.stop()
 
 
+def prefill_bar() -> AbstractContextManager[Callable[[int, int], None]]:
+    """A callback for the progress of a prefill, in tokens; its bar goes away when the prompt is read."""
+    return _counting_bar("reading", MofNCompleteColumn())
+
+
+def index_bar() -> AbstractContextManager[Callable[[int, int], None]]:
+    """A callback for the progress of reading files, in bytes."""
+    return _counting_bar("indexing", DownloadColumn())
+
+
 @contextmanager
-def prefill_bar() -> Iterator[Callable[[int, int], None]]:
-    """A callback for the progress of a prefill; its bar goes away when the prompt is read."""
-    with progress_bar("reading", BarColumn(), MofNCompleteColumn()) as bar:
+def _counting_bar(doing: str, count: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
+    with progress_bar(doing, BarColumn(), count) as bar:
         task = bar.add_task("")
 
         def show(done: int, total: int) -> None:
@@ -230,19 +246,6 @@ def download_bar() -> Iterator[Callable[[str, int, int | None], None]]:
             if name not in tasks:
                 tasks[name] = bar.add_task(name)
             bar.update(tasks[name], completed=done, total=total)
-
-        yield show
-
-
-@contextmanager
-def index_bar() -> Iterator[Callable[[int, int], None]]:
-    """A callback for the progress of reading files, in bytes."""
-    with progress_bar("indexing", BarColumn(), DownloadColumn()) as bar:
-        task = bar.add_task("")
-
-        def show(done: int, total: int) -> None:
-            bar.start()
-            bar.update(task, completed=done, total=total)
 
         yield show
 

@@ -11,22 +11,23 @@ from rich.table import Table
 
 from ngramspec import machine
 from ngramspec.cost.calibration import Calibration
-from ngramspec.drafting.core import uncompiled
-from ngramspec.exactness.auto import ExactAuto
-from ngramspec.exactness.choice import ANSWER, PROMPT
+from ngramspec.drafting import uncompiled
+from ngramspec.exactness.decision import ANSWER, ExactAuto
+from ngramspec.exactness.trial import PROMPT
 from ngramspec.llama.devices import build
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
-from ngramspec.tuning.kept import recalled
+from ngramspec.loading.load import tuned_file
+from ngramspec.loading.settings import LOADING, LoadSettings
+from ngramspec.machine_settings import recalled
 
 from .console import guarded_stdout, note
-from .options import LoadOptions, Model
-from .tuned import told
-from .view import facts_table, report_console
+from .options import Model, Only, find, open_target
+from .view import facts_table, report_console, tuned_line
 
 
 def info(
-    load: LoadOptions,
+    load: Annotated[LoadSettings, Only(LOADING)],
     model: Model = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of showing what is cached.")] = False,
 ) -> None:
@@ -36,9 +37,9 @@ def info(
     back; the cost of a pass by batch size, and of a change of size; which sizes agree bit for bit; and what --exact
     auto chooses.
     """
-    source = load.find(model)
-    kept = recalled(load.tuned_file(source.path))
-    target = load.using(kept).load(source)
+    source = find(model, load).model
+    kept = recalled(tuned_file(source.path, load))
+    target = open_target(source, load)
     calibration = Calibration.load(target)
     auto = ExactAuto(target) if target.exact == "auto" and target.exact_rollback else None
     if fresh:
@@ -48,7 +49,7 @@ def info(
     console = report_console()
     with guarded_stdout():
         pages = {"huge pages": target.huge_pages} if target.huge_pages else {}
-        _show(console, _facts(target) | pages | {"tuned": told(kept, left_out=load.no_tuned)})
+        _show(console, _facts(target) | pages | {"tuned": tuned_line(kept, left_out=load.no_tuned)})
         if not target.can_rollback:
             return
         if calibration.probe is None:
@@ -133,7 +134,7 @@ def _show(console: Console, facts: dict[str, str]) -> None:
 
 def _choice(auto: ExactAuto) -> str:
     """What --exact auto chooses."""
-    same = auto.footing.same
+    same = auto.exactness.same
     line = "--exact auto: " + ("the same text with and without drafts" if same else "the fastest settings")
     prices = [price for way in ("exact", "padded") if (price := auto.known.price(way)) is not None]
     if not prices:

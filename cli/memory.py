@@ -2,39 +2,55 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, replace
+from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
+from ngramspec import machine
 from ngramspec.drafting.mixture import learnt
+from ngramspec.instruments.memory_statistics import Statistics, report
+from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
-from ngramspec.memory.indexing import remove_files
-from ngramspec.memory.names import DEFAULT, memory_folder, memory_names
-from ngramspec.memory.remember import remembers, settings_path, write_remember
-from ngramspec.memory.statistics import Statistics, report
+from ngramspec.memory.files import SECRET
+from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files
+from ngramspec.memory.memory import DEFAULT, memory_folder, memory_names, remembers, settings_path, write_remember
 from ngramspec.memory.store import Contents
+from ngramspec.models.check import has_gguf_magic
 
 from .console import (
     FAILED,
     USAGE,
+    Terminated,
     complain,
     counted,
     fail,
     guarded_stdout,
+    index_bar,
     note,
     printable,
     usage_error,
     write_stdout,
 )
-from .json_output import JsonOutput, json_option
-from .memory_add import Name, add, paths_of, watch
-from .options import grouped
-from .posts import PostOptions, Posts, command_line
+from .options import grouped, open_vocabulary
+from .output import Output, PostOptions, command_line, json_option
+
+Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Which memory.")]
+ModelName = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="Whose tokenizer; the file needs no weights. Default: the default model.",
+        show_default=False,
+    ),
+]
 
 app = typer.Typer(
     name="memory",
@@ -53,16 +69,84 @@ def _options(context: typer.Context) -> None:
         raise typer.Exit(USAGE)
 
 
-app.command("add")(add)
-app.command("watch")(watch)
+@app.command("add")
+def add(
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, and folders with all below them.")],
+    memory: Name = DEFAULT,
+    model: ModelName = None,
+) -> None:
+    """Add files and folders: ngramspec memory add --model model.gguf ~/src/project
+
+    Of a folder everything below it that is text, that no .gitignore names and whose name tells of no secret, as .env
+    and id_rsa do. Adding again takes in what has changed and drops what is gone.
+    """
+    _add(_paths(paths), memory, model)
+
+
+def _add(
+    chosen: Sequence[Path], memory: str, model: str | None, *, may_be_empty: bool = False
+) -> tuple[Vocabulary, Store]:
+    """Add paths and tell what came of it; also whose tokens they were cut into, and where they are."""
+    folder = memory_folder(memory)
+    vocabulary = _vocabulary(model)
+    store = Store(folder, vocabulary.vocabulary_hash, vocabulary.n_vocab, vocabulary.path.name)
+    before = store.path()
+    try:
+        with index_bar() as progress:
+            added = add_files(
+                store,
+                vocabulary,
+                chosen,
+                threads=machine.physical_cores(),
+                progress=progress,
+                may_be_empty=may_be_empty,
+            )
+    except (KeyboardInterrupt, Terminated):
+        if store.path() == before:
+            note("interrupted; the memory is as it was")
+        raise
+    note(f"memory {memory!r} for {vocabulary.path.name}: {_in_words(added)}")
+    if SECRET in added.skipped:
+        note("what is probably secret by its name (.env, keys, passwords) is added only if you name the file itself")
+    return vocabulary, store
+
+
+@app.command("watch")
+def watch(
+    folders: Annotated[list[str], typer.Argument(metavar="FOLDER...", help="Folders, with all below them.")],
+    memory: Name = DEFAULT,
+    model: ModelName = None,
+) -> None:
+    """Add folders, and again whenever files in them change, until Ctrl-C: ngramspec memory watch ~/src/project
+
+    What is taken is what `memory add` takes; changed files are replaced, deleted ones dropped. Whatever drafts from the
+    memory meanwhile takes up the changes with its next request.
+    """
+    try:
+        from ngramspec.memory.watch import watch_folders
+    except ImportError:
+        fail("memory watch needs a package that is not installed: pip install 'ngramspec[watch]'")
+    chosen = _paths(folders)
+    for path in chosen:
+        if path.exists() and not path.is_dir():
+            usage_error(f"{path} is not a folder; watch the folder that it is in")
+    vocabulary, store = _add(chosen, memory, model, may_be_empty=True)
+    note(f"watching {', '.join(map(str, chosen))}; Ctrl-C ends it")
+    updates = 0
+    with suppress(KeyboardInterrupt, Terminated):
+        for added in watch_folders(store, vocabulary, chosen, threads=machine.physical_cores()):
+            updates += 1
+            note(f"{datetime.now():%H:%M:%S} {_in_words(replace(added, unchanged=0, skipped={}))}")
+    note(f"watching ended after {counted(updates, 'update')}; the memory keeps what it has")
 
 
 @app.command("list")
 def list_(memory: Name = DEFAULT) -> None:
     """List the files of a memory with their tokens."""
-    with guarded_stdout(), _complaints() as complaints:
+    errors: list[MemoryFileError] = []
+    with guarded_stdout():
         for store in _stores(memory):
-            with complaints():
+            with _told(errors):
                 contents = store.read()
                 documents = contents.documents()
                 write_stdout(f"tokenizer of {_model(contents)}\n")
@@ -71,7 +155,10 @@ def list_(memory: Name = DEFAULT) -> None:
                         write_stdout(f"{document.tokens:>12,}  {printable(document.name)}\n")
                 answers = [d for d in documents if d.kind == "answer"]
                 if answers:
-                    write_stdout(f"{total(answers):>12,}  in {counted(len(answers), 'answer')} that were remembered\n")
+                    number = counted(len(answers), "answer that was remembered", "answers that were remembered")
+                    write_stdout(f"{total(answers):>12,}  in {number}\n")
+    if errors:
+        raise typer.Exit(FAILED)
 
 
 @app.command("remove")
@@ -85,7 +172,7 @@ def remove(
     """Remove files, folders or answers from a memory, whether the files still exist or not."""
     if not paths and not answers:
         usage_error("name what to remove: files, folders, or --answers")
-    chosen, stores = paths_of(paths or ()), _stores(memory)
+    chosen, stores = _paths(paths or ()), _stores(memory)
     for path in chosen:
         count = sum(remove_files(store, path) for store in stores)
         if not count:
@@ -124,11 +211,12 @@ def stats(
     To post: --markdown prints a table, --svg draws how much there is of each kind of file, --html writes one page. No
     names of files and no texts are in them.
     """
-    with JsonOutput(as_json) as output, Posts(post, as_json) as posts, guarded_stdout(), _complaints() as complaints:
+    errors: list[MemoryFileError] = []
+    with Output(as_json, post) as output, guarded_stdout():
         lines: list[str] = []
         found: list[Statistics] = []
         data: dict[str, Any] = {"memory": memory}
-        with complaints():
+        with _told(errors):
             data["remember"] = remembers()
             lines.append(f"remembering answers: {'on' if data['remember'] else 'off'} ({settings_path()})")
         files = learnt.files()
@@ -139,15 +227,17 @@ def stats(
         lines.append(f"memories: {', '.join(names) or 'none'}")
         data |= {"learnt": {"vocabularies": len(files), "size_bytes": size}, "memories": names}
         for store in _stores(memory) if memory in names or memory != DEFAULT else ():
-            with complaints():
+            with _told(errors):
                 contents = store.read()
                 found.append(Statistics.of(contents))
                 lines.append(_statistics(found[-1], contents))
-        if not posts.silent:
-            write_stdout("\n".join(lines) + "\n")
-        if output.wanted:
-            output.write(data | {"stores": [asdict(one) for one in found]})
-        posts.write(lambda: report(memory, found, command_line("memory stats", [], {"--memory": memory})))
+        output.write(
+            lambda: write_stdout("\n".join(lines) + "\n"),
+            lambda: data | {"stores": [asdict(one) for one in found]},
+            lambda: report(memory, found, command_line("memory stats", [], {"--memory": memory})),
+        )
+    if errors:
+        raise typer.Exit(FAILED)
 
 
 app.command("stats")(grouped(stats))
@@ -181,28 +271,35 @@ def _statistics(one: Statistics, contents: Contents) -> str:
 
 
 def _model(contents: Contents) -> str:
-    return printable(contents.table.model).replace("\n", " ")
+    return printable(contents.model).replace("\n", " ")
 
 
 @contextmanager
-def _complaints() -> Iterator[Complaints]:
-    """Report errors of single files and go on with the rest; the exit code tells of them at the end."""
-    complaints = Complaints()
-    yield complaints
-    if complaints.any:
-        raise typer.Exit(FAILED)
+def _told(errors: list[MemoryFileError]) -> Iterator[None]:
+    """Report an error of the block and note it: the other files come next, and the exit code tells of it at the end."""
+    try:
+        yield
+    except MemoryFileError as error:
+        complain(str(error))
+        errors.append(error)
 
 
-class Complaints:
-    """Reports errors and counts them."""
+def _paths(names: Sequence[str]) -> list[Path]:
+    """Paths that were typed; ends the program if one is empty."""
+    # An empty name (an unset variable of a script) would be the current folder.
+    if not all(names):
+        usage_error("the name of a file or folder is empty")
+    return [Path(name) for name in names]
 
-    any = False
 
-    @contextmanager
-    def __call__(self) -> Iterator[None]:
-        """Report an error of the block."""
-        try:
-            yield
-        except MemoryFileError as error:
-            complain(str(error))
-            self.any = True
+def _vocabulary(model: str | None) -> Vocabulary:
+    """The vocabulary of a model as `resolve` finds it, or of a file without weights."""
+    path = Path(os.path.expanduser(model)) if model else None
+    file = path if path is not None and has_gguf_magic(path) else None
+    return open_vocabulary(file, model, "no --model given: the memory is for")
+
+
+def _in_words(added: Added) -> str:
+    others = ((added.changed, "replaced"), (added.gone, "gone"), (added.unchanged, "unchanged"))
+    parts = [f"{counted(added.new, 'file')} added"] + [f"{n:,} {what}" for n, what in others if n]
+    return f"{', '.join(parts)}; {counted(added.tokens, 'token')} read{list_skipped(added.skipped)}"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from rich.table import Table
 
 from ngramspec.cost.calibration import kept_steepness
-from ngramspec.llama.file_types import quantisation
+from ngramspec.llama.devices import quantisation
 from ngramspec.llama.weights import model_key
-from ngramspec.models.on_disk import installed
+from ngramspec.models.find import installed
 
 from .console import guarded_stdout, note
 from .view import report_console

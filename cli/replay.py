@@ -9,29 +9,33 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+from rich.console import RenderableType
+from rich.table import Table
 
 import ngramspec
-from ngramspec.cost.given import CURVES, SWITCH, GivenCurve, find_curves
-from ngramspec.drafting import DEFAULT, make_drafter
+from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.llama.target import Target
+from ngramspec.instruments.replay.comparison import CurveComparison, Figures
+from ngramspec.instruments.replay.replay import Replay, check_replayable
+from ngramspec.instruments.replay.report import replay_report
+from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
+from ngramspec.instruments.reports.report import figure
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies import make_policy
-from ngramspec.replay.posted import posted
-from ngramspec.replay.replay import Replay, check_replayable
-from ngramspec.replay.report import Comparison, Figures, Samples
-from ngramspec.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 
-from .console import Outcome, guarded_stdout, leave, note, outcome, usage_error
-from .json_output import JsonOutput, json_option
-from .options import DrafterName, DraftMax, LoadOptions, PolicyName, Threads, Workers, open_vocabulary
-from .posts import PostOptions, Posts, command_line
-from .replay_input import MEASURED, measured_curve, named_curves, read_transcripts, record
-from .replay_view import show
-from .view import counting_bar, slow_core
+from .console import leave, usage_error
+from .options import load_flag, open_vocabulary
+from .output import Output, PostOptions, command_line, json_option
+from .replay_input import MEASURED, MODEL, CostOptions, named_curves, read_transcripts, record
+from .view import figures_table, print_report, run_counted, slow_core
 
 SHOWN = (2, 3, 4, 6, 8, 12, 16, 32, 64)
 """Sizes of a batch whose cost is printed."""
+
+POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
+"""Draft positions shown; --json has all."""
 
 UNNAMED = "no --vocab or --model: the texts are cut into the tokens of"
 
@@ -40,9 +44,9 @@ UNNAMED = "no --vocab or --model: the texts are cut into the tokens of"
 class DraftingOptions:
     """What drafts in a replay."""
 
-    drafter: DrafterName = DEFAULT
-    policy: PolicyName = "cost"
-    draft_max: DraftMax = None
+    drafter: Annotated[str, load_flag("drafter", f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT
+    policy: Annotated[str, load_flag("policy")] = "cost"
+    draft_max: Annotated[int | None, load_flag("draft_max")] = None
     memory: Annotated[
         Literal["on", "off"], typer.Option(help="Remember the answers of earlier conversations of the run.")
     ] = "off"
@@ -62,57 +66,10 @@ class DraftingOptions:
         return Replay(self.make(), self.policy, self.draft_max, curve=curve)
 
 
-@dataclass(frozen=True, slots=True)
-class CostOptions:
-    """What a pass costs in a replay: by given curves, or on a model."""
-
-    curve: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
-            f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
-            f" of: {', '.join(CURVES)}.",
-            show_default=False,
-        ),
-    ] = None
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Measure the costs of this model.", show_default=False)
-    ] = None
-    ctx_size: Annotated[
-        int | None, typer.Option("-c", "--ctx-size", min=16, max=2**24, help="Context of --model in tokens.")
-    ] = None
-    gpu_layers: Annotated[
-        int, typer.Option("-ngl", "--gpu-layers", min=-1, max=9999, help="Layers of --model on the GPU; -1: all.")
-    ] = -1
-    rpc: Workers = None
-    threads: Threads = None
-
-    def __post_init__(self) -> None:
-        if self.model is None and (self.ctx_size, self.gpu_layers, self.rpc, self.threads) != (None, -1, None, None):
-            usage_error("-c, -ngl, --rpc and -t load a model: name it with --model")
-
-    def load(self) -> Target | None:
-        """The model, if one is asked for."""
-        if self.model is None:
-            return None
-        load = LoadOptions(ctx_size=self.ctx_size, gpu_layers=self.gpu_layers, rpc=self.rpc, threads=self.threads)
-        return load.load(load.find(self.model))
-
-    def curves(self, target: Target | None) -> dict[str, GivenCurve]:
-        """The given curves, and the model's own."""
-        curves = named_curves(self.curve or [])
-        if target is not None:
-            curves[MEASURED] = measured_curve(target)
-        if not curves:
-            note("no --curve or --model: a batch is taken to cost what one token costs (flat), more than can be had")
-            curves = find_curves("flat")
-        return curves
-
-
 def replay(
     drafting: DraftingOptions,
     cost: CostOptions,
+    load: Annotated[LoadSettings, MODEL],
     post: PostOptions,
     files: Annotated[
         list[str],
@@ -155,11 +112,13 @@ def replay(
     """
     if with_texts and post.html is None:
         usage_error("--with-texts is for the page that --html writes")
+    if cost.model is None and load != LoadSettings():
+        usage_error("-c, -ngl, --rpc and -t load a model: name it with --model")
     named_curves(cost.curve or [])
     with ExitStack() as stack:
-        output, posts = stack.enter_context(JsonOutput(as_json)), stack.enter_context(Posts(post, as_json))
+        output = stack.enter_context(Output(as_json, post))
         transcripts = read_transcripts(files, strict=strict)
-        target = cost.load()
+        target = cost.load(load)
         if target is not None:
             stack.enter_context(target)
         vocabulary: Vocabulary = (
@@ -168,9 +127,10 @@ def replay(
         recordings = record(transcripts, vocabulary, limit)
         curves = cost.curves(target)
         replays = {name: drafting.replay(curve) for name, curve in curves.items()}
-        samples = Samples(vocabulary.piece) if with_texts else None
-        comparison = Comparison(recordings, drafting.drafter, replays, curves, oracle=not no_oracle, samples=samples)
-        ended = _run(comparison, len(recordings))
+        piece = vocabulary.piece if with_texts else None
+        comparison = CurveComparison(recordings, drafting.drafter, replays, oracle=not no_oracle, piece=piece)
+        names = (recording.category for recording in comparison.run())
+        ended = run_counted(names, len(recordings), "replaying", still=False)
         document = {
             "ngramspec": ngramspec.__version__,
             "files": files,
@@ -180,26 +140,14 @@ def replay(
             "skipped": {"broken": len(transcripts.broken), "empty": transcripts.empty},
             **comparison.document(),
         }
-        try:
-            if not posts.silent:
-                with guarded_stdout():
-                    _show(document, curves, len(recordings))
-        finally:
-            # Even where the reader of the table has gone, as head does.
-            if output.wanted:
-                output.write(document)
-            own = {"--vocab": vocab, "--limit": limit, "--no-oracle": no_oracle, "--strict": strict}
-            typed = command_line("replay", files, own, drafting, cost)
-            posts.write(lambda: posted(document, vocabulary.path.name, typed, samples))
+        own = {"--vocab": vocab, "--limit": limit, "--no-oracle": no_oracle, "--strict": strict}
+        typed = command_line("replay", files, own, drafting, cost, load)
+        output.write(
+            lambda: _show(document, curves, len(recordings)),
+            lambda: document,
+            lambda: replay_report(document, vocabulary.path.name, typed, comparison.passages if with_texts else None),
+        )
     leave(ended)
-
-
-def _run(comparison: Comparison, total: int) -> Outcome:
-    """Replay them all; what was replayed before an interruption stays."""
-    with outcome() as ended, counting_bar(total, "replaying", still=False) as done:
-        for recording in comparison.run():
-            done(recording.category)
-    return ended
 
 
 def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> None:
@@ -216,7 +164,7 @@ def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> No
         heading.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
     if (slow := slow_core()) is not None:
         heading.append(slow)
-    sections = {}
+    parts: list[RenderableType] = [*heading]
     for name, curve in curves.items():
         rows = document["results"][f"{settings['drafter']}@{name}"]
         costs = " ".join(f"{size}:{curve.ratio(size):.2f}" for size in SHOWN)
@@ -224,9 +172,56 @@ def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> No
         if name == MEASURED:
             about = "passes of the model, measured here before the replay"
         switch = f"; a change of size: {curve.switch:.2f}" if curve.switch else ""
-        sections[name] = f"{about}\nT(n)/T(1): {costs}{switch}", rows
-    oracle = {
-        category: {name: row[name]["oracle_copy1"] for name in row}
-        for category, row in (document["oracle"] or {}).items()
-    }
-    show(heading, sections, oracle)
+        limits = {
+            category: row[name]["oracle_copy1"] for category, row in (document["oracle"] or {}).items() if name in row
+        }
+        parts += ["", f"Curve {name}: {about}\nT(n)/T(1): {costs}{switch}", _gains(rows, name, limits)]
+        if rows and rows["overall"]["max_draft"]:
+            parts += ["", "Acceptance by position in the draft, of the drafts that reach so far:", _positions(rows)]
+        if rows and rows["overall"]["calibration_error"] is not None:
+            error = rows["overall"]["calibration_error"]
+            parts += ["", f"Predicted against observed acceptance; expected calibration error {error:.4f}:"]
+            parts.append(_reliability(rows["overall"]))
+    print_report(parts)
+
+
+def _gains(rows: Mapping[str, Figures], curve: str, limits: Mapping[str, float]) -> Table:
+    """What was gained, and what it took."""
+    headings = ["tokens", "per\npass", "accepted", "no\ndraft", "speedup", *(["copy-\noracle"] if limits else [])]
+    headings += ["us per\npass", "us per\nprompt\ntoken"]
+    lines = []
+    for category, row in rows.items():
+        # A mean of counts tells nothing that their sum does not.
+        cells = ["" if category == "macro" else f"{row['tokens']:.0f}", f"{row['tokens_per_pass']:.2f}"]
+        cells += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
+        cells.append(f"{row['speedup'][curve]:.3f}x")
+        if limits:
+            cells.append(figure(limits.get(category), ".3f", "x"))
+        cells += [f"{row['cpu_us_per_pass']:.1f}", f"{row['start_us_per_prompt_token']:.2f}"]
+        lines.append([category, *cells])
+    return figures_table(["category", *headings], lines, totals=2)
+
+
+def _positions(rows: Mapping[str, Figures]) -> Table:
+    shown = [p for p in POSITIONS if p <= rows["overall"]["max_draft"]]
+    lines = []
+    for category, row in rows.items():
+        if category == "macro":
+            continue
+        rates = row["accept_by_position"]
+        cells = [f"{row['drafted_per_pass']:.2f}", *(f"{rates[p - 1]:.2f}" if p <= len(rates) else "-" for p in shown)]
+        lines.append([category, *cells])
+    return figures_table(["category", "drafted", *map(str, shown)], lines, totals=1)
+
+
+def _reliability(row: Figures) -> Table:
+    lines = [
+        [
+            f"{cell['from']:.1f} - {cell['to']:.1f}",
+            str(cell["count"]),
+            figure(cell["predicted"], ".3f"),
+            figure(cell["observed"], ".3f"),
+        ]
+        for cell in row["reliability"]
+    ]
+    return figures_table(["predicted", "positions", "mean", "observed"], lines, totals=0)

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+import typer
 
 from ngramspec.cost.calibration import Calibration
-from ngramspec.cost.given import GivenCurve, find_curves, frozen
+from ngramspec.cost.given import CURVES, SWITCH, GivenCurve, find_curves, frozen
 from ngramspec.errors import CurveError
+from ngramspec.instruments.replay.replay import Recording
+from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcripts, sample
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.replay.recording import Recording
-from ngramspec.replay.transcripts import TranscriptReader, Transcripts, sample
+from ngramspec.loading.settings import LoadSettings
 
 from .console import fail, note, prefill_bar, usage_error
+from .options import Only, find, open_target
 
 LISTED = 10
 """Broken entries named; the rest are counted."""
@@ -26,6 +31,47 @@ MEASURED = "measured"
 
 FRONT = 512
 """Tokens of context on which the passes of --model are timed."""
+
+MODEL = Only(
+    ("ctx_size", "gpu_layers", "rpc", "threads"),
+    {"ctx_size": "Context of --model in tokens.", "gpu_layers": "Layers of --model on the GPU; -1: all."},
+)
+"""The settings of --model."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostOptions:
+    """What a pass costs in a replay: by given curves, or on a model."""
+
+    curve: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
+            f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
+            f" of: {', '.join(CURVES)}.",
+            show_default=False,
+        ),
+    ] = None
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Measure the costs of this model.", show_default=False)
+    ] = None
+
+    def load(self, settings: LoadSettings) -> Target | None:
+        """The model, if one is asked for."""
+        if self.model is None:
+            return None
+        return open_target(find(self.model, settings).model, settings)
+
+    def curves(self, target: Target | None) -> dict[str, GivenCurve]:
+        """The given curves, and the model's own."""
+        curves = named_curves(self.curve or [])
+        if target is not None:
+            curves[MEASURED] = _measured_curve(target)
+        if not curves:
+            note("no --curve or --model: a batch is taken to cost what one token costs (flat), more than can be had")
+            curves = find_curves("flat")
+        return curves
 
 
 def named_curves(names: Sequence[str]) -> dict[str, GivenCurve]:
@@ -83,7 +129,7 @@ def record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None) 
     return usable
 
 
-def measured_curve(target: Target) -> GivenCurve:
+def _measured_curve(target: Target) -> GivenCurve:
     """What passes of a model cost here and now."""
     front = np.random.default_rng(0).integers(0, target.n_vocab, min(FRONT, target.n_ctx // 2))
     target.prefill(front.tolist())

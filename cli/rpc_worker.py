@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from ngramspec import machine
-from ngramspec.llama import rpc_worker as worker
+from ngramspec.llama import rpc
 from ngramspec.storage import cache_folder
 
 from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, note
-from .options import Threads
+from .options import load_flag
 
 
 def rpc_worker(
@@ -22,7 +22,7 @@ def rpc_worker(
         "127.0.0.1"
     ),
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port.")] = 50052,
-    threads: Threads = None,
+    threads: Annotated[int | None, load_flag("threads")] = None,
     cache: Annotated[
         bool, typer.Option("--cache", help="Keep large tensors on this disk, so that they are sent once.")
     ] = False,
@@ -35,12 +35,12 @@ def rpc_worker(
     llama.cpp calls it a proof of concept, fragile and insecure, and says never to run it on an open network or in a
     sensitive environment: there is no password and no encryption, and whoever connects can use it as they like.
     """
-    address = worker.check(host, port)
+    address = rpc.listening_address(host, port)
     folder = None
     if cache:
         folder = cache_folder("rpc")
         folder.mkdir(parents=True, exist_ok=True)
-    note(f"lending {', '.join(name for _, name in worker.lent())} at {address}; Ctrl-C ends it")
+    note(f"lending {', '.join(name for _, name in rpc.lent())} at {address}; Ctrl-C ends it")
     if not address.startswith("127."):
         note(
             "anybody who can reach this address can use it, and llama.cpp calls its RPC server fragile and insecure:"
@@ -52,7 +52,7 @@ def rpc_worker(
     ended = threading.Event()
 
     def serve() -> None:
-        worker.serve(address, threads or machine.physical_cores(), folder)
+        rpc.serve(address, threads or machine.physical_cores(), folder)
         ended.set()
 
     threading.Thread(target=serve, daemon=True).start()

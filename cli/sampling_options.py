@@ -17,24 +17,22 @@ import typer
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.sampling.option import options
+from ngramspec.sampling import option
 from ngramspec.sampling.settings import Sampling
 
+from . import options
 from .console import fail, note, read_text, usage_error
 
 T = TypeVar("T")
 
 
 _SETTINGS = {f.name: f for f in fields(Sampling)}
-_OPTIONS = options(Sampling)
+_OPTIONS = option.options(Sampling)
 
 
 def flag(name: str) -> Any:
     """The command line's option for a setting of `Sampling`."""
-    known, default = _OPTIONS[name], _SETTINGS[name].default
-    # A default that is None, or is parsed from text, says nothing to the user; the help text does.
-    shown = known.parse is None and default is not None
-    return typer.Option(*known.flags, help=known.help, metavar=known.metavar, show_default=shown)
+    return options.flag(_OPTIONS[name], _SETTINGS[name].default)
 
 
 def with_settings(group: type[T]) -> type[T]:

@@ -6,19 +6,38 @@ from typing import Annotated
 
 import typer
 
-from .console import fail, usage_error
-from .draft_model import SecondModelOptions
-from .options import LoadOptions, Model
-from .serve_options import AccessOptions, DefaultSampling, EngineOptions
+from ngramspec.loading.settings import LOADING, LoadSettings
+
+from .completion import models
+from .console import fail, note, usage_error
+from .options import Model, Only
+from .serve_options import LONGEST_DRAFT, AccessOptions, AnywayOptions, DefaultSampling, EngineOptions
+
+SETTINGS = Only(
+    (
+        *LOADING,
+        *("draft_model", "gpu_layers_draft", "threads_draft", "no_draft", "draft_max", "memory", "no_memory"),
+    ),
+    {
+        "ctx_size": "Context of each request in tokens (llama-server: of all); default, as 0: the model's, if memory"
+        " allows.",
+        "draft_max": f"Most tokens in a draft; default: {LONGEST_DRAFT}.",
+        "no_memory": "Draft from a request's own context alone, not from other answers, nor from what drafts have"
+        " learnt.",
+    },
+)
 
 
 def serve(
-    load: LoadOptions,
+    load: Annotated[LoadSettings, SETTINGS],
     access: AccessOptions,
     engine: EngineOptions,
-    draft_model: SecondModelOptions,
     sampling: DefaultSampling,
+    anyway: AnywayOptions,
     model: Model = None,
+    model_file: Annotated[
+        str | None, typer.Option("-m", "--model", metavar="MODEL", autocompletion=models, help="The same as MODEL.")
+    ] = None,
     alias: Annotated[
         str | None, typer.Option("-a", "--alias", metavar="NAME", help="Name of the model; default: the file's.")
     ] = None,
@@ -30,12 +49,12 @@ def serve(
     /infill, and a page at /. Several requests share each pass of the model. /health answers 503 while the model loads.
     The sampling options are what a request gets that does not say otherwise.
 
+    A command line of llama-server's carries over, but for one thing: -c is the context of each request, not of all
+    together; -c 8192 -np 4 there is -c 2048 -np 4 here.
+
     SIGTERM and Ctrl-C let running requests end for some seconds; a second Ctrl-C ends at once. The log on stderr has
     a line for each request, and no text of anybody's.
     """
-    draft_model.check_second_model()
-    if draft_model.draft_model is not None and engine.no_draft:
-        usage_error("-md is for drafts; leave out --no-draft")
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401
@@ -43,4 +62,11 @@ def serve(
         fail("serve needs packages that are not installed: pip install 'ngramspec[server]'")
     from .serve_run import run
 
-    run(load, access, engine, draft_model, sampling.defaults(), model, alias, open_page)
+    if model is not None and model_file is not None:
+        usage_error(f"two models are named: {model} and, with -m, {model_file}; give one")
+    anyway.tell()
+    if load.ctx_size and engine.parallel > 1:
+        shared = max(16, load.ctx_size // engine.parallel)
+        each = f"-c {load.ctx_size} is the context of each of {engine.parallel} requests"
+        note(f"{each}; llama-server shares it among them (-c {shared} is that)")
+    run(load, access, engine, sampling.defaults(), model or model_file, alias, open_page)

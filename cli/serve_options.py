@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+import ssl
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import psutil
 import typer
 
 from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.vocabulary import CHATML
 
-from .console import usage_error
+from .console import fail, note, read_text, usage_error
+from .options import check_predict
 from .sampling_options import flag, settings_of, with_settings
 
 if TYPE_CHECKING:
-    from ngramspec.server.sampling_fields import SamplingDefaults
+    from ngramspec.server.state import SamplingDefaults
 
 LONGEST_DRAFT = MAX_EVALUATE - 1
 
@@ -28,7 +32,7 @@ class DefaultSampling:
 
     def defaults(self) -> SamplingDefaults:
         """The settings; ends the program if a value is out of its range, or two contradict each other."""
-        from ngramspec.server.sampling_fields import SamplingDefaults
+        from ngramspec.server.state import SamplingDefaults
 
         try:
             sampling = settings_of(self, {"seed": max(0, self.seed)})
@@ -52,6 +56,16 @@ class AccessOptions:
             show_default=False,
         ),
     ] = None
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option("--api-key-file", metavar="FILE", help="Keys that requests may show, one a line."),
+    ] = None
+    ssl_key_file: Annotated[
+        Path | None, typer.Option("--ssl-key-file", metavar="FILE", help="Answer by HTTPS, with this private key.")
+    ] = None
+    ssl_cert_file: Annotated[
+        Path | None, typer.Option("--ssl-cert-file", metavar="FILE", help="The certificate of that key, PEM.")
+    ] = None
     cors: Annotated[
         list[str] | None,
         typer.Option("--cors", metavar="ORIGIN", help="Pages that may ask: https://example.org; *: all; repeatable."),
@@ -64,6 +78,24 @@ class AccessOptions:
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
             usage_error("--api-key is empty; leave it out, or give some text")
+        if (self.ssl_key_file is None) != (self.ssl_cert_file is None):
+            usage_error("--ssl-key-file and --ssl-cert-file need each other")
+        if self.ssl_key_file is not None and self.ssl_cert_file is not None:
+            try:
+                ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_cert_file, self.ssl_key_file)
+            except (OSError, ssl.SSLError) as error:
+                fail(f"cannot use the certificate {self.ssl_cert_file}: {error.strerror or error}")
+
+    @property
+    def keys(self) -> list[str]:
+        """Of which requests must show one; none: they need no key. Ends the program if the file cannot be used."""
+        keys = [] if self.api_key is None else [self.api_key]
+        if self.api_key_file is not None:
+            lines = [line.strip() for line in read_text(self.api_key_file).splitlines()]
+            keys += filter(None, lines)
+            if not any(lines):
+                fail(f"{self.api_key_file} holds no key")
+        return keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,41 +115,83 @@ class EngineOptions:
             show_default=False,
         ),
     ] = None
-    no_draft: Annotated[bool, typer.Option("--no-draft", help="Plain decoding: one token per pass.")] = False
-    draft_max: Annotated[
-        int | None, typer.Option(min=1, max=LONGEST_DRAFT, help=f"Most tokens in a draft; default: {LONGEST_DRAFT}.")
-    ] = None
-    memory: Annotated[
-        str | None,
+    slot_save_path: Annotated[
+        Path | None,
         typer.Option(
-            "--memory",
-            metavar="NAME",
-            help="Draft from this memory too (ngramspec memory --help); default: 'default', if it exists.",
+            "--slot-save-path",
+            metavar="FOLDER",
+            help="POST /slots/N?action=save|restore may write and read files here; default: it may not.",
             show_default=False,
         ),
     ] = None
-    no_memory: Annotated[
-        bool,
+    predict: Annotated[
+        int, typer.Option("-n", "--predict", help="Most tokens where a request does not say; -1: the context's.")
+    ] = -1
+    chat_template: Annotated[
+        str | None,
         typer.Option(
-            "--no-memory",
-            help="Draft from a request's own context alone, not from other answers, nor from what drafts have learnt.",
+            "--chat-template",
+            metavar="JINJA|chatml",
+            help="Lay conversations out by this template, not the model's.",
+            show_default=False,
         ),
-    ] = False
-
+    ] = None
+    chat_template_file: Annotated[
+        Path | None, typer.Option("--chat-template-file", metavar="FILE", help="The same, from a file.")
+    ] = None
     spm_infill: Annotated[
         bool, typer.Option("--spm-infill", help="Gaps are shown with what is behind them first, as Codestral wants it.")
     ] = False
 
     def __post_init__(self) -> None:
-        if self.memory is not None and (self.no_memory or self.no_draft):
-            usage_error(f"--memory and {'--no-memory' if self.no_memory else '--no-draft'} exclude each other")
+        check_predict(self.predict)
+        if self.slot_save_path is not None and not self.slot_save_path.is_dir():
+            fail(f"--slot-save-path: there is no folder {self.slot_save_path}")
+        if self.chat_template is not None and self.chat_template_file is not None:
+            usage_error("--chat-template and --chat-template-file exclude each other")
+        if self.chat_template not in (None, "chatml") and "{" not in str(self.chat_template):
+            usage_error("--chat-template takes a template of Jinja, or chatml")
 
     @property
-    def longest(self) -> int | None:
-        """The longest draft that there can be, as far as the options say so."""
-        return 1 if self.no_draft else self.draft_max
+    def template(self) -> str | None:
+        """The chat template in place of the model's; None: the model's own. Ends the program if it cannot be read."""
+        if self.chat_template_file is not None:
+            return read_text(self.chat_template_file)
+        return CHATML if self.chat_template == "chatml" else self.chat_template
 
     @property
     def cache_room(self) -> int:
         """Bytes for conversations that left their slot."""
         return int(psutil.virtual_memory().available) // 4 if self.cache_ram is None else self.cache_ram * 2**20
+
+
+def _anyway(*flags: str, help: str) -> Any:
+    return typer.Option(*flags, help=f"Changes nothing: {help}.")
+
+
+@dataclass(frozen=True, slots=True)
+class AnywayOptions:
+    """Options of llama-server's that are taken so that its command lines carry over."""
+
+    jinja: Annotated[bool, _anyway("--jinja", help="chat templates are Jinja")] = False
+    cont_batching: Annotated[bool, _anyway("-cb", "--cont-batching", help="requests share passes")] = False
+    metrics: Annotated[bool, _anyway("--metrics", help="/metrics is there")] = False
+    slots: Annotated[bool, _anyway("--slots", help="/slots is there")] = False
+    verbose: Annotated[bool, _anyway("-v", "--verbose", help="requests are logged, their texts are not")] = False
+    lora: Annotated[
+        str | None,
+        typer.Option("--lora", metavar="FILE", help="Refused: adapters are not loaded."),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.lora is not None:
+            usage_error("--lora: adapters are not loaded; merge it into the model with llama.cpp's llama-export-lora")
+
+    def tell(self) -> None:
+        """Say on stderr which of them were given."""
+        hints = get_type_hints(AnywayOptions, include_extras=True)
+        for field in fields(self):
+            if getattr(self, field.name) is True:
+                (option,) = hints[field.name].__metadata__
+                # typer takes the first flag for a default where the description stands in an annotation.
+                note(f"{option.default} {option.help[0].lower()}{option.help[1:].rstrip('.')} anyway")

@@ -6,6 +6,7 @@ signals.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import threading
@@ -16,60 +17,62 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import uvicorn
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
-from ngramspec.drafting.mixture.learnt import file_of
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.scheduler import warm_up
+from ngramspec.cost.calibration import Calibration
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.llama.rpc import wait_for_loss
-from ngramspec.llama.shared import SharedTarget
-from ngramspec.models.find import ModelSource
-from ngramspec.server.access_log import Entry
+from ngramspec.loading.load import Found, open_found
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.server.app import make_app
-from ngramspec.server.opening import open_engine
-from ngramspec.server.sampling_fields import SamplingDefaults
-from ngramspec.server.served import ServedModel, Server
+from ngramspec.server.http import Entry
+from ngramspec.server.state import SamplingDefaults, ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
-from .draft_model import SecondModelOptions
-from .memory_option import open_memory
-from .options import LoadOptions
+from .options import find
 from .serve_options import LONGEST_DRAFT, AccessOptions, EngineOptions
 
 DRAIN_SECONDS = 8.0
 """How long running requests may go on after a signal: less than the 10 s after which docker kills."""
 
+HEADER_SECONDS = 20.0
+"""How long the headers of a request may take."""
+
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
 def run(
-    load: LoadOptions,
+    load: LoadSettings,
     access: AccessOptions,
     options: EngineOptions,
-    draft_model: SecondModelOptions,
     defaults: SamplingDefaults,
     model: str | None,
     alias: str | None,
     open_page: bool,
 ) -> None:
     """Serve until a signal comes."""
-    source = load.find(model)
-    small = draft_model.find_draft_model()
-    load = load.tuned(source)
-    server = Server(defaults=defaults)
+    keys = access.keys
+    found = find(model, load)
+    server = Server(defaults=defaults, slot_folder=options.slot_save_path)
     app = make_app(
         server,
-        keys=[access.api_key] if access.api_key is not None else [],
+        keys=keys,
         origins=access.cors or (),
         hosts=[access.host, *(access.allow_host or ())],
         log=log,
     )
     with _listening(access.host, access.port) as listener:
-        address = _address(access.host, listener.getsockname()[1])
-        with _answering(app, listener) as stop_answering:
+        address = _address(access, listener.getsockname()[1])
+        with _answering(app, listener, access) as stop_answering:
             note(f"listening on {address}")
-            if access.api_key is None and not access.host.startswith(_LOOPBACK):
+            if not keys and not access.host.startswith(_LOOPBACK):
                 note("anybody who can reach this address can use the model; --api-key asks for a key")
             if open_page:
                 webbrowser.open(address)
-            server.model = _load(load, options, source, alias, draft_model, small)
+            server.model = open_served(load, options, found, alias, defaults.sampling.grammar)
+            note(f"drafts: {server.model.drafter or 'none, one token per pass'}")
             room = f"{options.parallel} requests at once, {server.model.n_ctx} tokens each"
             note(f"{server.model.name} is ready: {room}, --exact {'on' if server.model.exact else 'off'}")
             try:
@@ -83,48 +86,56 @@ def run(
                 fail(lost)
 
 
-def _load(
-    load: LoadOptions,
+def open_served(
+    load: LoadSettings,
     options: EngineOptions,
-    source: ModelSource,
+    found: Found,
     alias: str | None,
-    draft_model: SecondModelOptions,
-    small: ModelSource | None,
+    grammar: str | None = None,
 ) -> ServedModel:
-    """The model, ready to answer, and a small one that drafts for it, if there is one.
+    """The model, ready to answer, and a small one that drafts for it, if there is one; `grammar`: of its default.
 
     The thread that opens them is the engine's, for the reason that `Engine` gives.
     """
     executor = ThreadPoolExecutor(1, "engine")
+    path = found.model.path
+    note(f"loading {path.name}" + ("" if found.draft is None else f", and {found.draft.path.name} to draft"))
     with signals_deferred():
-        settings = {"lanes": options.parallel, **load.settings(options.longest)}
-        shared = executor.submit(SharedTarget, source.path, **settings, exact=load.exact).result()
-    for line in shared.notes:
-        note(line)
-    drafts = not options.no_draft and shared.can_rollback
-    if not options.no_draft and not drafts:
-        note("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
-    asked = None
-    if drafts and small is not None:
-        with signals_deferred():
-            asked = executor.submit(draft_model.load_asked, shared, small).result()
-    memory = open_memory(options.memory, shared, keep=False) if drafts and not options.no_memory else None
-    starting = executor.submit(
-        open_engine,
-        shared,
-        drafts=drafts,
-        draft_max=options.draft_max or LONGEST_DRAFT,
-        model=asked,
-        memory=memory,
-        kept=file_of(shared.vocabulary_hash) if drafts and not options.no_memory else None,
+        opening = executor.submit(open_found, found, load, tell=note, texts=options.parallel)
+        loaded = opening.result()
+    target, drafter = loaded.target, loaded.decoder.drafter
+    if (template := options.template) is not None:
+        target.use_chat_template(template)
+    assert drafter is None or isinstance(drafter, MixtureDrafter)
+    if grammar is not None:
+        target.grammar(grammar)  # one that cannot be used ends the start, not every request
+    # What is not known of the model's costs is measured first.
+    new = Calibration.load(target.sequences[0]).curve is None
+    if new:
+        note("measuring what passes of this model cost; this happens once per model and machine")
+    began = time.monotonic()
+    calibration, exactness = executor.submit(warm_up, target, exact=target.exact == "on").result()
+    if new:
+        note(f"measured in {time.monotonic() - began:.0f} s")
+    engine = Engine(
+        target,
+        target,
+        shown=target.shown,
+        calibration=calibration,
+        exactness=exactness,
+        drafter=drafter,
+        draft_max=load.draft_max or LONGEST_DRAFT,
+        memory=loaded.memory,
         cache_room=options.cache_room,
         crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),
         executor=executor,
     )
-    engine = starting.result()
-    meta = {"n_ctx_train": shared.n_ctx_train, "size": source.path.stat().st_size}
-    name, exact = alias or source.path.stem, shared.exact == "on"
-    return ServedModel(engine, shared, name, str(source.path), meta, drafts, options.spm_infill, exact)
+    meta = {"n_ctx_train": target.n_ctx_train, "size": path.stat().st_size}
+    name, exact = alias or path.stem, target.exact == "on"
+    drafts = "" if drafter is None else drafter.name
+    predict = None if options.predict == -1 else options.predict
+    known = drafter is not None, options.spm_infill, exact, drafts, predict
+    return ServedModel(engine, target, name, str(path), meta, *known)
 
 
 def _drain(server: Server) -> None:
@@ -154,21 +165,25 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _address(host: str, port: int) -> str:
+def _address(access: AccessOptions, port: int) -> str:
     """Where a browser on this machine finds the server."""
+    host, scheme = access.host, "http" if access.ssl_cert_file is None else "https"
     name = "127.0.0.1" if host == "0.0.0.0" else f"[{host if host != '::' else '::1'}]" if ":" in host else host
-    return f"http://{name}:{port}"
+    return f"{scheme}://{name}:{port}"
 
 
 @contextmanager
-def _answering(app: object, listener: socket.socket) -> Iterator[Callable[[], None]]:
+def _answering(app: object, listener: socket.socket, access: AccessOptions) -> Iterator[Callable[[], None]]:
     """Answer requests on a thread until the block ends."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
+        http=_Protocol,
         log_config=None,
         access_log=False,
         lifespan="off",
         ws="none",
+        ssl_keyfile=access.ssl_key_file,
+        ssl_certfile=access.ssl_cert_file,
         timeout_graceful_shutdown=2,
     )
     served = uvicorn.Server(config)
@@ -187,12 +202,47 @@ def _answering(app: object, listener: socket.socket) -> Iterator[Callable[[], No
         served.should_exit = True
 
 
+class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """HTTP on one connection, which is closed where the headers of a request do not end in time."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._deadline is not None:
+            self._deadline.cancel()
+
+    def _watch(self) -> None:
+        """Start the clock where headers are awaited, and stop it where a request is at work."""
+        if self.cycle is not None and not self.cycle.response_complete:
+            if self._deadline is not None:
+                self._deadline.cancel()
+            self._deadline = None
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEADER_SECONDS, self._close)
+
+    def _close(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            self.transport.close()
+
+
 def log(entry: Entry) -> None:
-    """A line for a request that asked for work or was wrong; who only looks, as monitors do, is left out."""
-    if entry.method == "GET" and (entry.status < 400 or entry.status == 503):
+    """A line for a request that asked the model for work or was wrong; who only looks, as monitors do, is left out."""
+    looks = entry.method == "GET" or entry.path == "/markdown"
+    if looks and (entry.status < 400 or entry.status == 503):
         return
-    cost = entry.tally
+    cost = entry.counters
     told = [f"{entry.method} {entry.path} {entry.status}", f"{entry.seconds:.2f} s"]
+    if cost.field:
+        told.append(cost.field)
     if cost.prompt_tokens:
         told.append(f"prompt {cost.prompt_tokens} ({cost.cached} cached)")
     if cost.tokens:

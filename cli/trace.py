@@ -1,18 +1,31 @@
-"""`ngramspec trace`: the passes of a traced generation, to read."""
+"""`ngramspec trace`: the passes of a traced generation, a line each, in colour at a terminal, in brackets elsewhere.
+
+Accepted, refused and corrected tokens in green, red and blue: Leviathan, Kalman, Matias 2023, "Fast inference from
+transformers via speculative decoding", figure 1.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from itertools import groupby, zip_longest
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
 
-from ngramspec.trace import BrokenLine, TracedPass, read_trace
+from ngramspec.acceptance.rules import TokenDecision
+from ngramspec.instruments.trace import BrokenLine, TracedPass, TraceHeader, read_trace
+from ngramspec.json_data import encode
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats, Step
 
-from .console import fail, guarded_stdout, note, outcome, usage_error
-from .trace_view import TraceView
+from .console import fail, guarded_stdout, note, outcome, printable, usage_error, write_stdout
+from .view import ACCEPTED, CORRECTION, REFUSED, summary
 
 LISTED = 10
 """Broken lines named; the rest are counted."""
@@ -31,7 +44,7 @@ def trace(
 
     A trace is what chat and complete write with --trace, each pass a line of JSON: position, context, draft with q and
     source, p of each token, what was accepted or refused and why, batch, seconds. The format is described in
-    ngramspec/trace.py.
+    ngramspec/instruments/trace.py.
 
     Drafted tokens are green where they were accepted and struck through in red where they were refused; the model's
     own token is blue. Without colours (not a terminal, NO_COLOR): [+accepted] [-refused] [.behind a refused one]
@@ -75,3 +88,162 @@ def _lines(file: str, name: str) -> Iterator[bytes]:
                 yield line
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
         fail(f"cannot read {name}: {getattr(error, 'strerror', None) or error}")
+
+
+CONTEXT = 24
+"""Cells of a line for the context; a fifth of a narrow terminal."""
+
+SHOWN = 40
+"""Characters of a setting that are shown."""
+
+_STYLES = {"+": ACCEPTED, "-": REFUSED, ".": f"dim {REFUSED}", ">": CORRECTION, "~": "dim"}
+_WORDS = {"gamma": "drafts of at most"}  # labels for some numbers of policies; others go by their name
+_ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
+
+
+class TraceView:
+    """Writes a trace to stdout, each part when it comes.
+
+    Marks of a token, in place of colours or before its numbers: + accepted, - refused, . behind a refused one,
+    > the target's own, ~ behind the end of the text.
+
+    Args:
+        numbers: show what decided on each token.
+
+    Attributes:
+        open: whether the text shown last has no end.
+    """
+
+    def __init__(self, *, numbers: bool) -> None:
+        self._numbers = numbers
+        self._console = Console(highlight=False, emoji=False)
+        # Without colours nothing would tell an accepted token from the target's own.
+        self._coloured = self._console.color_system is not None and not self._console.no_color
+        self._context = min(CONTEXT, self._console.width // 5) if self._coloured else CONTEXT
+        self._stats = Stats()
+        self._sources: dict[str, Stats] = {}
+        self.open = False
+
+    def header(self, header: TraceHeader) -> None:
+        """Show what holds for the passes to come."""
+        facts = [header.model, _settings(header.sampling), f"acceptance {header.verify}"]
+        facts += [f"CHANGES THE OUTPUT: {header.lossy}"] if header.lossy else []
+        facts += [f"drafter {header.drafter}, policy {header.policy}" if header.drafter else "plain decoding"]
+        facts += [*(["exact"] if header.exact else []), header.date, header.program]
+        self._line(Text(_one_line("; ".join(filter(None, facts))), "bold"))
+        columns = _columns("pos", "batch", "ms", "source") + "context".rjust(self._context)
+        self._line(Text(f"{columns} draft and own token", "dim"))
+
+    def show(self, done: TracedPass) -> None:
+        """Show a pass and count it."""
+        step = done.step
+        self._stats.add(step)
+        self._sources.setdefault(step.source, Stats()).add(step)
+        self.open = step.stop is None
+        source = step.source or ("-" if step.batch else "prefill")
+        text = Text(_columns(str(step.position), str(step.batch), f"{step.seconds * 1e3:.1f}", _one_line(source)))
+        text.append(_fitted(_context(done), self._context), "dim").append(" ")
+        if self._coloured:
+            for mark, group in groupby(_marked(step), lambda entry: entry[0]):
+                text.append(_readable(done, *(token for _, token, _ in group)), _STYLES[mark])
+        else:
+            text.append("".join(f"[{mark}{_readable(done, token)}]" for mark, token, _ in _marked(step)))
+        if step.stop is not None:
+            ending = step.stop if step.stop_string is None else f"{step.stop} {step.stop_string!r}"
+            text.append(f"  end: {_one_line(ending)}", "dim")
+        self._line(text)
+        if self._numbers:
+            self._show_numbers(done)
+
+    def total(self) -> None:
+        """Show the sums of all passes."""
+        stats = self._stats
+        if not stats.generated:
+            return
+        by_source = [
+            f"{_one_line(source)} {counts.accepted} of {counts.drafted}"
+            for source, counts in self._sources.items()
+            if counts.drafted
+        ]
+        parts = [f"passes: {stats.passes}, {stats.passes_without_draft} of them without a draft", summary(stats)]
+        parts.append(f"{stats.tokens_per_pass:.2f} tokens per pass")
+        if stats.acceptance_rate is not None:
+            parts.append(f"{stats.acceptance_rate:.0%} of {stats.drafted} drafted accepted")
+        parts += [f"accepted: {', '.join(by_source)}"] if by_source else []
+        self._line(Text("; ".join(parts), "bold"))
+
+    def _show_numbers(self, done: TracedPass) -> None:
+        indent = " " * 9
+        told = ((_WORDS.get(name, name), value) for name, value in done.step.explained.items())
+        if done.step.explained:
+            self._line(Text(indent + _one_line(", ".join(f"{words} {value:.4g}" for words, value in told)), "dim"))
+        for mark, token, numbers in _marked(done.step):
+            if numbers:
+                style = _STYLES[mark] if self._coloured else ""
+                self._line(Text(indent).append(f'{mark} "{_readable(done, token)}"', style).append(f"  {numbers}"))
+
+    def _line(self, text: Text) -> None:
+        if not self._coloured:
+            write_stdout(text.plain + "\n")
+            return
+        with self._console.capture() as captured:
+            self._console.print(text, soft_wrap=True)
+        write_stdout(captured.get())
+
+
+def _columns(position: str, batch: str, ms: str, source: str) -> str:
+    return f"{position:>6} {batch:>5} {ms:>7}  {source:<8} "
+
+
+def _marked(step: Step) -> Iterator[tuple[str, int, str]]:
+    """The draft and the own token of a pass, as far as there are any: mark (see `TraceView`), token, and the numbers
+    that decided on it, "" where it was not reached."""
+    decided = [one for one in step.detail if one.accepted is not None]
+    ended = step.accepted == len(step.tokens)
+    for i, (token, one) in enumerate(zip_longest(step.judged.tokens, decided[: len(step.judged)])):
+        late = "~" if ended else "-" if one is not None and not one.accepted else "."
+        yield "+" if i < step.accepted else late, token, "" if one is None else _numbers(step, i, one)
+    for one in step.detail[len(decided) :] if not ended else ():
+        yield ">", one.token, f"p {one.p:.4g}"
+
+
+def _numbers(step: Step, i: int, one: TokenDecision) -> str:
+    draft = step.judged
+    parts = [f"p {one.p:.4g}"]
+    parts += [f"q {q[one.token]:.4g}" for q in draft.q[i : i + 1] if one.token in q]
+    parts += [f"{name} {value:.4g}" for name, value in one.why.items() if name != "q"]
+    parts += [f"expected {chance:.4g}" for chance in draft.chances[i : i + 1]]
+    parts += [f"match {length}" for length in draft.match[i : i + 1]]
+    parts += ["forbidden by the grammar and not sent"] if i >= len(step.drafted) else []
+    return _one_line(", ".join(parts))
+
+
+def _settings(sampling: Mapping[str, Any]) -> str:
+    """The temperature, and all settings that differ from their defaults."""
+    usual = encode(asdict(Sampling()))
+    chosen = {name: value for name, value in sampling.items() if name == "temperature" or value != usual.get(name)}
+    texts = ((name, f"{value:g}" if isinstance(value, float) else str(value)) for name, value in chosen.items())
+    return ", ".join(f"{name} {text if len(text) <= SHOWN else text[:SHOWN] + '...'}" for name, text in texts)
+
+
+def _one_line(text: str) -> str:
+    return printable(text.translate(_ONE_LINE))
+
+
+def _readable(done: TracedPass, *tokens: int) -> str:
+    """Their text together: a broken character as its bytes (\\xe2), a control token as its id (<2>)."""
+    raw = b"".join(done.texts.get(token) or b"<%d>" % token for token in tokens)
+    return _one_line(raw.decode(errors="backslashreplace"))
+
+
+def _context(done: TracedPass) -> str:
+    raw = b"".join(done.texts.get(token, b"") for token in done.context)
+    start = next((i for i, byte in enumerate(raw) if byte & 0xC0 != 0x80), 0)  # where a character starts
+    return _one_line(raw[start:].decode(errors="backslashreplace"))
+
+
+def _fitted(text: str, width: int) -> str:
+    """The tail of a text in so many cells, with spaces in front."""
+    while cell_len(text) > width:
+        text = text[1:]
+    return " " * (width - cell_len(text)) + text

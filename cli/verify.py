@@ -4,31 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
 
 from ngramspec.drafting import DEFAULT
+from ngramspec.instruments.prompts import Skipped, load_prompts, prepare
+from ngramspec.instruments.selfcheck.check import SelfCheck
+from ngramspec.instruments.selfcheck.report import Check, report, verdict
+from ngramspec.instruments.selfcheck.texts import TextDifference
 from ngramspec.llama.target import Target
-from ngramspec.prompts import Skipped, load_prompts, prepare
-from ngramspec.selfcheck.check import SelfCheck
-from ngramspec.selfcheck.report import Check, report, verdict
+from ngramspec.loading.load import open_drafter
+from ngramspec.loading.settings import LOADING, LoadSettings
 
 from .about import exact_mode, load_settings, model_lines, provenance
-from .console import Outcome, fail, guarded_stdout, leave, note, outcome, usage_error
-from .draft_model import DraftModelOptions
-from .json_output import JsonOutput, json_option
-from .options import DrafterOrModel, LoadOptions, Model, PromptFiles
-from .verify_view import show
-from .view import timed_bar
+from .console import fail, leave, note, printable, signals_deferred, usage_error
+from .options import Model, Only, PromptFiles, find, flags_in_errors, open_target
+from .output import Output, json_option
+from .view import LISTED, print_report, run_timed, skipped_lines
+
+MODELS = ("draft_model", "gpu_layers_draft", "threads_draft", "mtp", "drafter")
 
 
 def verify(
-    load: LoadOptions,
-    draft_model: DraftModelOptions,
+    load: Annotated[LoadSettings, Only((*LOADING, *MODELS))],
     model: Model = None,
-    drafter: DrafterOrModel = DEFAULT,
     prompts: PromptFiles = None,
     predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per text.")] = 64,
     seconds: Annotated[
@@ -49,51 +54,41 @@ def verify(
 
     Ends with exit code 1 if something that must hold does not; the last line says so, and what there was no time for.
     """
-    draft_model.check_drafter(drafter)
+    # Texts that one run remembers would make the next one another.
+    with flags_in_errors():
+        load = replace(load, no_memory=True)
     selected = load_prompts(prompts)
-    with JsonOutput(as_json) as output:
-        target = load.load(load.find(model), head=draft_model.mtp)
+    with Output(as_json) as output:
+        files = find(model, load)
+        target = open_target(files.model, load, head=load.mtp)
         # Prompts of any length: they will be cut to fit.
         cases, skipped = prepare(target, selected, predict, None)
         if not cases:
             first = skipped[0]
             fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
         try:
-            strict = target.exact == "on" or target.footing.same
-            drafts = draft_model.load_drafter(target, drafter)
+            strict = target.exact == "on" or target.exactness.same
+            with signals_deferred():
+                drafter, _, _ = open_drafter(target, files, load, tell=note, learn=False)
             found = SelfCheck(
-                target, cases, drafter=drafts, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
+                target, cases, drafter=drafter or DEFAULT, max_tokens=predict, seconds=seconds, seed=seed, exact=strict
             )
         except ValueError as wrong:
             usage_error(f"-n/--predict: {wrong}")
         if strict and found.exact_sizes is None and target.can_rollback:
             note("comparing batch sizes bit by bit; this happens once per model and machine")
         note(f"checking for up to {seconds:g} seconds")
-        ended = _run(found)
+        ended = run_timed(found.run(), found.seconds)
         checks = report(found)
-        try:
-            if as_json != "-":
-                with guarded_stdout():
-                    show(found, checks, _heading(target, found), skipped)
-        finally:
-            # Even where the reader of the table has gone, as head does.
-            if as_json is not None:
-                selection = {"prompts": str(prompts) if prompts else None}
-                output.write(
-                    {"selection": selection, "load": asdict(load), **_document(target, found, checks, skipped)}
-                )
+        inputs = {"selection": {"prompts": str(prompts) if prompts else None}, "load": asdict(load)}
+        output.write(
+            lambda: _show(found, checks, _heading(target, found), skipped),
+            lambda: inputs | _document(target, found, checks, skipped),
+        )
     failed = [f"{check.name} ({check.reason})" for check in checks if check.status == "failed"]
     if failed and not ended.code:
         fail(f"this must hold and does not: {'; '.join(failed)}")
     leave(ended)
-
-
-def _run(found: SelfCheck) -> Outcome:
-    """Make the checks; what was found before an interruption stays in `found`."""
-    with outcome() as ended, timed_bar(found.seconds) as doing:
-        for name in found.run():
-            doing(name)
-    return ended
 
 
 def _heading(target: Target, found: SelfCheck) -> list[str]:
@@ -128,3 +123,54 @@ def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped
 def _finite(record: dict[str, Any]) -> dict[str, Any]:
     """JSON has no infinity."""
     return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+
+
+# --------------------------------------------------------------------------- as lines and a table
+
+_STYLES = {"passed": "green", "explained": "yellow", "failed": "bold red", "skipped": "dim"}
+
+
+def _show(found: SelfCheck, checks: Sequence[Check], heading: Sequence[str], skipped: Sequence[Skipped]) -> None:
+    """Print the report to stdout."""
+    parts: list[RenderableType] = [*heading, "", _table(checks), *_differences(found), *skipped_lines(skipped)]
+    parts.append(verdict(checks, complete=found.complete))
+    print_report(parts)
+
+
+def _table(checks: Sequence[Check]) -> Table:
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("check", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("what must hold, and what was looked at", overflow="fold")
+    table.add_column("seconds", justify="right", no_wrap=True)
+    for check in checks:
+        lines = [printable(line) for line in (check.claim, check.covered, check.reason, check.missing) if line]
+        spent = f"{check.seconds:.1f}" if check.seconds else "-"
+        table.add_row(check.name, Text(check.status, _STYLES[check.status]), Text("\n".join(lines)), spent)
+    return table
+
+
+def _differences(found: SelfCheck) -> list[str]:
+    pairs = [(pair, pair.difference) for pair in found.pairs if pair.difference is not None]
+    lines = [
+        f"{pair.category}/{pair.prompt}, {pair.setting}: after {difference.position} equal tokens plain has"
+        f" {_token(difference.plain, difference.plain_text, difference.plain_logit)}, drafted"
+        f" {_token(difference.drafted, difference.drafted_text, difference.drafted_logit)}; {_why(difference)}"
+        for pair, difference in pairs[:LISTED]
+    ]
+    if len(pairs) > LISTED:
+        lines.append(f"{len(pairs)} texts differ in all")
+    return lines
+
+
+def _token(token: int | None, text: str, logit: float | None) -> str:
+    return "no more tokens" if token is None else f"{token} {printable(repr(text))} (logit {logit:.4f})"
+
+
+def _why(difference: TextDifference) -> str:
+    if difference.needed is not None:
+        need = "nothing" if difference.needed == 0 else f"{difference.needed:.2g}"
+        return f"logits moved by {need} explain it, and the batch size moves them by up to {difference.bound:.2g}"
+    if difference.bound == 0:
+        return "no batch size explains it"
+    return f"the batch size moves logits by up to {difference.bound:.2g}, which does not explain it"

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -16,14 +15,19 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.table import Table
 from rich.text import Text
 
-from ngramspec.decoding.step import Stats
-from ngramspec.drafting.core import uncompiled
-from ngramspec.prompts import Skipped
+from ngramspec.cost.curve import CostCurve
+from ngramspec.drafting import uncompiled
+from ngramspec.instruments.prompts import Skipped
+from ngramspec.machine_settings import Tuned, flags
+from ngramspec.steps import Stats
 
-from .console import printable, progress_bar, write_stdout
+from .console import Outcome, outcome, printable, progress_bar, write_stdout
 
 LISTED = 10
 """Differences and skipped prompts shown; --json has all."""
+
+LEAST_PASSES = 16
+"""Passes of a text from which on it is told why nothing was gained."""
 
 ACCEPTED, REFUSED, CORRECTION = "green", "strike red", "bright_blue"
 """Styles of drafted tokens, and of the target's own token in place of a refused one."""
@@ -76,42 +80,37 @@ def facts_table(facts: Mapping[str, str]) -> Table:
 # ---------------------------------------------------------------------- bars
 
 
-@contextmanager
-def counting_bar(total: int, doing: str, *, still: bool) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr; the function it yields counts one piece of work and names it.
+def run_counted(done: Iterable[str], total: int, doing: str, *, still: bool) -> Outcome:
+    """Do pieces of work under a bar on stderr; an interruption ends them, and what they did stays.
 
     Args:
-        total: pieces of work to come.
+        done: does a piece of work and names it.
+        total: how many pieces there are.
         doing: what is said before the first is done.
         still: draw only between pieces of work; a drawing thread would disturb what is timed.
     """
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with progress_bar(*columns, auto_refresh=not still) as bar:
+    with outcome() as ended, progress_bar(*columns, auto_refresh=not still) as bar:
         task = bar.add_task(doing, total=total)
         bar.start()
-
-        def done(name: str) -> None:
+        for name in done:
             bar.update(task, advance=1, description=printable(name))
             if still:
                 bar.refresh()
+    return ended
 
-        yield done
 
-
-@contextmanager
-def timed_bar(seconds: float) -> Iterator[Callable[[str], None]]:
-    """A bar on stderr that fills with the time; the function it yields names what is being done."""
+def run_timed(begun: Iterable[str], seconds: float) -> Outcome:
+    """The same for work that names what it begins, under a bar that fills with the time."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn())
-    with progress_bar(*columns, auto_refresh=False) as bar:
+    with outcome() as ended, progress_bar(*columns, auto_refresh=False) as bar:
         task = bar.add_task("", total=seconds)
         bar.start()
-        began = time.monotonic()
-
-        def doing(name: str) -> None:
-            bar.update(task, completed=min(seconds, time.monotonic() - began), description=name)
+        start = time.monotonic()
+        for name in begun:
+            bar.update(task, completed=min(seconds, time.monotonic() - start), description=name)
             bar.refresh()
-
-        yield doing
+    return ended
 
 
 # ---------------------------------------------------------------------- lines
@@ -128,6 +127,19 @@ def summary(stats: Stats) -> str:
     return told
 
 
+def no_gain(stats: Stats, curve: CostCurve | None) -> str | None:
+    """Why drafts gained nothing; None where they gained something, that is not known, or the text was too short."""
+    if stats.passes < LEAST_PASSES:
+        return None
+    if stats.drafted:
+        if stats.estimated_gain is None or round(stats.estimated_gain, 2) > 1:
+            return None
+        return f"drafts gained nothing: {stats.accepted} of {stats.drafted} guessed tokens were right"
+    if curve is None:
+        return "nothing was drafted"
+    return f"nothing was drafted: no guess was worth it, as a pass over 4 tokens costs {curve.ratio(4):.1f} times one"
+
+
 def rounding(stats: Stats) -> str | None:
     """A note on tokens decided by less than batch sizes move logits; None if there were none."""
     if not stats.close_calls:
@@ -139,6 +151,18 @@ def rounding(stats: Stats) -> str | None:
 def slow_core() -> str | None:
     """A note that drafts come from plain Python, which slows down all that is measured; None if they do not."""
     return "drafts are slow: their core was not compiled (see ngramspec info)" if uncompiled() else None
+
+
+def tuned_line(kept: Tuned | None, *, left_out: bool) -> str:
+    """What tuning found and whether it is used."""
+    if kept is None:
+        return "no: ngramspec tune finds the settings that are fastest here"
+    if not kept.changes or kept.ratio is None:
+        return f"nothing was found faster than the settings as they are ({kept.date})"
+    what = f"{flags(kept.changes)}, {1 / kept.ratio:.2f} times as fast where it acts ({kept.date})"
+    if not kept.applied:
+        return f"{what}; not used: ngramspec tune --apply keeps it"
+    return f"{what}{'; left out here' if left_out else ''}"
 
 
 def skipped_lines(skipped: Sequence[Skipped]) -> list[str]:

@@ -1,14 +1,13 @@
 """ngramspec: any local GGUF model, faster, with no draft model needed and its output unchanged.
 
-    from ngramspec import Sampling, SpeculativeDecoder, Target
+    import ngramspec
 
-    target = Target("model.gguf")
-    decoder = SpeculativeDecoder(target)
-    for step in decoder.generate(target.tokenize("def fib(n):"), max_tokens=200):
-        print(step.text, end="", flush=True)
+    with ngramspec.load("model.gguf") as model:
+        for step in model.decoder.generate(model.target.tokenize("def fib(n):"), max_tokens=200):
+            print(step.text, end="", flush=True)
 
-Importing this is cheap: what it names is imported when it is first used. llama.cpp is loaded by `Target`, `Llama` and
-`LlamaDraftModel` alone; the algorithms do without.
+Importing this is cheap: what it names is imported when it is first used. llama.cpp is loaded by `load`, `LoadSettings`,
+`Target`, `Llama` and `LlamaDraftModel` alone; the algorithms do without.
 """
 
 import os
@@ -27,31 +26,35 @@ if "OMP_WAIT_POLICY" not in os.environ:
 
 if TYPE_CHECKING:
     from ngramspec.decoding.decoder import SpeculativeDecoder
-    from ngramspec.decoding.step import Stats, Step
-    from ngramspec.drafting.asked_model import AskedModel
     from ngramspec.drafting.draft import Draft, Drafter
-    from ngramspec.drafting.hybrid import HybridDrafter
-    from ngramspec.drafting.model import ModelDrafter
+    from ngramspec.drafting.draft_model.asked_model import AskedModel
+    from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+    from ngramspec.drafting.draft_model.model import ModelDrafter
     from ngramspec.drafting.predictor import NGramPredictor
-    from ngramspec.dropin.draft_model import LlamaDraftModel
-    from ngramspec.dropin.llama import Llama
+    from ngramspec.dropin.llama import Llama, LlamaDraftModel
     from ngramspec.llama.target import Target
+    from ngramspec.loading.load import Loaded, load
+    from ngramspec.loading.settings import LoadSettings
     from ngramspec.sampling.settings import Sampling
+    from ngramspec.steps import Stats, Step
 else:
     _MODULES = {
         "Draft": "drafting.draft",
         "Drafter": "drafting.draft",
         "Llama": "dropin.llama",
-        "LlamaDraftModel": "dropin.draft_model",
-        "AskedModel": "drafting.asked_model",
-        "HybridDrafter": "drafting.hybrid",
-        "ModelDrafter": "drafting.model",
+        "LlamaDraftModel": "dropin.llama",
+        "LoadSettings": "loading.settings",
+        "Loaded": "loading.load",
+        "AskedModel": "drafting.draft_model.asked_model",
+        "HybridDrafter": "drafting.draft_model.hybrid",
+        "ModelDrafter": "drafting.draft_model.model",
         "NGramPredictor": "drafting.predictor",
         "Sampling": "sampling.settings",
         "SpeculativeDecoder": "decoding.decoder",
-        "Stats": "decoding.step",
-        "Step": "decoding.step",
+        "Stats": "steps",
+        "Step": "steps",
         "Target": "llama.target",
+        "load": "loading.load",
     }
 
     def __getattr__(name):
@@ -68,6 +71,8 @@ __all__ = [
     "HybridDrafter",
     "Llama",
     "LlamaDraftModel",
+    "LoadSettings",
+    "Loaded",
     "ModelDrafter",
     "NGramPredictor",
     "Sampling",
@@ -75,4 +80,5 @@ __all__ = [
     "Stats",
     "Step",
     "Target",
+    "load",
 ]

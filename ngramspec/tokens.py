@@ -1,9 +1,9 @@
-"""Sequences of token ids, and the `Tokenizer` that they come from."""
+"""Sequences of token ids, trees of them (`Node`), and the `Tokenizer` that they come from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
@@ -47,3 +47,60 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     if list(a[:n]) == list(b[:n]):
         return n
     return next(i for i in range(n) if a[i] != b[i])
+
+
+Likely = Sequence[tuple[int, float]]
+"""(token id, natural logarithm of its probability), best first."""
+
+
+class Node:
+    """A token after all that stands before it.
+
+    Attributes:
+        parent: the node before it; None for the root.
+        token: its id; -1 for the root, which stands for the prompt.
+        length: tokens from the start of the prompt to here.
+        children: nodes that follow it, by token.
+        likely: the likeliest tokens after it, filled in by whoever reads the logits; None until then.
+        notes: a place for a drafter's own notes.
+    """
+
+    __slots__ = ("children", "holder", "length", "likely", "mark", "notes", "parent", "token")
+
+    def __init__(self, parent: Node | None, token: int, length: int) -> None:
+        self.parent = parent
+        self.token = token
+        self.length = length
+        self.children: dict[int, Node] = {}
+        self.likely: Likely | None = None
+        self.notes: Any = None
+        self.holder = 0  # a sequence that holds it, if any does
+        self.mark = 0  # the last `keep` that it lived through
+
+    def child(self, token: int) -> Node:
+        """The node of `token` after this one, made if there is none."""
+        node = self.children.get(token)
+        if node is None:
+            node = self.children[token] = Node(self, token, self.length + 1)
+        return node
+
+    def path(self) -> list[int]:
+        """The tokens after the prompt, in order."""
+        tokens: list[int] = []
+        node = self
+        while node.parent is not None:
+            tokens.append(node.token)
+            node = node.parent
+        return tokens[::-1]
+
+
+def common_ancestor(a: Node, b: Node) -> Node:
+    """The last node that two paths of one tree have in common."""
+    while a is not b:
+        later = a if a.length >= b.length else b
+        assert later.parent is not None
+        if later is a:
+            a = later.parent
+        else:
+            b = later.parent
+    return a

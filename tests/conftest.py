@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, settings
 from support.cli_runner import DEMO, environment
 from support.vocabulary_files import WORDS, write_words
 
-from ngramspec.exactness import auto
+from ngramspec.exactness import decision
 
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
@@ -105,7 +105,7 @@ def demo_vocabulary() -> Vocabulary:
 def _undecided() -> Iterator[None]:
     """What a busy machine measures while a model is loaded must not choose the settings of tests."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(auto, "BUDGET", 0.0)
+        patch.setattr(decision, "BUDGET", 0.0)
         yield
 
 

@@ -69,19 +69,18 @@ class Letters:
         return NumpySampler(sampling, self.n_vocab)
 
 
-def llama(lane: bool) -> tuple[Model, Vocabulary]:
+def llama(sequence: bool) -> tuple[Model, Vocabulary]:
     """A model of its own, or one of several texts in a cache, while the others hold something else."""
     pytest.importorskip("llama_cpp")
-    from ngramspec.llama.shared import SharedTarget
     from ngramspec.llama.target import Target
 
-    if not lane:
+    if not sequence:
         target = Target(DEMO, n_ctx=256, threads=1, exact="on")
         return target, target
-    shared = SharedTarget(DEMO, lanes=3, n_ctx=256, threads=1, exact="on")
-    shared.lanes[0].prefill([1, 2, 3])
-    shared.lanes[2].prefill([6] * 50)
-    return shared.lanes[1], shared
+    shared = Target(DEMO, texts=3, n_ctx=256, threads=1, exact="on")
+    shared.sequences[0].prefill([1, 2, 3])
+    shared.sequences[2].prefill([6] * 50)
+    return shared.sequences[1], shared
 
 
 RUNNERS: dict[str, Callable[[], tuple[Model, Vocabulary]]] = {
@@ -89,8 +88,8 @@ RUNNERS: dict[str, Callable[[], tuple[Model, Vocabulary]]] = {
     "rollback": lambda: (Bigrams(can_rollback=True), Letters()),
     "mock": lambda: ((mock := MockTarget(60)), mock),
     "mock, replays": lambda: ((mock := MockTarget(60, replays=True)), mock),
-    "llama": lambda: llama(lane=False),
-    "llama, a lane": lambda: llama(lane=True),
+    "llama": lambda: llama(sequence=False),
+    "llama, a sequence": lambda: llama(sequence=True),
 }
 
 

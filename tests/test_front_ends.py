@@ -10,30 +10,29 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import llama_cpp
 import pytest
+from ngramspec_cli.options import find
+from ngramspec_cli.serve_options import EngineOptions
+from ngramspec_cli.serve_run import open_served
 from support.cli_runner import DEMO, environment, run
 from support.http import asking
 
 import ngramspec
-from ngramspec.cost import kernels
+from ngramspec.cost import measure
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.llama.draft_model import asked_for
-from ngramspec.llama.shared import SharedTarget
 from ngramspec.llama.target import Target
-from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.opening import open_engine
-from ngramspec.server.served import ServedModel, Server
+from ngramspec.server.state import Server
 
 CODE = "".join(f"def value_{i}(self):\n    return self._value_{i}\n\n\n" for i in range(3)) + "def value_3("
 """What is continued."""
@@ -91,7 +90,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
             patch.setenv(f"XDG_{kind}_HOME", variables["XDG_CACHE_HOME"] if kind == "CACHE" else str(folder))
         patch.setattr(Calibration, "ensure_curve", known_costs)
         for sizes in ("SIZES", "SHARED_SIZES"):
-            patch.setattr(kernels, sizes, getattr(kernels, sizes)[:7])  # which of them agree is found out sooner
+            patch.setattr(measure, sizes, getattr(measure, sizes)[:7])  # which of them agree is found out sooner
         patch.setattr(CostPolicy, "record", lambda *_: None)  # nor is it learnt how long passes take
         yield variables
 
@@ -155,24 +154,11 @@ def chat(home: dict[str, str], *more: str | Path) -> Ask:
 
 def serve(opened: ExitStack, *, second: bool = False) -> Ask:
     """The server's application, on an engine as `ngramspec serve` opens it."""
-    executor = opened.enter_context(ThreadPoolExecutor(1, "engine"))
-    load = partial(SharedTarget, DEMO, lanes=2, n_ctx=N_CTX, threads=1)
-    shared = executor.submit(lambda: load(exact="on")).result()
-    model = executor.submit(lambda: asked_for(shared, load(exact="off"))).result() if second else None
-    engine = executor.submit(
-        open_engine,
-        shared,
-        drafts=True,
-        draft_max=16,
-        model=model,
-        memory=None,
-        kept=None,
-        cache_room=1 << 24,
-        crashed=lambda error: pytest.fail(repr(error)),
-        executor=executor,
-    ).result()
-    opened.callback(engine.stop)
-    server = Server(model=ServedModel(engine, shared, "demo"))
+    small = str(DEMO) if second else None
+    load = LoadSettings(ctx_size=N_CTX, threads=1, exact="on", draft_model=small, draft_max=16, no_memory=True)
+    model = open_served(load, EngineOptions(parallel=2, cache_ram=16), find(str(DEMO), load), "demo")
+    opened.callback(model.service.stop)
+    server = Server(model=model)
 
     async def post(body: dict[str, Any]) -> Any:
         async with asking(server) as client:
@@ -212,10 +198,10 @@ def llama(opened: ExitStack, **more: Any) -> Ask:
 def plugin(opened: ExitStack, **more: Any) -> Ask:
     """The model of the plugin of `llm`."""
     pytest.importorskip("llm")
-    from ngramspec.llm_plugin.model import NGramSpec
+    from ngramspec.llm_plugin import NGramSpec
 
     model = NGramSpec(str(DEMO))
-    opened.callback(lambda: model._opened.close() if model._opened is not None else None)
+    opened.callback(lambda: model._loaded.close() if model._loaded is not None else None)
     loading = {"max_tokens": TOKENS, "ctx_size": N_CTX, "threads": 1, "exact": "on", **more}
 
     def ask(settings: dict[str, Any]) -> Told:

@@ -31,6 +31,33 @@ def test_what_is_imported(env: dict[str, str]) -> None:
     assert [line.split() for line in done.err.splitlines()] == [*STAGES.values()]
 
 
+WITHOUT_POSIX = """
+import builtins, importlib, pkgutil
+import ngramspec, ngramspec_cli
+
+POSIX = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
+there = builtins.__import__
+
+def elsewhere(name, importer=None, *more):
+    if name in POSIX and (importer or {}).get("__name__", "").startswith("ngramspec"):
+        raise ImportError(name)
+    return there(name, importer, *more)
+
+builtins.__import__ = elsewhere
+for package in (ngramspec, ngramspec_cli):
+    for module in pkgutil.walk_packages(package.__path__, package.__name__ + "."):
+        importlib.import_module(module.name)
+        print(module.name)
+"""
+
+
+@pytest.mark.exhaustive
+def test_every_module_can_be_imported_on_windows(env: dict[str, str]) -> None:
+    done = run_process(env, command=[sys.executable, "-c", WITHOUT_POSIX])
+    assert done.code == 0, done.err
+    assert {"ngramspec_cli.chat_input", "ngramspec.child", "ngramspec.server.app"} <= set(done.out.split())
+
+
 def test_the_public_names() -> None:
     for name in ngramspec.__all__:
         assert getattr(ngramspec, name).__name__ == name

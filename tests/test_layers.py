@@ -1,14 +1,15 @@
-"""The rooms of the package and their layers: whatever imports, imports from below; and llama.cpp has one door.
+"""The rooms of the package, their layers and shelves: a room imports from layers below; llama.cpp has one door.
 
 A room is a folder of `ngramspec/` or a file beside them; `cli/` is one room. Every import counts, those inside
-functions and for type checking too. Outside `llama/` nothing imports `llama_cpp`, and nothing calls llama.cpp through
-whatever it was handed: its functions and types are told by their names.
+functions and for type checking too. A shelf imports from those before it. Outside `llama/` nothing imports
+`llama_cpp`, and nothing calls llama.cpp through whatever it was handed: its functions and types are known by their
+names.
 """
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -16,18 +17,40 @@ ROOT = Path(__file__).parents[1]
 
 LAYERS = (
     ("errors", "storage", "tokens", "json_data", "machine", "child", "version", "demo"),
-    ("sampling", "models", "prompts", "conversation", "chat_prompt", "fill_in", "tool_calls", "reports"),
+    ("sampling", "models", "machine_settings", "conversation", "chat_prompt", "fill_in", "tool_calls"),
     ("backend",),
+    ("shared_model",),
     ("drafting",),
     ("acceptance", "memory"),
-    ("cost", "exactness", "tuning"),
+    ("cost", "exactness", "steps"),
     ("policies", "llama"),
     ("decoding",),
-    ("batching", "beams", "benchmark", "dropin", "replay", "selfcheck", "trace"),
+    ("loading",),
+    ("batching", "beams", "dropin", "instruments"),
     ("__init__", "llm_plugin", "server"),
     ("cli",),
 )
 """From the ground up. `__init__` is what `import ngramspec` gives: the public names."""
+
+SHELVES = {
+    "core": (
+        "decoding",
+        "drafting",
+        "acceptance",
+        "policies",
+        "cost",
+        "sampling",
+        "memory",
+        "exactness",
+        "backend",
+        "shared_model",
+    ),
+    "models": ("llama", "models", "loading", "chat_prompt", "tool_calls"),
+    "instruments": ("instruments",),
+    "surfaces": ("cli", "server", "batching", "dropin", "llm_plugin"),
+}
+"""The rooms that do the work, by what they are for; the others are what several shelves use. A shelf imports from
+those before it only: the core from none."""
 
 LLAMA = "llama"
 """The only room that may import `llama_cpp`, and call llama.cpp."""
@@ -81,9 +104,10 @@ def resolve(name: str, known: Mapping[str, Path]) -> str | None:
     return None
 
 
-def complaints(root: Path, layers: Sequence[Sequence[str]]) -> list[str]:
+def complaints(root: Path, layers: Sequence[Sequence[str]], shelves: Mapping[str, Collection[str]]) -> list[str]:
     """What is wrong with the imports below `root`."""
     height = {name: number for number, names in enumerate(layers) for name in names}
+    shelf = {name: number for number, names in enumerate(shelves.values()) for name in names}
     known = modules(root)
     rooms = {room(module) for module in known}
     found = [f"{name} is in no layer" for name in sorted(rooms - set(height))]
@@ -100,6 +124,8 @@ def complaints(root: Path, layers: Sequence[Sequence[str]]) -> list[str]:
             here, there = height.get(room(module)), height.get(room(target))
             if room(module) != room(target) and here is not None and there is not None and here <= there:
                 found.append(f"{module} imports {target}, which is not below it")
+            if shelf.get(room(target), 0) > shelf.get(room(module), len(shelves)):
+                found.append(f"{module} imports {target}, which is of a later shelf")
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
@@ -108,7 +134,7 @@ def complaints(root: Path, layers: Sequence[Sequence[str]]) -> list[str]:
 
 
 def test_whatever_imports_imports_from_below() -> None:
-    assert complaints(ROOT, LAYERS) == []
+    assert complaints(ROOT, LAYERS, SHELVES) == []
 
 
 # --------------------------------------------------------------------------- the check itself
@@ -116,6 +142,7 @@ def test_whatever_imports_imports_from_below() -> None:
 SOUND = {
     "ngramspec/__init__.py": "from ngramspec.high.b import thing",
     "ngramspec/errors.py": "",
+    "ngramspec/meter.py": "",
     "ngramspec/low/__init__.py": "from ngramspec.low.a import thing",
     "ngramspec/low/a.py": "from ngramspec.errors import Oops\nfrom ngramspec.low import d",
     "ngramspec/low/d.py": "import math\nprint('llama_decode failed', math.llama)",
@@ -124,16 +151,17 @@ SOUND = {
     "ngramspec/high/__init__.py": "",
     "ngramspec/high/b.py": "import ngramspec.low.a\nfrom ngramspec import side",
     "cli/app.py": "import ngramspec\nfrom . import view",
-    "cli/view.py": "from ngramspec.high.b import thing",
+    "cli/view.py": "from ngramspec.high.b import thing\nfrom ngramspec import meter",
 }
-SMALL = (("errors",), ("low", "side"), ("high", "llama"), ("__init__",), ("cli",))
+SMALL = (("errors", "meter"), ("low", "side"), ("high", "llama"), ("__init__",), ("cli",))
+SMALL_SHELVES = {"core": ("low", "side"), "instruments": ("meter",)}
 
 
 def check(tmp_path: Path, files: Mapping[str, str]) -> list[str]:
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    return complaints(tmp_path, SMALL)
+    return complaints(tmp_path, SMALL, SMALL_SHELVES)
 
 
 WRONG = {
@@ -141,6 +169,7 @@ WRONG = {
     ("low/e.py", "def f():\n    from ..high import b"): "ngramspec.low.e imports ngramspec.high.b",
     ("low/e.py", "from ngramspec.side import x"): "ngramspec.low.e imports ngramspec.side, which is not below it",
     ("low/e.py", "from ngramspec import thing"): "ngramspec.low.e imports ngramspec.__init__, which is not",
+    ("low/e.py", "from ngramspec import meter"): "ngramspec.low.e imports ngramspec.meter, which is of a later shelf",
     ("low/e.py", "import ngramspec_cli.app"): "ngramspec.low.e imports ngramspec_cli.app, which is not",
     ("low/e.py", "if TYPE_CHECKING:\n    from llama_cpp import llama"): "ngramspec.low.e imports llama_cpp",
     ("low/e.py", "@api.ggml_backend_sched_eval_callback\ndef f(): ..."): "ngramspec.low.e uses ggml_backend_sched",

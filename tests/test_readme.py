@@ -40,6 +40,20 @@ def test_the_reference_is_what_the_commands_say(monkeypatch: pytest.MonkeyPatch)
     assert not [name for name in chat_commands.COMMANDS if f"`{name.split()[0]}" not in REFERENCE]
 
 
+def test_the_picture_is_drawn_of_the_readmes_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    made = importlib.import_module("picture").picture(README)
+    drawing = ROOT / "cli" / "guide" / "gains.svg"
+    assert made == drawing.read_text("utf-8"), f"run: python tools/picture.py > {drawing}"
+    assert f"]({drawing.relative_to(ROOT).as_posix()})" in README
+
+
+def test_the_example_question_holds_the_example_file() -> None:
+    code, question = ((ROOT / "examples" / name).read_text("utf-8") for name in ("greetings.py", "rewrite.md"))
+    assert question == f"```python\n{code}```\nRewrite this code with f-strings.\n"
+    assert "chat --temp 0 -f examples/rewrite.md" in README
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_option_that_a_page_names_exists_and_every_link_leads_somewhere(page: Path) -> None:
     text = page.read_text("utf-8")
@@ -70,5 +84,6 @@ def test_the_map_is_the_table_of_layers() -> None:
 
 def test_ci_runs_the_readmes_test_command() -> None:
     command = next(line.strip() for line in README.splitlines() if line.endswith(".venv/bin/pytest"))
-    ci = (ROOT / ".ci" / "run").read_text("utf-8")
-    assert all(part.strip() in ci for part in command.split("&&"))
+    for runner in (".ci/run", ".github/workflows/tests.yml"):
+        ci = (ROOT / runner).read_text("utf-8")
+        assert all(part.strip() in ci for part in command.split("&&"))

@@ -16,11 +16,11 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 ROOMS = (
-    *("acceptance", "beams", "benchmark", "cost", "decoding", "drafting", "exactness", "memory", "models"),
-    *("policies", "replay", "reports", "sampling", "selfcheck", "trace"),
+    *("acceptance", "beams", "cost", "decoding", "drafting", "exactness", "instruments", "memory", "models"),
+    *("policies", "sampling"),
 )
 
-SOME = ("exactness", "replay", "sampling")
+SOME = ("exactness", "instruments/replay", "sampling")
 """Whose tests call no command, for every one of which llama.cpp is loaded."""
 
 NOT_INSTALLED = """

@@ -26,11 +26,13 @@ from bench_predictor import code_stream, random_stream
 
 import ngramspec
 from ngramspec.cost.given import CURVES, GivenCurve
-from ngramspec.decoding.speculation import Speculation
+from ngramspec.decoding.drafts import Drafts, Text
+from ngramspec.decoding.step import Speculation
 from ngramspec.drafting.mixture import guesser
 from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
-from ngramspec.policies.cost_aware import CostPolicy
-from ngramspec.policies.policy import Pass
+from ngramspec.instruments.replay.replay import RecordedTarget
+from ngramspec.policies.cost import CostPolicy
+from ngramspec.steps import Step
 
 AFTER = 4000
 """Tokens of a stream past the context, for the passes."""
@@ -42,22 +44,23 @@ stream context | first begin again |      mean    99%    most |      mean    99%
 
 def passes(drafter: MixtureDrafter, truth: list[int], curve: GivenCurve) -> list[float]:
     """Microseconds of each pass over `truth`; a drafter that is ready to go on."""
-    speculation = Speculation(drafter, CostPolicy())
+    text, speculation = Text(Drafts(drafter), RecordedTarget(curve)), Speculation(CostPolicy())
     speculation.prepare(curve, SIZES)
-    speculation.plan(2)  # the curve's tables are made once
+    text.left = 2
+    speculation.plan([text])  # the curve's tables are made once
     drafter.accept(())
     # The asking is not to stop where it does not pay.
     speculation.policy.limit = lambda: LONGEST  # type: ignore[method-assign]
-    took, at = [], 0
+    took, at, text.left = [], 0, LONGEST + 1
     while at < len(truth) - LONGEST:
         began = process_time()
-        plan = speculation.plan(LONGEST + 1)
+        (plan,) = speculation.plan([text])
         drafted = plan.sent.tokens
         right = 0
         while right < len(drafted) and drafted[right] == truth[at + right]:
             right += 1
         tokens, seconds = tuple(truth[at : at + right + 1]), curve.ratio(plan.size)
-        speculation.learn(Pass(tokens, drafted=drafted, accepted=right, batch=plan.size, seconds=seconds))
+        speculation.learn(text, Step(tokens, drafted=drafted, accepted=right, batch=plan.size, seconds=seconds))
         took.append((process_time() - began) * 1e6)
         at += len(tokens)
     return took

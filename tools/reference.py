@@ -18,9 +18,11 @@ from typing import Any, Literal, Union, get_args, get_origin
 
 from ngramspec_cli import chat_commands
 from ngramspec_cli.app import COMMANDS
-from ngramspec_cli.options import DraftOptions, LoadOptions, grouped
+from ngramspec_cli.options import grouped
 from ngramspec_cli.sampling_options import SamplingOptions
 from typer.models import ArgumentInfo, OptionInfo
+
+from ngramspec.loading.settings import DRAFTING, LOADING
 
 HEAD = """\
 # Commands and options
@@ -38,13 +40,20 @@ last two runs is said.
 
 More on: [exactness](../ngramspec/exactness/README.md), [ways of accepting a draft](../ngramspec/acceptance/README.md),
 [drafters](../ngramspec/drafting/README.md), [policies](../ngramspec/policies/README.md),
-[memories](../ngramspec/memory/README.md), [replays](../ngramspec/replay/README.md).
+[memories](../ngramspec/memory/README.md), [replays](../ngramspec/instruments/replay/README.md).
 
 Options are named as in llama.cpp. Three groups of them are shared:
 """
 
-SHARED = {"Loading": LoadOptions, "Sampling": SamplingOptions, "Drafting": DraftOptions}
-"""The groups that commands share, by their headings."""
+SHARED = {
+    "Loading": ("How a model is loaded.", LOADING),
+    "Sampling": (
+        "How a token is chosen, by llama.cpp's own samplers in its order, and how a draft is accepted.",
+        tuple(f.name for f in fields(SamplingOptions)),
+    ),
+    "Drafting": ("Whether, how and how much to draft.", DRAFTING),
+}
+"""The groups that commands share, by their headings: a line, and the names of the options."""
 
 
 @dataclass(frozen=True)
@@ -136,9 +145,9 @@ def reference() -> str:
     lines = HEAD.splitlines()
     listed: dict[str, dict[str, Row]] = {}
     model = parameters(import_module("ngramspec_cli.complete").complete)
-    for heading, group in SHARED.items():
-        listed[heading] = {f.name: row(f.name, *model[f.name]) for f in fields(group)}
-        lines += ["", f"## {heading}", "", inspect.cleandoc(group.__doc__ or "").splitlines()[0], ""]
+    for heading, (told, names) in SHARED.items():
+        listed[heading] = {name: row(name, *model[name]) for name in names}
+        lines += ["", f"## {heading}", "", told, ""]
         lines += table(list(listed[heading].values()))[:-1]
     for name, function in functions():
         taken = parameters(function)
@@ -155,7 +164,7 @@ def reference() -> str:
         lines += table(list(own.values()))
         if name == "chat":
             lines += ["| in the chat | does |", "|---|---|"]
-            lines += [f"| `{command}` | {escaped(does)} |" for command, does in chat_commands.COMMANDS.items()]
+            lines += [f"| `{command}` | {escaped(does)} |" for command, (does, _) in chat_commands.COMMANDS.items()]
         while lines[-1] == "":
             lines.pop()
     return "\n".join(lines) + "\n"

@@ -4,7 +4,7 @@
     accept(tokens)         newly emitted tokens; the first call of a request is the prefill's token
     draft() -> list[int]   what to send after the last token; -1 pads the batch to a size that costs less
 
-It is what the decoding loop uses, `ngramspec.decoding.speculation`, with the default drafter and the cost policy;
+It is what the decoding loop uses, `ngramspec.decoding.step`, with the default drafter and the cost policy;
 passes take what the curve says. `ngramspec replay` gives the same counts where nothing is asked beside a draft:
 harnesses have no rows for that.
 """
@@ -14,10 +14,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ngramspec.cost.given import CURVES, LARGEST, parse_curve
-from ngramspec.decoding.speculation import NO_PLAN, Speculation
+from ngramspec.decoding.drafts import Drafts, Plan, Text
+from ngramspec.decoding.step import Speculation
 from ngramspec.drafting import DEFAULT, make_drafter
+from ngramspec.instruments.replay.replay import RecordedTarget
 from ngramspec.policies import make_policy
-from ngramspec.policies.policy import Pass
+from ngramspec.steps import Step
 from ngramspec.tokens import common_prefix
 
 PADDING = -1
@@ -37,28 +39,31 @@ class Ours:
     def __init__(self, curve: Mapping[str, float] | None = None, memory: bool = False) -> None:
         points = {str(n): cost for n, cost in CURVES["flat"][0].items()} if curve is None else curve
         self._curve = parse_curve({str(n): cost for n, cost in points.items()})
-        self._speculation = Speculation(make_drafter(DEFAULT, memory=memory), make_policy("cost"))
+        self._text = Text(Drafts(make_drafter(DEFAULT, memory=memory)), RecordedTarget(self._curve))
+        self._text.left = UNKNOWN_END
+        self._speculation = Speculation(make_policy("cost"))
         self._speculation.prepare(self._curve, range(1, LARGEST + 1))
-        self._plan = NO_PLAN
+        self._plan: Plan | None = None
 
     def start(self, prompt_ids: Sequence[int]) -> None:
         """Begin a request."""
-        self._speculation.begin(prompt_ids)
-        self._plan = NO_PLAN
+        self._speculation.begin()
+        self._text.drafts.begin(prompt_ids)
+        self._plan = None
 
     def draft(self) -> list[int]:
         """The draft, padded to the size of the batch that the policy chose."""
-        self._plan = self._speculation.plan(UNKNOWN_END)
+        (self._plan,) = self._speculation.plan([self._text])
         tokens = list(self._plan.sent.tokens)
         return tokens + [PADDING] * (self._plan.size - 1 - len(tokens))
 
     def accept(self, tokens: Sequence[int]) -> None:
         """Learn what was emitted."""
-        if self._plan is NO_PLAN:
-            self._speculation.first(tokens[0])
+        if self._plan is None:
+            self._text.drafts.first(tokens[0])
             return
         drafted, size = self._plan.sent.tokens, self._plan.size
         accepted = common_prefix(drafted, tokens)
         seconds = self._curve.ratio(size)
-        done = Pass(tuple(tokens), drafted=drafted, accepted=accepted, batch=size, seconds=seconds)
-        self._speculation.learn(done)
+        done = Step(tuple(tokens), drafted=drafted, accepted=accepted, batch=size, seconds=seconds)
+        self._speculation.learn(self._text, done)

@@ -15,8 +15,8 @@ from pathlib import Path
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.target import Target
-from ngramspec.prompts import load_prompts
 
 
 def main() -> None:

@@ -20,12 +20,10 @@ from numpy.typing import NDArray
 
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.drafting.mixture import learnt
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.drafting.recall import Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.instruments.replay.replay import Recording, Replay
+from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcripts
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.replay.recording import Recording
-from ngramspec.replay.replay import Replay
-from ngramspec.replay.transcripts import TranscriptReader, Transcripts
 
 BY = ("flat", "apple-silicon-akunu", "cuda-34b-q8_0", "cpu-1.5b-q4_0", "moe-mlx")
 """The curves by which drafts are made: their lengths differ, and so do the positions that are learnt from."""

@@ -5,8 +5,8 @@
     engine.stop(drain=10)
 
 A pass evaluates the last token of every text that is being written, with what the budget gives its draft; between
-passes come chunks of prompts that are still being read. Texts that end leave their tokens in their lane, for whoever
-goes on from there.
+passes come chunks of prompts that are still being read. Texts that end leave their tokens in their sequence, for
+whoever goes on from there.
 """
 
 from __future__ import annotations
@@ -17,39 +17,38 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from typing import Any
 
-from ngramspec.backend import Lane, SharedModel, Vocabulary
-from ngramspec.batching.job import Job
-from ngramspec.batching.lanes import Lanes
-from ngramspec.batching.prompt_cache import PromptCache
+from ngramspec.backend import Vocabulary
+from ngramspec.batching.active_request import ActiveRequest
 from ngramspec.batching.request import ClosedError, Listener, Report, Request, Slot
-from ngramspec.batching.turns import Turns
-from ngramspec.batching.writing import Writing
+from ngramspec.batching.scheduler import Scheduler, Writer
+from ngramspec.batching.slots import Slots
 from ngramspec.cost.calibration import Calibration
-from ngramspec.decoding.speculation import Proposer
-from ngramspec.decoding.step import Stats
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.drafting.recall import Recall
+from ngramspec.decoding.drafts import Drafts
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.errors import NGramSpecError, TargetError
-from ngramspec.exactness.auto import Footing
+from ngramspec.exactness.decision import ExactnessMode
+from ngramspec.shared_model import SequenceModel, SharedModel
+from ngramspec.steps import Stats
 
 KEPT_SECONDS = 60.0
 """How often what the drafter learnt is written down, where requests end that often; it takes 10 to 80 milliseconds."""
 
 
 class Engine:
-    """Answers requests, several at once. See `ngramspec.batching.request.Service`.
+    """Answers requests, several at once. Its methods may be called from any thread, and return at once.
 
     Args:
-        model: whose lanes are worked in; nobody else uses it until `stop` returned.
+        model: whose sequences are worked in; nobody else uses it until `stop` returned.
         vocabulary: what its tokens mean.
         shown: the bytes that a token is shown as where control tokens are to be seen.
         calibration: what was measured of the model, with a curve.
-        footing: batch sizes that may be used, and whether prompts must be read aligned.
-        drafter: drafts for the first lane, and others beside it for the rest; None: plain decoding.
+        exactness: batch sizes that may be used, and whether prompts must be read aligned.
+        drafter: drafts for the first sequence, and others beside it for the rest; None: plain decoding.
         draft_max: most tokens in a draft.
         memory: hears every answer, so that later ones are drafted from it; None: nobody does.
-        cache_room: bytes for texts that left their lane.
+        cache_room: bytes for texts that left their sequence.
         crashed: told of an error that nobody expected, with which all requests at work ended.
         clock: tells the seconds that passes and drafting take.
         executor: of one thread, on which the engine then runs until `stop`; None: a thread of its own. It should be the
@@ -67,7 +66,7 @@ class Engine:
         *,
         shown: Callable[[int], bytes],
         calibration: Calibration,
-        footing: Footing | None = None,
+        exactness: ExactnessMode | None = None,
         drafter: MixtureDrafter | None = None,
         draft_max: int = 63,
         memory: Recall | None = None,
@@ -78,26 +77,27 @@ class Engine:
     ) -> None:
         self.n_ctx = model.n_ctx
         self._model, self._vocabulary, self._shown = model, vocabulary, shown
-        self._footing = footing or Footing()
+        self._exactness = exactness or ExactnessMode()
         self._memory = memory
         self._crashed = crashed
         self._clock = clock
         self._calibration = calibration
-        self._writing = Writing(
-            model, calibration, self._footing, drafts=drafter is not None, draft_max=draft_max, clock=clock
+        self._writer = Writer(
+            model, calibration, self._exactness, drafts=drafter is not None, draft_max=draft_max, clock=clock
         )
         self._drafter, self._kept = drafter, clock()
-        self._proposers = {
-            lane.number: Proposer(None if drafter is None else drafter.beside() if lane.number else drafter)
-            for lane in model.lanes
+        self._drafts = {
+            sequence.number: Drafts(None if drafter is None else drafter.beside() if sequence.number else drafter)
+            for sequence in model.sequences
         }
-        ends = model.lanes[0], model.lanes[-1]
-        apart = len(model.lanes) > 2 and len(model.batches([1, 1], ends)) > 1
-        self._lanes = Lanes(model.lanes, PromptCache(cache_room), apart=apart)
-        self._turns = Turns()
+        ends = model.sequences[0], model.sequences[-1]
+        apart = len(model.sequences) > 2 and len(model.batches([1, 1], ends)) > 1
+        self._slots = Slots(model.sequences, cache_room, apart=apart)
+        self._scheduler = Scheduler()
         self._wake = threading.Condition()
-        self._queue: deque[Job] = deque()
-        self._working: list[Job] = []
+        self._queue: deque[ActiveRequest] = deque()
+        self._working: list[ActiveRequest] = []
+        self._errands: list[tuple[int, Callable[[SequenceModel], Any], Future[Any]]] = []
         self._closing: float | None = None
         self._stats = Stats()
         self._prompt_tokens = self._cached_tokens = 0
@@ -109,25 +109,41 @@ class Engine:
 
     # ------------------------------------------------------------------ from any thread
 
-    def submit(self, request: Request, listener: Listener) -> Job:
-        """Queue a request; see `Service.submit`."""
-        job = Job(request, listener, self._clock)
+    def submit(self, request: Request, listener: Listener) -> ActiveRequest:
+        """Queue a request. What is wrong with it is told by `Failed`."""
+        active = ActiveRequest(request, listener, self._clock)
         with self._wake:
             closed = self._closing is not None
             if not closed:
-                self._queue.append(job)
+                self._queue.append(active)
                 self._wake.notify()
         if closed:
-            job.finish(ClosedError("the server is shutting down"))
-        return job
+            active.finish(ClosedError("the server is shutting down"))
+        return active
+
+    def on_slot(self, number: int, work: Callable[[SequenceModel], Any]) -> Future[Any]:
+        """Do something with what a slot holds, on the engine's thread, once no request is at work there.
+
+        Args:
+            number: of the slot.
+            work: gets its sequence; what it returns or raises is what the future gives.
+        """
+        told = Future[Any]()
+        with self._wake:
+            if self._closing is None:
+                self._errands.append((number, work, told))
+                self._wake.notify()
+            else:
+                told.set_exception(ClosedError("the server is shutting down"))
+        return told
 
     def report(self) -> Report:
         """What the engine does now; see `Report`."""
         with self._wake:
-            busy = {job.lane.number: job for job in self._working if job.lane is not None}
-            slots = tuple(self._slot(lane, busy.get(lane.number)) for lane in self._model.lanes)
+            busy = {active.sequence.number: active for active in self._working if active.sequence is not None}
+            slots = tuple(self._slot(sequence, busy.get(sequence.number)) for sequence in self._model.sequences)
             stats = Stats()
-            for counted in (self._stats, *(job.stats for job in self._working)):
+            for counted in (self._stats, *(active.stats for active in self._working)):
                 stats.merge(counted)
             return Report(
                 slots,
@@ -135,37 +151,45 @@ class Engine:
                 stats,
                 self._prompt_tokens,
                 self._cached_tokens,
-                self._writing.passes,
-                self._writing.busy,
+                self._writer.passes,
+                self._writer.busy,
             )
 
     def stop(self, drain: float = 0.0) -> None:
-        """Take no more requests, and end those at work; see `Service.stop`."""
+        """Take no more requests, let those at work go on for `drain` seconds, then end them; returns when all ended."""
         with self._wake:
             self._closing = min(time.monotonic() + drain, self._closing or float("inf"))
             self._wake.notify()
         self._ended.result()
 
-    def _slot(self, lane: Lane, job: Job | None) -> Slot:
-        if job is None:
-            return Slot(lane.number, False, 0, 0, 0, len(lane.tokens))
-        return Slot(lane.number, True, len(job.request.prompt), job.prefilled, job.stats.generated, len(lane.tokens))
+    def _slot(self, sequence: SequenceModel, active: ActiveRequest | None) -> Slot:
+        if active is None:
+            return Slot(sequence.number, False, 0, 0, 0, len(sequence.tokens))
+        return Slot(
+            sequence.number,
+            True,
+            len(active.request.prompt),
+            active.prefilled,
+            active.stats.generated,
+            len(sequence.tokens),
+        )
 
     # ------------------------------------------------------------------ on the engine's thread
 
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._queue or self._working or self._closing is not None):
+                while not (self._queue or self._working or self._errands or self._closing is not None):
                     self._wake.wait()
                 if self._closing is not None:
                     late = time.monotonic() >= self._closing
-                    for job in (*self._queue, *self._working) if late else ():
-                        job.cancel()
-                    if not self._queue and not self._working:
+                    for active in (*self._queue, *self._working) if late else ():
+                        active.cancel()
+                    if not (self._queue or self._working or self._errands):
                         break
             try:
                 self._drop_cancelled()
+                self._run_errands()
                 self._admit()
                 self._work()
             except Exception as error:
@@ -177,110 +201,125 @@ class Engine:
 
     def _drop_cancelled(self) -> None:
         with self._wake:
-            dropped = [job for job in self._queue if job.cancelled]
-            for job in dropped:
-                self._queue.remove(job)
-        for job in dropped:
-            job.finish()
-        for job in [job for job in self._working if job.cancelled]:
-            self._end(job)
+            dropped = [active for active in self._queue if active.cancelled]
+            for active in dropped:
+                self._queue.remove(active)
+        for active in dropped:
+            active.finish()
+        for active in [active for active in self._working if active.cancelled]:
+            self._end(active)
+
+    def _run_errands(self) -> None:
+        """What is wanted of slots where no request is at work."""
+        if not self._errands:
+            return
+        busy = {active.sequence.number for active in self._working if active.sequence is not None}
+        with self._wake:
+            ready = [errand for errand in self._errands if errand[0] not in busy]
+            self._errands = [errand for errand in self._errands if errand[0] in busy]
+        for number, work, told in ready:
+            if told.set_running_or_notify_cancel():
+                try:
+                    told.set_result(work(self._model.sequences[number]))
+                except Exception as error:
+                    told.set_exception(error)
 
     def _admit(self) -> None:
-        """Give waiting requests the lanes that are free, in the order in which they came."""
-        while self._lanes.any_free:
+        """Give waiting requests the sequences that are free, in the order in which they came."""
+        while self._slots.any_free:
             with self._wake:
                 if not self._queue:
                     return
-                job = self._queue.popleft()
-            model, request = self._model, job.request
+                active = self._queue.popleft()
+            model, request = self._model, active.request
             try:
-                job.prepare(
+                active.prepare(
                     self._vocabulary,
                     self._shown,
                     n_ctx=self.n_ctx,
-                    n_vocab=model.lanes[0].n_vocab,
-                    counts_calls=self._drafter is not None and self._footing.bound > 0,
+                    n_vocab=model.sequences[0].n_vocab,
+                    counts_calls=self._drafter is not None and self._exactness.bound > 0,
                 )
             except (NGramSpecError, ValueError) as error:
-                job.finish(error)
+                active.finish(error)
                 continue
             with self._wake:
-                self._working.append(job)
+                self._working.append(active)
             # Who wants nothing of the cache gets no copy of what is known, only to clear it.
-            lane = self._lanes.take(request.prompt if request.cache_prompt else (), request.slot)
+            sequence = self._slots.take(request.prompt if request.cache_prompt else (), request.slot)
             try:
-                job.start(lane, self._proposers[lane.number], aligned=self._footing.aligned, most=self._chunk)
+                active.start(sequence, self._drafts[sequence.number], aligned=self._exactness.aligned, most=self._chunk)
             except TargetError as error:
-                self._end(job, error)
+                self._end(active, error)
                 continue
-            self._writing.begin()
+            self._writer.begin()
             with self._wake:
-                self._cached_tokens += job.cached
+                self._cached_tokens += active.cached
 
     def _chunk(self) -> int:
         """Most tokens of the next chunk of a prompt."""
         most = self._model.max_tokens
-        return self._turns.chunk(most) if any(not job.reading for job in self._working) else most
+        return self._scheduler.chunk(most) if any(not active.reading for active in self._working) else most
 
     def _work(self) -> None:
         """One pass: a chunk of a prompt, or a token and a draft for the texts whose turn it is."""
-        readers = [job for job in self._working if job.reading]
-        writers = [job for job in self._working if not job.reading]
-        reader = self._turns.reads(readers, writers)
+        readers = [active for active in self._working if active.reading]
+        writers = [active for active in self._working if not active.reading]
+        reader = self._scheduler.reads(readers, writers)
         if reader is not None:
             self._read(reader)
         elif writers:
             began = self._clock()
-            steps, ended = self._writing.step(writers)
-            self._turns.wrote(self._clock() - began)
+            steps, ended = self._writer.step(writers)
+            self._scheduler.wrote(self._clock() - began)
             with self._wake:  # whoever wants a report waits until all is counted
-                for job, step in steps:
-                    job.count(step)
-            for job, step in steps:
-                job.emit(step)
-            for job, error in ended:
-                self._end(job, error)
+                for active, step in steps:
+                    active.count(step)
+            for active, step in steps:
+                active.emit(step)
+            for active, error in ended:
+                self._end(active, error)
 
-    def _read(self, job: Job) -> None:
-        began, before = self._clock(), job.prefilled
+    def _read(self, active: ActiveRequest) -> None:
+        began, before = self._clock(), active.prefilled
         try:
-            step = job.read()
+            step = active.read()
         except (NGramSpecError, ValueError) as error:
-            self._end(job, error)
+            self._end(active, error)
             return
-        self._turns.read(job.prefilled - before, self._clock() - began)
+        self._scheduler.read(active.prefilled - before, self._clock() - began)
         with self._wake:
-            self._prompt_tokens += job.prefilled - before
+            self._prompt_tokens += active.prefilled - before
             if step is not None:
-                job.count(step)
+                active.count(step)
         if step is not None:
-            job.emit(step)
-        generation = job.generation
-        if not job.reading and (generation is None or generation.stop is not None):
-            self._end(job)
+            active.emit(step)
+        generation = active.generation
+        if not active.reading and (generation is None or generation.stop is not None):
+            self._end(active)
 
-    def _end(self, job: Job, error: NGramSpecError | ValueError | None = None) -> None:
-        """A job leaves its lane."""
+    def _end(self, active: ActiveRequest, error: NGramSpecError | ValueError | None = None) -> None:
+        """A request leaves its sequence."""
         with self._wake:
-            self._working.remove(job)
-            self._stats.merge(job.stats)
-        lane = job.lane
-        job.finish(error)
-        if lane is not None:
-            self._lanes.give_back(lane)
+            self._working.remove(active)
+            self._stats.merge(active.stats)
+        sequence = active.sequence
+        active.finish(error)
+        if sequence is not None:
+            self._slots.give_back(sequence)
         if self._drafter is not None and self._clock() - self._kept > KEPT_SECONDS:
             self._drafter.keep()
             self._kept = self._clock()
         if self._memory is not None:
-            self._memory.hear([token for token in job.answer if not self._vocabulary.is_eog(token)])
+            self._memory.hear([token for token in active.answer if not self._vocabulary.is_eog(token)])
 
     def _recover(self, error: Exception) -> None:
-        """Something failed that should not: what is at work ends, and the next request finds empty lanes."""
+        """Something failed that should not: what is at work ends, and the next request finds empty sequences."""
         if self._crashed is not None:
             self._crashed(error)
-        for job in self._working[:]:
-            self._end(job, TargetError(f"the request failed inside ngramspec ({type(error).__name__})"))
-        for lane in self._model.lanes:
+        for active in self._working[:]:
+            self._end(active, TargetError(f"the request failed inside ngramspec ({type(error).__name__})"))
+        for sequence in self._model.sequences:
             # The next request tells if they are of no more use.
             with suppress(Exception):
-                lane.clear()
+                sequence.clear()

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-from ngramspec.decoding.step import Stats, Step, StopReason
 from ngramspec.errors import NGramSpecError
+from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats, Step, StopReason
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,11 @@ class Request:
         sampling: how tokens are chosen.
         stop: strings that end the text, which then stops right before them.
         logprobs: report the logprobs of each emitted token and of this many of the likeliest; None: no logprobs.
+        scored: report the logprobs of the prompt's tokens too (`Scored`), which then is read with all of its logits.
         controls: whether the text shows control tokens too, for whoever parses them; those that end a text stay hidden.
         slot: the slot to prefer; None: the one that holds most of the prompt.
         cache_prompt: whether what a slot already holds of the prompt may be reused.
+        prediction: token ids of a text that the answer is likely to copy: what it is drafted from first.
     """
 
     prompt: Sequence[int]
@@ -31,9 +34,11 @@ class Request:
     sampling: Sampling = field(default_factory=Sampling)
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
+    scored: bool = False
     controls: bool = False
     slot: int | None = None
     cache_prompt: bool = True
+    prediction: Sequence[int] = ()
 
 
 class Started(NamedTuple):
@@ -53,6 +58,12 @@ class Prefilled(NamedTuple):
 
     done: int
     total: int
+
+
+class Scored(NamedTuple):
+    """The logprobs of a prompt's tokens but the first, each after those before it."""
+
+    logprobs: tuple[Logprobs, ...]
 
 
 class Done(NamedTuple):
@@ -79,7 +90,7 @@ class Failed(NamedTuple):
     error: NGramSpecError | ValueError
 
 
-Event = Started | Prefilled | Step | Done | Failed
+Event = Started | Prefilled | Scored | Step | Done | Failed
 
 Listener = Callable[[Event], None]
 """Told of every event of a request, in order, on the engine's thread: it must return at once, and raise nothing."""
@@ -87,13 +98,6 @@ Listener = Callable[[Event], None]
 
 class ClosedError(NGramSpecError):
     """The engine takes no more requests."""
-
-
-class Ticket(Protocol):
-    """A request at work."""
-
-    def cancel(self) -> None:
-        """End it before the next pass; `Done` with the reason "cancelled" follows. May be called from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,21 +142,3 @@ class Report:
     cached_tokens: int
     passes: int
     busy: int
-
-
-class Service(Protocol):
-    """What a server expects of an engine. Every method may be called from any thread, and returns at once.
-
-    Attributes:
-        n_ctx: most tokens of a request, prompt and answer together.
-    """
-
-    n_ctx: int
-
-    def submit(self, request: Request, listener: Listener) -> Ticket:
-        """Queue a request. What is wrong with it is told by `Failed`."""
-
-    def report(self) -> Report: ...
-
-    def stop(self, drain: float = 0.0) -> None:
-        """Take no more requests, let those at work go on for `drain` seconds, then end them; returns when all ended."""

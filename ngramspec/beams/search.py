@@ -19,17 +19,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
-from ngramspec.backend import BranchingTarget, Likely, Logits, Node, Progress, TreeProtocol, common_ancestor
-from ngramspec.beams.draft import BeamDrafter
-from ngramspec.beams.plan import BeamPlan
-from ngramspec.beams.result import BeamStats, Hypothesis
-from ngramspec.beams.state import BeamState
+from ngramspec.backend import Logits, Progress
+from ngramspec.beams.draft import BeamDrafter, BeamPlan
+from ngramspec.beams.state import BeamState, Hypothesis
 from ngramspec.cost.calibration import Calibration
-from ngramspec.decoding.step import StopReason
 from ngramspec.errors import ModelError, PromptError
-from ngramspec.sampling.distribution import top_token
-from ngramspec.sampling.logprobs import logprobs
+from ngramspec.sampling.distribution import logprobs, top_token
+from ngramspec.steps import StopReason
+from ngramspec.tokens import Likely, Node, common_ancestor
+
+if TYPE_CHECKING:
+    from ngramspec.llama.cache_tree import CacheTree
+    from ngramspec.llama.target import Target
 
 DRAFT_MAX = 16
 """Most steps that a draft runs ahead, unless told otherwise."""
@@ -38,12 +42,48 @@ SEQUENCES = 64
 """The `n_seq` that a target for beam search is loaded with: one for each row of the largest pass."""
 
 
+@dataclass(slots=True)
+class BeamStats:
+    """Counters of one search.
+
+    Attributes:
+        steps: of the search. Each makes the texts one token longer; the first needs only the prefill's row.
+        passes: of the target, the prefill excluded. Without drafts there is one for each step but the first.
+        drafted: tokens evaluated before any live text ended in them.
+        accepted: how many of those later became the last token of a live text.
+        batches: tokens in each pass.
+        seconds: of target passes.
+        draft_seconds: of all other work for the passes: drafting, reading logits, choosing.
+        prefill_seconds: of the prefill.
+    """
+
+    steps: int = 0
+    passes: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    batches: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+
+    @property
+    def plain_passes(self) -> int:
+        """How many passes the same search takes without drafts."""
+        return max(0, self.steps - 1)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens by which the texts grew per second, excluding the prefill and its token."""
+        seconds = self.seconds + self.draft_seconds
+        return self.plain_passes / seconds if seconds > 0 else None
+
+
 class BeamSearch:
     """One beam search after another on one target, with drafts or without.
 
     Args:
         target: loaded with `n_seq` above `beams`; `SEQUENCES` leaves room for drafts.
-        beams: how many texts are kept, 1 and more. 1 is greedy decoding.
+        beams: how many texts are kept; 1 is greedy decoding.
         drafter: None for plain beam search.
         calibration: tells which drafts pay; None: all that fits is drafted.
         draft_max: most steps that a draft runs ahead, at least 1.
@@ -59,7 +99,7 @@ class BeamSearch:
 
     def __init__(
         self,
-        target: BranchingTarget,
+        target: Target,
         beams: int,
         *,
         drafter: BeamDrafter | None = None,
@@ -159,7 +199,7 @@ class BeamSearch:
             drafter.see(root, root.likely)
             plan = BeamPlan(drafter, curve, self.beams, self.draft_max, target.is_eog, clock)
         self._trunk = root
-        tree = target.sequences(root)
+        tree = target.tree(root)
         try:
             while self._goes_on(state):
                 began = clock()
@@ -190,16 +230,16 @@ class BeamSearch:
         """Take all steps whose rows are known; returns the last tokens of the texts still alive after each."""
         taken: list[list[Node]] = []
         while self._goes_on(state):
-            results = state.results(self._read)
-            if results is None:
+            extensions = state.extensions(self._read)
+            if extensions is None:
                 break
-            nodes = state.step(results)
+            nodes = state.step(extensions)
             self.stats.accepted += sum(node.likely is not None or node in self._rows for node in nodes)
             self.stats.steps = state.steps
             taken.append(nodes)
         return taken
 
-    def _choose(self, tree: TreeProtocol, state: BeamState, plan: BeamPlan | None) -> list[Node]:
+    def _choose(self, tree: CacheTree, state: BeamState, plan: BeamPlan | None) -> list[Node]:
         """The nodes that the next pass evaluates; nodes that are no longer needed leave the cache."""
         missing: list[Node] = []
         kept: list[Node] = []
@@ -216,7 +256,7 @@ class BeamSearch:
                 for beam in state.live:
                     beam.node.children = {}
             self._read_all([beam.node for beam in state.live])
-            self._settle(state)
+            self._commit(state)
             live = [(beam.score, beam.node) for beam in state.live]
             steps = self._limit - state.steps - 1
             ahead, known = plan.plan(live, steps, tree.max_batch - len(missing), tree.leaves)
@@ -225,13 +265,13 @@ class BeamSearch:
         tree.keep(kept)
         return missing + ahead
 
-    def _settle(self, state: BeamState) -> None:
+    def _commit(self, state: BeamState) -> None:
         """Tell the drafter what all texts agree on."""
         common = state.live[0].node
         for beam in state.live:
             common = common_ancestor(common, beam.node)
         if common is not self._trunk and self.drafter is not None:
-            self.drafter.settle(common.path()[self._trunk.length - common.length :])
+            self.drafter.commit(common.path()[self._trunk.length - common.length :])
             self._trunk = common
 
     # ------------------------------------------------------------------ rows

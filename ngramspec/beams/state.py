@@ -5,38 +5,51 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from ngramspec.backend import Likely, Node, Vocabulary
-from ngramspec.beams.result import Hypothesis
-from ngramspec.decoding.step import StopReason
+from ngramspec.backend import Vocabulary
 from ngramspec.decoding.text import TextStream
+from ngramspec.steps import StopReason
+from ngramspec.tokens import Likely, Node
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """One of the texts found.
+
+    Attributes:
+        tokens: ids after the prompt, the one that ended it included.
+        text: what they stand for, up to a stop string.
+        score: sum of the natural logarithms of their probabilities.
+        stop: why it ended; None while it is alive.
+    """
+
+    tokens: tuple[int, ...]
+    text: str
+    score: float
+    stop: StopReason | None
+
+    @property
+    def finished(self) -> bool:
+        """Whether it ended by itself, and not for want of room."""
+        return self.stop in ("eog", "stop")
 
 
 class Beam(NamedTuple):
-    """A live text: its score, its last token, and its text for the check of stop strings (None: there are none)."""
+    """A text: its score, its last token, and its characters for the check of stop strings (None: there are none)."""
 
     score: float
     node: Node
     stream: TextStream | None
 
 
-class Result(NamedTuple):
-    """A text with one more token: its new score, the text before, the token."""
-
-    score: float
-    beam: Beam
-    token: int
+Extension = tuple[float, Beam, int]
+"""A text with one more token: its new score, the text before, the token."""
 
 
 class BeamState:
-    """One search.
-
-    Args:
-        vocabulary: knows which tokens end a text, and what tokens stand for.
-        beams: how many texts are kept.
-        root: the prompt.
-        stop: strings that end a text.
+    """One search, which keeps `beams` texts behind `root`, the prompt; strings in `stop` end a text.
 
     Attributes:
         live: the texts that go on, the best one first.
@@ -54,32 +67,32 @@ class BeamState:
         self._finished: list[tuple[Beam, StopReason]] = []
         self.steps = 0
 
-    def results(self, read: Callable[[Node], Likely | None]) -> list[Result] | None:
+    def extensions(self, read: Callable[[Node], Likely | None]) -> list[Extension] | None:
         """The best `beams` results of a step, the best one first; None if rows are missing that it may depend on.
 
         Args:
-            read: what the target says after a node, the `beams` likeliest tokens at least; None if that is missing.
+            read: the target's `beams` likeliest tokens, at least, after a node; None if that row is missing.
         """
-        results: list[Result] = []
+        found: list[Extension] = []
         missing = -math.inf
         for beam in self.live:
             likely = read(beam.node)
             if likely is None:
                 missing = max(missing, beam.score)
             else:
-                results += [Result(beam.score + logprob, beam, token) for token, logprob in likely]
-        results.sort(key=_falling)  # stable: equal scores stay in the order of texts, and of tokens
-        del results[self._beams :]
-        # No result of a text scores more than the text.
-        enough = len(results) == self._beams and results[-1].score > missing
-        return results if enough or missing == -math.inf else None
+                found += [(beam.score + logprob, beam, token) for token, logprob in likely]
+        found.sort(key=lambda extension: -extension[0])  # stable: equal scores stay in the order of texts and tokens
+        del found[self._beams :]
+        # No extension of a text scores more than the text.
+        enough = len(found) == self._beams and found[-1][0] > missing
+        return found if enough or missing == -math.inf else None
 
-    def step(self, results: Sequence[Result]) -> list[Node]:
+    def step(self, extensions: Sequence[Extension]) -> list[Node]:
         """Go on with these texts; returns the last tokens of those that live."""
         live: list[Beam] = []
         finished = list(self._finished)
         children: dict[Node, dict[int, Node]] = {beam.node: {} for beam in self.live}
-        for score, beam, token in results:
+        for score, beam, token in extensions:
             node = children[beam.node][token] = beam.node.child(token)
             stream = beam.stream
             if self._vocabulary.is_eog(token):
@@ -94,7 +107,7 @@ class BeamState:
                 live.append(Beam(score, node, stream))
         for parent, kept in children.items():
             parent.children = kept
-        finished.sort(key=_best_first)
+        finished.sort(key=lambda found: -found[0].score)
         del finished[self._beams :]
         if len(finished) == self._beams:
             worst = finished[-1][0].score
@@ -104,13 +117,9 @@ class BeamState:
         return [beam.node for beam in live]
 
     def hypotheses(self, out_of: StopReason | None) -> list[Hypothesis]:
-        """The best texts so far, at most `beams`, the best one first.
-
-        Args:
-            out_of: why the live ones end here; None: they do not.
-        """
+        """The best texts so far, at most `beams`, the best one first; `out_of`: why the live ones end here, if so."""
         found: list[tuple[Beam, StopReason | None]] = [*self._finished, *((beam, out_of) for beam in self.live)]
-        found.sort(key=_best_first)
+        found.sort(key=lambda one: -one[0].score)
         return [self._hypothesis(beam, stop) for beam, stop in found[: self._beams] if beam.node.parent is not None]
 
     def _hypothesis(self, beam: Beam, stop: StopReason | None) -> Hypothesis:
@@ -120,11 +129,3 @@ class BeamState:
         text += stream.finish()
         # A stop string may have waited for the end of a longer one that began before it.
         return Hypothesis(tokens, text, beam.score, "stop" if stop and stream.stopped else stop)
-
-
-def _falling(result: Result) -> float:
-    return -result.score
-
-
-def _best_first(found: tuple[Beam, StopReason | None]) -> float:
-    return -found[0].score

@@ -1,24 +1,24 @@
-"""What was measured of a target on this machine, kept in the user's cache folder under the target's fingerprint.
+"""`Calibration`: what was measured of a target on this machine; `Disturbance` sees when that no longer holds.
 
-One small JSON file per model, build, machine and settings: the cost curve, the probe's report and the batch
-sizes that exact mode uses. The last is stored because it must not change from one run to the next.
-
-The name of a target's file begins with that of its model file, so that `kept_steepness` finds it without a target.
+It is kept in the user's cache folder under the target's fingerprint, in one small JSON file per model, build, machine
+and settings: the cost curve, the probe's report and the batch sizes that exact mode uses. The last is stored because it
+must not change from one run to the next. The file's name begins with that of its model file, so that `kept_steepness`
+finds it without a target.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from ngramspec.backend import Model
-from ngramspec.cost import kernels, measure
+from ngramspec.cost import measure
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.kernels import ProbeReport
-from ngramspec.cost.measure import MEASURE_ORDER, Replay
+from ngramspec.cost.measure import MEASURE_ORDER, ProbeReport, Replay
 from ngramspec.storage import cache_folder, keep_json, recall
 
 VERSION = 2
@@ -37,7 +37,7 @@ class Calibration:
         curve: seconds per pass by batch size.
         probe: kernel classes of batch sizes.
         exact_sizes: the kernel class that exact mode uses.
-        reads_alike: whether a text leaves the same bits behind however it came into the cache; see `kernels`.
+        reads_alike: whether a text leaves the same bits behind however it came into the cache; see `measure`.
         uses: how often the curve was taken up again by a new process.
         replay: what taking back costs, where that means evaluating tokens again; never kept on disk.
     """
@@ -81,7 +81,8 @@ class Calibration:
             reads_alike = data.get("reads_alike")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
             return
-        self.curve = self.curve or curve
+        if curve is not None and curve.plausible:
+            self.curve = self.curve or curve
         self.uses = max(self.uses, uses)
         if probe is not None and exact_sizes and exact_sizes in (*probe.classes, choose_from_one(probe)):
             self.probe, self.exact_sizes = probe, exact_sizes
@@ -155,7 +156,7 @@ class Calibration:
         if self.exact_sizes is None:
             self._read()
         if self.exact_sizes is None:
-            self.probe = self.probe or kernels.probe(target, sizes=kernels.SHARED_SIZES if together else kernels.SIZES)
+            self.probe = self.probe or measure.probe(target, sizes=measure.SHARED_SIZES if together else measure.SIZES)
             target.clear()
             target.prefill([0])
             curve = self.ensure_curve(target)
@@ -169,7 +170,7 @@ class Calibration:
         if self.reads_alike is None:
             self._read()
         if self.reads_alike is None:
-            self.reads_alike = kernels.reads_alike(target, self.ensure_exact(target))
+            self.reads_alike = measure.reads_alike(target, self.ensure_exact(target))
             self.save()
         return self.reads_alike
 
@@ -206,3 +207,64 @@ def choose_class(report: ProbeReport, curve: CostCurve) -> tuple[int, ...]:
     """
     affordable = [c for c in report.classes if min(map(curve.ratio, c)) <= EXACT_TOLERANCE]
     return max(affordable, key=lambda c: (len(c), -c[0]))
+
+
+# --------------------------------------------------------------------------- disturbance
+
+FACTOR = 8.0
+"""A pass that takes this many times its expected time counts as disturbed; on a core shared fairly it takes twice."""
+
+LOST = 1.0
+"""Seconds that disturbed passes must have lost in a row before it is worth a word."""
+
+_RUN = 3
+
+
+@dataclass(slots=True)
+class Disturbance:
+    """Whether another process keeps the cores from this one, seen by how long the passes of one generation take.
+
+    The threads of a pass wait for each other by spinning. Where another process holds one of their cores, all of them
+    wait for a turn of the scheduler, many times in each pass, which may then take a hundred times as long and more.
+
+    Attributes:
+        slowdown: how many times as long as expected the passes of the worst run took; None while all went well.
+    """
+
+    slowdown: float | None = None
+    _usual: float = math.inf
+    _passes: int = 0
+    _taken: float = 0.0
+    _expected: float = 0.0
+
+    def see(self, seconds: float, batch: int, plain_seconds: float) -> None:
+        """Take note of a pass.
+
+        Args:
+            seconds: that it took.
+            batch: its tokens; no batch takes longer than its tokens one by one.
+            plain_seconds: what the cost curve says of one token; 0: unknown. The curve learns from disturbed passes
+                too, so the least that it said counts.
+        """
+        if plain_seconds <= 0 or batch < 1:
+            return
+        self._usual = min(self._usual, plain_seconds)
+        expected = batch * self._usual
+        if seconds < FACTOR * expected:
+            self._passes, self._taken, self._expected = 0, 0.0, 0.0
+            return
+        self._passes += 1
+        self._taken += seconds
+        self._expected += expected
+        if self._passes >= _RUN and self._taken - self._expected >= LOST:
+            self.slowdown = max(self.slowdown or 0.0, self._taken / self._expected)
+
+    @property
+    def note(self) -> str | None:
+        """What is to be told, and what to do; None while all went well."""
+        if self.slowdown is None:
+            return None
+        return (
+            f"passes took up to {self.slowdown:.0f} times as long as usual: another process holds this machine's"
+            " cores; end it, take fewer threads (-t 1), or set OMP_WAIT_POLICY=passive"
+        )

@@ -28,6 +28,10 @@ out, which rises with the context where attention is not shared by the tokens of
 WORST = 1.5
 """No batch costs more than this many times its tokens one by one; a curve that says so was disturbed."""
 
+LEAST = 0.8
+"""No batch costs less than this part of a pass over one token, which does less; where one seems to, that pass was
+disturbed. Believed, it would be padded to from then on, and no pass over one token would ever tell."""
+
 RARE = 0.3
 """Weight of a one-token pass that comes after many larger ones."""
 
@@ -224,12 +228,20 @@ class CostCurve:
         """Take in a fresh measurement: `seconds` of a pass over `size` tokens, `single` of one over one.
 
         A cached ratio that is too low is corrected by `observe` as soon as it is used. One that is too high
-        never is, since nothing of that size is then sent; so a fresh measurement may only lower it.
+        never is, since nothing of that size is then sent; so a fresh measurement may only lower it. One that cannot be
+        (see LEAST) is left aside.
         """
+        if seconds < LEAST * single:
+            return
         self.level = single
         if size > 1:
             self._ratios[size] = min(self.ratio(size), seconds / single)
         self._rebuild()
+
+    @property
+    def plausible(self) -> bool:
+        """Whether the curve can be: no batch costs much less than a single token (see LEAST)."""
+        return min(self._ratios.values()) >= LEAST
 
     def to_json(self) -> dict[str, Any]:
         """Seconds by batch size (as text), and of a change of size."""

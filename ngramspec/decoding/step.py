@@ -1,147 +1,261 @@
-"""What happened: `Step`, one target pass and its text, and `Stats`, the counters over many passes."""
+"""The speculative step: one pass of the target over the last token of each text, and a draft of the next ones.
+
+1. Draft: the drafter of a text proposes a chain of tokens, with an estimate p_i of the chance that the target keeps the
+   i-th, if it keeps all before it.
+2. Choose: k tokens of the chain are expected to yield
+
+       E[tokens(k)] = 1 + p_1 + p_1 p_2 + ... + p_1 p_2 ... p_k        (Leviathan et al. 2023, section 3.1)
+
+   in the time T(1 + k) of a pass over 1 + k tokens. The policy picks k, and a size of batch, padded if it is larger.
+3. Evaluate: one pass gives the logits after the last token, and after each of the draft.
+4. Verify: the text grows by the drafted tokens that the target keeps, and by one of its own, so that it is the text
+   of plain decoding (Stern et al. 2018; `ngramspec.acceptance.rules`).
+5. Roll back: the cache is cut behind what was kept. Where it cannot be cut (a recurrent state), it goes back to the
+   checkpoint made before the pass; the tokens since then are owed: the next pass evaluates them again before its own.
+6. Learn: drafter, policy and cost curve are told what came of it, and what it took.
+
+`SpeculativeDecoder` makes steps of one text, `ngramspec.batching` of several that share a pass. `ngramspec.dropin` uses
+`send` and `learn`; llama-cpp-python's own loop verifies.
+"""
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from ngramspec.acceptance.rules import TokenDecision
-from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.policies.policy import Pass
-from ngramspec.sampling.logprobs import Logprobs
-
-StopReason = Literal["eog", "stop", "length", "context"]
-
-
-@dataclass(slots=True)
-class Step(Pass):
-    """One target pass, or the prefill's first token (`batch` 0), with the text that came of it.
-
-    Attributes:
-        pieces: the text that each token released, as many as `tokens`; text is held back while a character or a
-            stop string may still be incomplete.
-        position: absolute index in the sequence of the first token that the pass decided.
-        stop: why the generation ended with this step, or None.
-        stop_string: the stop string that ended it, where one did.
-        logprobs: of each emitted token, where they were asked for.
-        detail: how the tokens were decided on, where that was asked for: a judgement for each drafted token that was
-            reached, and one for each token of the target's own, in order.
-        judged: the draft that `detail` speaks of, where that was asked for: what was sent. Where a grammar cut a draft
-            that was drawn blindly, the forbidden token follows; it is refused unsent.
-
-    The rest is as in `Pass`.
-    """
-
-    pieces: tuple[str, ...] = ()
-    _: KW_ONLY
-    position: int = 0
-    stop: StopReason | None = None
-    stop_string: str | None = None
-    logprobs: tuple[Logprobs, ...] = ()
-    detail: tuple[TokenDecision, ...] = ()
-    judged: Draft = NO_DRAFT
-
-    @property
-    def text(self) -> str:
-        """The text this step released."""
-        return "".join(self.pieces)
+from ngramspec.backend import Logits
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import Replay
+from ngramspec.decoding import branches
+from ngramspec.decoding.batch import Batch
+from ngramspec.decoding.drafts import Plan, Text, no_draft
+from ngramspec.decoding.generation import Generation
+from ngramspec.drafting.draft_model.passes import draft_together
+from ngramspec.exactness.decision import ExactnessMode
+from ngramspec.policies.policy import Debt, Policy, smallest
+from ngramspec.steps import Step
 
 
-@dataclass(slots=True)
-class Stats:
-    """Counters over passes. `tokens` and `passes` exclude the prefill and the token it yields.
+class Sent(NamedTuple):
+    """A pass that was made.
 
     Attributes:
-        tokens: emitted by target passes.
-        passes: target passes.
-        passes_without_draft: passes whose batch held no draft.
-        drafted, accepted: draft tokens sent, and emitted.
-        drafted_at, accepted_at: the same by position in the draft.
-        tested_at: how often a position was reached (all before it were accepted).
-        seconds: of target passes.
-        draft_seconds: of asking the drafter.
-        plain_seconds: what the same tokens would have taken one by one, by the cost curve.
-        prefill_seconds: of prefills.
-        decode_seconds: from each first token to the last, on the wall; see `Pass.elapsed`.
-        generated: all tokens emitted, the prefill's included.
-        close_calls: see `Pass`.
+        plans: what it evaluated of each text.
+        rows: the logits of each text.
+        owed: tokens that were evaluated again.
+        planning: seconds from the first drafter asked to the pass.
+        seconds: of the pass.
     """
 
-    tokens: int = 0
-    passes: int = 0
-    passes_without_draft: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    drafted_at: list[int] = field(default_factory=list)
-    tested_at: list[int] = field(default_factory=list)
-    accepted_at: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    draft_seconds: float = 0.0
-    plain_seconds: float = 0.0
-    prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    generated: int = 0
-    close_calls: int = 0
+    plans: Sequence[Plan]
+    rows: Sequence[Logits]
+    owed: int
+    planning: float
+    seconds: float
 
-    def add(self, done: Pass) -> None:
-        """Count a pass."""
-        self.generated += len(done.tokens)
-        self.close_calls += done.close_calls
-        if done.batch == 0:
-            self.prefill_seconds += done.seconds
-            return
-        self.tokens += len(done.tokens)
-        self.passes += 1
-        self.seconds += done.seconds
-        self.draft_seconds += done.draft_seconds
-        self.plain_seconds += done.plain_seconds * len(done.tokens)
-        self.decode_seconds += done.elapsed
-        k = len(done.drafted)
-        self.passes_without_draft += k == 0
-        self.drafted += k
-        self.accepted += done.accepted
-        while len(self.drafted_at) < k:
-            for counts in (self.drafted_at, self.tested_at, self.accepted_at):
-                counts.append(0)
-        # A text that ended inside the draft says nothing about the positions after its end.
-        reached = done.accepted if done.accepted == len(done.tokens) else done.accepted + 1
-        for i in range(k):
-            self.drafted_at[i] += 1
-            self.tested_at[i] += i < reached
-            self.accepted_at[i] += i < done.accepted
 
-    def merge(self, other: Stats) -> None:
-        """Add another's counters to these."""
-        for name in self.__dataclass_fields__:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if isinstance(mine, list):
-                length = max(len(mine), len(theirs))
-                pad = [x + [0] * (length - len(x)) for x in (mine, theirs)]
-                setattr(self, name, [a + b for a, b in zip(*pad, strict=True)])
-            else:
-                setattr(self, name, mine + theirs)
+class Speculation:
+    """Makes the passes of one model: decides on every draft, and learns from every pass.
 
-    @property
-    def tokens_per_pass(self) -> float:
-        """MAT: emitted tokens per target pass, bonus token and passes without a draft included; 1.0 is plain."""
-        return self.tokens / self.passes if self.passes else 1.0
+    Args:
+        policy: decides how many tokens to draft.
+        clock: tells the seconds that passes and drafting take.
 
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted / drafted; None when nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else None
+    Attributes:
+        policy: as above.
+        exactness: which sizes of batch move no logit, and how far others do.
+        curve: cost of a pass by batch size; None while nobody measured.
+        sizes: batch sizes that may be used, ascending.
+    """
 
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens after the first per second from the first to the last; None where nobody took the time."""
-        return self.tokens / self.decode_seconds if self.decode_seconds > 0 else None
+    def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.policy = policy
+        self.exactness = ExactnessMode()
+        self._clock = clock
+        self._explained: Mapping[str, float] = {}
+        self.prepare(None, (1,))
 
-    @property
-    def estimated_gain(self) -> float | None:
-        """Plain decoding's time for these tokens, by the cost curve, over the time taken; None if nobody measured that.
+    def prepare(
+        self, curve: CostCurve | None, sizes: Sequence[int], replay: Replay | None = None, leaves: int = 0
+    ) -> None:
+        """Set what holds from here on.
 
-        None too where nothing was drafted: the curve was measured at another moment, and would be compared with that.
+        Args:
+            curve, sizes: see `Speculation`.
+            replay: seconds to save a state and to go back to it, where taking a draft back means evaluating tokens
+                again; None: taking back costs nothing.
+            leaves: most branches of questions beside a draft.
         """
-        seconds = self.seconds + self.draft_seconds
-        known = self.drafted and seconds > 0 and self.plain_seconds > 0
-        return self.plain_seconds / seconds if known else None
+        self.curve = curve
+        self.sizes = sizes
+        self._replay = replay
+        self._leaves = leaves
+        self._plain = [no_draft(curve.padded(sizes)[1][0] if curve else smallest(1, sizes))]
+
+    def begin(self) -> None:
+        """A text begins."""
+        self._explained = {}
+        self.policy.begin()
+
+    def step(self, texts: Sequence[Generation], batch: Batch | None = None) -> list[Step | None]:
+        """Make a pass; the step that came of it for each text, or None where an error ended the text before.
+
+        Args:
+            texts: none of which has ended.
+            batch: their sequences, which share the pass; None: the only text has a model of its own.
+
+        Raises:
+            TargetError: the pass failed, or a draft model's; the texts are as before.
+        """
+        sent = self.send(texts, batch)
+        alone, exactness, back = len(texts) == 1, self.exactness, 0.0
+        size = sent.plans[0].size if alone else sum(plan.size for plan in sent.plans)
+        steps: list[Step | None] = []
+        for text, plan, rows in zip(texts, sent.plans, sent.rows, strict=True):
+            step = text.take(
+                plan,
+                rows,
+                batch=plan.size + sent.owed if alone else plan.size,
+                seconds=sent.seconds * (plan.size / size),
+                bound=0.0 if alone and plan.size in exactness.agreeing else exactness.bound,
+            )
+            steps.append(step)
+            if len(text.sequence.tokens) > text.settled:
+                began = self._clock()
+                text.sequence.rollback(text.settled)
+                back += self._clock() - began
+        if alone:
+            if steps[0] is not None:
+                self.learn(texts[0], steps[0], sent.planning + back)
+        elif batch is not None and texts[0].drafts.drafter is not None:
+            self._learn_together(texts, steps, sent, sent.planning + back, batch)
+        return steps
+
+    # ------------------------------------------------------------------ what to send
+
+    def send(self, texts: Sequence[Text], batch: Batch | None = None) -> Sent:
+        """Plan a pass, and make it."""
+        clock = self._clock
+        began = clock()
+        plans = self.plan(texts, batch)
+        owed = 0
+        for text, plan in zip(texts, plans, strict=True):
+            sequence = text.sequence
+            debt = sequence.owed
+            owed += debt
+            # So that the draft can be taken back. Where tokens are owed, there is a checkpoint before them already.
+            if plan.sent.tokens and sequence.replays and not debt:
+                sequence.checkpoint()
+        asked = clock()
+        rows: Sequence[Logits]
+        if batch is not None:
+            rows = batch.evaluate([plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)])
+        elif plans[0].questions:
+            rows = [branches.evaluate(texts[0].sequence, plans[0], texts[0].last)]
+        else:
+            rows = [texts[0].sequence.evaluate(plans[0].batch(texts[0].last))]
+        return Sent(plans, rows, owed, asked - began, clock() - asked)
+
+    def plan(self, texts: Sequence[Text], batch: Batch | None = None) -> list[Plan]:
+        """What the next pass evaluates of each text."""
+        n = len(texts)
+        plain = self._plain if n == 1 else [_ONE_TOKEN] * n
+        if texts[0].drafts.drafter is None:
+            return plain
+        policy, curve, sizes = self.policy.shared(n), self.curve, self.sizes
+        self._explained = policy.explain()
+        room, owed = sizes[-1] - n, 0
+        if n == 1:
+            owed = texts[0].sequence.owed
+            room = min(room, texts[0].sequence.max_batch - 1) - owed
+        most = 0 if batch is not None and batch.drafts_alone and n > 1 else min(policy.limit(), room)
+        limits = [min(most, text.left - 1) for text in texts]
+        if max(limits) < 1:
+            for text in texts:
+                text.drafts.proposal = None
+            return plain
+        price = policy.price(curve, sizes)
+        proposals = draft_together(
+            [text.drafts.proposing(limit, price, text.chooser()) for text, limit in zip(texts, limits, strict=True)],
+            price,
+        )
+        if batch is not None and n > 1:
+            assert curve is not None
+            chosen = policy.plan_together(proposals, curve, sizes, batch.batches)
+            return [
+                text.drafts.plan(proposal.head(length), size, (size,))
+                for text, proposal, (length, size) in zip(texts, proposals, chosen, strict=True)
+            ]
+        drafts, replay = texts[0].drafts, self._replay
+        debt = None if replay is None else Debt(owed, 0.0 if owed else replay.save, replay.restore)
+        length, size = policy.plan(proposals[0], curve, sizes, debt)
+        if not length:
+            return [no_draft(size)]
+        plan = drafts.plan(proposals[0].head(length), size, sizes)
+        if self._leaves:
+            plan = branches.with_questions(plan, drafts.drafter, policy, price, curve, sizes, self._leaves)
+        return [plan]
+
+    # ------------------------------------------------------------------ what came of it
+
+    def learn(self, text: Text, step: Step, overhead: float = 0.0) -> None:
+        """Learn from a pass over one text, and fill in what its record lacks.
+
+        Args:
+            text: that it was made over.
+            step: what came of it: tokens emitted, the draft, the batch size and the time.
+            overhead: seconds spent on planning, and on being able to take a draft back; counted only if the drafter
+                was asked.
+        """
+        drafts, curve = text.drafts, self.curve
+        if curve is not None:
+            step.plain_seconds = curve.seconds(self._plain[0].size)
+        if drafts.drafter is not None:
+            step.explained = self._explained
+            if curve is not None:
+                step.disturbed = step.seconds - curve.undisturbed(step.batch, step.seconds)
+            reading = drafts.settle(step)
+            if drafts.proposal is not None:
+                step.draft_seconds = overhead - reading
+            self.policy.record(step)
+        if curve is not None and step.batch <= self.sizes[-1]:
+            curve.observe(step.batch, step.seconds)
+
+    def _learn_together(
+        self, texts: Sequence[Text], steps: Sequence[Step | None], sent: Sent, overhead: float, batch: Batch
+    ) -> None:
+        """Learn from a pass over several texts what passes cost, and whether drafting pays for so many."""
+        n, curve = len(texts), self.curve
+        assert curve is not None
+        if all(text.drafts.proposal is None for text in texts):
+            overhead = 0.0
+        done = []
+        for text, step in zip(texts, steps, strict=True):
+            if step is not None:
+                overhead -= text.drafts.settle(step)
+                done.append(step)
+        plain_seconds = curve.level * batch.plain_cost(curve) / n
+        for step in done:
+            step.plain_seconds, step.draft_seconds = plain_seconds, overhead / n
+        batches = batch.batches([plan.size for plan in sent.plans])
+        whole = batches[0] + sent.owed if len(batches) == 1 else 0
+        self.policy.shared(n).record(
+            Step(
+                tuple(token for step in done for token in step.tokens),
+                drafted=tuple(token for step in done for token in step.drafted),
+                accepted=sum(step.accepted for step in done),
+                # As many drafters were asked: it was not in vain if each had one right.
+                guessed=sum(step.guessed for step in done) // n,
+                batch=sum(batches) + sent.owed,
+                seconds=sent.seconds,
+                disturbed=sent.seconds - curve.undisturbed(whole, sent.seconds) if whole else 0.0,
+                draft_seconds=overhead,
+                plain_seconds=plain_seconds,
+            )
+        )
+        if 0 < whole <= self.sizes[-1]:
+            curve.observe(whole, sent.seconds)
+
+
+_ONE_TOKEN = no_draft(1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from encodings import utf_8
 
-from ngramspec.decoding.step import StopReason
+from ngramspec.steps import StopReason
 
 
 class TextStream:

@@ -19,23 +19,22 @@ stood a few tokens back:
             return right
 
 It does not say how likely its guesses are, so that is estimated from what came of the earlier ones; a drafter that
-knows better says so in `Draft.chances`. It draws nothing, so each guess's law q is certain, whatever `choose` is; a
-drafter that has several candidates picks with `choose`, and gives their weights as q.
+knows better says so in `Draft.chances`. It draws nothing, so each guess's distribution q is certain, whatever `choose`
+is; a drafter that has several candidates picks with `choose`, and gives their weights as q.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 
+from ngramspec.drafting.baselines.suffix import SuffixDrafter
+from ngramspec.drafting.baselines.target_logits import LookaheadDrafter, NasdDrafter, RecycleDrafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.lookahead import LookaheadDrafter
-from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter
-from ngramspec.drafting.nasd import NasdDrafter
+from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter, Recall
 from ngramspec.drafting.ngram import NGramDrafter
-from ngramspec.drafting.recall import Recall
-from ngramspec.drafting.recycle import RecycleDrafter
-from ngramspec.drafting.suffix import SuffixDrafter
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "mixture": MixtureDrafter,
@@ -76,3 +75,18 @@ def make_drafter(name: str, *, memory: Recall | bool | None = None, kept: Path |
         able = ", ".join(sorted(REMEMBERING))
         raise ValueError(f"the drafter {name!r} cannot remember earlier answers (those that can: {able})")
     return DRAFTERS[name](memory=memory)
+
+
+@cache
+def uncompiled() -> tuple[str, ...]:
+    """Names of the core's modules that run as plain Python; empty where all were compiled at install.
+
+    Drafts are the same then, and take some 40 times as long to find.
+    """
+    folder = Path(__file__).parent
+    # Each module of the core, and no other, has a declaration for the compiler beside it.
+    names = [
+        ".".join([__package__, *declaration.relative_to(folder).with_suffix("").parts])
+        for declaration in sorted(folder.rglob("*.pxd"))
+    ]
+    return tuple(name for name in names if (spec := find_spec(name)) and (spec.origin or "").endswith(".py"))

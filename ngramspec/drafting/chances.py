@@ -1,22 +1,49 @@
 """How likely the target is to accept each guess of a draft, from what came of earlier guesses.
 
-`HitRates` counts online. A guess falls into a cell by what is known when it is made: the length of the matched
-context, how much of that context's history agrees with it, and how well the last guesses did. Each cell counts its
-hits and misses, old ones fading. Its rate is shrunk towards that of all guesses with its match length, and the latter
-towards a prior.
-
 `ChanceEstimator` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead.
-`Record` does so for the drafts of a drafter that makes no estimates of its own.
+`Record` does so for the drafts of a drafter that makes no estimates of its own; `OutcomeMap` learns what somebody's
+probabilities turned out to mean, and `Reliability` tells how right estimates were.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from ngramspec.drafting.draft import Chooser, Draft
-from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.price import TokenPrice
+
+
+class FadingRate:
+    """Hits over tries, where each new outcome makes all before it count a little less.
+
+    Args:
+        hits, tries: imagined outcomes to begin with.
+        fade: weight of what was counted before, at each new outcome; 1: nothing fades.
+    """
+
+    __slots__ = ("_fade", "_hits", "_tries")
+
+    def __init__(self, hits: float = 0.0, tries: float = 0.0, *, fade: float) -> None:
+        self._hits = hits
+        self._tries = tries
+        self._fade = fade
+
+    def add(self, hit: float) -> None:
+        """Count an outcome: a bool, or a share of a hit."""
+        self._hits = self._hits * self._fade + hit
+        self._tries = self._tries * self._fade + 1.0
+
+    @property
+    def value(self) -> float:
+        """The rate. Raises ZeroDivisionError where nothing was counted, nor imagined."""
+        return self._hits / self._tries
+
+    def towards(self, rate: float, strength: float) -> float:
+        """The rate, shrunk: as if `strength` more outcomes had been counted, of which `rate` were hits."""
+        return (self._hits + strength * rate) / (self._tries + strength)
+
 
 Cell = tuple[int, int, int]
 """A match length, and two more classes of what is known: see `cell` and `Record`."""
@@ -57,7 +84,11 @@ _NOTHING = FadingRate(fade=FADE)
 
 
 class HitRates:
-    """Fading counts of hits per cell; `estimate` and `learn` take constant time."""
+    """Fading counts of hits by what is known when a guess is made; `estimate` and `learn` take constant time.
+
+    A cell is the length of the matched context, how much of that context's history agrees with the guess, and how well
+    the last guesses did. Its rate is shrunk towards that of all guesses with its match length, that towards a prior.
+    """
 
     def __init__(self) -> None:
         self._cells: dict[Cell, FadingRate] = {}
@@ -104,10 +135,8 @@ class ChanceEstimator:
     """A `HitRates`, and the guesses that wait for their outcome.
 
     A guess is given as (match, count, support): the length of the context it rests on, how often the guessed token
-    followed it, and how often anything did.
-
-    A proposal that the policy cut is compared with what was emitted all the same: that tells as much about the
-    guesses as verifying them would have.
+    followed it, and how often anything did. A proposal that the policy cut is compared with what was emitted all the
+    same.
 
     Attributes:
         chances: estimates of the chain's guesses so far.
@@ -189,3 +218,99 @@ class Record(ChanceEstimator):
         self._cells = [(length_class(length), _few(position), run) for position, length in enumerate(match)]
         self.close(draft.tokens)
         return replace(draft, chances=tuple(map(self._model.estimate, self._cells)))
+
+
+REACH = 6
+"""Log-odds covered, to both sides of 0; a point at every half."""
+
+RATE = 0.02
+
+
+class OutcomeMap:
+    """A map from probability to what it turned out to mean, the identity at first, learnt online in constant time.
+
+    The mixture says how likely a token comes next, and a draft needs to know how likely a token that was *drawn* is
+    accepted. A table over log-odds, linear between its points, each point moved towards the outcomes near it: secondary
+    estimation, as compressors of the PAQ family do it (Mahoney 2005, section 4, "APM").
+    """
+
+    def __init__(self) -> None:
+        self._points = [1.0 / (1.0 + math.exp(-i / 2)) for i in range(-2 * REACH, 2 * REACH + 1)]
+
+    def estimate(self, p: float) -> float:
+        """What `p`, between 0 and 1 exclusive, turned out to mean."""
+        i, share = self._place(p)
+        return self._points[i] * (1.0 - share) + self._points[i + 1] * share
+
+    def learn(self, p: float, right: bool) -> None:
+        """Learn the outcome of a guess that was given the probability `p`."""
+        i, share = self._place(p)
+        for point, weight in ((i, 1.0 - share), (i + 1, share)):
+            self._points[point] += RATE * weight * (right - self._points[point])
+
+    @staticmethod
+    def _place(p: float) -> tuple[int, float]:
+        odds = math.log(p / (1.0 - p))
+        at = 2 * (min(max(odds, -REACH), REACH - 1e-9) + REACH)
+        return int(at), at - int(at)
+
+
+BINS = 10
+"""Number of bins in the reliability table."""
+
+
+@dataclass(slots=True)
+class Reliability:
+    """Predicted against observed acceptance of every position of drafts whose outcome is known.
+
+    That is every position up to and with the first that was wrong.
+
+    Attributes:
+        seen, predicted, right: per bin of BINS, how many, the sum of their predictions, and how many were right.
+    """
+
+    seen: list[int] = field(default_factory=lambda: [0] * BINS)
+    predicted: list[float] = field(default_factory=lambda: [0.0] * BINS)
+    right: list[int] = field(default_factory=lambda: [0] * BINS)
+
+    def add(self, proposal: Draft, truth: Sequence[int]) -> None:
+        """Count a proposal; `truth` is what really followed."""
+        for guess, p, token in zip(proposal.tokens, proposal.chances, truth, strict=False):
+            number = min(BINS - 1, int(p * BINS))
+            self.seen[number] += 1
+            self.predicted[number] += p
+            if guess != token:
+                return
+            self.right[number] += 1
+
+    def merge(self, other: Reliability) -> None:
+        """Add another's counts to these."""
+        for i in range(BINS):
+            self.seen[i] += other.seen[i]
+            self.predicted[i] += other.predicted[i]
+            self.right[i] += other.right[i]
+
+    @property
+    def calibration_error(self) -> float | None:
+        """Expected calibration error: the mean of |predicted - observed| over bins, weighted by their counts.
+
+        (Naeini, Cooper, Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian binning".)
+        None if nothing was proposed.
+        """
+        total = sum(self.seen)
+        if not total:
+            return None
+        return sum(abs(p - r) for p, r in zip(self.predicted, self.right, strict=True)) / total
+
+    def to_json(self) -> list[dict[str, float | None]]:
+        """Each bin: its bounds, how many predictions, their mean, and the share that was right."""
+        return [
+            {
+                "from": i / BINS,
+                "to": (i + 1) / BINS,
+                "count": seen,
+                "predicted": self.predicted[i] / seen if seen else None,
+                "observed": self.right[i] / seen if seen else None,
+            }
+            for i, seen in enumerate(self.seen)
+        ]

@@ -15,8 +15,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from ngramspec.drafting.chances import FadingRate
 from ngramspec.drafting.draft import Draft
-from ngramspec.drafting.fading import FadingRate
 from ngramspec.sampling.sampler import GrammarState
 from ngramspec.tokens import Tokenizer
 
@@ -79,7 +79,7 @@ class GrammarGuide:
     _forced: range = range(0)
 
     def shape(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
-        """A draft as the grammar would have it; see `Speculation.plan`.
+        """A draft as the grammar would have it, at most `limit` tokens.
 
         A blind draft is left alone, unless it can be replaced whole: whether a drawn token is in the draft must
         not depend on the token. `legal` then tells where to cut it for the batch.

@@ -21,13 +21,13 @@ class NGramDrafter(Drafter):
     def __init__(self, predictor: NGramPredictor | None = None) -> None:
         self.predictor = NGramPredictor() if predictor is None else predictor
         self._unread: list[int] = []
-        self._judge = ChanceEstimator()
+        self._estimator = ChanceEstimator()
 
     def begin(self, prompt: Sequence[int]) -> None:
         self.predictor.reset()
         self.predictor.update_batch(prompt)
         self._unread.clear()
-        self._judge.begin()
+        self._estimator.begin()
 
     def propose(
         self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
@@ -39,15 +39,15 @@ class NGramDrafter(Drafter):
         else:
             self.predictor.update_batch(self._unread)
         self._unread.clear()
-        judge = self._judge
-        judge.open(price)
-        draft = self.predictor.predict(limit, choose, judge.go_on)
-        judge.close(draft.tokens)
-        chances = judge.chances
+        estimator = self._estimator
+        estimator.open(price)
+        draft = self.predictor.predict(limit, choose, estimator.go_on)
+        estimator.close(draft.tokens)
+        chances = estimator.chances
         if blind and draft.tokens:
-            chances = [judge.blind(draft.match[0], draft.q[0], draft.support[0])] * limit
+            chances = [estimator.blind(draft.match[0], draft.q[0], draft.support[0])] * limit
         return Draft(draft.tokens, draft.q, draft.match, draft.support, tuple(chances), self.name)
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._unread += tokens
-        return self._judge.settle(tokens)
+        return self._estimator.settle(tokens)

@@ -1,18 +1,154 @@
 """`NGramPredictor`: counts what followed each short context and chains the likeliest into a draft.
 
-Contract: token ids in, a `Draft` out; it knows nothing about models, logits or text. Only `update`,
-`update_batch` and `reset` change it. After the n-gram predictor that akunu's book describes in its
-chapter on speculative decoding: a table per order, FNV-1a keys, the longest known context first.
+After the n-gram predictor that akunu's book describes in its chapter on speculative decoding: a table per order, FNV-1a
+keys, the longest known context first.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Literal
 
-from ngramspec.drafting.context_table import BoundedTable, Continuations, ExactTable
 from ngramspec.drafting.draft import Chooser, Draft
+
+MAX_PAIRS = 65_536
+"""Most (context, next token) pairs in a `BoundedTable`."""
+
+MAX_CONTINUATIONS = 256
+"""Most distinct next tokens of one context in a `BoundedTable`."""
+
+
+class Shares(Mapping[int, float]):
+    """Counts as probabilities, divided only when asked for: dividing 256 of them takes longer than a greedy draft."""
+
+    __slots__ = ("_counts", "_total")
+
+    def __init__(self, counts: Mapping[int, int], total: int) -> None:
+        self._counts = counts
+        self._total = total
+
+    def __getitem__(self, token: int) -> float:
+        return self._counts[token] / self._total
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._counts)
+
+    def __len__(self) -> int:
+        return len(self._counts)
+
+
+class Continuations:
+    """The tokens seen after one context. Read-only to everyone but the table that holds it.
+
+    Attributes:
+        counts: next token -> how often, least recently seen first.
+        best: the most frequent of them, the most recently seen among equals.
+        total: the sum of the counts.
+    """
+
+    __slots__ = ("best", "counts", "total")
+
+    def __init__(self, token: int) -> None:
+        self.counts = {token: 1}
+        self.best = token
+        self.total = 1
+
+    def add(self, token: int) -> None:
+        """Count `token` once more. Being the latest now, it wins every tie that it reaches."""
+        counts = self.counts
+        count = counts.pop(token, 0) + 1
+        counts[token] = count
+        self.total += 1
+        if token != self.best and count >= counts[self.best]:
+            self.best = token
+
+    def subtract(self, token: int) -> None:
+        """Undo the oldest `add(token)`. O(1), or O(distinct tokens) if `token` was the best."""
+        counts = self.counts
+        count = counts[token] - 1
+        if count:
+            counts[token] = count
+        else:
+            del counts[token]
+        self.total -= 1
+        if token == self.best:
+            self.best = max(reversed(counts), key=counts.__getitem__)
+
+    def drop_stale(self) -> None:
+        """Forget the least recently seen token, but never the best: so the best stays known."""
+        stale, next_stale = islice(self.counts, 2)
+        if stale == self.best:
+            stale = next_stale
+        self.total -= self.counts.pop(stale)
+
+    def probabilities(self) -> Mapping[int, float]:
+        """The counts divided by their sum: a copy, which later learning leaves as it is."""
+        if len(self.counts) == 1:
+            return {self.best: 1.0}
+        return Shares(self.counts.copy(), self.total)
+
+
+Entry = int | Continuations
+"""What a table holds per context: a bare token id after one occurrence, counts after more, which halves the memory."""
+
+
+class BoundedTable(OrderedDict[int, Entry]):
+    """Context key -> `Entry`, least recently updated first.
+
+    Beyond `MAX_PAIRS` it drops the least recently updated contexts; beyond `MAX_CONTINUATIONS` a context drops the
+    least recently seen token that is not its most frequent.
+    """
+
+    pairs = 0  # (context, next token) held now
+
+    def add(self, key: int, token: int) -> None:
+        """Count `token` after context `key`."""
+        entry = self.get(key)
+        if entry is None:
+            self[key] = token
+            self.pairs += 1
+        else:
+            self.move_to_end(key)
+            if not isinstance(entry, Continuations):
+                entry = self[key] = Continuations(entry)
+            counts = entry.counts
+            known = len(counts)
+            entry.add(token)
+            if len(counts) == known:
+                return
+            if known < MAX_CONTINUATIONS:
+                self.pairs += 1
+            else:
+                entry.drop_stale()
+        while self.pairs > MAX_PAIRS:
+            _, oldest = self.popitem(last=False)
+            self.pairs -= len(oldest.counts) if isinstance(oldest, Continuations) else 1
+
+
+class ExactTable(dict[int, Entry]):
+    """Context key -> `Entry`. Forgets exactly what it is told to."""
+
+    def add(self, key: int, token: int) -> None:
+        """Count `token` after context `key`."""
+        entry = self.get(key)
+        if entry is None:
+            self[key] = token
+        elif isinstance(entry, Continuations):
+            entry.add(token)
+        else:
+            entry = self[key] = Continuations(entry)
+            entry.add(token)
+
+    def subtract(self, key: int, token: int) -> None:
+        """Undo the oldest `add(key, token)`. As costly as `Continuations.subtract`."""
+        entry = self[key]
+        if isinstance(entry, Continuations) and entry.total > 1:
+            entry.subtract(token)
+        else:
+            del self[key]
+
 
 GoOn = Callable[[int, int, int], bool]
 """Asked after each drafted token: (length of its context, its count, the context's total)."""
@@ -25,9 +161,8 @@ _MASK = (1 << 64) - 1
 def fnv1a(tokens: Iterable[int]) -> int:
     """64-bit FNV-1a over token ids, oldest first, with a whole id in the place of FNV's octet.
 
-    One xor and one multiply modulo 2^64 per token: h <- (h xor token) * 1099511628211, from
-    h = 14695981039346656037 on. Source: Noll, Vo, Eastlake, Hansen, "The FNV Non-Cryptographic
-    Hash Algorithm" (RFC 9923).
+    h <- (h xor token) * 1099511628211 mod 2^64 for each token, from h = 14695981039346656037 on. Source: Noll, Vo,
+    Eastlake, Hansen, "The FNV Non-Cryptographic Hash Algorithm" (RFC 9923).
     """
     key = FNV_BASIS
     for token in tokens:
@@ -36,16 +171,10 @@ def fnv1a(tokens: Iterable[int]) -> int:
 
 
 def roll(keys: Sequence[int], token: int, orders: int) -> list[int]:
-    """Keys of the contexts that end at `token`, from those that ended at the token before it.
+    """Keys of the contexts of 1 to `orders` tokens that end at `token`, from those that ended at the token before it.
 
-    Args:
-        keys: `keys[k - 1]` is the `fnv1a` of the last k tokens; near the start of a text there are
-            fewer than `orders`.
-        token: the token appended.
-        orders: length of the longest context to keep a key for.
-
-    The hash runs in text order, so k tokens hash to the key of the first k - 1 of them, mixed with
-    the last: one xor and one multiply per order, whatever the length of the context.
+    `keys[k - 1]` is the `fnv1a` of the last k tokens; near the start of a text there are fewer. The hash runs in text
+    order, so k tokens hash to the key of the first k - 1 of them, mixed with the last.
     """
     prime = FNV_PRIME
     rolled = [((FNV_BASIS ^ token) * prime) & _MASK]
@@ -63,12 +192,8 @@ class NGramPredictor:
         window: how many of the latest tokens count as history, `max_order` or more.
         evict: what becomes of the counts of tokens that leave the window.
 
-            - "keep" (akunu's): they stay. The whole session is remembered; the window bounds the
-              history alone (`len`), not the drafts. Memory is bounded by `BoundedTable`, which
-              forgets what was not updated for longest once a table holds 65,536 pairs.
-            - "decrement": a true sliding window. The n-grams that began with the leaving token are
-              counted down and removed at 0, so the tables always equal those built from the last
-              `window` tokens alone.
+            - "keep" (akunu's): they stay. The window bounds the history alone (`len`), `BoundedTable` the memory.
+            - "decrement": a true sliding window: the tables equal those built from the last `window` tokens alone.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -85,16 +210,13 @@ class NGramPredictor:
     >>> dict(draft.q[0])
     {7: 0.5, 8: 0.5}
 
-    Complexity: O(max_order) table operations per `update` and per drafted token, plus a copy of the
-    counts for each `q`; nothing grows with the session. With "decrement", a search among the
-    continuations of a context (at most `window`) whenever the oldest token's was its best. Memory:
-    O(MAX_PAIRS) or O(window) per order.
+    Complexity: O(max_order) table operations per `update` and per drafted token, plus a copy of the counts for each
+    `q`; nothing grows with the session. With "decrement", a search among the continuations of a context (at most
+    `window`) whenever the oldest token's was its best. Memory: O(MAX_PAIRS) or O(window) per order.
 
-    Contexts are told apart by 64 bits of hash alone. Two that collide share their counts, and all
-    that can come of it is a wrong guess: the target verifies every drafted token, so the guess
-    wastes a draft and changes no output. Rejection sampling stays exact as well: it works with any
-    q that the token was really drawn from (Leviathan et al. 2023, appendix A.1), and `Draft.q`
-    holds the very counts that `choose` was handed, shared or not.
+    Contexts are told apart by 64 bits of hash alone. Two that collide share their counts, and all that can come of it
+    is a wrong guess: the target verifies every drafted token. Rejection sampling stays exact as well: it works with any
+    q that the token was really drawn from (Leviathan et al. 2023, appendix A.1).
     """
 
     def __init__(
@@ -141,17 +263,14 @@ class NGramPredictor:
     def lookup(self, keys: Sequence[int]) -> tuple[int, Continuations] | None:
         """The longest known context among `keys`: (its length, what followed it); None if none is.
 
-        `keys`, `lookup` and `roll` are the steps `predict` is made of, for drafters that decide at
-        each token whether and how to go on:
+        `predict` is made of `keys`, `lookup` and `roll`:
 
         >>> predictor = NGramPredictor()
         >>> predictor.update_batch([5, 6, 7, 5])
-        >>> keys = predictor.keys
-        >>> length, found = predictor.lookup(keys)
+        >>> length, found = predictor.lookup(predictor.keys)
         >>> length, found.best, found.total
         (1, 6, 1)
-        >>> keys = roll(keys, found.best, predictor.max_order - 1)
-        >>> length, found = predictor.lookup(keys)
+        >>> length, found = predictor.lookup(roll(predictor.keys, found.best, predictor.max_order - 1))
         >>> length, found.best
         (2, 7)
         """
@@ -178,10 +297,7 @@ class NGramPredictor:
         history.append(token)
 
     def update_batch(self, tokens: Sequence[int]) -> None:
-        """Append many tokens, such as a prompt: the same as `update` on each in turn, but faster.
-
-        The tables do not depend on each other, so each takes the whole batch in one tight loop.
-        """
+        """Append many tokens, such as a prompt: the same as `update` on each in turn, but faster, table by table."""
         if self._sliding and len(tokens) >= self.window:
             self.reset()  # whatever came before leaves the window anyway
             tokens = tokens[-self.window :]
@@ -215,8 +331,7 @@ class NGramPredictor:
             go_on: told about each token drafted; the draft ends with the one it answers False to.
 
         Returns:
-            The draft; shorter than `limit`, or empty, if no table knows the context. `match` holds
-            lengths of 1 to `max_order - 1` tokens; `chances` is left empty.
+            The draft, without `chances`; shorter than `limit`, or empty, if no table knows the context.
 
         Raises:
             ValueError: `limit` is negative, or `choose` returned a token it was not offered.

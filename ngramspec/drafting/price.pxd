@@ -1,7 +1,7 @@
 cdef class TokenPrice:
     cdef readonly double worth
     cdef readonly double seconds
-    cdef readonly double stake
+    cdef readonly double loss_budget
     cdef readonly int texts
     cdef readonly object slopes
     cdef object _make_costs

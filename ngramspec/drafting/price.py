@@ -16,7 +16,6 @@ from itertools import accumulate
 import cython
 
 
-@cython.cclass
 class TokenPrice:
     """The price of one more drafted token. A drafter that knows it ends a draft where no longer one can pay.
 
@@ -25,13 +24,13 @@ class TokenPrice:
         slopes: entry k is the least time that one more token costs a draft of k tokens: the lowest slope of the cost
             curve from there on. At least as many entries as a draft can have tokens, and one more.
         seconds: of a unit of time, for drafters that take time themselves; 0: nobody knows.
-        stake: units of time that may be lost if the draft is refused.
+        loss_budget: units of time that may be lost if the draft is refused.
         costs: makes the list whose entry k is what a draft of k tokens takes longer than none; by default that is what
             the slopes add up to. Called when `costs` is first read: drafters without a draft model never do.
         texts: how many are drafted for at this price at a time.
 
     Attributes:
-        worth, slopes, seconds, stake, texts: as above. The unit of time is the caller's, by custom that of a one-token
+        worth, slopes, seconds, loss_budget, texts: as above. The unit of time is the caller's, by custom a one-token
             pass.
     """
 
@@ -40,13 +39,13 @@ class TokenPrice:
         worth: float,
         slopes: Sequence[float],
         seconds: float = 0.0,
-        stake: float = math.inf,
+        loss_budget: float = math.inf,
         costs: Callable[[], Sequence[float]] | None = None,
         texts: int = 1,
     ) -> None:
         self.worth = worth
         self.seconds = seconds
-        self.stake = stake
+        self.loss_budget = loss_budget
         self.texts = texts
         self._make_costs = costs
         self._costs: Sequence[float] | None = None
@@ -60,8 +59,6 @@ class TokenPrice:
             self._costs = list(accumulate(self.slopes[:-1], initial=0.0)) if make is None else make()
         return self._costs
 
-    @cython.ccall
-    @cython.exceptval(-1)
     def pays(self, reach: cython.double, length: cython.Py_ssize_t) -> cython.bint:
         """Whether a draft of `length` tokens, all accepted with probability `reach`, can gain by one token more."""
         return reach >= self.worth * self._slopes[length]

@@ -36,8 +36,6 @@ STIR = cython.declare(cython.ulonglong, 0x2C1B3C6D)
 WORD = cython.declare(cython.ulonglong, 0xFFFFFFFF)
 
 
-@cython.ccall
-@cython.exceptval(check=False)
 def slot(a: cython.ulonglong, b: cython.ulonglong, c: cython.ulonglong, mask: cython.ulonglong) -> cython.ulonglong:
     """The chain of the context a, b, c (oldest first) in a table of `mask` + 1 chains."""
     h: cython.ulonglong = (a * SPREAD_A ^ b * SPREAD_B ^ c * SPREAD_C) & WORD
@@ -45,7 +43,6 @@ def slot(a: cython.ulonglong, b: cython.ulonglong, c: cython.ulonglong, mask: cy
     return (h ^ (h >> 13)) & mask
 
 
-@cython.cclass
 class TokenIndex:
     """A growing text and its chains.
 
@@ -99,7 +96,6 @@ class TokenIndex:
         for token in tokens:
             self.append(token)
 
-    @cython.ccall
     def append(self, token: cython.int) -> None:
         """Add a token at the end. Amortised O(1)."""
         n: cython.Py_ssize_t = self.size
@@ -109,7 +105,6 @@ class TokenIndex:
         self.size = n + 1
         self._enter(n)
 
-    @cython.cfunc
     def _enter(self, n: cython.Py_ssize_t) -> None:
         t = self.tokens
         if n < ORDER or t[n] < 0 or t[n - 1] < 0 or t[n - 2] < 0 or t[n - 3] < 0:

@@ -10,15 +10,48 @@ sampler chooses the drafted tokens. So the sampler is asked for the same tokens 
 from __future__ import annotations
 
 import os
+import threading
 import warnings
 from collections.abc import Generator, Sequence
+from contextlib import closing, suppress
 from typing import Any
 
-from ngramspec.decoding.step import Stats
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.drafting import DEFAULT, make_drafter
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.dropin.look_ahead import LookAhead
-from ngramspec.exactness.choice import EXACT, Exact
-from ngramspec.llama.borrowed import DraftModel, LlamaCpp, asked_by, mend, obstacle, spread
+from ngramspec.exactness.decision import Exact
+from ngramspec.llama.llama_class import (
+    BorrowedVocabulary,
+    DraftModel,
+    LlamaCpp,
+    log_given_back,
+    mend,
+    obstacle,
+    spread,
+)
+from ngramspec.llama.passes import UsedAtOnceError
 from ngramspec.llama.target import Target
+from ngramspec.loading.load import as_drafter, open_target
+from ngramspec.loading.settings import LoadSettings, LoadSettingsError
+from ngramspec.models.find import resolve
+from ngramspec.steps import Stats
+
+
+class _Turn:
+    """What one thread does with a `Llama`, within which it may do more; another one is told that it cannot."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(False):
+            raise UsedAtOnceError
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Llama(LlamaCpp):  # type: ignore[misc]
@@ -30,14 +63,18 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             are enough for drafts under the settings given; else of all sizes, and rounding may then decide between two
             tokens. "on": never others. "off": all sizes, and nothing is measured.
         keep: take up and keep, from one process to the next, how drafts about single tokens fared.
-        draft_model: a GGUF file of the same vocabulary that drafts too, where that pays; or a `Target`, which is then
-            this object's alone. A `LlamaDraftModel` drafts in the parent's way, and nothing else does.
+        draft_model: a GGUF file of the same vocabulary, or a name as `ngramspec` takes it, that drafts too where that
+            pays, on the GPU unless `n_gpu_layers` is 0; or a `Target`, which is then this object's alone. A
+            `LlamaDraftModel` drafts in the parent's way, and nothing else does.
         rpc_servers: machines to spread the layers over, "HOST:PORT,...", where `ngramspec rpc-worker` runs; they serve
             this process, whatever it loads afterwards. `n_gpu_layers` is then -1 unless it is given.
+        prediction: a text that answers are likely to copy, such as a file that they change: what is drafted from first.
+            A wrong one changes no text.
         settings: what the parent takes.
 
     Attributes:
         exact, keep: as above.
+        prediction: as above; it may be set anew before each call.
         no_drafts: why nothing is drafted for this model under these settings; None where something is.
 
     Raises:
@@ -45,6 +82,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         TypeError: a `draft_model` that is a `Llama`.
         ModelError: the draft model cannot be used; this build has no RPC backend, or a machine cannot be reached.
         TargetError: a machine was lost; every later call raises it too.
+        RuntimeError: of all that evaluates or samples, while another thread does with this object.
     """
 
     _look: LookAhead | None = None
@@ -57,25 +95,34 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         keep: bool = True,
         draft_model: str | os.PathLike[str] | Target | DraftModel | None = None,
         rpc_servers: str | None = None,
+        prediction: str = "",
         **settings: Any,
     ) -> None:
-        if exact not in EXACT:
-            raise ValueError(f"exact is {exact!r}, but must be one of: {', '.join(EXACT)}")
         if isinstance(draft_model, LlamaCpp):
             raise TypeError("draft_model is a Llama, whose context is its own; give the path of its file, or a Target")
-        self.exact, self.keep = exact, keep
+        self.exact, self.keep, self.prediction = exact, keep, prediction
+        self._turn = _Turn()
         self._small = draft_model if isinstance(draft_model, str | os.PathLike | Target) else None
         self._rpc_servers = rpc_servers
+        layers = settings.get("n_gpu_layers", 0 if rpc_servers is None else -1)
+        try:
+            load = LoadSettings(exact=exact, rpc=rpc_servers, gpu_layers=-1 if layers else 0)
+        except LoadSettingsError as error:
+            raise ValueError(error.worded({"gpu_layers": "n_gpu_layers", "rpc": "rpc_servers"})) from None
         if rpc_servers is not None:
-            if settings.setdefault("n_gpu_layers", -1) == 0:
-                raise ValueError("n_gpu_layers=0 leaves no layer to rpc_servers; leave out one of them")
+            settings["n_gpu_layers"] = layers
             spread(rpc_servers)
         mend(settings.get("n_gpu_layers", 0))
         super().__init__(model_path, draft_model=draft_model if self._small is None else None, **settings)
         self.no_drafts = obstacle(self)
         self._asked = None
         if self._small is not None and self.no_drafts is None:
-            self._asked = asked_by(self, self._small)
+            with log_given_back():
+                small = self._small
+                if not isinstance(small, Target):
+                    own = load.for_draft_model(self.n_ctx(), self.n_threads)
+                    small = open_target(resolve(os.fspath(small)).path, own)
+                self._asked = as_drafter(BorrowedVocabulary(self), small)
         if self.draft_model is not None:
             warnings.warn(
                 "ngramspec.Llama drafts by itself, but leaves it to a draft_model that is given: drop that argument",
@@ -93,63 +140,97 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         self, tokens: Sequence[int], *args: Any, **settings: Any
     ) -> Generator[int, Sequence[int] | None, None]:
         """See `llama_cpp.Llama.generate`."""
-        if self.draft_model is not None or self.no_drafts is not None:
-            yield from super().generate(tokens, *args, **settings)
+        with self._turn:
+            mine = self._begin(settings.get("grammar"))
+        try:
+            with closing(super().generate(tokens, *args, **settings)) as generation:
+                sent: Sequence[int] | None = None
+                while True:
+                    with self._turn:
+                        token = generation.send(sent)
+                    sent = yield token
+        except StopIteration:
             return
+        finally:
+            if self._look is not None:
+                # If it is another's turn, that takes back what is ahead here.
+                with suppress(UsedAtOnceError), self._turn:
+                    self._look.end(mine)
+
+    def _begin(self, grammar: Any) -> object:
+        """A generation begins; returns what `LookAhead.end` is to be told."""
+        if self.draft_model is not None or self.no_drafts is not None:
+            return None
         if self._look is None:
             self._look = LookAhead(self, self.exact, keep=self.keep, model=self._asked)
-        look, grammar = self._look, settings.get("grammar")
-        mine = look.begin(grammar._grammar if grammar is not None and grammar._root == "root" else None)
-        try:
-            yield from super().generate(tokens, *args, **settings)
-        finally:
-            look.end(mine)
+        prediction = self.tokenize(self.prediction.encode(), add_bos=False) if self.prediction else ()
+        rules = grammar._grammar if grammar is not None and grammar._root == "root" else None
+        return self._look.begin(rules, prediction)
 
     def eval(self, tokens: Sequence[int]) -> None:
         """See `llama_cpp.Llama.eval`."""
+        with self._turn:
+            if not self._ahead(tokens):
+                super().eval(tokens)
+
+    def _ahead(self, tokens: Sequence[int]) -> bool:
+        """Answer an evaluation from what was evaluated ahead, or with a draft; False: the parent has to."""
         look, length = self._look, self.n_tokens
-        if look is not None and len(tokens):
-            row = look.next(tokens[0], self._input_ids) if look.active and len(tokens) == 1 else None
-            if row is not None:
-                self.input_ids[length] = tokens[0]
-                if self._logits_all:
-                    self.scores[length] = row
-                self.n_tokens += 1
-                self._requires_eval = False
-                return
+        if look is None or not len(tokens):
+            return False
+        row = look.next(tokens[0], self._input_ids) if look.active and len(tokens) == 1 else None
+        if row is None:
             look.drop()
             look.lost()
-        super().eval(tokens)
+            return False
+        self.input_ids[length] = tokens[0]
+        if self._logits_all:
+            self.scores[length] = row
+        self.n_tokens += 1
+        self._requires_eval = False
+        return True
 
     def sample(self, *args: Any, idx: int | None = None, **settings: Any) -> int:
         """See `llama_cpp.Llama.sample`."""
         look = self._look
-        if look is not None and look.behind:
-            idx = (self.n_tokens - 1 if idx is None else idx) - look.behind
-        token: int = super().sample(*args, idx=idx, **settings)
-        if look is not None:
-            look.sampled(token)
+        with self._turn:
+            if look is not None and look.behind:
+                idx = (self.n_tokens - 1 if idx is None else idx) - look.behind
+            # Without this, llama.cpp ends the process.
+            if not self._ctx.get_logits_ith(-1 if idx is None else idx - self.n_tokens):
+                raise RuntimeError("there are no logits to sample from: another generation has begun on this model")
+            token: int = super().sample(*args, idx=idx, **settings)
+            if look is not None:
+                look.sampled(token)
         return token
+
+    def embed(self, *args: Any, **settings: Any) -> Any:
+        """See `llama_cpp.Llama.embed`."""
+        with self._turn:
+            return super().embed(*args, **settings)
 
     # ------------------------------------------------------------------ the state
 
     def reset(self) -> None:
         """See `llama_cpp.Llama.reset`."""
-        if self._look is not None:
-            self._look.lost()
-        super().reset()
+        with self._turn:
+            if self._look is not None:
+                self._look.lost()
+            super().reset()
 
     def save_state(self) -> Any:
         """See `llama_cpp.Llama.save_state`."""
-        if self._look is not None:
-            self._look.drop()
-        return super().save_state()
+        with self._turn:
+            if self._look is not None:
+                self._look.drop()
+            return super().save_state()
 
     def load_state(self, state: Any) -> None:
         """See `llama_cpp.Llama.load_state`."""
-        if self._look is not None:
-            self._look.lost()
-        super().load_state(state)
+        with self._turn:
+            if self._look is not None:
+                self._look.lost()
+            super().load_state(state)
 
     def close(self) -> None:
         """See `llama_cpp.Llama.close`."""
@@ -162,3 +243,33 @@ class Llama(LlamaCpp):  # type: ignore[misc]
     def __getstate__(self) -> dict[str, Any]:
         state = {**super().__getstate__(), "exact": self.exact, "keep": self.keep, "rpc_servers": self._rpc_servers}
         return state if self._small is None else state | {"draft_model": self._small}
+
+
+class LlamaDraftModel(DraftModel):  # type: ignore[misc]
+    """Drafts for `llama_cpp.Llama(path, draft_model=LlamaDraftModel())`, where `ngramspec.Llama` cannot take its place.
+
+    It is worth less than `ngramspec.Llama`, by what that class's loop does not do: nothing measures what a batch costs
+    here, so drafts that do not pay are sent all the same and text may come slower; a refused draft that the KV cache
+    cannot let go (recurrent and hybrid models) is not noticed, and changes the text; and that class computes the logits
+    of all tokens. Texts above n_batch tokens need its `logits_all=True` too: n_ctx x n_vocab x 4 bytes.
+
+    Args:
+        num_pred_tokens: most tokens in a draft.
+        least: a draft ends when the estimated probability that all of it is accepted falls below this.
+    """
+
+    def __init__(self, num_pred_tokens: int = 10, least: float = 0.3) -> None:
+        self._most = num_pred_tokens
+        self._price = TokenPrice(1.0, [least] * (num_pred_tokens + 1))
+        self._drafter = make_drafter(DEFAULT)
+        self._text: list[int] = []
+
+    def __call__(self, input_ids: NDArray[np.intc], /, **kwargs: Any) -> NDArray[np.intc]:
+        """The tokens that may follow `input_ids`, shape (n,); none where nothing is likely enough."""
+        before, self._text = self._text, input_ids.tolist()
+        known = len(before)
+        if 0 < known < len(self._text) and self._text[:known] == before:
+            self._drafter.accept(self._text[known:])
+        else:
+            self._drafter.begin(self._text)
+        return np.array(self._drafter.propose(self._most, price=self._price).tokens, np.intc)

@@ -8,46 +8,48 @@ vain is taken back when another token comes, and by `drop`, after which the cach
 
 from __future__ import annotations
 
+import atexit
 import math
+import sys
 import time
 from collections.abc import Sequence
+from weakref import WeakSet
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.acceptance.rules import Row
 from ngramspec.cost.calibration import Calibration
-from ngramspec.decoding.speculation import NO_PLAN, Speculation
-from ngramspec.decoding.step import Stats
+from ngramspec.decoding.drafts import Drafts, Text
+from ngramspec.decoding.step import Sent, Speculation
 from ngramspec.drafting import DEFAULT, make_drafter
-from ngramspec.drafting.asked_model import AskedModel
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.grammar import GrammarGuide
-from ngramspec.drafting.hybrid import HybridDrafter
 from ngramspec.drafting.mixture.learnt import file_of
 from ngramspec.errors import GrammarError, TargetError
-from ngramspec.exactness.auto import ExactAuto
-from ngramspec.exactness.choice import Exact
-from ngramspec.llama.borrowed import BorrowedLane, BorrowedVocabulary, LlamaCpp
+from ngramspec.exactness.decision import Exact, ExactAuto
+from ngramspec.llama.llama_class import BorrowedSequence, BorrowedVocabulary, LlamaCpp
 from ngramspec.policies import make_policy
-from ngramspec.policies.policy import Pass
+from ngramspec.steps import Stats, Step
 
 SAVING = 0.01
 """Part of the time of passes that writing to disk what was learnt may take: short answers are not each worth it."""
 
 
-def _sizes(lane: BorrowedLane, exact: Exact) -> Sequence[int]:
+def _sizes(sequence: BorrowedSequence, exact: Exact) -> Sequence[int]:
     """The sizes of passes that drafts may use; measures which agree, if that is not known."""
-    sizes = range(1, lane.max_batch + 1)
-    if exact == "off" or not lane.exact_rollback:
+    sizes = range(1, sequence.max_batch + 1)
+    if exact == "off" or not sequence.exact_rollback:
         return sizes if exact != "on" else (1,)
-    auto = ExactAuto(lane, ways=("fast",))
+    auto = ExactAuto(sequence, ways=("fast",))
     auto.measure(math.inf if exact == "on" else None)
-    footing = auto.footing
-    agreeing = footing.sizes or (footing.harmless if exact == "on" else sizes)
-    return tuple(size for size in agreeing if size <= lane.max_batch)
+    exactness = auto.exactness
+    agreeing = exactness.sizes or (exactness.agreeing if exact == "on" else sizes)
+    return tuple(size for size in agreeing if size <= sequence.max_batch)
 
 
-class LookAhead:
+class LookAhead(Text):
     """Drafts for the texts of a `Llama`, one after the other.
 
     Args:
@@ -62,13 +64,15 @@ class LookAhead:
     """
 
     def __init__(self, owner: LlamaCpp, exact: Exact, *, keep: bool, model: AskedModel | None = None) -> None:
-        self._lane = lane = BorrowedLane(owner)
+        self._sequence = sequence = BorrowedSequence(owner)
         self._vocabulary = BorrowedVocabulary(owner)
         kept = file_of(self._vocabulary.vocabulary_hash) if keep else None
         drafter = make_drafter(DEFAULT, kept=kept) if model is None else HybridDrafter(model, kept=kept)
-        self._speculation = Speculation(drafter, make_policy("cost", None))
-        self._calibration = Calibration.load(lane)
-        self._sizes = _sizes(lane, exact)
+        super().__init__(Drafts(drafter), sequence)
+        self._drafter = drafter
+        self._speculation = Speculation(make_policy("cost", None))
+        self._calibration = Calibration.load(sequence)
+        self._sizes = _sizes(sequence, exact)
         self._able = len(self._sizes) > 1
         self._tried = False
         self._unsaved = self._saving = 0.0
@@ -78,20 +82,28 @@ class LookAhead:
         self._sampled: int | None = None
         self.active = False
         self.lost()
+        _OPEN.add(self)
 
     def lost(self) -> None:
         """The owner has evaluated something by itself, or the cache holds another text: nothing is ahead."""
-        self._plan, self._at = NO_PLAN, 0
+        self._sent: Sent | None = None
+        self._at, self._base = 0, -1
         self._batch: list[int] = []
         self._rows: Sequence[Row] = ()
-        self._base = -1
         self.behind = 0
 
     # ------------------------------------------------------------------ a generation
 
-    def begin(self, grammar: str | None) -> object:
-        """A generation begins, under a grammar in GBNF perhaps; returns what `end` is to be told."""
+    def begin(self, grammar: str | None, prediction: Sequence[int] = ()) -> object:
+        """A generation begins, under a grammar in GBNF perhaps; returns what `end` is to be told.
+
+        Args:
+            grammar: as above.
+            prediction: tokens of a text that it is likely to copy.
+        """
         self.drop()
+        if self.drafts.drafter is not None:
+            self.drafts.drafter.predicted = prediction
         self.active = self._able
         self._sampled = self._guide = None
         if grammar is not None and self.active:
@@ -104,15 +116,19 @@ class LookAhead:
 
     def end(self, generation: object) -> None:
         """A generation has ended, wherever it was; if another has begun since, that one goes on."""
-        if generation is not self._generation:
+        # A stream that is open when the interpreter ends comes here after all that can still be done.
+        if generation is not self._generation or sys.is_finalizing():
             return
         self.active, self._guide = False, None
         self.drop()
+        self.save()
+
+    def save(self) -> None:
+        """Write to disk what was learnt, if that is worth the time."""
         if self._unsaved * SAVING > self._saving:
             began = time.perf_counter()
             self._calibration.save()
-            if self._speculation.drafter is not None:
-                self._speculation.drafter.keep()
+            self._drafter.keep()
             self._unsaved, self._saving = 0.0, time.perf_counter() - began
 
     def sampled(self, token: int) -> None:
@@ -140,88 +156,83 @@ class LookAhead:
             self.behind -= 1
             return self._rows[at]
         began = time.perf_counter()
-        self._lane.rollback(length)
+        self._sequence.rollback(length)
         self._learn(token, time.perf_counter() - began)
         return self._pass(token)
 
     def _first(self, token: int, text: NDArray[np.intc]) -> Row | None:
         """Follow a text from here on."""
         self.drop()
-        lane, speculation = self._lane, self._speculation
+        sequence, speculation = self._sequence, self._speculation
         held = text.tolist()
         # Parts of a text that were no tokens, such as images, are not to be looked up.
-        if not held or not 0 <= min(held) <= max(held) < lane.n_vocab or lane.n_ctx - len(held) < 2:
+        if not held or not 0 <= min(held) <= max(held) < sequence.n_vocab or sequence.n_ctx - len(held) < 2:
             self.active = False
             return None
-        lane.follow(held)
+        sequence.follow(held)
         try:
-            self._able = self._tried or lane.goes_back()
+            self._able = self._tried or sequence.goes_back()
             self._tried = True
             self.active = self._able
             if self.active:
-                curve = self._calibration.ensure_curve(lane)
+                curve = self._calibration.ensure_curve(sequence)
                 speculation.prepare(curve, self._sizes, self._calibration.replay)
         except TargetError:
             self.active = False
         except BaseException:
-            lane.rollback(len(held))
-            lane.settle()
+            sequence.rollback(len(held))
+            sequence.settle()
             raise
-        lane.rollback(len(held))
+        sequence.rollback(len(held))
         if not self.active:
-            lane.settle()
+            sequence.settle()
             return None
-        speculation.begin(held, guide=self._guide, is_eog=self._vocabulary.is_eog)
-        speculation.first(token)
+        speculation.begin()
+        self.drafts.begin(held, guide=self._guide, is_eog=self._vocabulary.is_eog)
+        self.drafts.first(token)
         return self._pass(token)
 
     def _pass(self, token: int) -> Row | None:
         """Evaluate a token, and what may follow it."""
-        lane, speculation = self._lane, self._speculation
-        length, room = len(lane.tokens), lane.n_ctx - len(lane.tokens)
-        if room <= lane.max_batch:
+        sequence, speculation = self._sequence, self._speculation
+        length, room = len(sequence.tokens), sequence.n_ctx - len(sequence.tokens)
+        if room <= sequence.max_batch:
             fitting = tuple(n for n in self._sizes if n <= room)
             if not fitting:
                 self._give_up()
                 return None
             speculation.prepare(self._calibration.curve, fitting, self._calibration.replay)
-        began = time.perf_counter()
-        plan = speculation.plan(room, owed=lane.owed)
-        if lane.replays and plan.sent.tokens and not lane.owed:
-            lane.checkpoint()
-        asked = time.perf_counter()
-        owed = lane.owed
-        batch = [token, *plan.sent.tokens, *[token] * (plan.size - 1 - len(plan.sent))]
+        self.last, self.left = token, room
         try:
-            self._rows = list(lane.evaluate(batch))
+            self._sent = speculation.send([self])
         except TargetError:
             self._give_up()
             return None
-        self._seconds = time.perf_counter() - asked
-        self._overhead = asked - began
-        self._plan, self._batch, self._at, self._owed = plan, batch, 0, owed
-        self._base = length
-        self.behind = len(batch) - 1
+        self._rows = list(self._sent.rows[0])
+        self._batch = self._sent.plans[0].batch(token)
+        self._at, self._base = 0, length
+        self.behind = len(self._batch) - 1
         return self._rows[0]
 
     def _give_up(self) -> None:
         """Leave the rest of this generation to the owner."""
         self.active = False
         self.lost()
-        self._lane.settle()
+        self._sequence.settle()
 
     def _learn(self, token: int, overhead: float = 0.0) -> None:
         """Learn from the last pass, which led to `token`."""
-        sent = self._plan.sent
-        done = Pass(
+        assert self._sent is not None
+        draft = self._sent.plans[0].sent
+        done = Step(
             (*self._batch[1 : self._at + 1], token),
-            drafted=sent.tokens,
-            accepted=min(self._at, len(sent)),
-            batch=self._owed + len(self._batch),
-            seconds=self._seconds,
-            source=sent.source,
+            drafted=draft.tokens,
+            accepted=min(self._at, len(draft)),
+            batch=self._sent.owed + len(self._batch),
+            seconds=self._sent.seconds,
+            source=draft.source,
         )
-        self._speculation.learn(done, self._overhead + overhead)
+        self._speculation.learn(self, done, self._sent.planning + overhead)
         self._unsaved += done.seconds
         self.stats.add(done)
 
@@ -232,10 +243,10 @@ class LookAhead:
         length = self._base + self._at + 1
         if self._sampled is not None:
             self._learn(self._sampled)
-        self._lane.rollback(length)
+        self._sequence.rollback(length)
         self._base = -1
-        if self._lane.owed:
-            self._lane.settle()
+        if self._sequence.owed:
+            self._sequence.settle()
             self.behind = 0
 
     def close(self) -> None:
@@ -243,5 +254,15 @@ class LookAhead:
         self.active = self._able = False
         self._guide = None
         self.lost()
-        self._lane.release()
+        self._sequence.release()
         self._vocabulary.close()
+        _OPEN.discard(self)
+
+
+_OPEN: WeakSet[LookAhead] = WeakSet()
+
+
+@atexit.register
+def _save_open() -> None:
+    for look in tuple(_OPEN):
+        look.save()

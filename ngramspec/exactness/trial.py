@@ -1,16 +1,29 @@
-"""What is measured for `exact="auto"` in a `Trial`, of any runner: which batch sizes agree, and what passes cost."""
+"""What is measured for `exact="auto"`, of any runner: which batch sizes agree bit for bit, and what passes cost."""
 
 from __future__ import annotations
 
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Protocol, Self
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 
 from ngramspec.backend import Logits
-from ngramspec.exactness.choice import DEPTHS, MOST, SIZES, Identity, Times
+
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
+"""Batch sizes that a trial compares."""
+
+PROMPT = 1024
+"""Tokens of a usual prompt."""
+
+DEPTHS = (0, PROMPT)
+"""Tokens of context after which sizes are compared and passes are timed, one after the other; CPU kernels were seen to
+change at 256 and 512."""
+
+MOST = 7
+"""All sizes up to this one must agree, and only sizes that do are used: K-quants change their kernel at 8."""
 
 REAL, COMPARED = 13, 8
 """How many real tokens stand before the compared ones, and how many are compared: the first ones of each batch. 13 is
@@ -29,6 +42,48 @@ ROUNDS = 2
 
 COST, ROUNDING_COST = 50, 170
 """The most that `identity` and `times` take, and `rounding`, roughly, in passes over one token."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Which batch sizes agree under one setting.
+
+    Attributes:
+        agreeing: the compared sizes that agree bit for bit with single tokens, 1 among them, ascending.
+        padded: those, from two on, that agree with the largest that drafts would use.
+    """
+
+    agreeing: tuple[int, ...]
+    padded: tuple[int, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether single tokens agree with every size that drafts would use."""
+        return set(self.agreeing) >= {n for n in SIZES if n <= MOST}
+
+    @property
+    def pads(self) -> bool:
+        """Whether all sizes from two on agree with each other."""
+        return set(self.padded) >= {n for n in SIZES if 2 <= n <= MOST}
+
+    def merge(self, other: Identity) -> Identity:
+        """What holds at both of two depths."""
+        return Identity(
+            tuple(n for n in self.agreeing if n in other.agreeing),
+            tuple(n for n in self.padded if n in other.padded),
+        )
+
+
+class Times(NamedTuple):
+    """Seconds of one way to decode, after a context of one depth.
+
+    Attributes:
+        single: of a pass without a draft.
+        prefill: per token of a prompt.
+    """
+
+    single: float
+    prefill: float
 
 
 class Trial(Protocol):

@@ -12,12 +12,20 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import os
 import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ngramspec import child, machine
+from ngramspec.llama import bindings
+from ngramspec.models.find import demo_model
 from ngramspec.storage import cache_folder, keep, recall
 
 NOTE = (
@@ -30,7 +38,7 @@ TOLERANCE = 0.1
 
 _VERDICTS = {"works": True, "broken": False}
 DIFFERS = 3
-_CHILD = child.module("ngramspec.llama.amx_trial")
+_CHILD = child.module("ngramspec.llama.amx")
 
 
 def works(
@@ -96,3 +104,48 @@ def hide(libggml: ctypes.CDLL) -> bool:
     for i, kind in enumerate([*(t for t in found if name(t) != b"AMX"), None]):
         types[i] = kind
     return True
+
+
+# --------------------------------------------------------------------------- what the child does
+
+
+def compare() -> int:
+    """Evaluate a few batches with the AMX kernels and with plain ones; the exit code."""
+    import llama_cpp.llama_cpp as llama
+
+    bindings.init_backend(llama)
+    path = demo_model().path
+    plain, tried = (_logits(llama, path, extra=extra) for extra in (False, True))
+    # False for a NaN too.
+    return 0 if np.linalg.norm(tried - plain) <= TOLERANCE * np.linalg.norm(plain) else DIFFERS
+
+
+def _logits(api: Any, path: Path, *, extra: bool) -> NDArray[np.float32]:
+    """The logits after batches of several sizes, each of whose tokens attends to all before it.
+
+    Args:
+        api: llama.cpp's functions.
+        path: a model file.
+        extra: whether weights may be placed for kernels of their own, which then run on two threads.
+    """
+    params = api.llama_model_default_params()
+    params.n_gpu_layers, params.use_extra_bufts, params.no_host = 0, extra, extra
+    model = api.llama_model_load_from_file(os.fsencode(path), params)
+    settings = api.llama_context_default_params()
+    settings.n_ctx = settings.n_batch = settings.n_ubatch = 64
+    settings.n_threads = settings.n_threads_batch = 1 + extra
+    context = api.llama_init_from_model(model, settings)
+    n_vocab, rows = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)), []
+    for size in (2, 5, 16):
+        tokens = (api.llama_token * size)(*range(1, size + 1))
+        if api.llama_decode(context, api.llama_batch_get_one(tokens, size)) != 0:
+            raise RuntimeError(f"a batch of {size} tokens failed")
+        rows.append(np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (n_vocab,)).copy())
+    api.llama_free(context)
+    api.llama_model_free(model)
+    return np.concatenate(rows)
+
+
+if __name__ == "__main__":
+    child.confine()
+    sys.exit(compare())

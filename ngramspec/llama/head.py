@@ -21,8 +21,8 @@ import numpy as np
 from ngramspec.backend import Logits, Progress
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
+from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
 from ngramspec.llama.passes import MAX_EVALUATE
-from ngramspec.llama.states import HiddenStates, States, rows_at
 from ngramspec.models.check import has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
 from ngramspec.tokens import common_prefix

@@ -13,14 +13,14 @@ has it; so are keywords that it does not know.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from llama_cpp.llama_grammar import PRIMITIVE_RULES, BuiltinRule, SchemaConverter
 
 from ngramspec.errors import GrammarError
-from ngramspec.llama.json_bounds import number_rule, repeated
-from ngramspec.llama.json_pattern import translated
+from ngramspec.llama.json_values import number_rule, repeated, translated
 
 TYPES: Mapping[str, frozenset[str]] = {
     "object": frozenset({"properties", "required", "additionalProperties", "allOf"}),
@@ -44,18 +44,25 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 """Constraints that no grammar here says, and their values that say nothing."""
 
+_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|.', re.DOTALL)  # of a rule: strings and classes are whole
+
 _CHARACTER = BuiltinRule(r'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})')
 
 
-def schema_rules(schemas: Mapping[str, Mapping[str, Any]]) -> str:
+def schema_rules(schemas: Mapping[str, Mapping[str, Any]], *, strict: bool = True, trimmed: bool = False) -> str:
     """GBNF rules of JSON that fits schemas, by the names that the rules shall have. {} is any object.
+
+    Args:
+        schemas: the schemas.
+        strict: whether constraints that a grammar cannot say are refused; else they are left out.
+        trimmed: whether the JSON ends with its last character, not with white space.
 
     Raises:
         GrammarError: a schema that is none, or says what a grammar cannot; the message names the place in it.
     """
     lines: dict[str, None] = {}
     for name, schema in schemas.items():
-        converter = _Converter(name, schema)
+        converter = _Converter(name, schema, strict)
         try:
             rule = converter.visit(schema or {"type": "object"}, f"{name}-value")
         except GrammarError:
@@ -64,12 +71,13 @@ def schema_rules(schemas: Mapping[str, Mapping[str, Any]]) -> str:
             reason = f"{error} is missing" if isinstance(error, KeyError) else str(error) or type(error).__name__
             reason = " ".join(reason.split())
             raise GrammarError(f"the JSON schema cannot be turned into a grammar: {reason}") from error
+        rule = converter.trimmed(rule) if trimmed else rule
         lines |= dict.fromkeys([f"{name} ::= {rule}", *converter.format_grammar().splitlines()])
     return "\n".join(lines)
 
 
-def schema_grammar(schema: str) -> str:
-    """The GBNF grammar of a JSON schema, given as JSON.
+def schema_grammar(schema: str, *, strict: bool = True, trimmed: bool = False) -> str:
+    """The GBNF grammar of a JSON schema, given as JSON; `strict` and `trimmed` as in `schema_rules`.
 
     Raises:
         GrammarError: the text is not JSON, or not a schema that a grammar can say.
@@ -80,7 +88,25 @@ def schema_grammar(schema: str) -> str:
         raise GrammarError(f"the JSON schema is not JSON: {error}") from error
     if not isinstance(loaded, dict):
         raise GrammarError(f"the JSON schema is a {type(loaded).__name__}, but must be an object")
-    return "root ::= schema\n" + schema_rules({"schema": loaded})
+    return "root ::= schema\n" + schema_rules({"schema": loaded}, strict=strict, trimmed=trimmed)
+
+
+def pattern_grammar(pattern: str) -> str:
+    """The GBNF grammar of the texts that a regular expression matches as a whole.
+
+    Quotes, backslashes and control characters are left out of what a class or a dot matches.
+
+    Raises:
+        GrammarError: it is none, or holds what is not known here: lookaheads, references, characters that JSON escapes.
+    """
+    converter = _Converter("text", {}, strict=True, raw=True)
+    inner = pattern.removeprefix("^")
+    inner = inner.removesuffix("$") if not inner.endswith("\\$") else inner
+    try:
+        rule = converter._visit_pattern(translated(f"^(?:{inner})$"), "text")
+    except (ValueError, AssertionError, RecursionError) as error:
+        raise GrammarError(f"the pattern cannot be turned into a grammar: {error}") from error
+    return f"root ::= {rule}\n{converter.format_grammar()}"
 
 
 class _Converter(SchemaConverter):  # type: ignore[misc]
@@ -89,12 +115,24 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
     Args:
         name: what the names of its rules begin with.
         root: the schema that references point into.
+        strict: whether what a grammar cannot say is refused.
+        raw: whether what a pattern matches is the text itself, not a JSON string.
     """
 
-    def __init__(self, name: str, root: Mapping[str, Any]) -> None:
-        super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=False)
-        self._name, self._root = name, root
+    def __init__(self, name: str, root: Mapping[str, Any], strict: bool, raw: bool = False) -> None:
+        super().__init__(prop_order={}, allow_fetch=False, dotall=False, raw_pattern=raw)
+        self._name, self._root, self._strict = name, root, strict
         self._places: dict[str, str] = {}
+
+    def trimmed(self, rule: str, depth: int = 8) -> str:
+        """A rule without white space behind it, as far as that is found within so many rules."""
+        choices = _choices(rule)
+        if len(choices) > 1:
+            return " | ".join([self.trimmed(choice, depth) for choice in choices])
+        if rule in self._rules and depth:
+            found = self.trimmed(self._rules[rule], depth - 1)
+            return rule if found == self._rules[rule] else found
+        return rule.removesuffix(" space")
 
     def visit(self, schema: Any, name: str) -> str:
         """The name of a rule for a schema; `name` is a proposal."""
@@ -102,6 +140,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
             return str(self._add_primitive("value", PRIMITIVE_RULES["value"]))
         if not isinstance(schema, Mapping):
             raise self._error(name, f"{json.dumps(schema)} is no schema")
+        schema = self._said(schema)
         for keyword, harmless in _REFUSED.items():
             if keyword in schema and schema[keyword] not in harmless:
                 raise self._error(name, f"{keyword} cannot be said in a grammar")
@@ -219,6 +258,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
             raise self._error(name, "allOf is not a list of schemas")
         for part in parts:
             target = self._target(part, name) if isinstance(part, Mapping) and "$ref" in part else part
+            target = self._said(target) if isinstance(target, Mapping) else target
             if not isinstance(target, Mapping) or target.get("type", "object") != "object":
                 raise self._error(name, "allOf of anything but objects cannot be said in a grammar")
             simple = TYPES["object"] - {"allOf"}
@@ -256,6 +296,8 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
             try:
                 return str(self._visit_pattern(translated(schema["pattern"]), name))
             except (ValueError, AssertionError) as error:
+                if not self._strict:
+                    return self.visit({"type": "string"}, name)
                 raise self._error(name, f"pattern {schema['pattern']!r}: {error}") from error
         if least or most is not None:
             character = self._add_primitive("char", _CHARACTER)
@@ -269,6 +311,15 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         return str(super().visit({"type": "string", **({"format": min(known)} if known else {})}, name))
 
     # ---------------------------------------------------------------------------------- tools
+
+    def _said(self, schema: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A schema without the constraints that are left out."""
+        if self._strict:
+            return schema
+        said = {key: value for key, value in schema.items() if key not in _REFUSED}
+        if schema.get("patternProperties"):
+            said.pop("additionalProperties", None)  # further properties may come after all
+        return said
 
     def _count(self, schema: Mapping[str, Any], keyword: str, name: str) -> int | None:
         count = schema.get(keyword)
@@ -293,6 +344,18 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
             literal = json.dumps(json.loads(literal), ensure_ascii=False)
         escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in literal)
         return f'"{escaped}"'
+
+
+def _choices(rule: str) -> list[str]:
+    """The alternatives of a rule, as they stand."""
+    parts, depth = [""], 0
+    for part in _PART.findall(rule):
+        depth += (part in "([{") - (part in ")]}") if len(part) == 1 else 0
+        if part == "|" and not depth:
+            parts.append("")
+        else:
+            parts[-1] += part
+    return [part.strip() for part in parts]
 
 
 def _is(value: Any, kind: object) -> bool:

@@ -1,7 +1,7 @@
 """`Passes`: one `llama_decode` over tokens of one sequence or of several, and the logits after them.
 
-A pass that fails leaves no cache of the context with anything that is not provably right. llama.cpp is handed in by
-`ngramspec.llama.context`.
+`in_order` and `equally` say into which batches llama.cpp splits it. A pass that fails leaves no cache of the context
+with anything that is not provably right. llama.cpp is handed in by `ngramspec.llama.target`.
 """
 
 from __future__ import annotations
@@ -9,18 +9,25 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
-from ngramspec.llama.state import Cache
-from ngramspec.llama.states import HiddenStates
+from ngramspec.llama.cache import Cache
+from ngramspec.llama.hidden_states import HiddenStates
 
 MAX_EVALUATE = 64
 """Most rows of logits of a pass: the buffer is reserved for this many."""
+
+
+class UsedAtOnceError(RuntimeError):
+    """A context was asked for something while another thread has it at work."""
+
+    def __init__(self) -> None:
+        super().__init__("this model is used from two threads at once: take turns, or load one for each thread")
 
 
 class Feed(NamedTuple):
@@ -48,6 +55,9 @@ class Passes:
         n_batch: most tokens of a pass.
         n_vocab: length of a row of logits.
         states: takes the hidden states of each pass, where there is one sequence; None: nobody needs them.
+
+    Attributes:
+        busy: whether a pass is under way.
     """
 
     def __init__(
@@ -69,6 +79,7 @@ class Passes:
         self.n_batch = n_batch
         self.n_vocab = n_vocab
         self._states = states
+        self.busy = False
         self._asks = False  # whether the context's passes give their states now
         batch = self._batch = api.llama_batch_init(n_batch, 0, 1)
         # Not as numpy's arrays, which take three times as long to be given a few tokens.
@@ -81,9 +92,11 @@ class Passes:
             batch.seq_id[i][0] = 0
 
     def check(self) -> None:
-        """Raise ValueError if the context was closed."""
+        """Raise ValueError if the context was closed, UsedAtOnceError if a pass is under way in another thread."""
         if not self._context:
             raise ValueError("the context is closed")
+        if self.busy:
+            raise UsedAtOnceError
 
     def decode(self, feeds: Sequence[Feed], *, states: bool = True) -> None:
         """Append to the sequences of `feeds`, each in it once, with at most `n_batch` tokens in all.
@@ -95,25 +108,35 @@ class Passes:
 
         Raises:
             TargetError: llama.cpp could not. The caches then hold what they held before, or less of it.
+            ValueError: the same, since a token is not in the vocabulary.
+            UsedAtOnceError: another thread's pass is under way, to which nothing was done.
         """
-        hidden = self._states
-        if hidden is None:
-            self._decode(feeds)
-            return
-        start = feeds[0].cache.length
-        states = states and hidden.wanted
-        if states != self._asks:
-            hidden.ask(self._context, states)
-            self._asks = states
+        # No lock: Ctrl-C after its `acquire` would leave it held. Nothing is called between these lines, so nothing
+        # comes between them.
+        if self.busy:
+            raise UsedAtOnceError
+        self.busy = True
         try:
-            self._decode(feeds)
-        except BaseException:
-            hidden.forget()
-            raise
-        if states:
-            hidden.took(self._context, start, feeds[0].tokens)
-        else:
-            hidden.missed(start)
+            hidden = self._states
+            if hidden is None:
+                self._decode(feeds)
+                return
+            start = feeds[0].cache.length
+            states = states and hidden.wanted
+            if states != self._asks:
+                hidden.ask(self._context, states)
+                self._asks = states
+            try:
+                self._decode(feeds)
+            except BaseException:
+                hidden.forget()
+                raise
+            if states:
+                hidden.took(self._context, start, feeds[0].tokens)
+            else:
+                hidden.missed(start)
+        finally:
+            self.busy = False
 
     def _decode(self, feeds: Sequence[Feed]) -> None:
         end = 0
@@ -129,8 +152,7 @@ class Passes:
         try:
             status = self._api.llama_decode(self._context, self._batch)
             if status != 0:
-                at = ", ".join(f"{len(tokens)} tokens at position {cache.length}" for cache, tokens, _ in feeds)
-                raise TargetError(f"llama_decode returned {status} for {at}")
+                self._refused(status, feeds)
             for cache, tokens, _ in feeds:
                 cache.decoded(len(tokens), alone=len(feeds) == 1)
             if self._caches[0].recurrent:
@@ -144,6 +166,14 @@ class Passes:
                 else:
                     cache.disturbed()
             raise
+
+    def _refused(self, status: int, feeds: Sequence[Feed]) -> NoReturn:
+        """Raise what says why llama.cpp did not take a pass, as far as that can be seen."""
+        for token in self._tokens[: self._batch.n_tokens]:
+            if not 0 <= token < self.n_vocab:
+                raise ValueError(f"token {token} is not in the vocabulary of {self.n_vocab} tokens")
+        at = ", ".join(f"{len(tokens)} tokens at position {cache.length}" for cache, tokens, _ in feeds)
+        raise TargetError(f"llama_decode returned {status} for {at}")
 
     def _assign(self, start: int, end: int, sequence: int) -> None:
         """Give tokens of the batch to a sequence, as far as they are not its own from the pass before."""
@@ -168,7 +198,7 @@ class Passes:
         return found
 
     def close(self) -> None:
-        """Free the context; lanes in it raise ValueError from then on."""
+        """Free the context; sequences in it raise ValueError from then on."""
         context = self._context
         self.release()
         if context:
@@ -190,3 +220,48 @@ def _array(pointer: Any, size: int) -> Any:
 def _bytes(size: int) -> Any:
     """The type of so many bytes: making it takes longer than all else that is done to logits here."""
     return ctypes.c_char * size
+
+
+# --------------------------------------------------------------------------- how llama.cpp splits a pass
+#
+# Where all sequences share one pool of cells, and nothing else is kept of them, it takes the tokens as they come. Else
+# every batch holds equally many tokens of each of its sequences (`llama_batch_allocr::split_equal`): it begins with the
+# first sequence that has tokens left, takes in the others, and ends with the first that has no more. Read in the source
+# of llama-cpp-python 0.3.36; `tests/llama/test_split.py` compares with what llama.cpp logs.
+
+
+def in_order(total: int, most: int) -> list[int]:
+    """Sizes of batches that take tokens as they come, `most` of them at once."""
+    return [min(most, total - start) for start in range(0, total, most)]
+
+
+def equally(lengths: Mapping[int, int], most: int, *, neighbours: bool, tail: int) -> list[int]:
+    """Sizes of batches that hold equally many tokens of each of their sequences.
+
+    Args:
+        lengths: tokens by the number of their sequence, at least one of each.
+        most: tokens of a batch, at least one for each sequence.
+        neighbours: whether the numbers of a batch's sequences have to follow each other: each has cells of its own.
+        tail: so many last tokens of a sequence are never in two batches; 0: they may be.
+    """
+    left = dict(sorted(lengths.items()))
+    sizes = []
+    while left:
+        chosen: list[int] = []
+        for sequence in left:
+            if not neighbours or not chosen or sequence == chosen[-1] + 1:
+                chosen.append(sequence)
+        each = min(most // len(chosen), *(left[sequence] for sequence in chosen))
+        if tail:
+            broken = [0 < left[sequence] - each < tail for sequence in chosen]
+            fitting = broken.index(True) if True in broken else len(chosen)
+            if not fitting:
+                # The first one goes alone: to its end, or so far that its tail stays together.
+                first = left[chosen[0]]
+                each = first if first <= most else min(each, first - tail)
+            chosen = chosen[: fitting or 1]
+        sizes.append(each * len(chosen))
+        for sequence in chosen:
+            left[sequence] -= each
+        left = {sequence: rest for sequence, rest in left.items() if rest}
+    return sizes

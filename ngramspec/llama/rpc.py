@@ -1,5 +1,7 @@
 """The layers of a model on other machines: llama.cpp's RPC backend, and what is said when one of them is lost.
 
+`listening_address` and `serve` are the other side: a worker lends this machine's devices to one process at a time.
+
     connect(workers("10.0.0.2:50052,10.0.0.3:50052"))   # once per process, before a model is loaded
     target = Target(path)                               # llama.cpp then spreads its layers over these machines too
 
@@ -9,18 +11,20 @@ llama.cpp knows devices by process, so every model that is loaded afterwards is 
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings, devices, log
-from ngramspec.llama.guard import Guard
+from ngramspec.llama.watchdog import Watchdog
 
 PATIENCE = 300.0
 """Seconds without an answer after which a worker counts as lost, unless others are asked for. A slow machine needs as
@@ -44,11 +48,8 @@ CALLS = (
     "llama_state_get_data",
     "llama_state_get_size",
     "llama_state_set_data",
-    "llama_state_seq_get_data",
     "llama_state_seq_get_data_ext",
-    "llama_state_seq_get_size",
     "llama_state_seq_get_size_ext",
-    "llama_state_seq_set_data",
     "llama_state_seq_set_data_ext",
 )
 """The functions of llama.cpp that may speak to a worker: those used in this room, and by llama-cpp-python's `Llama`."""
@@ -58,10 +59,10 @@ FREES = ("llama_free", "llama_model_free", "llama_adapter_lora_free")
 
 @dataclass(slots=True)
 class _Joined:
-    """The workers of this process: what `connect` was given, and what guards the calls; None before."""
+    """The workers of this process: what `connect` was given, and what watches the calls; None before."""
 
     names: tuple[str, ...] = ()
-    guard: Guard | None = None
+    watchdog: Watchdog | None = None
 
 
 _joined = _Joined()
@@ -106,7 +107,7 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
     names = tuple(names)
     if names == _joined.names:
         return
-    if _joined.guard is not None:
+    if _joined.watchdog is not None:
         raise ModelError(f"this process is connected to {', '.join(_joined.names) or 'no worker'}; start another one")
     log.init_backend()
     backend = registry()
@@ -116,17 +117,17 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
         if address in seen:
             raise ModelError(f"{seen[address]} and {name} are one worker, which serves one connection; name it once")
         seen[address] = name
-    _joined.guard = guard = Guard(GREETING, _stranger)
-    ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(guard.on_abort, ctypes.c_void_p))
+    _joined.watchdog = watchdog = Watchdog(GREETING, _stranger)
+    ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(watchdog.on_abort, ctypes.c_void_p))
     for name in names:
         log.tail.clear()
         try:
-            guard(_register, backend, name)
+            watchdog(_register, backend, name)
         except TargetError as error:
             raise ModelError(f"{name} {error}") from None
-    guard.patience, guard.explain = patience, lambda said: _loss(names, said, patience)
-    guard.watch(llama, CALLS, FREES)
-    guard.watch(devices, ("devices",), ())
+    watchdog.patience, watchdog.explain = patience, lambda said: _loss(names, said, patience)
+    watchdog.watch(llama, CALLS, FREES)
+    watchdog.watch(devices, ("devices",), ())
     _load_noisily()
     _joined.names = names
 
@@ -151,17 +152,17 @@ def _gets_on(_done: float, _data: Any) -> bool:
 
 def alive() -> None:
     """Say that a call which takes long gets on, and that no worker is lost."""
-    if _joined.guard is not None:
-        _joined.guard.alive()
+    if _joined.watchdog is not None:
+        _joined.watchdog.alive()
 
 
 def wait_for_loss() -> str:
     """Wait until a worker is lost, or for good if there are none; the line for the user."""
-    if _joined.guard is None:
+    if _joined.watchdog is None:
         threading.Event().wait()
-    assert _joined.guard is not None
-    _joined.guard.lost.wait()
-    return _joined.guard.reason
+    assert _joined.watchdog is not None
+    _joined.watchdog.lost.wait()
+    return _joined.watchdog.reason
 
 
 def ggml(name: str, result: Any, *arguments: Any) -> Any:
@@ -245,3 +246,63 @@ def _listens(name: str) -> bool:
     except ModelError:
         return False
     return True
+
+
+# --------------------------------------------------------------------------- a worker
+
+_CPU, _GPU, _INTEGRATED = 0, 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
+
+
+def listening_address(host: str, port: int) -> str:
+    """The address to listen on as llama.cpp wants it, ADDRESS:PORT.
+
+    Raises:
+        ModelError: this build has no RPC backend, or that address cannot be listened on.
+    """
+    log.init_backend()
+    registry()
+    try:
+        address = str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+        with socket.socket() as trial:
+            # As llama.cpp does, so that a port is free again at once.
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind((address, port))
+    except (OSError, UnicodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ModelError(
+            f"cannot listen on {host}:{port}: {reason}; choose another --port, or this machine's IPv4 address as --host"
+        ) from error
+    return f"{address}:{port}"
+
+
+def lent() -> list[tuple[int, str]]:
+    """The devices that a worker lends, ggml's handles and what they are: its GPUs; without any, its CPU."""
+    get = ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    kind = ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    about = ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+    found = [get(i) for i in range(ggml("ggml_backend_dev_count", ctypes.c_size_t)())]
+    chosen = [d for d in found if kind(d) in (_GPU, _INTEGRATED)] or [d for d in found if kind(d) == _CPU]
+    return [(device, about(device).decode(errors="replace")) for device in chosen]
+
+
+def serve(address: str, threads: int, cache: Path | None) -> None:
+    """Listen and compute for whoever connects, one at a time; returns only if listening fails.
+
+    Args:
+        address: as `listening_address` gives it.
+        threads: of the CPU.
+        cache: a folder in which large tensors are kept, so that the next load need not send them; None: nowhere.
+    """
+    start = exported(
+        registry(),
+        "ggml_backend_rpc_start_server",
+        None,
+        ctypes.c_char_p,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_size_t,
+        ctypes.c_void_p,
+    )
+    handles = [device for device, _ in lent()]
+    array = (ctypes.c_void_p * len(handles))(*handles)
+    start(address.encode(), None if cache is None else os.fsencode(cache), threads, len(handles), array)

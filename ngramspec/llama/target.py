@@ -1,10 +1,14 @@
-"""`Target`: a loaded GGUF model with one sequence in its KV cache.
-
-The contract in three calls:
+"""`Target`: a loaded GGUF model and the sequences in its KV cache.
 
     logits = target.prefill(prompt)        # (n_vocab,) after the last token; reuses the longest common prefix
     logits = target.evaluate(tokens)       # (len(tokens), n_vocab): ONE llama_decode, appended to the cache
     target.rollback(length)                # the cache stands for exactly its first `length` tokens again
+
+With several texts, a target is the first of its sequences, and one pass reads the weights once for all that are in it:
+
+    with Target(path, texts=4) as target:
+        row = target.sequences[1].prefill(prompt)       # a sequence alone: see `ngramspec.shared_model.SequenceModel`
+        rows = target.evaluate_together([Part(target, [5], 1), Part(target.sequences[2], [7, 8, 9], 3)])
 
 The low-level API is used: logits are requested for the positions that are read and for no others, so nothing grows
 with n_ctx x n_vocab. It knows nothing about drafts or acceptance.
@@ -12,22 +16,67 @@ with n_ctx x n_vocab. It knows nothing about drafts or acceptance.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from typing import Any, Literal, cast
 
 import llama_cpp.llama_cpp as llama
 
-from ngramspec.backend import Logits, Node, Path, Progress
-from ngramspec.llama.asking import Asking
-from ngramspec.llama.context import Context
-from ngramspec.llama.sequences import Sequences
+from ngramspec.backend import Logits
+from ngramspec.drafting.draft import LEAVES, Question
+from ngramspec.errors import ModelError
+from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
+from ngramspec.exactness.trial import ROOM
+from ngramspec.llama import devices, log
+from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
+from ngramspec.llama.cache_tree import Branches, CacheTree
+from ngramspec.llama.head import Head
+from ngramspec.llama.hidden_states import HiddenStates
+from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
+from ngramspec.llama.sequence import CacheSequence, append
+from ngramspec.llama.trial_context import TrialContext
+from ngramspec.llama.weights import Weights
+from ngramspec.machine_settings import LEAST_MICRO, MOST_MICRO, Settings
+from ngramspec.shared_model import Part, SequenceModel
+from ngramspec.tokens import Node
+
+MAX_CELLS = 2**31 - 1
+
+MICRO_BATCH, WITHOUT_FLASH = 512, 128
+"""Tokens of a prompt per micro-batch. Without flash attention one holds heads x n_ctx x n_ubatch scores."""
+
+SNAPSHOTS = 16
+"""How many tokens back a recurrent state can be restored, unless longer or shorter drafts are asked for. Each snapshot
+takes as much space as the state itself, and on some architectures each is copied in every pass."""
+
+SNAPSHOT_SHARE = 1 / 16
+"""Snapshots may take at most this part of the free RAM or GPU memory; one is kept in any case."""
+
+SAMPLE = (
+    "The river was low that summer. Every morning she walked down to the bridge, and every morning the same boat lay"
+    " there, tied to the same post.\n\ndef total(numbers):\n    return sum(one for one in numbers if one > 0)\n"
+)
+"""A text such as people write, to measure rounding on."""
+
+OWN_STATES = ("deepseek4",)
+"""Hybrid architectures whose batches are made as if each text had a cache of its own, even where they share a pool."""
+
+ABORTS = ("minimax-01",)
+"""Architectures on which llama.cpp ends the process if texts with caches of their own meet in a batch."""
+
+assert LEAST_MICRO >= MAX_EVALUATE  # a pass with the longest draft is one micro-batch
+
+_FLASH = {"auto": -1, "off": 0, "on": 1}
 
 
-class Target(Context):
-    """A GGUF model, its context and the tokens in its KV cache.
+class Target(Weights, CacheSequence):
+    """A GGUF model, its context and what is in its KV cache; the calls of a `Model` are those of the first text.
 
     Args:
         path: a GGUF file (the first part of a split one).
-        n_ctx: context size in tokens; None takes the model's own, capped so that the KV cache fits in half of
+        texts: how many texts the cache holds, 1 to MAX_EVALUATE, for passes over several. None: one text, and no such
+            passes.
+        n_ctx: context size of a text in tokens; None takes the model's own, capped so that the KV cache fits in half of
             the machine's free memory (`notes` then says so).
         n_gpu_layers: layers to offload; negative: all, to whatever GPU the build supports.
         threads: CPU threads; None takes the physical cores.
@@ -37,117 +86,372 @@ class Target(Context):
         cache_type_k, cache_type_v: element type of the KV cache.
         mmap: map the file instead of reading it.
         exact: "on" chooses the settings under which most batch sizes give bit-identical logits: no flash attention
-            where the model runs on the CPU (see `ngramspec.cost.kernels`), and a micro-batch small enough for its
+            where the model runs on the CPU (see `ngramspec.cost.measure`), and a micro-batch small enough for its
             attention scores. "auto" measures what that costs, if it is not known, and takes the fastest or those (see
-            `ngramspec.exactness.auto`).
+            `ngramspec.exactness.decision`); of several texts on a GPU the fastest. "on" gives each of several texts a
+            cache of its own, so that it has the logits that it has alone as far as the sizes of the batches agree (see
+            `batches`); otherwise they share one pool of cells on a GPU, and on a CPU do not.
         extra_buffers: None leaves AMX out if this build's kernels for it are broken (`notes` then says so, and
             `amx_broken` is true). True takes all of ggml's extra buffer types for weights, unchecked and before a
             GPU's host memory; False takes none. Both are for the check itself.
-        n_seq: most sequences in the cache, 1 to MAX_EVALUATE; they share its cells. `sequences` and `ask` need several.
-            None: as many as `ask` needs where the model can be asked, else 1.
+        n_seq: most sequences in the cache of one text, 1 to MAX_EVALUATE; they share its cells. `tree` needs
+            several, and so does `ask`. None: as many as `ask` needs on a GPU, where it may pay, else 1.
         draft_max: the longest draft that will be sent, if known: of a recurrent state as many snapshots are kept
             (None: SNAPSHOTS), or fewer if the machine is short of memory (`notes` then says so).
         head: also load the model's own head, which drafts for it, where the file holds one and this build runs it
             (`notes` says why not, else).
 
     Attributes:
-        exact: as above.
-        footing: what "auto" has decided on.
+        texts: as above.
+        exact: as above; of several texts "on" or "off", what "auto" has decided on.
+        exactness: the mode of requests that "auto" has decided on.
         setting: "fast" or "exact": what the context was opened for.
         head: the model's own head, a model that drafts (see `ngramspec.llama.head`); None: not asked for, or not there.
-        can_rollback: whether refused drafts can be taken back.
-        replays: whether that is done by evaluating tokens again from a checkpoint on: the model has a recurrent
-            state, and llama.cpp keeps no snapshots for this architecture.
         leaves: most branches of questions; 0 where the cache cannot hold any, or would give away what they share.
-        max_batch: most tokens of a pass of which all but the first can be taken back; `evaluate` takes more.
+        fingerprint: key of everything a measured cost or a probe result depends on: file, build, machine, settings.
+        tokens, n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback: see `ngramspec.backend.Model`.
+        max_tokens, max_rows, drafts_alone: see `ngramspec.shared_model.SharedModel`.
 
     Raises:
         ValueError: an argument is out of its range.
         ModelError: the file cannot be loaded, cannot generate text, or the context does not fit.
     """
 
-    _asking: Asking | None = None
+    head: Head | None = None
+    _branches: Branches | None = None
+    max_rows = MAX_EVALUATE
+    _ctx: Any = None
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        texts: int | None = None,
+        n_ctx: int | None = None,
+        n_gpu_layers: int = -1,
+        threads: int | None = None,
+        threads_batch: int | None = None,
+        micro_batch: int | None = None,
+        flash_attn: Literal["auto", "on", "off"] = "auto",
+        cache_type_k: CacheType = "f16",
+        cache_type_v: CacheType = "f16",
+        mmap: bool = True,
+        exact: Exact = "auto",
+        extra_buffers: bool | None = None,
+        n_seq: int | None = None,
+        draft_max: int | None = None,
+        head: bool = False,
+    ) -> None:
+        self.texts, self._texts = texts, 1 if texts is None else texts
+        for name, count, least, most in (
+            ("texts", texts, 1, MAX_EVALUATE),
+            ("n_ctx", n_ctx, 1, MAX_CELLS // max(1, self._texts) - MAX_EVALUATE),
+            ("threads", threads, 1, None),
+            ("threads_batch", threads_batch, 1, None),
+            ("micro_batch", micro_batch, LEAST_MICRO, MOST_MICRO),
+            ("n_seq", n_seq, 1, MAX_EVALUATE),
+            ("draft_max", draft_max, 1, MAX_EVALUATE - 1),
+        ):
+            if count is not None and (count < least or (most is not None and count > most)):
+                bounds = f"at least {least}" if most is None else f"{least} to {most}"
+                raise ValueError(f"{name} is {count}, but must be {bounds}")
+        for name, value, allowed in (
+            ("flash_attn", flash_attn, _FLASH),
+            ("cache_type_k", cache_type_k, CACHE_TYPES),
+            ("cache_type_v", cache_type_v, CACHE_TYPES),
+            ("exact", exact, EXACT),
+        ):
+            if value not in allowed:
+                raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}")
+        if sum((texts is not None, head, (n_seq or 1) > 1)) > 1:
+            raise ValueError("texts, head and n_seq above 1 exclude each other")
+        super().__init__(
+            path,
+            n_gpu_layers=n_gpu_layers,
+            threads=threads,
+            threads_batch=threads_batch,
+            mmap=mmap,
+            extra_buffers=extra_buffers,
+            head=head,
+        )
+        self._micro_batch = micro_batch
+        self.cache_types = (cache_type_k, cache_type_v)
+        self.exact = exact
+        may_branch = texts is None and self.can_pool and not (head or self._recurrent or self.window)
+        self.n_seq = n_seq or (1 + LEAVES if may_branch and self.on_gpu else 1)
+        self.leaves = self.n_seq - 1 if may_branch else 0
+        attention_can_go = not self.on_gpu and cache_type_v in UNQUANTISED
+        self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
+        self._longest = draft_max or SNAPSHOTS
+        size = self._context_size(n_ctx, self.cache_types, self._texts)
+        width = llama.llama_model_n_embd_out(self._model) if self.has_head else 0
+        self._states = HiddenStates(width) if self.has_head else None
+        self.exactness = ExactnessMode()
+        setting = "exact" if exact == "on" or (exact == "auto" and self._decide() == "exact") else "fast"
+        try:
+            self._open_context(size, setting)
+        except ModelError:
+            if exact != "auto" or setting == "fast":
+                raise
+            # Too little memory for these settings; there may be enough for the others.
+            self._decide(("fast", "padded"))
+            self._open_context(size, "fast")
+        if self._states is not None:
+            params = self._params(self.n_ctx + MAX_EVALUATE, 0, self.setting)
+            self.head = Head(self._model, params, self._states, n_ctx=self.n_ctx)
 
     @property
-    def tokens(self) -> list[int]:
-        """What the cache stands for."""
-        return self._lanes[0].tokens
+    def feeds_head(self) -> bool:
+        """Whether passes keep what the model's own head goes by; see `ngramspec.backend.Headed`."""
+        return self._states is not None and self._states.wanted
 
-    def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
-        """Make the cache hold exactly `tokens` and return the logits after the last one, shape (n_vocab,).
+    @feeds_head.setter
+    def feeds_head(self, wanted: bool) -> None:
+        if self._states is not None:
+            self._states.wanted = wanted
 
-        Args:
-            tokens: 1 to n_ctx token ids.
-            aligned: reuse only what an aligned prefill computed, in whole chunks, so that the logits depend on
-                `tokens` alone and not on how the cache came to hold them (exact mode).
-            progress: called with (tokens done, tokens in all) after each chunk.
-
-        Raises:
-            ValueError: no tokens, or more than n_ctx.
-            TargetError: llama.cpp could not evaluate them.
-        """
-        self._check_open()
-        return self._lanes[0].prefill(tokens, aligned=aligned, progress=progress)
-
-    def evaluate(self, tokens: Sequence[int]) -> Logits:
-        """Append `tokens` (1 to MAX_EVALUATE) to the cache in one `llama_decode`.
-
-        Returns:
-            Logits after each of them, shape (len(tokens), n_vocab): a view of llama.cpp's buffer, valid until
-            the next call that evaluates anything.
-
-        Raises:
-            ValueError: none, too many, or more than the context has room for.
-            TargetError: llama.cpp could not evaluate them; the cache is as before.
-        """
-        self._check_open()
-        return self._lanes[0].evaluate(tokens)
-
-    def ask(self, tokens: Sequence[int], questions: Sequence[Path]) -> Logits:
-        """See `ngramspec.backend.Asked`; errors as of `evaluate`, and ValueError for more than `leaves` branches."""
-        self._check_open()
-        if self._asking is None:
-            if not self.leaves:
-                raise ValueError("questions need a target with n_seq above 1 and a memory that keeps what they share")
-            self._asking = Asking(llama, self._ctx, self._passes, self._lanes[0], self.leaves)
-        return self._asking.evaluate(tokens, questions)
-
-    def rollback(self, length: int) -> None:
-        """Let the cache stand for the first `length` of its tokens.
-
-        If the state cannot provably go back to exactly there, it goes further, to a checkpoint or to the beginning.
-        The next call that evaluates anything then evaluates the tokens in between again: `owed` says how many.
-
-        Raises:
-            ValueError: `length` is negative or more than the cache holds.
-        """
-        self._check_open()
-        self._lanes[0].rollback(length)
-
-    def clear(self) -> None:
-        """Forget everything in the cache."""
-        self._check_open()
-        self._lanes[0].clear()
+    # ------------------------------------------------------------------ opening
 
     @property
-    def owed(self) -> int:
-        """How many tokens of the cache the next call must evaluate again before its own."""
-        return self._lanes[0].owed
+    def _aborts(self) -> bool:
+        return self._texts > 1 and self.architecture in ABORTS
 
-    def checkpoint(self) -> None:
-        """Make it cheap to roll back to here until the next checkpoint, however much is evaluated meanwhile.
+    def _decide(self, ways: Sequence[Way] = WAYS) -> Way:
+        """Choose for `exact="auto"` how requests are decoded."""
+        way: Way = "fast"
+        if self.texts is not None and (self.on_gpu or self._aborts):
+            pass
+        # As in `CacheSequence.exact_rollback`: else taking drafts back may move last bits under all settings.
+        elif self._recurrent and (self.window or not self._snapshots(1, "fast")):
+            self.exactness = ExactnessMode(bound=UNMEASURED)
+        else:
+            auto = ExactAuto(self, ways, self.tokenize(SAMPLE) if self.texts is None else ())
+            auto.measure()
+            self.exactness, way = auto.exactness, auto.way
+        if self.texts is not None:
+            self.exact = "on" if way == "exact" else "off"
+        return way
 
-        This copies a recurrent state, a few to some hundred MB; without one the cache can be cut anywhere as it is.
+    def _snapshots(self, wanted: int, setting: str) -> int:
+        """How many snapshots of the recurrent state to ask for: 0 where the architecture has none."""
+        if not self._recurrent:
+            return 0
+        # A context of a few tokens shows what the large one would do.
+        context = llama.llama_init_from_model(self._model, self._params(MAX_EVALUATE, 1, setting))
+        if not context:
+            return wanted
+        try:
+            if llama.llama_n_rs_seq(context) == 0:
+                return 0
+            token = (llama.llama_token * 1)(0)
+            if llama.llama_decode(context, llama.llama_batch_get_one(token, 1)) != 0:
+                return wanted
+            size = llama.llama_state_seq_get_size_ext(context, 0, llama.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
+        finally:
+            llama.llama_free(context)
+        free = devices.free_bytes(self.devices, self.on_gpu, 0)
+        return max(1, min(wanted, int(SNAPSHOT_SHARE * free / max(1, size * self._texts))))
+
+    @property
+    def _pooled(self) -> bool:
+        """Whether all sequences share one pool of cells, so that what they have in common is stored once."""
+        if self.texts is None:
+            return self.n_seq > 1
+        # A CPU's attention goes over the cells of all texts, and rounds by where they lie; one batch gains it little.
+        return self.exact == "off" and self.can_pool and (self.on_gpu or self.architecture in ABORTS)
+
+    def _micro(self, setting: str) -> int:
+        usual = _usual_micro(self._flash[setting])
+        if self._micro_batch is None:
+            return usual
+        # What was asked for is for the settings that were asked for.
+        return self._micro_batch if setting == "fast" else min(usual, self._micro_batch)
+
+    def _params(self, cells: int, snapshots: int, setting: str) -> Any:
+        """llama.cpp's parameters of a context."""
+        params = llama.llama_context_default_params()
+        params.n_ctx = cells
+        params.n_batch = params.n_ubatch = self._micro(setting)
+        params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
+        params.n_seq_max = max(self.n_seq, self._texts)
+        params.kv_unified = self._pooled
+        params.n_threads, params.n_threads_batch = self.threads, self.threads_batch
+        params.flash_attn_type = _FLASH[self._flash[setting]]
+        params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
+        params.n_rs_seq = snapshots
+        return params
+
+    def _open_context(self, n_ctx: int, setting: str) -> None:
+        if not self._pooled and self._aborts:
+            raise ModelError(
+                f"{self.path}: llama.cpp cannot evaluate several texts of a {self.architecture} model exactly; ask for"
+                " one at a time, or not for exactness"
+            )
+        snapshots = self._snapshots(self._longest, setting)
+        while True:
+            log.tail.clear()
+            # Room for the dummy tokens of a padded batch, which never stay in the cache.
+            params = self._params(self._texts * (n_ctx + MAX_EVALUATE), snapshots, setting)
+            self._ctx = llama.llama_init_from_model(self._model, params)
+            if self._ctx or snapshots <= 1:
+                break
+            snapshots //= 2
+        if not self._ctx:
+            raise ModelError(
+                f"{self.path}: no context of {n_ctx} tokens could be made ({log.last_complaint()});"
+                " try a smaller -c/--ctx-size"
+            )
+        if 0 < snapshots < self._longest:
+            self.notes.append(f"memory is short: no draft is longer than {snapshots} tokens")
+        self.setting = setting
+        self.n_batch = self.max_tokens = int(params.n_batch)
+        self.drafts_alone = self._recurrent
+        caches = [
+            Cache(
+                llama,
+                self._ctx,
+                sequence=number,
+                recurrent=self._recurrent,
+                window=self.window,
+                sole=self._texts == 1,
+                pooled=self._pooled,
+            )
+            for number in range(self._texts)
+        ]
+        passes = Passes(llama, self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab, states=self._states)
+        CacheSequence.__init__(self, passes, caches[0], n_ctx=n_ctx)
+        self._others = [CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]]
+        can_rollback, key = self.goes_back(), self._fingerprint()
+        for sequence in self.sequences:
+            sequence.can_rollback, sequence.fingerprint = can_rollback, key
+
+    def _fingerprint(self) -> str:
+        settings = f"fa={self.flash_attn} kv={self.cache_types} ub={self.n_batch}"
+        if self.texts is not None:
+            settings += f" lanes={self._texts} in {'one pool' if self._pooled else 'own caches'}"
+        return self._key(settings)
+
+    # ------------------------------------------------------------------ settings
+
+    @property
+    def flash_attn(self) -> str:
+        """Flash attention as it was asked for under the setting that holds now: "auto", "on" or "off"."""
+        return self._flash[self.setting]
+
+    @property
+    def settings(self) -> tuple[str, ...]:
+        """The settings that can be measured: "fast", and "exact" if it differs from that."""
+        return ("fast", "exact") if self._flash["exact"] != self._flash["fast"] else ("fast",)
+
+    @property
+    def identity(self) -> str:
+        """The key of measurements under all `settings`."""
+        micro = "" if self._micro_batch is None else f" ub={self._micro_batch}"
+        return self._key(f"fa={self._flash['fast']} kv={self.cache_types}{micro}")
+
+    @property
+    def present(self) -> Settings:
+        """The settings that it was loaded with, those that "exact" changes aside."""
+        return Settings(
+            self.threads,
+            self.threads_batch,
+            flash_attn=self._flash["fast"],
+            micro_batch=self._micro_batch,
+            mmap=self._mapped,
+            repack=self._repacks,
+            cache_types=self.cache_types,
+        )
+
+    def trial_of(self, settings: Settings, cells: int) -> tuple[TrialContext, int]:
+        """A separate context under other settings, but for `mmap` and `repack`, and the tokens of its micro-batches.
+
+        Raises:
+            TargetError: the machine lacks the memory for it.
         """
         self._check_open()
-        self._lanes[0].checkpoint()
+        params = self._params(cells, 0, "fast")
+        params.flash_attn_type = _FLASH[settings.flash_attn]
+        params.type_k, params.type_v = (CACHE_TYPES[cast(CacheType, t)][0] for t in settings.cache_types)
+        params.n_batch = params.n_ubatch = settings.micro_batch or _usual_micro(settings.flash_attn)
+        return self._try(params), int(params.n_ubatch)
 
-    def close(self) -> None:
-        """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
-        if self._asking is not None:
-            self._asking.close()
-            self._asking = None
-        super().close()
+    def trial(self, setting: str) -> TrialContext:
+        """A separate small context to measure a setting in; what the target holds does not matter.
+
+        Raises:
+            TargetError: the machine lacks the memory for it.
+        """
+        self._check_open()
+        return self._try(self._params(ROOM, 0, setting))
+
+    def _try(self, params: Any) -> TrialContext:
+        """A separate context for one text."""
+        params.n_seq_max, params.kv_unified = 1, False
+        return TrialContext(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
+
+    # ------------------------------------------------------------------ several texts
+
+    @property
+    def sequences(self) -> Sequence[CacheSequence]:
+        """The sequences, by number; the target is the first."""
+        # Made anew: a target in a list of its own would stay in memory after its last use.
+        return [self, *self._others]
+
+    def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
+        """Append to several sequences in one pass; see `ngramspec.shared_model.SharedModel`.
+
+        The logits are views, valid until the next pass of any sequence.
+        """
+        self._check_open()
+        own = self.sequences
+        if len(parts) == 1:
+            sequence, tokens, rows = parts[0]
+            if sequence in own and 0 < rows == len(tokens) <= self.max_rows:
+                # Most passes of a server: between them caches are cold, and every line costs microseconds.
+                return [sequence.evaluate(tokens)]
+        if not parts or len({id(part.sequence) for part in parts}) < len(parts):
+            raise ValueError("a pass takes one part or more, and one of each sequence at most")
+        for sequence, tokens, rows in parts:
+            if not any(sequence is one for one in own):
+                raise ValueError("a pass takes sequences of its own model only")
+            if not 0 <= rows <= len(tokens) or not tokens:
+                raise ValueError(
+                    f"sequence {sequence.number} has {len(tokens)} tokens and {rows} rows of logits in this pass"
+                )
+        size, total = sum(len(part.tokens) for part in parts), sum(part.rows for part in parts)
+        if size > self.max_tokens or total > self.max_rows:
+            raise ValueError(
+                f"{size} tokens and {total} rows of logits are more than the {self.max_tokens} and {self.max_rows}"
+                " of a pass"
+            )
+        # llama.cpp puts sequences into one batch if their numbers follow each other.
+        order = sorted(range(len(parts)), key=lambda i: parts[i].sequence.number)
+        append(self._passes, [(own[parts[i].sequence.number], parts[i].tokens, parts[i].rows) for i in order])
+        logits, end = self._passes.logits(total), 0
+        found: dict[int, Logits] = {}
+        for i in order:
+            start, end = end, end + parts[i].rows
+            found[i] = logits[start:end]
+        return [found[i] for i in range(len(parts))]
+
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
+        """See `ngramspec.shared_model.SharedModel.batches`."""
+        if sequences and len(sequences) != len(lengths):
+            raise ValueError(f"{len(lengths)} lengths of {len(sequences)} sequences")
+        if any(length < 1 for length in lengths):
+            raise ValueError("a part has at least one token")
+        if self._pooled and not self._recurrent:
+            return in_order(sum(lengths), self.n_batch)
+        numbers = [sequence.number for sequence in sequences] if sequences else range(len(lengths))
+        kept = self.cache.snapshots
+        return equally(
+            dict(zip(numbers, lengths, strict=True)),
+            self.n_batch,
+            neighbours=not self._pooled
+            or bool(llama.llama_model_is_recurrent(self._model))
+            or self.architecture in OWN_STATES,
+            tail=kept + 1 if kept else 0,
+        )
 
     # ------------------------------------------------------------------ several continuations
 
@@ -156,7 +460,7 @@ class Target(Context):
         """Whether several continuations can share a beginning in the cache; recurrent states cannot be shared."""
         return self.can_pool and not self._recurrent
 
-    def sequences(self, root: Node) -> Sequences:
+    def tree(self, root: Node) -> CacheTree:
         """A tree of continuations of what the cache holds; nothing else may be evaluated until it is closed.
 
         Args:
@@ -170,12 +474,12 @@ class Target(Context):
             raise ValueError(
                 "a tree needs a target with n_seq above 1 and a memory that is not recurrent, nor read in blocks"
             )
-        if self._asking is not None:
-            self._asking.leave()
-        self._lanes[0].settle()
+        if self._branches is not None:
+            self._branches.leave()
+        self.settle()
         if root.length != len(self.tokens) or not self.tokens:
             raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")
-        return Sequences(
+        return CacheTree(
             llama,
             self._ctx,
             llama.llama_get_memory(self._ctx),
@@ -185,3 +489,38 @@ class Target(Context):
             max_batch=self.max_batch,
             windowed=self.window > 0,
         )
+
+    # ------------------------------------------------------------------ branches beside the text
+
+    def ask(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
+        """Append tokens in one pass, with questions beside them; see `ngramspec.decoding.branches.Asked`.
+
+        Raises:
+            ValueError: more than `leaves` branches, or than there is room for.
+            TargetError: llama.cpp could not evaluate them; the cache is as before.
+        """
+        self._check_open()
+        if self._branches is None:
+            if not self.leaves:
+                raise ValueError("questions need a target with n_seq above 1 and a memory that keeps what they share")
+            self._branches = Branches(llama, self._ctx, self._passes, self, self.leaves)
+        return self._branches.evaluate(tokens, questions)
+
+    # ------------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Free the context and the model; the target, and logits it returned, cannot be used afterwards."""
+        if self._branches is not None:
+            self._branches.close()
+            self._branches = None
+        if self._ctx:
+            self._passes.close()
+            self._ctx = None
+        if self.head is not None:
+            self.head.close()
+        super().close()
+
+
+def _usual_micro(flash_attn: str) -> int:
+    """Tokens of a micro-batch where nothing else was asked for."""
+    return WITHOUT_FLASH if flash_attn == "off" else MICRO_BATCH

@@ -16,7 +16,7 @@ from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from ngramspec.chat_prompt import ChatPrompt, ChatTemplate, Control, Render
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.fill_in import FillInTokens
-from ngramspec.llama import bindings, first_load, log
+from ngramspec.llama import bindings, crash_check, log
 from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.samplers import SamplerChain
@@ -38,7 +38,7 @@ _OWN_VARIABLES = frozenset(
         "strftime_now",
     }
 )
-_CHATML = (
+CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
@@ -62,6 +62,7 @@ class Vocabulary:
 
     n_ctx = 0
     _model: Any = None
+    _chat_template: str | None = None
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -71,7 +72,7 @@ class Vocabulary:
         self._open_model(params)
 
     def _open_model(self, params: Any) -> None:
-        header = first_load.check(self.path, build())
+        header = crash_check.check(self.path, build())
         log.tail.clear()
         self._model = llama.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self._model:
@@ -137,9 +138,25 @@ class Vocabulary:
 
     @property
     def chat_template(self) -> str | None:
-        """The model's own chat template (Jinja), or None."""
+        """The model's own chat template (Jinja), or what `use_chat_template` took in its place; None: there is none."""
+        if self._chat_template is not None:
+            return self._chat_template
         raw = llama.llama_model_chat_template(self._model, None)
         return raw.decode("utf-8", "replace") if raw else None
+
+    def use_chat_template(self, template: str) -> None:
+        """Lay conversations out by another template than the model's own.
+
+        Raises:
+            ModelError: it is no Jinja.
+        """
+        self._chat_template = template
+        for made in ("_tool_template", "_render", "_chat"):
+            self.__dict__.pop(made, None)
+        try:
+            self._chat  # noqa: B018 - compiles it
+        except Exception as error:  # jinja2's
+            raise ModelError(f"the chat template is no Jinja: {error}") from error
 
     def chat_prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
         """Token ids of a conversation, ready for the assistant's next turn: those of `chat`."""
@@ -150,6 +167,8 @@ class Vocabulary:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Tool] = (),
         variables: Mapping[str, Any] = MappingProxyType({}),
+        *,
+        answered: bool = True,
     ) -> ChatPrompt:
         """A conversation, ready for the assistant's next turn (ChatML if the model has no template).
 
@@ -159,6 +178,7 @@ class Vocabulary:
             messages: in OpenAI's form, contents as strings.
             tools: that the model may call. Where its template knows none, messages describe them.
             variables: further ones of the template ("enable_thinking", ...).
+            answered: whether the prompt ends in the beginning of the assistant's turn (`add_generation_prompt`).
 
         Raises:
             ModelError: the template refuses these messages, or a control token in one cannot be told from its own.
@@ -169,7 +189,7 @@ class Vocabulary:
                 raise ValueError(f"the chat template's variable {name!r} cannot be set")
         adapted, shown = self._tool_template.adapt(messages, tools)
         try:
-            return self._chat.prompt(adapted, self, tools=shown, **variables)
+            return self._chat.prompt(adapted, self, tools=shown, add_generation_prompt=answered, **variables)
         except ModelError:
             raise
         except Exception as error:  # jinja2's and whatever the template itself raises
@@ -185,14 +205,25 @@ class Vocabulary:
         )
 
     @cached_property
+    def longest_token(self) -> int:
+        """Most bytes of a token: a text of so many times as many characters as the context has tokens is too long."""
+        return max(len(self.piece(token)) for token in range(self.n_vocab))
+
+    @cached_property
     def _tool_template(self) -> ToolTemplate:
         return ToolTemplate(self.chat_template, self._render)
 
     @cached_property
     def _render(self) -> Render:
         bos, eos = self.ends
-        formatter = Jinja2ChatFormatter(self.chat_template or _CHATML, eos, bos)
-        return lambda values: str(formatter(**values).prompt)
+        template = self.chat_template or CHATML
+        formatters = [Jinja2ChatFormatter(template, eos, bos, add_generation_prompt=one) for one in (False, True)]
+
+        def render(values: Mapping[str, Any]) -> str:
+            variables = dict(values)
+            return str(formatters[variables.pop("add_generation_prompt", True)](**variables).prompt)
+
+        return render
 
     @cached_property
     def _chat(self) -> ChatTemplate:
@@ -203,7 +234,7 @@ class Vocabulary:
                 strips = (attributes & llama.LLAMA_TOKEN_ATTR_LSTRIP, attributes & llama.LLAMA_TOKEN_ATTR_RSTRIP)
                 controls[self._special_text(token)] = Control(token, *map(bool, strips))
         controls.pop("", None)
-        return ChatTemplate(self.chat_template or _CHATML, self._render, controls, self.ends[0])
+        return ChatTemplate(self.chat_template or CHATML, self._render, controls, self.ends[0])
 
     def _special_text(self, token: int) -> str:
         text = llama.llama_vocab_get_text(self._vocab, token) if token >= 0 else None

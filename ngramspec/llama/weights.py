@@ -14,10 +14,10 @@ from llama_cpp._ggml import libggml
 
 from ngramspec import machine
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, bindings, devices, first_load, huge_pages, log, rpc
+from ngramspec.llama import amx, bindings, crash_check, devices, log, rpc
+from ngramspec.llama.cache import CacheType, bytes_per_token, fitting_context
 from ngramspec.llama.devices import build
 from ngramspec.llama.head import head_missing
-from ngramspec.llama.kv_cache import CacheShape, CacheType, fitting_context
 from ngramspec.llama.vocabulary import Vocabulary
 
 HAS_AMX = "AMX_INT8 = 1"
@@ -77,13 +77,13 @@ class Weights(Vocabulary):
         if self.amx_broken:
             self.notes.append(amx.NOTE)
             params.use_extra_bufts = amx.hide(libggml)
-        before = huge_pages.anonymous()
+        before = devices.anonymous_memory()
 
         @llama.llama_progress_callback  # type: ignore[untyped-decorator]
         def loading(done: float, _data: Any) -> bool:
             # The first call comes when all buffers are mapped and none is filled.
             if done == 0:
-                huge_pages.advise(before)
+                devices.advise_huge_pages(before)
             rpc.alive()
             return True
 
@@ -111,8 +111,8 @@ class Weights(Vocabulary):
 
     @property
     def huge_pages(self) -> str | None:
-        """See `ngramspec.llama.huge_pages.told`."""
-        return huge_pages.told(self._mapped and not self.on_gpu)
+        """See `ngramspec.llama.devices.huge_pages_told`."""
+        return devices.huge_pages_told(self._mapped and not self.on_gpu)
 
     @property
     def can_pool(self) -> bool:
@@ -137,12 +137,12 @@ class Weights(Vocabulary):
         """How many tokens a context holds of each of its texts: as many as were asked for, or as fit."""
         heads = max(1, llama.llama_model_n_head(self._model))
         head_width = llama.llama_model_n_embd(self._model) // heads
-        per_token = CacheShape(
-            llama.llama_model_n_layer(self._model),
-            llama.llama_model_n_head_kv(self._model) or heads,
+        widths = (
             int(self._meta(f"{self.architecture}.attention.key_length") or head_width),
             int(self._meta(f"{self.architecture}.attention.value_length") or head_width),
-        ).bytes_per_token(*cache_types)
+        )
+        layers, kv_heads = llama.llama_model_n_layer(self._model), llama.llama_model_n_head_kv(self._model)
+        per_token = bytes_per_token(cache_types, layers, kv_heads or heads, widths)
         if asked is None:
             # Mapped weights still count as free memory, and will not stay so.
             mapped = self.size_bytes if self._mapped and not self.on_gpu else 0
@@ -204,7 +204,7 @@ def model_key(path: Path) -> str:
     log.init_backend()
     size = path.stat().st_size
     named = f"{size} {build()} {machine.name()}".encode()
-    return hashlib.blake2b(first_load.edges(path, size) + named, digest_size=12).hexdigest()
+    return hashlib.blake2b(crash_check.edges(path, size) + named, digest_size=12).hexdigest()
 
 
 def tuning_key(path: Path, n_gpu_layers: int, cache_types: Sequence[str]) -> str:

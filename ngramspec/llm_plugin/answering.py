@@ -1,24 +1,97 @@
-"""`answer`: a prompt of `llm`'s as a conversation of the model, and the model's answer as `llm`'s events."""
+"""A prompt of `llm`'s as a conversation of the model, the answer as `llm`'s events, and the options of a prompt.
+
+`Sampling` and `LoadSettings` say of each setting what it is and which values it may have; the options, `-o NAME VALUE`,
+are made of them, under their names.
+"""
 
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, cast, get_type_hints
 
 import llm
 from llm.parts import Message, ReasoningPart, StreamEvent, TextPart, ToolCallPart, ToolResultPart
+from pydantic import AfterValidator, Field, create_model
 
-from ngramspec.decoding.step import Stats
 from ngramspec.llama.json_schema import schema_rules
-from ngramspec.llm_plugin.opened import Opened
-from ngramspec.llm_plugin.options import sampling_of
+from ngramspec.llama.target import Target
+from ngramspec.loading.load import Loaded
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.sampling.option import Option, options
+from ngramspec.sampling.sampler import Sampler
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
 from ngramspec.tool_calls import forced_grammar, parser_for, thoughts_first
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Tool
 
+TEMPERATURE = 0.8
+"""llama.cpp's for chats, as in `ngramspec chat`."""
 
-def answer(opened: Opened, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
+_SAMPLING = {name: known for name, known in options(Sampling).items() if not known.repeatable}
+_LOADING = {name: known for name, known in options(LoadSettings).items() if name != "hf_repo"}  # -m names the model
+
+_SEED = _SAMPLING["seed"]  # -1 asks for a random one
+
+
+@cache
+def prompt_options() -> type[llm.Options]:
+    """The class of the options; a value that cannot be is refused by it, with what it may be."""
+    hints = get_type_hints(Sampling) | get_type_hints(LoadSettings)
+    fields = {name: _field(known, hints[name]) for name, known in (_SAMPLING | _LOADING).items()}
+    fields["max_tokens"] = int | None, Field(None, ge=1, description="Most tokens of the answer.")
+    fields["stop"] = str | None, Field(None, min_length=1, description="End before this text.")
+    return create_model("Options", __base__=llm.Options, **cast(dict[str, Any], fields))
+
+
+def _field(known: Option, kind: Any) -> tuple[Any, Any]:
+    def check(value: Any) -> Any:
+        if value is not None:
+            if known.parse is not None:
+                known.parse(value)
+            if known.allowed is not None and not known.allowed.holds(value) and (known is not _SEED or value != -1):
+                raise ValueError(f"must be {known.allowed.words}")
+        return value
+
+    given = kind if known.parse is None else str
+    return Annotated[given | None, AfterValidator(check)], Field(None, description=known.help)
+
+
+def load_settings(given: llm.Options) -> LoadSettings:
+    """How options ask for a model to be loaded. Raises ValueError: two of them contradict each other."""
+    values = {name: getattr(given, name) for name in _LOADING}
+    return LoadSettings(**{name: value for name, value in values.items() if value is not None})
+
+
+def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
+    """The sampling that options ask for, with a random seed where they name none.
+
+    Args:
+        given: an instance of what `prompt_options` gives.
+        grammar: that the answer must keep to, whatever the options say; None: as they say.
+
+    Raises:
+        ValueError: two settings contradict each other.
+    """
+    asked: dict[str, Any] = {"temperature": TEMPERATURE, "seed": random.SystemRandom().randrange(2**32)}
+    for name, known in _SAMPLING.items():
+        value = getattr(given, name)
+        if value is not None and (known is not _SEED or value != -1):
+            asked[name] = value if known.parse is None else known.parse(value)
+    if grammar is not None:
+        if "grammar" in asked:
+            raise ValueError("the option grammar and a schema exclude each other; leave one out")
+        asked["grammar"] = grammar
+    return Sampling(**asked)
+
+
+# --------------------------------------------------------------------------- answers
+
+
+def answer(loaded: Loaded, prompt: llm.Prompt, response: llm.Response) -> Iterator[StreamEvent]:
     """Answer a prompt: events as text comes, calls of tools when they are whole.
 
     The response is told the tokens it took, and what was measured. Where the answer stops early, the model is left
@@ -28,7 +101,7 @@ def answer(opened: Opened, prompt: llm.Prompt, response: llm.Response) -> Iterat
         NGramSpecError: the conversation does not fit, the template refuses it, or llama.cpp fails.
         ValueError: options that contradict each other, or a tool's earlier arguments that are no JSON object.
     """
-    target = opened.target
+    target = loaded.target
     options: Any = prompt.options  # made of `prompt_options`
     tools = [Tool(t.name, t.description or "", t.input_schema) for t in prompt.tools if isinstance(t, llm.Tool)]
     chat = target.chat([m for message in prompt.messages for m in _openai(message)], tools)
@@ -36,7 +109,8 @@ def answer(opened: Opened, prompt: llm.Prompt, response: llm.Response) -> Iterat
     target.sampler(sampling)  # refuses what this model cannot do, before the conversation is read
     parser = parser_for(target.chat_template, tools, opening=chat.opening)
     stats, tokens, calls, stop = Stats(), list[int](), _Calls(), None
-    steps = opened.decoder.generate(
+    loaded.decoder.vocabulary = _Shown(target)
+    steps = loaded.decoder.generate(
         chat.tokens,
         max_tokens=options.max_tokens or target.n_ctx,
         sampling=sampling,
@@ -50,9 +124,10 @@ def answer(opened: Opened, prompt: llm.Prompt, response: llm.Response) -> Iterat
             yield from _events(parser.push(step.text), calls)
     yield from _events(parser.finish(), calls)
     yield from calls.told(response)
-    if opened.memory is not None:
-        opened.memory.hear(tokens)
+    if loaded.memory is not None:
+        loaded.memory.hear(tokens)
     drafts = {"drafted": stats.drafted, "accepted": stats.accepted} if stats.drafted else None
+    response.set_resolved_model(target.path.name)
     response.set_usage(input=len(chat.tokens), output=stats.generated, details=drafts)
     response.response_json = {
         "stop_reason": stop,
@@ -60,9 +135,9 @@ def answer(opened: Opened, prompt: llm.Prompt, response: llm.Response) -> Iterat
         "tokens_per_second": stats.tokens_per_second,
         "tokens_per_pass": stats.tokens_per_pass,
         "estimated_gain": stats.estimated_gain,
-        "exact": opened.decoder.footing.same,
+        "exact": loaded.decoder.exactness.same,
         "close_calls": stats.close_calls,
-        "tuned": dict(opened.tuned),
+        "tuned": dict(loaded.tuned),
         "notes": list(target.notes),
     }
 
@@ -141,3 +216,23 @@ def _events(deltas: Sequence[Delta], calls: _Calls) -> Iterator[StreamEvent]:
                 calls.begin(delta)
             case CallArguments():
                 calls.extend(delta)
+
+
+class _Shown:
+    """A vocabulary whose texts show control tokens, for `parser_for`."""
+
+    def __init__(self, target: Target) -> None:
+        self._target = target
+        self.n_vocab = target.n_vocab
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+        return self._target.tokenize(text, special=special, add_bos=add_bos)
+
+    def piece(self, token: int) -> bytes:
+        return self._target.shown(token)
+
+    def is_eog(self, token: int) -> bool:
+        return self._target.is_eog(token)
+
+    def sampler(self, sampling: Sampling) -> Sampler:
+        return self._target.sampler(sampling)

@@ -1,4 +1,4 @@
-"""Which files of a folder hold text that the user wrote: all text files except those that .gitignore names.
+"""Which files of a folder hold text that the user wrote: all but what .gitignore names, and what is probably secret.
 
 Knows nothing about tokens.
 """
@@ -20,8 +20,20 @@ MAX_BYTES = 8 << 20
 
 BINARY, NOT_UTF8, UNREADABLE, SPECIAL = "binary", "not UTF-8", "unreadable", "not a regular file"
 HUGE = f"larger than {MAX_BYTES >> 20} MiB"
+IGNORED, LINK, SECRET = "named in .gitignore", "linked", "probably secret"
 
 _VERSION_CONTROL = frozenset({".git", ".hg", ".svn"})
+
+_SECRET_NAMES = """
+.env .env.* !.env.example !.env.sample !.env.template .envrc .netrc _netrc .npmrc .pypirc .pgpass .my.cnf .htpasswd
+.git-credentials .dockercfg .docker/config.json .kube/config .aws/ .azure/ .gnupg/ .ssh/ .password-store/
+*.pem *.key *.p8 *.p12 *.pfx *.ppk *.jks *.keystore *.kdbx *.gpg *.age id_rsa* id_dsa* id_ecdsa* id_ed25519* !id_*.pub
+credentials.json secrets.json secrets.toml secrets.yaml secrets.yml *.tfstate *.tfvars service-account*.json
+client_secret*.json
+"""
+"""Files and folders that hold passwords and keys, going by their names, as a .gitignore would name them."""
+
+_SECRETS = GitIgnoreSpec.from_lines(_SECRET_NAMES.split())
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +57,7 @@ class Found:
 
     Attributes:
         files: that may hold text, in the order of their names.
-        skipped: files (and folders that cannot be read) that were left out, with the reason.
+        skipped: files that were left out, with the reason; a folder of which nothing is taken counts as one.
     """
 
     files: list[TextFile] = field(default_factory=list)
@@ -57,7 +69,7 @@ _Rules = tuple[tuple[Path, GitIgnoreSpec], ...]
 
 
 def find_files(path: Path) -> Found:
-    """The files below `path`, or `path` itself, which .gitignore cannot forbid.
+    """The files below `path`, or `path` itself, which neither .gitignore nor its name can forbid.
 
     Neither links nor the folders of version control are followed. An ignored folder is ignored with all that is
     in it, as git does it; empty files count as none.
@@ -93,7 +105,7 @@ def concerns(changed: Iterable[Path], root: Path) -> bool:
             rules = rules_of[folder]
         if rules is None:
             continue
-        if not (_passed_over(path, rules) if path.is_dir() else _ignored(path, rules, folder=False)):
+        if not (_passed_over(path, rules) if path.is_dir() else _reason(path, rules, folder=False)):
             return True
     return False
 
@@ -125,10 +137,15 @@ def _walk(folder: Path, rules: _Rules, found: Found) -> None:
         for entry in ordered:
             path = Path(entry.path)
             try:
-                if entry.is_dir(follow_symlinks=False):
-                    if not _passed_over(path, rules):
-                        inner.append((path, rules))
-                elif entry.is_file(follow_symlinks=False) and not _ignored(path, rules, folder=False):
+                folder_too = entry.is_dir(follow_symlinks=False)
+                if folder_too and path.name in _VERSION_CONTROL:
+                    continue
+                reason = LINK if entry.is_symlink() else _reason(path, rules, folder=folder_too)
+                if reason:
+                    found.skipped[path] = reason
+                elif folder_too:
+                    inner.append((path, rules))
+                else:
                     _take(path, entry.stat(follow_symlinks=False), found)
             except OSError:
                 found.skipped[path] = UNREADABLE
@@ -178,13 +195,15 @@ def _is_pattern(line: str) -> bool:
 
 def _passed_over(folder: Path, rules: _Rules) -> bool:
     """Whether nothing in a folder is taken."""
-    return folder.name in _VERSION_CONTROL or _ignored(folder, rules, folder=True)
+    return folder.name in _VERSION_CONTROL or _reason(folder, rules, folder=True) is not None
 
 
-def _ignored(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: bool) -> bool:
-    """Whether the innermost rule that speaks of `path` forbids it."""
+def _reason(path: Path, rules: Sequence[tuple[Path, GitIgnoreSpec]], *, folder: bool) -> str | None:
+    """Why `path` is left out, by the innermost rule that speaks of it, and by its name; None if it is not."""
     for base, spec in reversed(rules):
         said = spec.check_file(path.relative_to(base).as_posix() + "/" * folder).include
+        if said:
+            return IGNORED
         if said is not None:
-            return said
-    return False
+            break
+    return SECRET if _SECRETS.match_file("/".join(path.parts[-2:]) + "/" * folder) else None

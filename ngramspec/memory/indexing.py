@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +13,9 @@ from threading import Event
 
 import numpy as np
 
+from ngramspec.backend import Progress
 from ngramspec.memory.documents import Document, Text, total
-from ngramspec.memory.files import BINARY, NOT_UTF8, UNREADABLE, Found, TextFile, find_files, read_text
+from ngramspec.memory.files import BINARY, IGNORED, NOT_UTF8, UNREADABLE, Found, TextFile, find_files, read_text
 from ngramspec.memory.snapshot import MemoryFileError
 from ngramspec.memory.store import Store
 from ngramspec.storage import NotUtf8
@@ -22,9 +23,6 @@ from ngramspec.tokens import Tokenizer
 
 PIECE = 1 << 16
 """Characters that are tokenized at once: some tokenizers take more than linear time, or stack, over a long text."""
-
-Progress = Callable[[int, int], None]
-"""Called with (bytes done, bytes in all)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +68,7 @@ def add_files(
         tokenizer: the one that `store` is for.
         paths: files and folders.
         threads: how many files are tokenized at a time.
-        progress: told about what is read.
+        progress: called with the bytes done, and all of them.
         may_be_empty: a path that holds no text is no error.
 
     Raises:
@@ -84,6 +82,9 @@ def add_files(
         below = _find(root)
         found.update((str(f.path), f) for f in below.files)
         skipped.update((str(path), why) for path, why in below.skipped.items())
+    skipped = {
+        name: why for name, why in skipped.items() if name not in found
+    }  # one root may name what another leaves out
     fresh = [f for name, f in found.items() if not _same(known.get(name), f)]
     texts: dict[str, Text] = {}
     for file, text in _tokenized(fresh, tokenizer, threads, progress):
@@ -146,12 +147,16 @@ def _replaced(document: Document, texts: Mapping[str, Text], dropped: set[str]) 
 
 
 def _is_gone(name: str, found: Mapping[str, TextFile], skipped: Mapping[str, str], roots: Sequence[Path]) -> bool:
-    """Whether a file of the memory was looked for and is no text any more, or is not there."""
+    """Whether a file of the memory was looked for and is no text any more, must not be there, or is not there.
+
+    What .gitignore names was added by its own name, and stays.
+    """
     if name in skipped:
-        return skipped[name] != UNREADABLE
+        return skipped[name] not in (UNREADABLE, IGNORED)
     if name in found or not any(_below(name, root) for root in roots):
         return False
-    return not os.path.isfile(name) and skipped.keys().isdisjoint(map(str, Path(name).parents))
+    unreadable = any(skipped.get(str(folder)) == UNREADABLE for folder in Path(name).parents)
+    return not unreadable and not os.path.isfile(name)
 
 
 def list_skipped(skipped: Mapping[str, int]) -> str:

@@ -1,27 +1,34 @@
 """`Memory`: texts that a drafter may look things up in, beyond the context, and where answers are remembered.
 
-`indexes` are the snapshot in the file, its journal, and what this process heard.
+Each memory is a folder under the user's data folder, with a file for each tokenizer (`ngramspec.memory.store`). Whether
+answers are remembered stands in the user's configuration folder: a TOML file, which can say `remember = true`.
 """
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from ngramspec.drafting.recall import Recall
+from ngramspec.drafting.mixture.drafter import Recall
 from ngramspec.drafting.token_index import SEAM, TokenIndex
+from ngramspec.errors import NGramSpecError
 from ngramspec.memory.snapshot import MemoryFileError
 from ngramspec.memory.store import NOTHING, Contents, Store
+from ngramspec.storage import NotUtf8, config_folder, data_folder, utf8, write_whole
 
 
 class Memory(Recall):
     """Texts of earlier sessions, of the user's files, and of this process.
 
+    `indexes` are the snapshot in the file, its journal, and what this process heard.
+
     Args:
         contents: what was read from a store.
         store: where it was read, and is read again when it was rewritten; None for a memory of this process alone.
         keeps: answers are kept in the store.
-
     """
 
     def __init__(self, contents: Contents = NOTHING, *, store: Store | None = None, keeps: bool = False) -> None:
@@ -68,7 +75,93 @@ def _indexes(contents: Contents) -> list[TokenIndex]:
     """Of the snapshot and of the journal, as far as there is something in them."""
     found = [contents.snapshot.index] if contents.snapshot is not None else []
     journal = TokenIndex()
-    for _, tokens in contents.journal.texts:
-        journal.extend(tokens)
+    for text in contents.journal.texts:
+        journal.extend(text.tokens.tolist())
         journal.append(SEAM)
     return [index for index in (*found, journal) if index.size]
+
+
+# --------------------------------------------------------------------------- names
+
+DEFAULT = "default"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
+
+
+def memory_folder(name: str = DEFAULT, folder: Path | None = None) -> Path:
+    """The folder of the memory `name`; it may not exist.
+
+    Raises:
+        MemoryFileError: no such name is allowed.
+    """
+    if not _NAME.fullmatch(name):
+        raise MemoryFileError(
+            f"{name!r} cannot be the name of a memory: it takes up to 64 letters, digits, '_', '-' and '.',"
+            " beginning with none of the last two"
+        )
+    return (folder or data_folder("memory")) / name
+
+
+def memory_names(folder: Path | None = None) -> list[str]:
+    """The memories that hold something."""
+    try:
+        found = sorted((folder or data_folder("memory")).iterdir())
+    except OSError:
+        return []
+    return [path.name for path in found if _NAME.fullmatch(path.name) and Store.all_in(path)]
+
+
+# --------------------------------------------------------------------------- whether answers are remembered
+
+
+def settings_path() -> Path:
+    """Where the settings are kept."""
+    return config_folder() / "config.toml"
+
+
+def remembers(path: Path | None = None) -> bool:
+    """Whether the answers of this session are kept in the memory for later ones; not unless the file says so.
+
+    Raises:
+        NGramSpecError: it cannot be read, is no TOML, or has a key or a value that means nothing.
+    """
+    return _read_settings(path or settings_path())[1]
+
+
+def write_remember(value: bool, path: Path | None = None) -> None:
+    """Switch `remember` on or off; whatever else stands in the file stays.
+
+    Raises:
+        NGramSpecError: the file cannot be used or written; it is then as before.
+    """
+    path = path or settings_path()
+    text, _ = _read_settings(path)
+    line = f"remember = {str(value).lower()}"
+    text, count = re.subn(r"^[ \t]*(\"?)remember\1[ \t]*=[ \t]*(true|false)", line, text, count=1, flags=re.MULTILINE)
+    if not count:
+        text = f"{line}\n{text}"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path = path.resolve()  # a link stays a link
+        write_whole(path, text)
+    except OSError as error:
+        raise NGramSpecError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _read_settings(path: Path) -> tuple[str, bool]:
+    """The text of the file, and what it says."""
+    try:
+        text = utf8(path.read_bytes())
+        values = tomllib.loads(text)
+    except FileNotFoundError:
+        return "", False
+    except tomllib.TOMLDecodeError as error:
+        raise NGramSpecError(f"the settings in {path} are no TOML ({error}); mend the file or delete it") from error
+    except (OSError, NotUtf8) as error:
+        raise NGramSpecError(f"cannot read the settings in {path}: {getattr(error, 'strerror', error)}") from error
+    for key, value in values.items():
+        if key != "remember":
+            raise NGramSpecError(f"the settings in {path} name {key!r}; there is only: remember")
+        if not isinstance(value, bool):
+            raise NGramSpecError(f"the settings in {path} say {key} = {value!r}, but it must be true or false")
+    return text, bool(values.get("remember"))

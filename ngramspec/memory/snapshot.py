@@ -8,7 +8,7 @@ Layout, in the machine's own byte order, every section padded to 4096 bytes:
     heads       int32 x chains    a power of two
     documents   JSON, see `ngramspec.memory.documents`
 
-What follows is the journal (`ngramspec.memory.journal`). The sections are used where they lie, in a private
+What follows is the journal (`ngramspec.memory.documents`). The sections are used where they lie, in a private
 mapping of the file: 10 million tokens open in some 20 ms, all of which goes into checking them. The checksum
 is the BLAKE2b of the sums of the 64-bit words of each 4096 bytes: numpy makes it as fast as RAM is read, and no byte
 can change without changing it. It guards against accidents, not against forgers, so the ranges of all numbers are

@@ -14,17 +14,27 @@ from __future__ import annotations
 import os
 import re
 import time
-from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
+import numpy as np
 from filelock import FileLock, Timeout
 
-from ngramspec.memory.documents import Document, Table, Text, joined
-from ngramspec.memory.journal import EMPTY, Journal, append_records, read_journal, record
+from ngramspec.memory.documents import (
+    EMPTY,
+    Document,
+    Journal,
+    Text,
+    answer,
+    append_record,
+    joined,
+    read_journal,
+    read_table,
+    record,
+    table_of,
+)
 from ngramspec.memory.snapshot import BLOCK, MemoryFileError, Snapshot, check_length, read_header, write_snapshot
 from ngramspec.storage import replacing
 
@@ -56,20 +66,22 @@ class Contents:
     journal: Journal = EMPTY
     inode: int = 0
 
-    @property
-    def table(self) -> Table:
-        """The documents of the snapshot."""
+    def _table(self) -> tuple[str, list[Text]]:
         if self.snapshot is None:
-            return Table("", ())
+            return "", []
         try:
-            return Table.from_json(self.snapshot.documents, self.snapshot.header.size)
+            return read_table(self.snapshot.documents, self.snapshot.tokens)
         except MemoryFileError as error:
             raise MemoryFileError(f"{self.path} {error}") from None
 
+    @property
+    def model(self) -> str:
+        """The model whose tokenizer made the tokens; "" if there is no file."""
+        return self._table()[0]
+
     def texts(self) -> list[Text]:
         """All documents with their tokens, those of the journal last."""
-        kept = self.table.texts(self.snapshot.tokens) if self.snapshot else []
-        return kept + [Text.of_answer(tokens, when) for when, tokens in self.journal.texts]
+        return [*self._table()[1], *self.journal.texts]
 
     def documents(self) -> list[Document]:
         """All documents, those of the journal last."""
@@ -103,11 +115,12 @@ class Store:
 
     def path(self) -> Path | None:
         """The file that counts, or None."""
-        return max(self._generations(), key=_generation, default=None)
+        generations = self._generations()
+        return generations[max(generations)] if generations else None
 
-    def _generations(self) -> list[Path]:
+    def _generations(self) -> dict[int, Path]:
         names = ((path, _NAME.fullmatch(path.name)) for path in _files(self.folder))
-        return [path for path, name in names if name and name[1] == self.vocabulary.hex()]
+        return {int(name[2]): path for path, name in names if name and name[1] == self.vocabulary.hex()}
 
     def read(self) -> Contents:
         """What is there now; takes no lock.
@@ -122,7 +135,9 @@ class Store:
                 return Contents()
             try:
                 with path.open("rb") as file:
-                    return self._contents(path, file)
+                    snapshot = Snapshot(file, self.vocabulary)
+                    journal = read_journal(file, snapshot.header.sections()[-1], snapshot.header.n_vocab)
+                    return Contents(path, snapshot, journal, os.fstat(file.fileno()).st_ino)
             except FileNotFoundError as error:
                 # Replaced by the next generation since the folder was listed.
                 if path == tried:
@@ -132,11 +147,6 @@ class Store:
                 raise MemoryFileError(f"{path} {error}") from None
             except OSError as error:
                 raise _cannot("read", path, error) from error
-
-    def _contents(self, path: Path, file: BinaryIO) -> Contents:
-        snapshot = Snapshot(file, self.vocabulary)
-        journal = read_journal(file, snapshot.header.sections()[-1], snapshot.header.n_vocab)
-        return Contents(path, snapshot, journal, os.fstat(file.fileno()).st_ino)
 
     def is_current(self, contents: Contents) -> bool:
         """Whether the file that was read is still the one that counts; what was remembered since does not matter.
@@ -169,8 +179,7 @@ class Store:
         with self._lock():
             path = self.path()
             if path is None:
-                text = Text.of_answer(array("i", tokens), time.time())
-                self._write(Contents(), [text])
+                self._write(Contents(), [answer(np.array(tokens, np.int32), time.time())])
                 return
             try:
                 with path.open("r+b", buffering=0) as file:
@@ -179,7 +188,7 @@ class Store:
                     end = header.sections()[-1]
                     check_length(file, end)
                     journal = read_journal(file, end, header.n_vocab)
-                    append_records(file, journal.end, record(tokens, time.time()))
+                    append_record(file, journal.end, record(tokens, time.time()))
             except MemoryFileError as error:
                 raise MemoryFileError(f"{path} {error}") from None
             except OSError as error:
@@ -192,29 +201,25 @@ class Store:
 
     def _write(self, now: Contents, texts: Sequence[Text]) -> None:
         """The next generation; the lock is held."""
-        generation = _generation(now.path) + 1 if now.path else 1
+        before = self._generations()
+        generation = max(before, default=0) + 1
         path = self.folder / f"{self.vocabulary.hex()}-{generation:06d}.memory"
-        table = Table(now.table.model or self.model, tuple(t.document for t in texts))
         n_vocab = now.snapshot.header.n_vocab if now.snapshot else self.n_vocab
         try:
             # Left by a writer that died.
             for left in self.folder.glob(f"{self.vocabulary.hex()}-*.tmp"):
                 left.unlink()
             with replacing(path, prefix=f"{self.vocabulary.hex()}-") as file:
-                write_snapshot(file, self.vocabulary, n_vocab, joined(texts), table.to_json())
+                write_snapshot(file, self.vocabulary, n_vocab, joined(texts), table_of(now.model or self.model, texts))
                 file.flush()
                 os.fsync(file.fileno())
             _sync_folder(self.folder)
         except OSError as error:
             raise _cannot("write", path, error) from error
-        self._delete_before(generation)
-
-    def _delete_before(self, generation: int) -> None:
-        for path in self._generations():
-            if _generation(path) < generation:
-                # Windows keeps a file that another process has mapped.
-                with suppress(OSError):
-                    path.unlink()
+        for old in before.values():
+            # Windows keeps a file that another process has mapped.
+            with suppress(OSError):
+                old.unlink()
 
     def clear(self) -> None:
         """Delete the file, whatever is in it.
@@ -223,7 +228,7 @@ class Store:
             MemoryFileError: it cannot be deleted.
         """
         with self._lock():
-            for path in self._generations():
+            for path in self._generations().values():
                 try:
                     path.unlink(missing_ok=True)
                 except OSError as error:
@@ -268,12 +273,6 @@ def _files(folder: Path) -> list[Path]:
         return []
     except OSError as error:
         raise _cannot("read", folder, error) from error
-
-
-def _generation(path: Path) -> int:
-    name = _NAME.fullmatch(path.name)
-    assert name
-    return int(name[2])
 
 
 def _cannot(what: str, path: Path, error: OSError) -> MemoryFileError:

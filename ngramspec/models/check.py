@@ -22,25 +22,21 @@ _DIFFUSION = frozenset({"dream", "llada", "llada-moe", "rnd1"})
 _HEADS = frozenset({"eagle3", "dflash", "gemma4-assistant"})
 _VOICES = frozenset({"wavtokenizer-dec", "qwen3tts", "pockettts"})
 
-_SIGNATURES: tuple[tuple[bytes, str], ...] = (
-    (b"lmgg", "is a ggml file from before GGUF; get a GGUF version of the model"),
-    (b"fmgg", "is a ggmf file from before GGUF; get a GGUF version of the model"),
-    (b"tjgg", "is a ggjt file from before GGUF; get a GGUF version of the model"),
-    (b"algg", "is a ggla adapter (LoRA) from before GGUF, not a model"),
-    (
-        b"PK\x03\x04",
-        "looks like a PyTorch checkpoint (or another zip archive); convert it to GGUF first",
-    ),
-    (b"\x80\x02", "looks like a pickled PyTorch checkpoint; convert it to GGUF first"),
-    (b"\x80\x04", "looks like a Python pickle; convert the model to GGUF first"),
-    (b"\x89HDF", "looks like an HDF5 (Keras) file; convert the model to GGUF first"),
-    (b"\x1f\x8b", "looks like a gzip archive; unpack it first"),
-    (b"\x28\xb5\x2f\xfd", "looks like a zstd archive; unpack it first"),
-    (
-        b"version https://git-lfs",
-        "is a Git LFS pointer, not the model; run `git lfs pull` in its folder",
-    ),
-)
+_OLD = "from before GGUF; get a GGUF version of the model"
+_CONVERT = "convert it to GGUF first"
+_SIGNATURES = {
+    b"lmgg": f"is a ggml file {_OLD}",
+    b"fmgg": f"is a ggmf file {_OLD}",
+    b"tjgg": f"is a ggjt file {_OLD}",
+    b"algg": "is a ggla adapter (LoRA) from before GGUF, not a model",
+    b"PK\x03\x04": f"looks like a PyTorch checkpoint (or another zip archive); {_CONVERT}",
+    b"\x80\x02": f"looks like a pickled PyTorch checkpoint; {_CONVERT}",
+    b"\x80\x04": "looks like a Python pickle; convert the model to GGUF first",
+    b"\x89HDF": "looks like an HDF5 (Keras) file; convert the model to GGUF first",
+    b"\x1f\x8b": "looks like a gzip archive; unpack it first",
+    b"\x28\xb5\x2f\xfd": "looks like a zstd archive; unpack it first",
+    b"version https://git-lfs": "is a Git LFS pointer, not the model; run `git lfs pull` in its folder",
+}
 _PEEK = 512
 _MAX_LAYERS = 512  # llama.cpp's src/llama-hparams.h, LLAMA_MAX_LAYERS
 
@@ -131,7 +127,7 @@ def _read(path: Path) -> GGUFHeader:
 
 def _looks_like(start: bytes) -> str:
     """What a file that begins with `start` seems to be, worded to follow "it"."""
-    for signature, meaning in _SIGNATURES:
+    for signature, meaning in _SIGNATURES.items():
         if start.startswith(signature):
             return meaning
     # safetensors: u64 length of a JSON object, then that object.
@@ -149,27 +145,29 @@ def _looks_like(start: bytes) -> str:
 
 def _check_kind(path: Path, kind: object, architecture: object) -> None:
     """Refuse GGUF files that are no text generators."""
-    if kind == "mmproj" or architecture == "clip":
-        raise ModelError(f"{path} is the image or audio part (mmproj) of a model; pass the language model itself")
-    if kind == "adapter":
-        raise ModelError(f"{path} is an adapter (LoRA), not a model; merge it into its model first")
-    if kind == "imatrix":
-        raise ModelError(f"{path} is an importance matrix, not a model")
-    if not isinstance(architecture, str) or not architecture:
-        raise ModelError(f"{path} names no architecture (general.architecture); it is not a language model")
-    if architecture in _ENCODERS or "bert" in architecture:
-        raise ModelError(f"{path} is an encoder ({architecture}): it makes embeddings and cannot generate text")
-    if architecture == "t5":
-        raise ModelError(f"{path} is an encoder-decoder model (t5); only decoder-only models are supported")
-    if architecture in _HEADS:
-        raise ModelError(f"{path} drafts for another model ({architecture}) and cannot run alone; pass that model")
-    if architecture in _VOICES:
-        raise ModelError(f"{path} makes sounds ({architecture}) and cannot generate text")
-    if architecture in _DIFFUSION:
-        raise ModelError(
-            f"{path} is a diffusion model ({architecture}): it does not write token by token, so "
-            "there is nothing to draft"
-        )
+    named = architecture if isinstance(architecture, str) else ""
+    for refused, why in (
+        (
+            kind == "mmproj" or named == "clip",
+            "is the image or audio part (mmproj) of a model; pass the language model itself",
+        ),
+        (kind == "adapter", "is an adapter (LoRA), not a model; merge it into its model first"),
+        (kind == "imatrix", "is an importance matrix, not a model"),
+        (not named, "names no architecture (general.architecture); it is not a language model"),
+        (
+            named in _ENCODERS or "bert" in named,
+            f"is an encoder ({named}): it makes embeddings and cannot generate text",
+        ),
+        (named == "t5", "is an encoder-decoder model (t5); only decoder-only models are supported"),
+        (named in _HEADS, f"drafts for another model ({named}) and cannot run alone; pass that model"),
+        (named in _VOICES, f"makes sounds ({named}) and cannot generate text"),
+        (
+            named in _DIFFUSION,
+            f"is a diffusion model ({named}): it does not write token by token, so there is nothing to draft",
+        ),
+    ):
+        if refused:
+            raise ModelError(f"{path} {why}")
 
 
 def _check_parts(path: Path, parts: int) -> None:

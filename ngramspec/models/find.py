@@ -1,6 +1,7 @@
-"""Where a model comes from: a file, a Hugging Face repository, what ollama or LM Studio fetched, or a package.
+"""`resolve`: from a name to a whole GGUF file that llama.cpp can open; and the names of what is on this disk already.
 
-What is returned is a whole GGUF file that llama.cpp can open; everything else is a `ModelError`.
+A model is a file, of a Hugging Face repository, what ollama or LM Studio fetched, or in a package; everything else is a
+`ModelError`.
 """
 
 from __future__ import annotations
@@ -8,21 +9,31 @@ from __future__ import annotations
 import importlib.resources
 import importlib.util
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
+from typing import NamedTuple
 
 from ngramspec.errors import ModelError
-from ngramspec.models import hub, lm_studio, ollama
-from ngramspec.models.check import check_model_file, has_gguf_magic
+from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic, parts_of
 from ngramspec.models.gguf import GGUFHeader
-from ngramspec.models.hub import Progress, fetch
+from ngramspec.models.hub import PREFIX, Progress, cached, fetch
+from ngramspec.models.programs import (
+    LM_STUDIO,
+    OLLAMA,
+    check_layout,
+    find_lm_studio,
+    find_ollama,
+    list_lm_studio,
+    list_ollama,
+)
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
 SMOLLM = "smollm2"
 """Name of the model that the extra `smollm` installs."""
 
-PREFIXES = (hub.PREFIX, ollama.PREFIX, lm_studio.PREFIX)
+PREFIXES = (PREFIX, OLLAMA, LM_STUDIO)
 """What names begin with that are no paths."""
 
 
@@ -78,20 +89,20 @@ def is_model_argument(text: str) -> bool:
 
 def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> ModelSource:
     if not name.strip():
-        raise ModelError(f"the name of the model is empty; pass a .gguf file or {hub.PREFIX}owner/repo")
+        raise ModelError(f"the name of the model is empty; pass a .gguf file or {PREFIX}owner/repo")
     if name == SMOLLM:
         found = smollm()
         if found is None:
             raise ModelError(f'{SMOLLM} is not installed; install it with: pip install "ngramspec[smollm]"')
         return found
-    if name.startswith(hub.PREFIX):
+    if name.startswith(PREFIX):
         path, label = fetch(name, env, progress)
-    elif name.startswith(ollama.PREFIX):
-        path, label = ollama.find(name, env), name
-    elif name.startswith(lm_studio.PREFIX):
-        path, label = lm_studio.find(name), name
+    elif name.startswith(OLLAMA):
+        path, label = find_ollama(name, env), name
+    elif name.startswith(LM_STUDIO):
+        path, label = find_lm_studio(name), name
     elif "://" in name:
-        raise ModelError(f"{name} is a URL; download the file, or write {hub.PREFIX}owner/repo:file.gguf")
+        raise ModelError(f"{name} is a URL; download the file, or write {PREFIX}owner/repo:file.gguf")
     else:
         path = Path(os.path.expanduser(name))
         label = path.name
@@ -102,8 +113,8 @@ def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> Mode
 def check_named(name: str, path: Path) -> GGUFHeader:
     """Check the file that a name stands for, and return its header; raises ModelError for one that cannot be used."""
     header = check_model_file(path)
-    if name.startswith(ollama.PREFIX):
-        ollama.check_layout(name, header)
+    if name.startswith(OLLAMA):
+        check_layout(name, header)
     return header
 
 
@@ -133,3 +144,61 @@ def demo_model() -> ModelSource:
     if not path.is_file():
         raise ModelError("the demo model is missing from this installation; pass a .gguf file")
     return ModelSource(path, "the small demo model that comes with ngramspec")
+
+
+# --------------------------------------------------------------------------- what is on this disk
+
+
+class Installed(NamedTuple):
+    """A model on this disk.
+
+    Attributes:
+        name: as `resolve` takes it.
+        path: its file; the first part of a split model.
+        size: bytes of all its parts.
+        architecture: of llama.cpp.
+        file_type: number of its quantisation, as llama.cpp counts them; None if the file does not say it.
+        flaw: why it cannot be used; None if nothing is known against it.
+    """
+
+    name: str
+    path: Path
+    size: int
+    architecture: str
+    file_type: int | None
+    flaw: str | None
+
+
+def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
+    """Names and files of SmolLM2, and of what the hub's cache, ollama and LM Studio hold; no file is looked into.
+
+    Files beside models, as of vision, are left out, and so are all parts of a split model but the first.
+    """
+    own = smollm_file()
+    named = [(SMOLLM, own)] if own else []
+    for name, path in chain(named, cached(env), list_ollama(env), list_lm_studio()):
+        split = SPLIT_NAME.match(path.name)
+        if not split or int(split["part"]) == 1:
+            yield name, path
+
+
+def installed(env: Mapping[str, str] = os.environ) -> Iterator[Installed]:
+    """The models of `names`, looked at."""
+    return (_looked_at(name, path) for name, path in names(env))
+
+
+def _looked_at(name: str, path: Path) -> Installed:
+    try:
+        header = check_named(name, path)
+        size = sum(part.stat().st_size for part in parts_of(path))
+    except (ModelError, OSError) as error:
+        return Installed(name, path, 0, "", None, str(error))
+    kind = header.metadata.get("general.file_type")
+    return Installed(
+        name,
+        path,
+        size,
+        str(header.metadata.get("general.architecture", "")),
+        kind if isinstance(kind, int) else None,
+        None,
+    )

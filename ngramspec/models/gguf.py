@@ -111,36 +111,32 @@ def read_header(path: Path) -> GGUFHeader:
         OSError: the file cannot be read.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        try:
-            return _parse(_Reader(data))
-        except _EndOfFileError:
-            raise ModelError(
-                f"{path} is truncated: it ends inside its own header, after {len(data):,} bytes; get it again"
-            ) from None
-        except _FormatError as error:
-            raise ModelError(f"{path} {error}") from None
-
-
-class _EndOfFileError(Exception):
-    """The header goes on beyond the end of the file."""
-
-
-class _FormatError(Exception):
-    """What is wrong with the header, worded to follow the file's name."""
+        return _parse(_Reader(path, data))
 
 
 class _Reader:
-    """A position in the file that moves forward, and never past the end (_EndOfFileError)."""
+    """A position in the file that moves forward, and never past the end (ModelError)."""
 
-    def __init__(self, data: mmap.mmap) -> None:
-        self._data = data
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self._path, self._data = path, data
         self.position = len(MAGIC)
+
+    def wrong(self, what: str) -> ModelError:
+        """The error for a header that is no good, worded to follow the file's name."""
+        return ModelError(f"{self._path} {what}")
+
+    def corrupt(self, what: str) -> ModelError:
+        return self.wrong(f"has a corrupt header: {what}; get the file again")
+
+    def _at_end(self) -> ModelError:
+        size = len(self._data)
+        return self.wrong(f"is truncated: it ends inside its own header, after {size:,} bytes; get it again")
 
     def skip(self, size: int) -> int:
         """Move on by `size` bytes; returns where they start."""
         start = self.position
         if start + size > len(self._data):
-            raise _EndOfFileError
+            raise self._at_end()
         self.position = start + size
         return start
 
@@ -171,14 +167,14 @@ class _Reader:
                 position += 8 + length_at(data, position)[0]
         # A position beyond the file, or beyond any file.
         except (struct.error, IndexError, OverflowError):
-            raise _EndOfFileError from None
+            raise self._at_end() from None
         self.skip(position - self.position)
 
 
 def _parse(reader: _Reader) -> GGUFHeader:
     version = reader.u32()
     if version not in VERSIONS:
-        raise _FormatError(_about_version(version))
+        raise reader.wrong(_about_version(version))
     tensors, entries = reader.u64(), reader.u64()
     metadata: dict[str, Scalar] = {}
     tokens = b""
@@ -193,7 +189,7 @@ def _parse(reader: _Reader) -> GGUFHeader:
 
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
-        raise _FormatError(f"has a corrupt header: alignment {alignment!r}; get the file again")
+        raise reader.corrupt(f"alignment {alignment!r}")
     end, types, heads = 0, Counter[int](), 0
     for _ in range(tensors):
         name, kind, offset, size = _tensor(reader)
@@ -222,14 +218,14 @@ def _value(reader: _Reader, key: str) -> Scalar | None:
     if kind in _SCALARS:
         return reader.number(_SCALARS[kind])
     if kind != _ARRAY:
-        raise _FormatError(f"has a corrupt header: {key!r} has the unknown type {kind}; get the file again")
+        raise reader.corrupt(f"{key!r} has the unknown type {kind}")
     item, count = reader.u32(), reader.u64()
     if item == _STRING:
         reader.skip_strings(count)
     elif item in _SCALARS:
         reader.skip(count * _SCALARS[item].size)
     else:  # llama.cpp refuses arrays of arrays as well
-        raise _FormatError(f"has a corrupt header: {key!r} is an array of type {item}; get the file again")
+        raise reader.corrupt(f"{key!r} is an array of type {item}")
     return None
 
 
@@ -238,7 +234,7 @@ def _tensor(reader: _Reader) -> tuple[str, int, int, int]:
     name = reader.string()
     count = reader.u32()
     if count > _MAX_DIMENSIONS:
-        raise _FormatError(f"has a corrupt header: tensor {name!r} has {count} dimensions; get the file again")
+        raise reader.corrupt(f"tensor {name!r} has {count} dimensions")
     shape = [reader.u64() for _ in range(count)]
     kind, offset = reader.u32(), reader.u64()
     if kind not in BLOCKS:

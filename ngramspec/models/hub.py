@@ -1,22 +1,25 @@
-"""Models from the Hugging Face hub, through huggingface_hub.
+"""Models of the Hugging Face hub: from huggingface_hub, or out of its cache on this disk, which llama.cpp shares.
 
-huggingface_hub is an optional dependency (extra `hub`), imported only when a name asks for it. It
-keeps the files in its own cache, shared with every other program that uses it; what is there needs no package.
+huggingface_hub is an optional dependency (extra `hub`), imported only when a name asks for it. What is in the cache
+needs no package: its layout is documented ("Understand caching").
 """
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ngramspec.errors import ModelError
-from ngramspec.models import hub_cache
-from ngramspec.models.hub_files import PREFERRED, choose
+from ngramspec.models.check import SPLIT_NAME
 
 PREFIX = "hf:"
+
+PREFERRED = ("Q4_K_M", "Q8_0")
+"""The quantisations that are looked for where none is named, as in llama.cpp's `common/download.cpp`."""
 
 Progress = Callable[[str, int, int | None], None]
 """Told about a running download: (file name, bytes so far, bytes in all or None when unknown)."""
@@ -24,13 +27,22 @@ Progress = Callable[[str, int, int | None], None]
 _NAME = re.compile(PREFIX + r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(:(?P<wanted>[^:\s][^:]*))?")
 _TRUE = frozenset({"1", "ON", "YES", "TRUE"})  # as huggingface_hub reads its switches
 _LIST_TIMEOUT = 10.0  # seconds, huggingface_hub's own default for other requests
+_KEPT = "models--"  # what a repository's folder in the cache begins with
+
+_COMPANIONS = ("mmproj", "imatrix", "mtp-", "eagle3-", "dflash-", "dspark-")
+"""What is in the names of files beside a model, there: images and audio, statistics, and heads that draft."""
+
+_QUANT = re.compile(
+    r"(?<![A-Za-z0-9])(?:UD-)?(?:I?Q\d\w*|TQ\d_\d|MXFP4\w*|NVFP4|BF16|FP?16|FP?32)(?![A-Za-z0-9])", re.IGNORECASE
+)
+_LISTED = 12
 
 
 def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -> tuple[Path, str]:
     """Get the GGUF file (all parts of it) that an `hf:` name asks for.
 
-    From the hub, where files already in the local cache are not fetched again; from the cache alone
-    when the hub cannot be reached, HF_HUB_OFFLINE is set, or the extra `hub` is not installed.
+    From the hub, where files already in the local cache are not fetched again; from the cache alone when the hub
+    cannot be reached, HF_HUB_OFFLINE is set, or the extra `hub` is not installed.
 
     Args:
         name: `hf:owner/repo`, `hf:owner/repo:QUANT` or `hf:owner/repo:FILE.gguf`; see `choose`.
@@ -50,17 +62,19 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
             f"{name} is not a valid name; write {PREFIX}owner/repo, "
             f"{PREFIX}owner/repo:{PREFERRED[0]} or {PREFIX}owner/repo:file.gguf"
         )
-    hub = _connect(name, match["repo"], env)
-    listed: list[str] = []
-    cached: dict[str, Path] = {}
-    if hub is None:
-        offline: str | None = 'it needs the package huggingface_hub; pip install "ngramspec[hub]"'
-    elif env.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
-        offline = "HF_HUB_OFFLINE is set"
+    repo, listed, cached = match["repo"], list[str](), dict[str, Path]()
+    try:
+        from huggingface_hub import constants
+    except ImportError:
+        endpoint, offline = "", 'it needs the package huggingface_hub; pip install "ngramspec[hub]"'
     else:
-        listed, offline = hub.list_files()
-    if offline is not None:
-        cached = hub_cache.files(match["repo"], env)
+        endpoint = (env.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
+        if env.get("HF_HUB_OFFLINE", "").upper() in _TRUE:
+            offline = "HF_HUB_OFFLINE is set"
+        else:
+            listed, offline = _list_files(name, repo, endpoint)
+    if offline:
+        cached = _gguf_files(_folder_of(repo, env) / _kept_as(repo))
         if not cached:
             raise ModelError(f"{name} is not in the local cache and cannot be fetched: {offline}")
         listed = list(cached)
@@ -69,80 +83,52 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
     except ModelError as error:
         hint = f" (only the local cache was searched: {offline})" if offline else ""
         raise ModelError(f"{name}: {error}{hint}") from None
-    paths = [hub.download(file, progress) if hub and not cached else cached[file] for file in files]
-    return paths[0], f"{match['repo']}:{PurePosixPath(files[0]).name}"
+    if cached:
+        paths = [cached[file] for file in files]
+    else:
+        paths = [_download(name, repo, endpoint, file, _folder_of(repo, env), progress) for file in files]
+    return paths[0], f"{repo}:{PurePosixPath(files[0]).name}"
 
 
-def _connect(name: str, repo: str, env: Mapping[str, str]) -> _Repository | None:
-    """The repository, with the settings of `env`; None if the extra `hub` is not installed."""
+def _list_files(name: str, repo: str, endpoint: str) -> tuple[list[str], str]:
+    """Paths of all files of a repository on the hub, and ""; or none, and why the hub could not be asked."""
+    from huggingface_hub import HfApi, errors
+
     try:
-        from huggingface_hub import constants
-    except ImportError:
-        return None
-    endpoint = env.get("HF_ENDPOINT") or constants.ENDPOINT
-    return _Repository(name, repo, endpoint.rstrip("/"), hub_cache.folder_of(repo, env))
+        info = HfApi(endpoint=endpoint).model_info(repo, timeout=_LIST_TIMEOUT)
+    except errors.HFValidationError as error:
+        raise ModelError(f"{name} is not a valid name: {_line(error)}") from error
+    except errors.GatedRepoError as error:
+        raise _gated(name, repo, endpoint) from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{name}: there is no repository {repo} on {endpoint}, or it is "
+            "private; check the name, or log in with `hf auth login`"
+        ) from error
+    except Exception as error:
+        # The class of a failed connection depends on the HTTP client that this version of huggingface_hub uses.
+        return [], f"{endpoint} cannot be reached ({_line(error)})"
+    return [sibling.rfilename for sibling in info.siblings or ()], ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Repository:
-    """One repository on the hub.
+def _download(name: str, repo: str, endpoint: str, file: str, cache: Path, progress: Progress | None) -> Path:
+    """One file, from the cache when it is there and current."""
+    from huggingface_hub import errors, hf_hub_download
 
-    Attributes:
-        name: what the user wrote, for messages.
-        repo: owner/repo.
-        endpoint: URL of the hub.
-        cache: the cache folder.
-    """
+    bar = _bar_class(file, progress)
+    try:
+        return Path(hf_hub_download(repo, file, endpoint=endpoint, cache_dir=cache, tqdm_class=bar))
+    except errors.GatedRepoError as error:
+        raise _gated(name, repo, endpoint) from error
+    except Exception as error:  # see _list_files
+        raise ModelError(f"{name}: cannot download {file}: {_line(error)}") from error
 
-    name: str
-    repo: str
-    endpoint: str
-    cache: Path
 
-    def list_files(self) -> tuple[list[str], str | None]:
-        """Paths of all files on the hub and None; or none, and why the hub could not be asked."""
-        from huggingface_hub import HfApi, errors
-
-        try:
-            info = HfApi(endpoint=self.endpoint).model_info(self.repo, timeout=_LIST_TIMEOUT)
-        except errors.HFValidationError as error:
-            raise ModelError(f"{self.name} is not a valid name: {_line(error)}") from error
-        except errors.GatedRepoError as error:
-            raise self._gated() from error
-        except errors.RepositoryNotFoundError as error:
-            raise ModelError(
-                f"{self.name}: there is no repository {self.repo} on {self.endpoint}, or it is "
-                "private; check the name, or log in with `hf auth login`"
-            ) from error
-        except Exception as error:
-            # The class of a failed connection depends on the HTTP client that this version of
-            # huggingface_hub uses (requests, httpx, ...).
-            return [], f"{self.endpoint} cannot be reached ({_line(error)})"
-        return [sibling.rfilename for sibling in info.siblings or ()], None
-
-    def download(self, file: str, progress: Progress | None) -> Path:
-        """One file, from the cache when it is there and current."""
-        from huggingface_hub import errors, hf_hub_download
-
-        try:
-            path = hf_hub_download(
-                self.repo,
-                file,
-                endpoint=self.endpoint,
-                cache_dir=self.cache,
-                tqdm_class=_bar_class(file, progress),
-            )
-        except errors.GatedRepoError as error:
-            raise self._gated() from error
-        except Exception as error:  # see list_files
-            raise ModelError(f"{self.name}: cannot download {file}: {_line(error)}") from error
-        return Path(path)
-
-    def _gated(self) -> ModelError:
-        return ModelError(
-            f"{self.name}: access to {self.repo} must be granted first; accept its terms at "
-            f"{self.endpoint}/{self.repo}, then log in with `hf auth login` or set HF_TOKEN"
-        )
+def _gated(name: str, repo: str, endpoint: str) -> ModelError:
+    return ModelError(
+        f"{name}: access to {repo} must be granted first; accept its terms at "
+        f"{endpoint}/{repo}, then log in with `hf auth login` or set HF_TOKEN"
+    )
 
 
 def _line(error: Exception) -> str:
@@ -178,3 +164,154 @@ def _bar_class(file: str, progress: Progress | None) -> type:
             return lambda *_args, **_kwargs: None
 
     return Bar
+
+
+# --------------------------------------------------------------------------- the cache
+
+
+def cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """All models in the cache: the name, as `fetch` takes it, and the file."""
+    for folder in _folders(env):
+        for kept in sorted(folder.glob(f"{_KEPT}*--*")):
+            repo = kept.name.removeprefix(_KEPT).replace("--", "/", 1)
+            if _folder_of(repo, env) == folder:
+                files = _gguf_files(kept).items()
+                yield from ((f"{PREFIX}{repo}:{name}", path) for name, path in files if is_model(name))
+
+
+def _folders(env: Mapping[str, str]) -> list[Path]:
+    """The folders of the cache: the one that llama.cpp alone is told of, then the one that huggingface_hub uses too."""
+    own = [Path(os.path.expanduser(told))] if (told := env.get("LLAMA_CACHE")) else []
+    for name, below in (
+        ("HF_HUB_CACHE", ""),
+        ("HUGGINGFACE_HUB_CACHE", ""),
+        ("HF_HOME", "hub"),
+        ("XDG_CACHE_HOME", "huggingface/hub"),
+    ):
+        if told := env.get(name):
+            return list(dict.fromkeys([*own, Path(os.path.expanduser(told)) / below]))
+    return list(dict.fromkeys([*own, Path(os.path.expanduser("~/.cache/huggingface/hub"))]))
+
+
+def _folder_of(repo: str, env: Mapping[str, str]) -> Path:
+    """The one of `_folders` that holds a repository; if none does, the first, where llama.cpp would put it."""
+    every = _folders(env)
+    return next((folder for folder in every if (folder / _kept_as(repo)).is_dir()), every[0])
+
+
+def _kept_as(repo: str) -> str:
+    return f"{_KEPT}{repo.replace('/', '--')}"
+
+
+def _gguf_files(kept: Path) -> dict[str, Path]:
+    """The .gguf files of a repository in the cache: path in the repository -> file.
+
+    Of the main branch; if that was not fetched, of another.
+    """
+    refs = kept / "refs"
+    for ref in (refs / "main", *sorted(refs.glob("*"))):
+        try:
+            snapshot = kept / "snapshots" / ref.read_text(encoding="utf-8").strip()
+        except (OSError, ValueError):
+            continue
+        if snapshot.is_dir():
+            found = sorted(file for file in snapshot.rglob("*.gguf") if file.is_file())
+            return {file.relative_to(snapshot).as_posix(): file for file in found}
+    return {}
+
+
+# --------------------------------------------------------------------------- which of a repository's files
+
+
+def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
+    """The files to load, in the order of their parts.
+
+    Args:
+        listed: paths of all files of the repository.
+        wanted: a file name that ends in .gguf (its folder may be left out); a quantisation such as
+            Q4_K_M, in any case; None for `PREFERRED`, else any. Of several, llama.cpp's choice: the first.
+
+    Returns:
+        one path, or those of all parts of a split model.
+
+    Raises:
+        ModelError: no model matches, more than one has that file name, or parts are missing. The message
+            does not name the repository.
+
+    Example:
+        choose(["m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf"], None) -> ["m-Q4_K_M.gguf"]
+    """
+    models = _group_parts(file for file in listed if is_model(file))
+    if not models:
+        raise ModelError("there is no GGUF model in this repository")
+    if wanted is not None and wanted.lower().endswith(".gguf"):
+        found = _by_file_name(models, wanted)
+        if len(found) > 1:
+            raise ModelError(f"{wanted} is the name of several files; name one of them: {_listing(found)}")
+    elif wanted is not None:
+        found = _by_quant(models, wanted)
+    else:
+        found = next(filter(None, (_by_quant(models, quant) for quant in PREFERRED)), list(models))
+    if not found:
+        raise ModelError(_not_found(models, wanted))
+    files = models[found[0]]
+    split = SPLIT_NAME.match(found[0])
+    if split is not None and len(files) != int(split["parts"]):
+        parts = int(split["parts"])
+        raise ModelError(f"only {len(files)} of the {parts} parts of {found[0]} are there")
+    return files
+
+
+def is_model(file: str) -> bool:
+    """Whether a file is a model by its name, and not one that lies beside it, as of vision."""
+    name = PurePosixPath(file).name.lower()
+    return name.endswith(".gguf") and not any(word in name for word in _COMPANIONS)
+
+
+def _group_parts(files: Iterable[str]) -> dict[str, list[str]]:
+    """Models by the path of their first file, each with the paths of all its files in order."""
+    models: dict[str, list[str]] = {}
+    for file in sorted(files):
+        split = SPLIT_NAME.match(file)
+        first = f"{split['stem']}-00001-of-{split['parts']}.gguf" if split else file
+        models.setdefault(first, []).append(file)
+    return models
+
+
+def _by_file_name(models: Mapping[str, Sequence[str]], wanted: str) -> list[str]:
+    """The models one of whose files has this path; without any, this name in some folder."""
+    exact = [first for first, files in models.items() if wanted in files]
+    return exact or [
+        first for first, files in models.items() if any(PurePosixPath(file).name == wanted for file in files)
+    ]
+
+
+def _by_quant(models: Iterable[str], wanted: str) -> list[str]:
+    """The models with `wanted` as a word in their path; without any, those in which one ends with it.
+
+    Q2_K_XL finds UD-Q2_K_XL, and Q4_K never Q4_K_M. F16 finds BF16, as in llama.cpp, but only where there is no F16.
+    """
+    names, end = list(models), rf"{re.escape(wanted)}(?![A-Za-z0-9_])"
+    words = (re.compile(pattern, re.IGNORECASE) for pattern in (rf"(?<![A-Za-z0-9]){end}", end))
+    return next(filter(None, ([name for name in names if word.search(name)] for word in words)), [])
+
+
+def _quant(model: str) -> str | None:
+    """The quantisation in a file name, as written there: the last word that looks like one."""
+    words: list[str] = _QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf"))
+    return words[-1] if words else None
+
+
+def _not_found(models: Mapping[str, Sequence[str]], wanted: str | None) -> str:
+    if wanted is not None and wanted.lower().endswith(".gguf"):
+        close = difflib.get_close_matches(wanted, models, n=3)
+        hint = f"did you mean {' or '.join(close)}?" if close else f"it has {_listing(models)}"
+        return f"there is no model file {wanted} in this repository; {hint}"
+    quants = _listing(sorted({_quant(model) or model for model in models}))
+    return f"there is no {wanted} in this repository; it has {quants}"
+
+
+def _listing(names: Iterable[str]) -> str:
+    names = list(names)
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(names[:_LISTED]) + more

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ngramspec.policies.cost_aware import CostPolicy
-from ngramspec.policies.entropy import EntropyPolicy
-from ngramspec.policies.policy import Policy
-from ngramspec.policies.simple import FixedPolicy, HeuristicPolicy
-from ngramspec.policies.threshold import ThresholdPolicy
+from ngramspec.policies.baselines import EntropyPolicy, HeuristicPolicy, ThresholdPolicy
+from ngramspec.policies.cost import CostPolicy
+from ngramspec.policies.policy import FixedPolicy, Policy
 
 POLICIES: dict[str, Callable[..., Policy]] = {
     "fixed": FixedPolicy,

@@ -1,14 +1,13 @@
 """What a policy is: it decides how many tokens to draft, and knows nothing about where drafts come from.
 
 The loop says `begin()` once per request, and asks three times per pass: `limit()` before the drafter is asked,
-`plan(draft, curve)` for what to send, and `record(done)` with the `Pass` that came of it. `ngramspec.policies` lists
+`plan(draft, curve)` for what to send, and `record(done)` with the `Step` that came of it. `ngramspec.policies` lists
 all policies by name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -17,51 +16,10 @@ from numpy.typing import NDArray
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import Draft, Question
 from ngramspec.drafting.price import TokenPrice
+from ngramspec.steps import Step
 
-
-@dataclass(slots=True)
-class Pass:
-    """The record of one target pass, or of the prefill and the token it yields (`batch` 0).
-
-    It is filled in while the pass is made. Policies and readers of steps find it complete, and must not change it.
-
-    Attributes:
-        tokens: token ids emitted, in order; the last is the target's own, those before it were drafted.
-        drafted: token ids sent as a draft.
-        accepted: how many of them were emitted.
-        guessed: how many tokens of the drafter's proposal were right, sent or not.
-        batch: tokens in the pass, padding, questions and tokens that were evaluated again included.
-        seconds: of the target pass (of the whole prefill at the first step).
-        disturbed: how many of them an interruption by the system added (see `CostCurve.undisturbed`).
-        draft_seconds: spent on asking the drafter, and on being able to take a refused draft back.
-        plain_seconds: what a pass without a draft costs now; 0 when that was not measured.
-        elapsed: seconds since the step before, on the wall: choosing tokens, grammar, and what a reader of the steps
-            did in between are in it; 0 at the first step, and where nobody took the time.
-        source: the drafter, or "" without a draft.
-        close_calls: tokens that rounding could have decided otherwise than in undrafted decoding (see
-            `ngramspec.exactness.close_calls`), where `exact="auto"` did not take settings that rule it out.
-        explained: what the policy told of its decision; see `Policy.explain`.
-    """
-
-    tokens: tuple[int, ...]
-    _: KW_ONLY
-    drafted: tuple[int, ...] = ()
-    accepted: int = 0
-    guessed: int = 0
-    batch: int = 0
-    seconds: float = 0.0
-    disturbed: float = 0.0
-    draft_seconds: float = 0.0
-    plain_seconds: float = 0.0
-    elapsed: float = 0.0
-    source: str = ""
-    close_calls: int = 0
-    explained: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def refused(self) -> tuple[int, ...]:
-        """Draft tokens that were not emitted."""
-        return self.drafted[self.accepted :]
+Batches = Callable[[Sequence[int]], Sequence[int]]
+"""See `ngramspec.shared_model.SharedModel.batches`."""
 
 
 class Debt(NamedTuple):
@@ -123,8 +81,24 @@ class Policy(Protocol):
         """
         return 0, size
 
-    def record(self, done: Pass) -> None:
-        """Learn from a pass."""
+    def shared(self, texts: int) -> Policy:
+        """The policy for passes that so many texts share."""
+        return self
+
+    def plan_together(
+        self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
+    ) -> list[tuple[int, int]]:
+        """`plan` for texts that share a pass: (draft tokens, batch size) of each; no drafts unless a policy says so.
+
+        Args:
+            drafts: one for each text; empty ones among them.
+            curve, sizes: as in `plan`.
+            batches: the sizes of the batches that parts of given lengths are evaluated in.
+        """
+        return [(0, 1)] * len(drafts)
+
+    def record(self, done: Step) -> None:
+        """Learn from a pass; of several texts, what they did together, `plain_seconds` of a token being T(n) / n."""
 
     def see(self, row: NDArray[np.float32]) -> None:
         """Learn from the logits that decided the token emitted last, after the prefill and each pass.
@@ -138,6 +112,35 @@ class Policy(Protocol):
     def explain(self) -> dict[str, float]:
         """The numbers behind the next decision, by name, for the record of its pass; empty where there are none."""
         return {}
+
+
+class FixedPolicy(Policy):
+    """Always as many as the drafter has, up to `draft_max`: what most peers do."""
+
+    name = "fixed"
+
+    DRAFT_MAX = 4
+
+    def __init__(self, draft_max: int = DRAFT_MAX) -> None:
+        self._draft_max = draft_max
+
+    def begin(self) -> None:
+        pass
+
+    def limit(self) -> int:
+        return self._draft_max
+
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
+        return None
+
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
+        k = min(len(draft), self.limit(), sizes[-1] - 1)
+        return k, smallest(1 + k, sizes)
+
+    def record(self, done: Step) -> None:
+        pass
 
 
 def smallest(needed: int, sizes: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""Rows of logits and laws over tokens: the largest logits, and what is left of them after sampling's filters."""
+"""Rows of logits and laws over tokens: the largest logits, what sampling's filters leave, entropy, logprobs."""
 
 from __future__ import annotations
 
@@ -105,3 +105,46 @@ def largest(values: NDArray[np.floating], count: int) -> NDArray[np.intp]:
     ties = np.flatnonzero(values == edge)
     kept = np.sort(np.concatenate((above, ties[: count - above.size])))
     return kept if some is None else some[kept]
+
+
+def normalised_entropy(row: NDArray[np.float32]) -> float:
+    """Entropy of the softmax of logits of shape (n_vocab,), n_vocab at least 2, over ln(n_vocab): 0 to 1.
+
+    A logit of -inf is a token of probability 0. nan if a logit is nan or inf, or all are -inf. O(n_vocab), in
+    float32: some 0.15 ms for 150,000 tokens.
+    """
+    largest = row.max()  # nan if there is one
+    if not math.isfinite(largest):
+        return math.nan
+    gap = row - largest
+    # No more than 1e-35 each, and no -inf * 0 below.
+    np.maximum(gap, np.float32(-80.0), out=gap)
+    weights = np.exp(gap)
+    total = float(weights.sum())
+    # H = ln(sum of e^g) - sum of g e^g / sum of e^g, for g = z - max(z).
+    entropy = math.log(total) - float(weights.dot(gap)) / total
+    return min(1.0, max(0.0, entropy / math.log(row.size)))
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural logarithms of probabilities at one position, by the softmax of the target's logits.
+
+    Attributes:
+        token: id of the emitted token.
+        logprob: of that token.
+        top: (token id, logprob) of the likeliest tokens, best first, the lowest id among equals.
+    """
+
+    token: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]
+
+
+def logprobs(row: NDArray[np.float32], token: int, count: int) -> Logprobs:
+    """Logprobs of an emitted token and of the `count` likeliest ones, from logits of shape (n_vocab,)."""
+    best = float(row.max())
+    total = best + float(np.log(np.exp(row - np.float32(best)).sum(dtype=np.float64)))
+    ids = largest(row, count) if count else np.empty(0, np.intp)
+    ids = ids[np.argsort(-row[ids], kind="stable")]
+    return Logprobs(token, float(row[token]) - total, tuple((int(i), float(row[i]) - total) for i in ids))

@@ -22,10 +22,13 @@ class Allowed(NamedTuple):
     Attributes:
         holds: whether a value is one of them.
         words: which they are, to stand behind "but must be".
+        least, most: the range that the command line's help shows; None: it shows none.
     """
 
     holds: Callable[[Any], bool]
     words: str
+    least: float | None = None
+    most: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,16 @@ _LARGEST = float(np.finfo(np.float32).max)  # llama.cpp's settings are floats of
 def whole(least: int, most: int = 2**31 - 1, words: str | None = None) -> Allowed:
     """Whole numbers from `least` to `most`."""
     return Allowed(lambda x: isinstance(x, int) and least <= x <= most, words or f"a whole number, at least {least}")
+
+
+def between(least: int, most: int) -> Allowed:
+    """Whole numbers in a range that the command line's help shows."""
+    return Allowed(lambda x: isinstance(x, int) and least <= x <= most, f"from {least} to {most}", least, most)
+
+
+def one_of(*values: str) -> Allowed:
+    """These values."""
+    return Allowed(lambda x: x in values, f"one of: {', '.join(values)}")
 
 
 FINITE = Allowed(lambda x: -_LARGEST <= x <= _LARGEST, "finite, in 32 bits")

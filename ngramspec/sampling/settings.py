@@ -212,7 +212,7 @@ class Sampling:
         SAMPLERS,
         "--samplers",
         metavar="A;B;...",
-        help=f"Samplers and their order, infill among them; default: {';'.join(SAMPLERS)}.",
+        help=f"Samplers and their order, infill among them; default: '{'; '.join(SAMPLERS)}'.",
         parse=parse_samplers,
     )
 

@@ -5,7 +5,9 @@
   anybody else, so any is fine.
 - Another page's requests carry its origin. One that was not allowed is refused, though it could not read the answer: an
   answer costs minutes of the machine.
-- With API keys, one of them must be shown.
+- With API keys, one of them must be shown. Then containers may call this machine host.docker.internal, too: a page that
+  has this name has no key.
+- Health checks of HTTP/1.0 name no host; browsers always do.
 """
 
 from __future__ import annotations
@@ -17,9 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from ngramspec.server.endpoint import Endpoint
 from ngramspec.server.errors import ApiError, worded
-from ngramspec.server.json_text import JsonAnswer
+from ngramspec.server.http import Endpoint, JsonAnswer
 
 
 class Access:
@@ -45,21 +46,22 @@ class Access:
         self._endpoints = endpoints
         self._keys = [key.encode() for key in keys]
         self._origins = set(origins)
-        self._hosts = {"localhost", *(host.lower() for host in hosts)}
+        self._hosts = {"localhost", *(host.lower() for host in hosts), *(["host.docker.internal"] if keys else ())}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             endpoint = self._endpoints.get(scope["path"])
-            error = self._refusal(Headers(scope=scope), endpoint is not None and endpoint.public)
+            old = scope.get("http_version") == "1.0"
+            error = self._refusal(Headers(scope=scope), endpoint is not None and endpoint.public, old)
             if error is not None:
                 wording = worded if endpoint is None else endpoint.wording
                 await JsonAnswer(wording(error), error.status)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _refusal(self, headers: Headers, public: bool) -> ApiError | None:
+    def _refusal(self, headers: Headers, public: bool, old: bool) -> ApiError | None:
         host = headers.get("host", "")
-        if not self._known(host):
+        if not self._known(host) and not (public and old and "host" not in headers):
             return ApiError(403, f"this server is not known as {host[:80]!r}; start it with --allow-host to let it be")
         origin = headers.get("origin")
         if origin is not None and not self._origins & {origin, "*"} and origin.partition("://")[2] != host:

@@ -2,57 +2,362 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import re
 import secrets
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.server.anthropic_answer import events, message, worded
-from ngramspec.server.anthropic_request import hides_thoughts, read_request
-from ngramspec.server.chat import chat_prompt, run_chat
-from ngramspec.server.endpoint import Endpoint
+from ngramspec.sampling.settings import Sampling
+from ngramspec.server.chat import ChatPiece, ChatTask, Transcript, as_json, count_prompt, run_chat
+from ngramspec.server.common_fields import read_sampling
+from ngramspec.server.constraints import grammar_of
+from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import JsonAnswer
-from ngramspec.server.sampling_fields import grammar_of, read_sampling
-from ngramspec.server.served import Server
-from ngramspec.server.silence import with_silences
-from ngramspec.server.sse import event, event_stream
+from ngramspec.server.generate import End
+from ngramspec.server.http import JsonAnswer
+from ngramspec.server.reply import Block, Change, Closed, Event, Grown, Opened, Reply, respond
+from ngramspec.server.sse import event
+from ngramspec.server.state import Call
+from ngramspec.tool_calls.deltas import Tool
+
+# Claude Code begins its system prompt with this line, which differs in every request and says nothing to a model. Left
+# in, no two prompts would share more than their first tokens with what the cache holds.
+_BILLING = re.compile(r"(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
+
+_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""Their levels of effort in the words that chat templates know."""
+
+_SIGNATURE = "unsigned"
+"""Thinking blocks carry one; clients that see none do not send the block back, and the model forgets its thoughts."""
+
+_ERRORS = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+}
 
 
-async def messages(server: Server, given: Fields) -> Response:
+async def messages(call: Call) -> Response:
     """Answer a chat."""
-    model = server.ready()
-    task = read_request(given, read_sampling(given, server.defaults, model.vocabulary))
+    given, model = call.given, call.model
+    task = read_request(given, read_sampling(call))
     if task.schema is not None:
-        grammar_of(task.schema, "output_config.format.schema")  # an error names the field as this dialect does
-    hide = hides_thoughts(given)
-    named = f"msg_{secrets.token_hex(12)}", given.text("model") or model.name
-    if not given.flag("stream"):
-        return JsonAnswer(await message(run_chat(model, task, streamed=False), *named, hide))
-    deltas = run_chat(model, replace(task, progress=True), streamed=True)  # the first event tells the prompt's length
-    chunks = _chunks(events(with_silences(deltas, server.ping_seconds), *named, hide))
-    return await event_stream(chunks, server.ping_seconds, lambda error: event(worded(error), "error"))
+        grammar_of(task.schema, "output_config.format.schema")  # an error names the field as this API does
+    reply = MessageReply(f"msg_{secrets.token_hex(12)}", given.text("model") or model.name, hides_thoughts(given))
+    return await respond(call, run_chat(call, task), reply)
 
 
-async def _chunks(told: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[str, None]:
-    async with aclosing(told):
-        async for one in told:
-            yield event(one, one["type"])
-
-
-async def count_tokens(server: Server, given: Fields) -> Response:
+async def count_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
-    model = server.ready()
-    task = read_request(given, server.defaults.sampling, counting=True)
-    prompt = await asyncio.to_thread(chat_prompt, model, task)
-    return JsonAnswer({"input_tokens": len(prompt.tokens)})
+    call.server.ready()
+    task = read_request(call.given, call.server.defaults.sampling, counting=True)
+    return JsonAnswer({"input_tokens": await count_prompt(call, task)})
 
 
-ENDPOINTS = (
-    Endpoint(("/v1/messages",), messages, wording=worded),
-    Endpoint(("/v1/messages/count_tokens",), count_tokens, wording=worded),
-)
+def worded(error: ApiError) -> dict[str, Any]:
+    """An error as Anthropic words it: the body of a response; in a stream that began, an event."""
+    text = error.message
+    if "n_prompt_tokens" in error.details:
+        # By these words Claude Code knows that it has to make the conversation shorter.
+        tokens, most = error.details["n_prompt_tokens"], error.details["n_ctx"]
+        text = f"prompt is too long: {tokens} tokens > {most} maximum; {text}"
+    return {"type": "error", "error": {"type": _ERRORS.get(error.status, "api_error"), "message": text}}
+
+
+# --------------------------------------------------------------------------- the request
+
+
+def read_request(given: Fields, sampling: Sampling, *, counting: bool = False) -> ChatTask:
+    """The task that a request asks for.
+
+    Args:
+        given: the request.
+        sampling: what it says about sampling.
+        counting: whether only the prompt's tokens are asked for; no `max_tokens` is needed then.
+
+    Raises:
+        ApiError: a field has an impossible value, or asks for what a model of text cannot do.
+    """
+    if not counting:
+        given.needed("max_tokens")
+    tools = _tools(given)
+    choice, parallel = _choice(given, tools)
+    stop = tuple(given.texts("stop_sequences"))
+    if not all(stop):
+        raise given.refused("stop_sequences", "must not hold an empty text")
+    return ChatTask(
+        messages=_messages(given),
+        tools=tools,
+        tool_choice=choice,
+        parallel=parallel,
+        schema=_schema(given),
+        max_tokens=given.whole("max_tokens"),
+        sampling=sampling,
+        stop=stop,
+        variables=_variables(given),
+    )
+
+
+def hides_thoughts(given: Fields) -> bool:
+    """Whether a request wants thinking blocks without their text."""
+    thinking = given.object("thinking")
+    return thinking is not None and thinking.choice("display", ("summarized", "omitted"), "summarized") == "omitted"
+
+
+def _messages(given: Fields) -> list[dict[str, Any]]:
+    transcript = Transcript()
+    for text in given.parts("system", _text):
+        transcript.system(_BILLING.sub("", text, count=1) if _BILLING.match(text) else text)
+    for message in given.objects("messages"):
+        role = message.needed_choice("role", ("user", "assistant", "system"))
+        content = message.needed("content")
+        if role == "system":
+            for text in message.parts("content", _text):
+                transcript.system(text)
+        elif isinstance(content, str):
+            transcript.say(role, content)
+        else:
+            (_user if role == "user" else _assistant)(transcript, list(message.objects("content")))
+    if not given.list("messages"):
+        raise given.refused("messages", "must hold at least one message")
+    if transcript.messages and transcript.messages[-1].get("tool_calls"):
+        raise given.refused("messages", "must not end with calls of tools, which have no results")
+    return transcript.messages
+
+
+def _user(transcript: Transcript, blocks: list[Fields]) -> None:
+    # Templates want the results of calls right after the calls.
+    for block in blocks:
+        if block.data.get("type") == "tool_result":
+            text = "\n".join(block.parts("content", _text))
+            transcript.result(block.needed_name("tool_use_id"), f"Error: {text}" if block.flag("is_error") else text)
+    for block in blocks:
+        if block.data.get("type") != "tool_result":
+            transcript.say("user", _text(block))
+
+
+def _assistant(transcript: Transcript, blocks: list[Fields]) -> None:
+    transcript.say("assistant", "")
+    for block in blocks:
+        match block.data.get("type"):
+            case "thinking":
+                transcript.thought(block.needed_text("thinking"))
+            case "redacted_thinking":
+                pass  # encrypted by another server: there is nothing to read in it
+            case "tool_use":
+                arguments = as_json(block.needed_object("input").data)
+                transcript.call(block.needed_name("id"), block.needed_name("name"), arguments)
+            case _:
+                transcript.say("assistant", _text(block))
+
+
+def _text(block: Fields) -> str:
+    match block.needed_name("type"):
+        case "text":
+            return block.needed_text("text")
+        case "document":
+            return _document(block)
+        case "search_result":
+            return "\n".join([block.needed_text("title"), block.needed_text("source"), *block.parts("content", _text)])
+        case "tool_reference":
+            return block.needed_text("tool_name")
+        case "image":
+            raise block.refused("type", "images cannot be read; this model takes only text")
+        case other:
+            raise block.refused("type", f"{other!r} is nothing that a model of text can be given here")
+
+
+def _document(block: Fields) -> str:
+    source = block.needed_object("source")
+    if source.data.get("type") not in ("text", "content"):
+        raise source.refused("type", "only documents of text can be read, whose type is text or content")
+    texts = [source.needed_text("data")] if source.data["type"] == "text" else source.parts("content", _text)
+    return "\n".join([part for part in (block.text("title"), block.text("context")) if part] + texts)
+
+
+def _tools(given: Fields) -> tuple[Tool, ...]:
+    tools: dict[str, Tool] = {}
+    for tool in given.objects("tools"):
+        if (tool.text("type") or "custom") != "custom":
+            continue  # Anthropic's own (web search, ...), which only its servers run, or only its models know
+        name = tool.needed_name("name")
+        if name in tools:
+            raise tool.refused("name", f"{name!r} is the name of two tools")
+        parameters = tool.needed_object("input_schema").data
+        tools[name] = Tool(name, tool.text("description") or "", parameters, tool.flag("strict"))
+    return tuple(tools.values())
+
+
+def _choice(given: Fields, tools: tuple[Tool, ...]) -> tuple[str, bool]:
+    """The tool choice, and whether several calls may be made."""
+    choice = given.object("tool_choice")
+    if choice is None:
+        return "auto", True
+    parallel = not choice.flag("disable_parallel_tool_use")
+    match choice.needed_choice("type", ("auto", "any", "tool", "none")):
+        case "any":
+            if not tools:
+                raise given.refused("tool_choice", "'any' needs tools that the model can be given")
+            return "required", parallel
+        case "tool":
+            name = choice.needed_name("name")
+            if name not in {tool.name for tool in tools}:
+                raise choice.refused("name", f"{name!r} is not the name of a tool that the model can be given")
+            return name, parallel
+        case kind:
+            return kind, parallel
+
+
+def _schema(given: Fields) -> dict[str, Any] | None:
+    config = given.object("output_config")
+    form = (config.object("format") if config else None) or given.object("output_format")  # the latter is the older
+    if form is None:
+        return None
+    form.needed_choice("type", ("json_schema",))
+    return dict(form.needed_object("schema").data)
+
+
+def _variables(given: Fields) -> dict[str, Any]:
+    variables: dict[str, Any] = {}
+    if (thinking := given.object("thinking")) is not None:
+        kind = thinking.needed_choice("type", ("enabled", "disabled", "adaptive", "between_tools"))
+        variables["enable_thinking"] = kind != "disabled"
+    config = given.object("output_config")
+    if config is not None and (effort := config.choice("effort", tuple(_EFFORTS), "")):
+        variables["reasoning_effort"] = _EFFORTS[effort]
+    return variables
+
+
+# --------------------------------------------------------------------------- the answer
+
+
+class MessageReply(Reply):
+    """A message, or its stream of events; each event is sent under the name in its "type".
+
+    Args:
+        id, model: of the message.
+        hide: leave the text of thoughts out.
+    """
+
+    def __init__(self, id: str, model: str, hide: bool = False) -> None:
+        super().__init__()
+        self._id, self._model, self._hide = id, model, hide
+        self._begun = False
+
+    def whole(self) -> dict[str, Any]:
+        (answer,) = self.answers
+        assert answer.end is not None
+        content = [self._content(block) for block in answer.blocks]
+        return self._message(content) | _ending(answer.end) | {"usage": self._usage(answer.end)}
+
+    def chunks(self, number: int, told: Event) -> Iterator[str]:
+        if isinstance(told, ChatPiece | End):
+            yield from self._beginning()
+        for change in self.answers[number].changes(told):
+            for one in self._events(change):
+                yield event(one, one["type"])
+
+    def silence(self) -> str:
+        return "".join(self._beginning()) + event({"type": "ping"}, "ping")
+
+    def failed(self, error: ApiError) -> str:
+        return event(worded(error), "error")
+
+    def _beginning(self) -> Iterator[str]:
+        """The first event; it tells how long the prompt is, unless silence came before."""
+        if not self._begun:
+            self._begun = True
+            usage = self._input_usage() | {"output_tokens": 0}
+            more = {"stop_reason": None, "stop_sequence": None, "usage": usage}
+            yield event({"type": "message_start", "message": self._message([]) | more}, "message_start")
+
+    def _events(self, change: Change) -> Iterator[dict[str, Any]]:
+        match change:
+            case Opened(block):
+                yield {"type": "content_block_start", "index": block.index, "content_block": _opened(block)}
+            case Grown(block, piece) if not (self._hide and block.kind == "thought"):
+                kind, field = _DELTAS[block.kind]
+                yield _delta(block, {"type": kind, field: piece})
+            case Closed(block):
+                if block.kind == "thought":
+                    yield _delta(block, {"type": "signature_delta", "signature": _SIGNATURE})
+                yield {"type": "content_block_stop", "index": block.index}
+            case End():
+                yield {"type": "message_delta", "delta": _ending(change), "usage": self._usage(change)}
+                yield {"type": "message_stop"}
+
+    def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
+
+    def _content(self, block: Block) -> dict[str, Any]:
+        match block.kind:
+            case "thought":
+                return {"type": "thinking", "thinking": "" if self._hide else block.text, "signature": _SIGNATURE}
+            case "text":
+                return {"type": "text", "text": block.text}
+            case "call":
+                return {"type": "tool_use", "id": block.id, "name": block.name, "input": _input(block.text)}
+
+    def _usage(self, end: End) -> dict[str, Any]:
+        return self._input_usage() | {
+            "output_tokens": end.done.stats.generated,
+            "output_tokens_details": {"thinking_tokens": end.thought},
+        }
+
+    def _input_usage(self) -> dict[str, int]:
+        (answer,) = self.answers
+        return {
+            "input_tokens": answer.prompt_tokens - answer.cached,
+            "cache_creation_input_tokens": 0,
+            "cache_read_input_tokens": answer.cached,
+        }
+
+
+_DELTAS = {
+    "thought": ("thinking_delta", "thinking"),
+    "text": ("text_delta", "text"),
+    "call": ("input_json_delta", "partial_json"),
+}
+
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
+
+
+def _opened(block: Block) -> dict[str, Any]:
+    match block.kind:
+        case "thought":
+            return {"type": "thinking", "thinking": "", "signature": ""}
+        case "text":
+            return {"type": "text", "text": ""}
+        case "call":
+            return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
+
+
+def _delta(block: Block, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": block.index, "delta": delta}
+
+
+def _input(text: str) -> dict[str, Any]:
+    """A call's arguments; none where `max_tokens` cut them, since half an argument must not be acted on."""
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _ending(end: End) -> dict[str, Any]:
+    if end.full:
+        reason = "model_context_window_exceeded"
+    elif end.stop_string is not None and end.reason == "stop":
+        reason = "stop_sequence"
+    else:
+        reason = _REASONS[end.reason]
+    return {"stop_reason": reason, "stop_sequence": end.stop_string if reason == "stop_sequence" else None}

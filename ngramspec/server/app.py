@@ -13,40 +13,58 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from ngramspec.server import anthropic, responses
+from ngramspec.server import anthropic, openai_chat, responses
 from ngramspec.server.access import Access
-from ngramspec.server.access_log import Log, Logged
-from ngramspec.server.chat_completions import chat_completions
-from ngramspec.server.completions import completions
-from ngramspec.server.endpoint import Endpoint, EndpointApp
 from ngramspec.server.errors import ApiError, worded
-from ngramspec.server.health import health, models, props, slots
+from ngramspec.server.http import Endpoint, EndpointApp, JsonAnswer, Log, Logged
 from ngramspec.server.infill import infill
-from ngramspec.server.json_text import JsonAnswer
-from ngramspec.server.metrics import metrics
-from ngramspec.server.native import completion
-from ngramspec.server.page import page
-from ngramspec.server.served import Server
-from ngramspec.server.tokens_api import apply_template, detokenize, tokenize
+from ngramspec.server.llama_server import apply_template, completion, detokenize, tokenize
+from ngramspec.server.openai_chat import chat_completions
+from ngramspec.server.openai_completions import completions
+from ngramspec.server.page import markdown, page
+from ngramspec.server.slot_files import slot_action
+from ngramspec.server.state import Server
+from ngramspec.server.status import health, metrics, model, models, props, slots
 
 ENDPOINTS = (
     Endpoint(("/health", "/v1/health"), health, "GET", public=True),
     Endpoint(("/v1/models", "/models"), models, "GET"),
+    Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), model, "GET"),
     Endpoint(("/props",), props, "GET"),
     Endpoint(("/slots",), slots, "GET"),
+    Endpoint(("/slots/{id_slot:int}",), slot_action),
     Endpoint(("/metrics",), metrics, "GET"),
     Endpoint(("/v1/chat/completions", "/chat/completions"), chat_completions),
+    Endpoint(("/v1/chat/completions/input_tokens",), openai_chat.input_tokens),
     Endpoint(("/v1/completions",), completions),
     Endpoint(("/completion", "/completions"), completion),
     Endpoint(("/infill",), infill),
     # Whoever needs an API key enters it there.
     Endpoint(("/",), page, "GET", public=True),
+    Endpoint(("/markdown",), markdown),
     Endpoint(("/tokenize",), tokenize),
     Endpoint(("/detokenize",), detokenize),
     Endpoint(("/apply-template",), apply_template),
-    *anthropic.ENDPOINTS,
-    *responses.ENDPOINTS,
+    Endpoint(("/v1/messages",), anthropic.messages, wording=anthropic.worded),
+    Endpoint(("/v1/messages/count_tokens",), anthropic.count_tokens, wording=anthropic.worded),
+    Endpoint(("/v1/responses", "/responses"), responses.responses),
+    Endpoint(("/v1/responses/input_tokens",), responses.input_tokens),
 )
+
+_EMBEDDINGS = "this server generates text; it makes no embeddings"
+_RANKS = "this server generates text; it ranks no documents"
+
+NOT_THERE = {
+    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/embedding"), _EMBEDDINGS),
+    **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _RANKS),
+    "/props": "settings are given when the server is started, and cannot be changed",
+    "/lora-adapters": "this server loads no LoRA adapters",
+    "/v1/audio/transcriptions": "this server reads only text",
+    "/v1/audio/speech": "this server writes only text",
+    "/v1/images/generations": "this server writes only text",
+    "/v1/moderations": "this server generates text; it moderates none",
+}
+"""Addresses of llama-server and OpenAI that are answered with 501, and why."""
 
 
 def make_app(
@@ -79,7 +97,10 @@ def make_app(
     async def refused(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         messages = {404: "File Not Found", 405: f"{request.method} is not allowed here"}
-        told = ApiError(error.status_code, messages.get(error.status_code, error.detail))
+        if (why := NOT_THERE.get(request.url.path)) is not None:
+            told = ApiError(501, why)
+        else:
+            told = ApiError(error.status_code, messages.get(error.status_code, error.detail))
         endpoint = by_path.get(request.url.path)
         response = JsonAnswer((worded if endpoint is None else endpoint.wording)(told), told.status)
         response.headers.update(error.headers or {})

@@ -1,53 +1,134 @@
-"""`run_chat`: a `ChatTask` answered, for whichever dialect asks.
+"""`run_chat`: a chat answered, for every API that has chats: a `ChatTask` goes in, pieces of an answer come out.
 
-    async with aclosing(run_chat(model, task, streamed=True)) as deltas:
-        async for delta in deltas: ...
-
-The layout of the conversation and the grammar of forced tool calls are worked out on another thread, since a long
-conversation takes the tokenizer a while.
+`/v1/chat/completions`, `/v1/messages` and `/v1/responses` each turn their JSON into a `ChatTask`, and the pieces into
+their own answers. The layout of the conversation and the grammar of forced tool calls are worked out on another thread,
+since a long conversation takes the tokenizer a while.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
-from dataclasses import replace
-from typing import Literal, NamedTuple
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from ngramspec.batching.request import Request, Started
+from ngramspec.batching.request import Prefilled, Request, Scored
 from ngramspec.chat_prompt import ChatPrompt
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
-from ngramspec.server.answer import End, Piece, answer, check_room
-from ngramspec.server.dialogue import ChatDelta, ChatTask, Finish, Likely
-from ngramspec.server.drafted import DraftedText
+from ngramspec.sampling.distribution import Logprobs
+from ngramspec.sampling.settings import Sampling
+from ngramspec.server.common_fields import several_seeds
 from ngramspec.server.errors import ApiError, bad_field
-from ngramspec.server.paced import Paced
-from ngramspec.server.served import ServedModel
-from ngramspec.tool_calls import AnswerParser, forced_grammar, parser_for, thoughts_first
-from ngramspec.tool_calls.deltas import CallBegin, Delta, Reasoning
+from ngramspec.server.fields import Fields
+from ngramspec.server.generate import Begun, End, Piece, TextEvent, check_room, generate
+from ngramspec.server.state import Call, ServedModel
+from ngramspec.steps import Step
+from ngramspec.tool_calls import AnswerParser, begun_answer, forced_grammar, parser_for, thoughts_first
+from ngramspec.tool_calls.deltas import CallBegin, Delta, Reasoning, Tool
+
+_SEPARATOR = "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatTask:
+    """A conversation to answer.
+
+    Attributes:
+        messages: in OpenAI's form: "role" (system, user, assistant, tool), "content" (a string always), and where they
+            apply "tool_calls" (with arguments as a JSON string), "tool_call_id", "name", "reasoning_content".
+        tools: that may be called; empty: none.
+        tool_choice: "auto", "none", "required", or the name of the tool that must be called.
+        parallel: whether one answer may hold several calls.
+        schema: the answer must be JSON of this schema ({} is any object); None: free text.
+        strict: whether a schema that no grammar can say whole is refused; else it is kept as far as one can.
+        max_tokens: most tokens to emit; None: as many as the context holds.
+        sampling, stop, logprobs, slot: see `ngramspec.batching.request.Request`.
+        variables: further variables of the chat template ("enable_thinking": False, ...).
+        continued: whether a last message of the assistant that calls no tools is gone on with, as in llama-server; else
+            it is answered by a turn of its own.
+        prediction: a text that the answer is likely to copy.
+        answered: whether the prompt then ends in the beginning of the assistant's turn.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Tool] = ()
+    tool_choice: str = "auto"
+    parallel: bool = True
+    schema: Mapping[str, Any] | None = None
+    strict: bool = True
+    max_tokens: int | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    logprobs: int | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    slot: int | None = None
+    prediction: str = ""
+    continued: bool = True
+    answered: bool = True
+
+    @property
+    def begun(self) -> Mapping[str, Any] | None:
+        """The message to go on with."""
+        last = self.messages[-1] if self.messages and self.continued else {}
+        return last if last.get("role") == "assistant" and not last.get("tool_calls") else None
+
+    @property
+    def callable_tools(self) -> Sequence[Tool]:
+        return self.tools if self.tool_choice != "none" else ()
+
+
+class ChatPiece(NamedTuple):
+    """What a step adds to an answer; `logprobs` as in `Piece`, `step` None for what was held back to the end."""
+
+    deltas: Sequence[Delta]
+    logprobs: tuple[Logprobs, ...] = ()
+    step: Step | None = None
+
+
+ChatEvent = Begun | Prefilled | Scored | ChatPiece | End
 
 
 class Layout(NamedTuple):
-    """A task in the model's own terms: the request, and what reads the answer."""
+    """A task in the model's own terms: the request, and the text that the prompt ends in (`ChatPrompt.opening`)."""
 
     request: Request
-    parser: AnswerParser
+    opening: str
 
 
 def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
-    """The prompt of a conversation, with the tools that may be called.
+    """The prompt of a conversation, with the tools that may be called, and an answer that was begun.
 
     Raises:
         ApiError: the conversation or a variable cannot be.
         ModelError: the model's template refuses them.
     """
-    tools = task.tools if task.tool_choice != "none" else ()
+    model.check_size(sum([len(message.get("content", "")) for message in task.messages]))
+    vocabulary, begun = model.vocabulary, task.begun
+    messages = task.messages if begun is None else task.messages[:-1]
     try:
-        prompt: ChatPrompt = model.vocabulary.chat(task.messages, tools, task.variables)
+        prompt: ChatPrompt = vocabulary.chat(
+            messages, task.callable_tools, task.variables, answered=task.answered or begun is not None
+        )
     except ValueError as error:
         raise ApiError(400, str(error), param="messages") from error
-    return prompt
+    if begun is None:
+        return prompt
+    tokens, text, said = list(prompt.tokens), prompt.text, begun.get("content", "")
+    thoughts = begun.get("reasoning_content", "")
+    pieces = begun_answer(vocabulary.chat_template, prompt.opening, thoughts, said)
+    for piece, own in pieces:
+        tokens += vocabulary.tokenize(piece, special=own, add_bos=False) if piece else []
+        text += piece
+    within = prompt.opening + "".join([piece for piece, own in pieces if own])
+    return ChatPrompt(tokens, text, "" if said else within)
+
+
+async def count_prompt(call: Call, task: ChatTask) -> int:
+    """How many tokens the prompt of a conversation has. Raises as `chat_prompt` does."""
+    return len((await asyncio.to_thread(chat_prompt, call.model, task)).tokens)
 
 
 def lay_out(model: ServedModel, task: ChatTask) -> Layout:
@@ -57,25 +138,26 @@ def lay_out(model: ServedModel, task: ChatTask) -> Layout:
         ApiError: the conversation leaves no room for an answer, or fields contradict each other.
         ModelError: the model's template refuses the conversation.
     """
-    prompt, template = chat_prompt(model, task), model.vocabulary.chat_template
+    prompt = chat_prompt(model, task)
     check_room(prompt.tokens, model.n_ctx)
-    tools = task.tools if task.tool_choice != "none" else ()
-    grammar = _grammar(task, template, prompt.opening)
+    model.check_size(len(task.prediction))
+    grammar = _grammar(task, model.vocabulary.chat_template, prompt.opening)
     request = Request(
         prompt.tokens,
-        max_tokens=model.n_ctx if task.max_tokens is None else task.max_tokens,
+        max_tokens=model.most(task.max_tokens),
         sampling=task.sampling if grammar is None else replace(task.sampling, grammar=grammar),
         stop=task.stop,
         logprobs=task.logprobs,
         controls=True,
         slot=task.slot,
+        prediction=model.vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )
-    return Layout(request, parser_for(template, tools, opening=prompt.opening))
+    return Layout(request, prompt.opening)
 
 
 def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
     """What the answer must be like, where the task asks for more than text."""
-    tools = task.tools if task.tool_choice != "none" else ()
+    tools = task.callable_tools
     forced = bool(tools) and task.tool_choice != "auto"
     if task.schema is None and not forced:
         return None
@@ -86,57 +168,136 @@ def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
         if tools:
             choice, instead = (task.tool_choice, None) if forced else ("required", task.schema)
             return forced_grammar(
-                tools, choice, task.parallel, schema_rules, template=template, opening=opening, instead=instead
+                tools,
+                choice,
+                task.parallel,
+                schema_rules,
+                template=template,
+                opening=opening,
+                instead=instead,
+                instead_strict=task.strict,
             )
         assert task.schema is not None
-        rules = schema_rules({"answer": task.schema})
+        rules = schema_rules({"answer": task.schema}, strict=task.strict, trimmed=True)
     except (GrammarError, ValueError, RecursionError) as error:
         raise bad_field(name, f"{name}: {error}") from error
     return "\n".join([*thoughts_first("answer", template, opening), rules])
 
 
-async def run_chat(model: ServedModel, task: ChatTask, *, streamed: bool) -> AsyncGenerator[ChatDelta, None]:
-    """Answer a task: deltas, and a `Finish`; `streamed`: as they come, else all may come at the end.
+async def run_chat(call: Call, task: ChatTask, count: int = 1) -> AsyncGenerator[tuple[int, ChatEvent], None]:
+    """Answer a task so many times: what happens to each answer, with its number.
 
     Raises:
         ApiError: whatever goes wrong.
         ModelError: as in `lay_out`.
     """
-    request, parser = await asyncio.to_thread(lay_out, model, task)
-    prompt_tokens, called = len(request.prompt), False
-    untold = thought = 0  # tokens whose text is held back; tokens of thoughts
-    paced, drafted = Paced(prompt_tokens), DraftedText()
-    told = answer(model, request, streamed=streamed)
-    try:
-        async for event in told:
-            deltas: Sequence[Delta] = ()
-            if isinstance(event, Started):
-                paced.start(event.cached)
-            elif isinstance(event, Piece):
-                if task.progress:
-                    yield paced.push(event.step)
-                if task.drafts:
-                    drafted.push(event.step)
-                deltas = parser.push(event.text)
-                untold += len(event.tokens)
-            elif isinstance(event, End):
-                deltas = parser.finish()
-            if deltas:
-                thought += untold if isinstance(deltas[0], Reasoning) else 0
-                untold = 0
+    request, opening = await asyncio.to_thread(lay_out, call.model, task)
+    template = call.model.vocabulary.chat_template
+    readers = [_Reader(parser_for(template, task.callable_tools, opening=opening)) for _ in range(count)]
+    async with aclosing(generate(call, several_seeds(request, count))) as events:
+        async for number, event in events:
+            for told in readers[number].take(event):
+                yield number, told
+
+
+class _Reader:
+    """Reads one answer, and counts the tokens of its thoughts."""
+
+    def __init__(self, parser: AnswerParser) -> None:
+        self._parser = parser
+        self._called = False
+        self._untold = self._thought = 0  # tokens whose text is held back; tokens of thoughts
+
+    def take(self, event: TextEvent) -> Iterator[ChatEvent]:
+        if isinstance(event, Piece):
+            self._untold += len(event.step.tokens)
+            yield ChatPiece(self._noted(self._parser.push(event.text)), event.logprobs, event.step)
+        elif isinstance(event, End):
+            if deltas := self._noted(self._parser.finish(cut=event.reason == "length")):
+                yield ChatPiece(deltas)
+            called = self._called and event.reason == "stop"
+            yield event._replace(reason="tool_calls" if called else event.reason, thought=self._thought)
+        else:
+            yield event
+
+    def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        if deltas:
+            self._thought += self._untold if isinstance(deltas[0], Reasoning) else 0
+            self._untold = 0
             for delta in deltas:
-                called = called or isinstance(delta, CallBegin)
-                yield drafted.mark(delta) if task.drafts else delta
-            if isinstance(event, Piece) and event.logprobs:
-                yield Likely(event.logprobs)
-            if isinstance(event, End):
-                reason: Literal["stop", "length", "tool_calls"] = event.reason
-                yield Finish(
-                    "tool_calls" if called and reason == "stop" else reason,
-                    event.stop_string,
-                    prompt_tokens,
-                    event.done,
-                    thought,
-                )
-    finally:
-        await told.aclose()
+                if isinstance(delta, CallBegin):
+                    self._called = True
+        return deltas
+
+
+def read_prediction(given: Fields) -> str:
+    """OpenAI's predicted output: `{"type": "content", "content": ...}`."""
+    prediction = given.object("prediction")
+    if prediction is None:
+        return ""
+    prediction.needed_choice("type", ("content",))
+    prediction.needed("content")
+    return "".join(prediction.parts("content", lambda part: part.needed_text("text")))
+
+
+# --------------------------------------------------------------------------- conversations
+
+
+class Transcript:
+    """Collects the turns of a conversation as the messages of a `ChatTask`, in a form that chat templates can render.
+
+    Templates are stricter than the APIs: many refuse a system message that is not the first, or two turns of one
+    side in a row. So system texts before the first turn become one system message, later ones part of the user's turn,
+    within <system> tags (where they stand, since moving them to the front would spoil the cached prompt); and
+    neighbouring turns of one side become one.
+    """
+
+    def __init__(self) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self._names: dict[str, str] = {}
+
+    def system(self, text: str) -> None:
+        if not text:
+            return
+        if all(message["role"] == "system" for message in self.messages):
+            self.say("system", text)
+        else:
+            self.say("user", f"<system>\n{text}\n</system>")
+
+    def say(self, role: str, text: str) -> None:
+        """The user or the assistant said something."""
+        message = self._turn(role)
+        message["content"] = _joined(message["content"], text)
+
+    def thought(self, text: str) -> None:
+        """What the assistant thought."""
+        message = self._turn("assistant")
+        message["reasoning_content"] = _joined(message.get("reasoning_content", ""), text)
+
+    def call(self, call: str, name: str, arguments: str) -> None:
+        """The assistant called a tool; `arguments` is JSON."""
+        self._names[call] = name
+        function = {"name": name, "arguments": arguments}
+        calls = self._turn("assistant").setdefault("tool_calls", [])
+        calls.append({"id": call, "type": "function", "function": function})
+
+    def result(self, call: str, text: str) -> None:
+        """What a tool answered."""
+        message = {"role": "tool", "tool_call_id": call, "content": text}
+        if call in self._names:
+            message["name"] = self._names[call]
+        self.messages.append(message)
+
+    def _turn(self, role: str) -> dict[str, Any]:
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": ""})
+        return self.messages[-1]
+
+
+def as_json(arguments: Mapping[str, Any]) -> str:
+    """A call's arguments as models write them."""
+    return json.dumps(arguments, ensure_ascii=False).encode(errors="replace").decode()
+
+
+def _joined(before: str, text: str) -> str:
+    return before + _SEPARATOR + text if before and text else before + text

@@ -1,19 +1,162 @@
-"""Fields that all endpoints have which generate text."""
+"""The fields that all APIs share which generate text: how tokens are chosen, how many, and prompts.
+
+Every setting of `Sampling` is a field of its own name, which is llama-server's too, or of other servers' names. A
+request's settings take the place of the server's defaults. `samplers` says which samplers run: settings of others,
+and a temperature without its sampler, have no say; nor have those of any sampler under mirostat, which takes their
+place.
+"""
 
 from __future__ import annotations
 
-from ngramspec.server.errors import bad_field
-from ngramspec.server.fields import Fields
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import fields, replace
+from typing import Any, get_type_hints
+
+from ngramspec.batching.request import Request
+from ngramspec.sampling.option import options
+from ngramspec.sampling.settings import LARGEST_BIAS, Sampling, parse_samplers
+from ngramspec.server.constraints import read_grammar
+from ngramspec.server.errors import ApiError, bad_field
+from ngramspec.server.fields import Fields, shown
+from ngramspec.server.state import Call, ServedModel
+from ngramspec.tokens import Tokenizer
+
+_OPTIONS = options(Sampling)
+_TYPES = get_type_hints(Sampling)
+_OFF = {f.name: f.default for f in fields(Sampling)}
+
+_OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}
+"""What vLLM and text-generation-webui call them."""
 
 MOST_ANSWERS = 128
 """Most texts that one request may ask for: OpenAI's limit."""
 
-_TOKENS = ("max_completion_tokens", "max_tokens", "n_predict")
+
+def read_sampling(call: Call, schemas: bool = True) -> Sampling:
+    """The sampling that a request asks for; `schemas` as in `read_grammar`.
+
+    Raises:
+        ApiError: a value that cannot be, a contradiction, or a constraint that cannot be kept.
+    """
+    given, defaults = call.given, call.server.defaults
+    asked: dict[str, Any] = {}
+    for name in _OPTIONS:
+        key = given.name(name, _OTHER_NAMES.get(name, name))
+        if key in given and name != "grammar":
+            asked[name] = _read_setting(name, given, key, call.model.vocabulary)
+            allowed = _OPTIONS[name].allowed
+            if name != "seed" and allowed is not None and not allowed.holds(asked[name]):
+                raise given.wrong(key, allowed.words)
+    if (grammar := read_grammar(given, schemas)) is not None or "grammar" in given:
+        asked["grammar"] = grammar
+    banned = _banned(given, call.model.vocabulary)
+    if banned:
+        asked["logit_bias"] = (*asked.get("logit_bias", defaults.sampling.logit_bias), *banned)
+    if asked.get("seed", -1) == -1:
+        asked["seed"] = random.SystemRandom().randrange(2**32) if defaults.seed is None else defaults.seed
+    try:
+        return Sampling(**_consistent({name: getattr(defaults.sampling, name) for name in _OFF}, asked))
+    except ValueError as error:
+        message = str(error)
+        raise ApiError(400, message, param=next((name for name in _OFF if message.startswith(name)), None)) from error
+
+
+def _consistent(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+    """The settings that have a say: what was asked for, and the defaults that do not contradict it."""
+    chosen = defaults | asked
+    off = set[str]()
+    if chosen["mirostat"]:
+        off |= {"samplers"} | {name for name, known in _OPTIONS.items() if known.sampler is not None}
+    else:
+        off |= {name for name, known in _OPTIONS.items() if known.sampler not in (None, *chosen["samplers"])}
+        if "temperature" not in chosen["samplers"]:
+            chosen["temperature"] = 1.0
+    if chosen["temperature"] == 0:
+        off |= {name for name, known in _OPTIONS.items() if known.draws and name not in asked}
+    return chosen | {name: _OFF[name] for name in off}
+
+
+def _banned(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, float]]:
+    """Tokens that may not come, as biases: those of `bad_words`, with a space before them too, and those that end."""
+    banned = set[int]()
+    for word in given.texts("bad_words"):
+        tokens, spaced = vocabulary.tokenize(word, add_bos=False), vocabulary.tokenize(f" {word}", add_bos=False)
+        if len(tokens) != 1:
+            raise given.refused("bad_words", f"{shown(word)} is not one token of this model; only such can be kept out")
+        banned |= {*tokens, *(spaced if len(spaced) == 1 else ())}
+    if given.flag("ignore_eos") or _never_ends(given, vocabulary):
+        banned |= {token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token)}
+    return [(token, -math.inf) for token in sorted(banned)]
+
+
+def _never_ends(given: Fields, vocabulary: Tokenizer) -> bool:
+    """Whether `min_tokens` leaves no room for an end. Refuses what `min_tokens` and `stop_token_ids` else ask for."""
+    for token in given.list("stop_token_ids"):
+        if not vocabulary.is_eog(check_token(vocabulary, token, "stop_token_ids")):
+            raise given.refused("stop_token_ids", f"{token} ends no text of this model by itself; use stop")
+    least = given.whole("min_tokens", 0) or 0
+    name = given.name("max_completion_tokens", "max_tokens", "n_predict", "max_output_tokens")
+    most = given.whole(name, -1, least=-1) or 0
+    if least and not 0 <= most <= least:
+        raise given.refused("min_tokens", f"is supported only where {name} is no more than it")
+    return bool(least)
+
+
+# --------------------------------------------------------------------------- one setting
+
+
+def _read_setting(name: str, given: Fields, key: str, vocabulary: Tokenizer) -> Any:
+    """The value of a setting; without a reader of its own it is a number."""
+    if name == "logit_bias":
+        return _biases(given, key, vocabulary)
+    if name in _READERS:
+        return _READERS[name](given, key)
+    return given.number(key) if _TYPES[name] is float else given.whole(key, least=-(2**31))
+
+
+_READERS: Mapping[str, Callable[[Fields, str], Any]] = {
+    "top_k": lambda given, key: max(0, given.whole(key, least=-(2**31)) or 0),  # llama.cpp's other way to say "all"
+    "seed": lambda given, key: given.whole(key, -1, least=-1, most=2**64 - 1) or 0,
+    "samplers": lambda given, key: parse_samplers(";".join(given.texts(key))),
+    "dry_sequence_breakers": lambda given, key: tuple(given.texts(key)),
+}
+
+
+def _biases(given: Fields, key: str, vocabulary: Tokenizer) -> tuple[tuple[int, float], ...]:
+    """llama-server's pairs [[15043, 1.0], [" never", false]], or OpenAI's object {"15043": 1}.
+
+    A text stands for each of its tokens, and false for "never".
+    """
+    raw = given.data[key]
+    if isinstance(raw, dict):
+        pairs = [[int(name) if name.isdecimal() and len(name) < 12 else name, bias] for name, bias in raw.items()]
+    else:
+        pairs = given.list(key)
+    biases = tuple(bias for pair in pairs for bias in _bias(key, pair, vocabulary))
+    for token, _ in biases:
+        if not 0 <= token < vocabulary.n_vocab:
+            raise bad_field(key, f"{key} names token {token}, but there are 0 to {vocabulary.n_vocab - 1}")
+    return biases
+
+
+def _bias(key: str, pair: Any, vocabulary: Tokenizer) -> list[tuple[int, float]]:
+    match pair:
+        case [bool(), _] | [_, True]:
+            pass
+        case [int() | str() as token, int() | float() as bias] if abs(bias) <= LARGEST_BIAS:
+            tokens = [token] if isinstance(token, int) else vocabulary.tokenize(token, add_bos=False)
+            return [(one, -math.inf if bias is False else float(bias)) for one in tokens]
+    raise bad_field(key, f"{key} holds {shown(pair)}, but must hold pairs of a token or text and a bias (false: never)")
+
+
+# --------------------------------------------------------------------------- how much is generated
 
 
 def read_max_tokens(given: Fields) -> int | None:
     """Most tokens to emit, under any of its names; None: as many as the context holds, which -1 means too."""
-    most = given.whole(given.name(*_TOKENS), -1, least=-1)
+    most = given.whole(given.name("max_completion_tokens", "max_tokens", "n_predict"), -1, least=-1)
     return None if most == -1 else most
 
 
@@ -25,14 +168,84 @@ def read_stop(given: Fields) -> tuple[str, ...]:
     return tuple(stop)
 
 
-def read_slot(given: Fields, slots: int) -> int | None:
+def read_slot(call: Call) -> int | None:
     """The slot to prefer; any number means one of them."""
-    slot = given.whole("id_slot", -1, least=-1)
-    return None if slot is None or slot == -1 else slot % slots
+    slot = call.given.whole("id_slot", -1, least=-1)
+    return None if slot is None or slot == -1 else slot % len(call.model.service.report().slots)
 
 
-def read_answers(given: Fields) -> int:
-    """How many answers are asked for."""
+def read_answers(given: Fields, prompts: int = 1) -> int:
+    """How many answers to each prompt are asked for."""
     count = given.whole(given.name("n", "n_cmpl"), 1, least=1, most=MOST_ANSWERS)
     assert count is not None
+    if prompts * count > MOST_ANSWERS:
+        raise bad_field("n", f"n asks for {prompts * count} texts, but at most {MOST_ANSWERS} are given")
     return count
+
+
+def read_usage_too(call: Call) -> bool:
+    """Whether the answer is a stream that ends in a chunk with the usage."""
+    options = call.given.object("stream_options") if call.streamed else None
+    return options is not None and options.flag("include_usage")
+
+
+def several_seeds(request: Request, count: int) -> list[Request]:
+    """One request so many times, each with the seed after the last one's."""
+    sampling = request.sampling
+    return [replace(request, sampling=replace(sampling, seed=(sampling.seed + i) % 2**64)) for i in range(count)]
+
+
+# --------------------------------------------------------------------------- prompts
+
+
+def read_prompts(model: ServedModel, given: Fields) -> list[list[int]]:
+    """The token ids of each prompt. Control tokens that a text spells out are control tokens: clients put them there.
+
+    Raises:
+        ApiError: there is none, one is empty, or is no prompt.
+    """
+    value = given.data.get("prompt")
+    if value is None:
+        raise bad_field("prompt", "prompt is missing")
+    prompts = [_tokens(model, one) for one in (value if several(value) else [value])]
+    if not prompts or not all(prompts):
+        raise bad_field("prompt", "prompt is empty: there is nothing to continue")
+    if len(prompts) > MOST_ANSWERS:
+        raise bad_field("prompt", f"prompt holds {len(prompts)} prompts, but must hold at most {MOST_ANSWERS}")
+    return prompts
+
+
+def several(value: Any) -> bool:
+    """Whether the value of `prompt` is a list of prompts, not one of tokens and texts."""
+    if not isinstance(value, list):
+        return False
+    return any(isinstance(item, list) for item in value) or all(isinstance(item, str) for item in value)
+
+
+def _tokens(model: ServedModel, prompt: Any) -> list[int]:
+    vocabulary = model.vocabulary
+    if isinstance(prompt, str):
+        model.check_size(len(prompt))
+        return list(vocabulary.tokenize(prompt, special=True))
+    if not isinstance(prompt, list):
+        raise bad_field("prompt", f"prompt holds {shown(prompt)}, but must hold text, token ids or lists of them")
+    tokens: list[int] = []
+    for i, item in enumerate(prompt):
+        if isinstance(item, str):
+            model.check_size(len(item))
+            tokens += vocabulary.tokenize(item, special=True, add_bos=i == 0)
+        else:
+            tokens.append(check_token(vocabulary, item, "prompt"))
+    return tokens
+
+
+def check_token(vocabulary: Tokenizer, value: Any, name: str) -> int:
+    """A token id of this model.
+
+    Raises:
+        ApiError: it is none; `name`: the field that holds it.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocabulary.n_vocab:
+        most = vocabulary.n_vocab - 1
+        raise bad_field(name, f"{name} holds {shown(value)}, but must hold text or token ids from 0 to {most}")
+    return value

@@ -91,11 +91,6 @@ def overflow(prompt_tokens: int, n_ctx: int) -> ApiError:
     )
 
 
-def loading() -> ApiError:
-    """There is no model yet."""
-    return ApiError(503, "Loading model")
-
-
 def leaving() -> ApiError:
     """The server is being stopped."""
     return ApiError(503, "the server is shutting down")

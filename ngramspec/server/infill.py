@@ -9,15 +9,15 @@ matters by hanging up, and a prompt that is not read now has to be read for the 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from starlette.responses import Response
 
-from ngramspec.fill_in import Extra, Limits
+from ngramspec.fill_in import Extra, Limits, NoFillIn, fill_in
 from ngramspec.server.common_fields import read_max_tokens
-from ngramspec.server.fields import Fields
-from ngramspec.server.gap import gap_prompt
-from ngramspec.server.native import read_tasks, respond
-from ngramspec.server.served import ServedModel, Server
+from ngramspec.server.errors import ApiError
+from ngramspec.server.llama_server import continue_prompts
+from ngramspec.server.state import Call, ServedModel
 
 NEAR = 2048
 """Most tokens of the texts next to the gap: the size of a batch in llama-server, which that goes by."""
@@ -25,26 +25,39 @@ NEAR = 2048
 _NAMELESS = "tmp"  # llama-server's name of a file without one
 
 
-async def infill(server: Server, given: Fields) -> Response:
+async def infill(call: Call) -> Response:
     """Fill a gap once, or several times."""
-    model = server.ready()
-    prompt = await asyncio.to_thread(_prompt, model, given)
-    tasks = read_tasks(server, model, given, [prompt])
-    return await respond(server, given, tasks, listed=len(tasks) > 1)
+    return await continue_prompts(call, [await asyncio.to_thread(_prompt, call)])
 
 
-def _prompt(model: ServedModel, given: Fields) -> list[int]:
+def _prompt(call: Call) -> list[int]:
     """The token ids that ask for it; tokenizes."""
+    given, model = call.given, call.model
     before, after = given.needed_text("input_prefix"), given.needed_text("input_suffix")
     others = [
         Extra(_NAMELESS if (name := item.text("filename")) is None else name, item.needed_text("text"))
         for item in given.objects("input_extra")
     ]
-    return gap_prompt(
-        model,
-        before,
-        after,
-        prompt=given.text("prompt") or "",
-        others=others,
-        limits=Limits.within(model.n_ctx, near=NEAR, n_predict=read_max_tokens(given) or 0),
-    )
+    prompt = given.text("prompt") or ""
+    limits = Limits.within(model.n_ctx, near=NEAR, n_predict=read_max_tokens(given) or 0)
+    return gap_prompt(model, before, after, prompt, others, limits)
+
+
+def gap_prompt(
+    model: ServedModel,
+    before: str,
+    after: str,
+    prompt: str = "",
+    others: Sequence[Extra] = (),
+    limits: Limits | None = None,
+) -> list[int]:
+    """The prompt for what belongs between two texts; see `ngramspec.fill_in.fill_in`.
+
+    Raises:
+        ApiError: the model cannot fill gaps.
+    """
+    first = model.suffix_first
+    try:
+        return fill_in(model.vocabulary, before, after, prompt=prompt, others=others, limits=limits, suffix_first=first)
+    except NoFillIn as error:
+        raise ApiError(400, str(error), type="not_supported_error") from error

@@ -3,58 +3,448 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.server.chat import run_chat
-from ngramspec.server.endpoint import Endpoint
+from ngramspec.sampling.distribution import Logprobs
+from ngramspec.sampling.settings import Sampling
+from ngramspec.server.chat import ChatTask, Transcript, as_json, count_prompt, read_prediction, run_chat
+from ngramspec.server.common_fields import read_sampling
+from ngramspec.server.constraints import ANY_OBJECT, grammar_of
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
-from ngramspec.server.json_text import JsonAnswer
-from ngramspec.server.report import logprobs_content
-from ngramspec.server.responses_answer import Answer
-from ngramspec.server.responses_request import read_request
-from ngramspec.server.sampling_fields import grammar_of, read_sampling
-from ngramspec.server.served import Server
-from ngramspec.server.silence import with_silences
-from ngramspec.server.sse import event, event_stream
+from ngramspec.server.generate import End
+from ngramspec.server.http import JsonAnswer
+from ngramspec.server.reply import Block, Closed, Event, Grown, Opened, Reply, respond
+from ngramspec.server.sse import event
+from ngramspec.server.state import Call
+from ngramspec.server.tools import Toolbox, free_text, function_name
+from ngramspec.server.usage import logprobs_content, prediction_usage
+
+_LOGPROBS = "message.output_text.logprobs"
+
+_EFFORTS = {
+    "none": "low",
+    "minimal": "low",
+    "low": "low",
+    "medium": "medium",
+    "high": "high",
+    "xhigh": "high",
+    "max": "high",
+}
+"""Their levels of effort in the words that chat templates know."""
+
+_ELSEWHERE = (
+    "web_search_call",
+    "file_search_call",
+    "image_generation_call",
+    "code_interpreter_call",
+    "computer_call",
+    "mcp_list_tools",
+    "tool_search_call",
+    "tool_search_output",
+    "compaction",
+    "compaction_trigger",
+)
+"""Items of a conversation that tell what OpenAI's servers did, or hold what only these can read."""
 
 
-async def responses(server: Server, given: Fields) -> Response:
+async def responses(call: Call) -> Response:
     """Answer a chat."""
-    model = server.ready()
-    asked = read_request(given, read_sampling(given, server.defaults, model.vocabulary))
-    if asked.task.schema is not None:
-        grammar_of(asked.task.schema, "text.format.schema")  # an error names the field as this dialect does
-    answer = Answer(
-        asked,
-        f"resp_{secrets.token_hex(12)}",
-        given.text("model") or model.name,
-        lambda one: logprobs_content(model, [one])[0],
+    given, model = call.given, call.model
+    asked = read_request(given, read_sampling(call))
+    if asked.task.schema is not None:  # an error names the field as this API does
+        grammar_of(asked.task.schema, "text.format.schema", strict=asked.task.strict)
+    id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
+    reply = ResponseReply(asked, id, name, lambda one: logprobs_content(model, [one])[0])
+    reply.predicted = partial(prediction_usage, model, asked.task.prediction)
+    return await respond(call, run_chat(call, asked.task), reply)
+
+
+async def input_tokens(call: Call) -> Response:
+    """How many tokens the prompt of a chat has."""
+    call.server.ready()
+    task = read_request(call.given, call.server.defaults.sampling).task
+    return JsonAnswer({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
+
+
+# --------------------------------------------------------------------------- the request
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request, understood.
+
+    Attributes:
+        task: to be done.
+        toolbox: what the tools of the task stand for.
+        echo: fields that the answer repeats.
+    """
+
+    task: ChatTask
+    toolbox: Toolbox
+    echo: dict[str, Any]
+
+
+def read_request(given: Fields, sampling: Sampling) -> Asked:
+    """What a request asks for; `sampling` is what it says about that.
+
+    Raises:
+        ApiError: a field has an impossible value, or asks for what this server does not do.
+    """
+    _refuse(given)
+    transcript, toolbox = Transcript(), Toolbox()
+    toolbox.add(given.objects("tools"))
+    transcript.system(given.text("instructions") or "")
+    _input(given, transcript, toolbox)
+    form, schema = _format(given)
+    task = ChatTask(
+        messages=transcript.messages,
+        tool_choice=_choice(given, toolbox),
+        tools=toolbox.tools,  # those that the choice allows
+        parallel=given.flag("parallel_tool_calls", default=True),
+        schema=schema,
+        strict=bool(form.get("strict")),
+        max_tokens=given.whole("max_output_tokens", least=1),
+        sampling=sampling,
+        logprobs=_logprobs(given),
+        variables=_variables(given),
+        prediction=read_prediction(given),
     )
-    streamed = given.flag("stream")
-    deltas = run_chat(model, asked.task, streamed=streamed)
-    if not streamed:
-        return JsonAnswer(await answer.whole(deltas))
-
-    def failed(error: ApiError) -> str:
-        return "".join(_chunk(one) for one in answer.failed(error))
-
-    chunks = _chunks(answer.events(with_silences(deltas, server.ping_seconds)))
-    return await event_stream(chunks, server.ping_seconds, failed)
+    return Asked(task, toolbox, _echo(given, task, form))
 
 
-async def _chunks(told: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[str, None]:
-    async with aclosing(told):
-        async for one in told:
-            yield _chunk(one)
+def _echo(given: Fields, task: ChatTask, form: dict[str, Any]) -> dict[str, Any]:
+    metadata, reasoning = given.object("metadata"), given.object("reasoning")
+    return {
+        "instructions": given.text("instructions"),
+        "max_output_tokens": task.max_tokens,
+        "metadata": metadata.data if metadata else {},
+        "parallel_tool_calls": task.parallel,
+        "reasoning": {"effort": None, "summary": None} | (dict(reasoning.data) if reasoning else {}),
+        "temperature": task.sampling.temperature,
+        "text": {"format": form},
+        "tool_choice": given.data.get("tool_choice") or "auto",
+        "tools": given.list("tools"),
+        "top_p": task.sampling.top_p,
+    }
 
 
-def _chunk(one: dict[str, Any]) -> str:
-    return event(one, one["type"])
+def _refuse(given: Fields) -> None:
+    for name in ("previous_response_id", "conversation"):
+        if name in given:
+            raise given.refused(name, "this server stores no answers; send the whole conversation as input")
+    if "prompt" in given:
+        raise given.refused("prompt", "this server stores no prompts; send instructions and input")
+    if given.flag("background"):
+        raise given.refused("background", "this server answers only while the client waits")
+    if given.choice("truncation", ("auto", "disabled"), "disabled") == "auto":
+        raise given.refused("truncation", "this server leaves nothing out of an input, as 'disabled' asks")
 
 
-ENDPOINTS = (Endpoint(("/v1/responses", "/responses"), responses),)
+def _input(given: Fields, transcript: Transcript, toolbox: Toolbox) -> None:
+    if isinstance(value := given.needed("input"), str):
+        transcript.say("user", value)
+    else:
+        for item in given.objects("input"):
+            _item(item, transcript, toolbox)
+    if not transcript.messages:
+        transcript.say("user", "")  # Codex asks so whether anybody is there
+
+
+def _item(item: Fields, transcript: Transcript, toolbox: Toolbox) -> None:
+    match item.text("type") or "message":
+        case "message":
+            _message(item, transcript)
+        case "reasoning":
+            parts = [*item.objects("content")] or [*item.objects("summary")]
+            if text := "\n".join(part.needed_text("text") for part in parts):
+                transcript.thought(text)
+        case "function_call" | "custom_tool_call" | "local_shell_call" as kind:
+            _call(item, kind, transcript)
+        case "function_call_output" | "custom_tool_call_output":
+            transcript.result(item.needed_name("call_id"), _text(item, "output"))
+        case "local_shell_call_output":
+            transcript.result(item.text("call_id") or item.needed_name("id"), _text(item, "output"))
+        case "additional_tools":
+            toolbox.add(item.objects("tools"))
+        case "item_reference":
+            raise item.refused("id", "this server stores no items; send the item itself")
+        case kind if kind not in _ELSEWHERE:
+            raise item.refused("type", f"{kind!r} is nothing that a model of text can be given here")
+
+
+def _message(item: Fields, transcript: Transcript) -> None:
+    role = item.needed_choice("role", ("user", "assistant", "system", "developer"))
+    text = _text(item, "content")
+    if role in ("user", "assistant"):
+        transcript.say(role, text)
+    else:
+        transcript.system(text)
+
+
+def _call(item: Fields, kind: str, transcript: Transcript) -> None:
+    call = item.needed_name("call_id")
+    if kind == "local_shell_call":
+        transcript.call(call, "local_shell", as_json(item.needed_object("action").data))
+        return
+    if kind == "custom_tool_call":
+        arguments = as_json({"input": item.needed_text("input")})
+    else:
+        arguments = item.needed_text("arguments") or "{}"
+    transcript.call(call, function_name(item.needed_name("name"), item.text("namespace")), arguments)
+
+
+def _text(item: Fields, name: str) -> str:
+    """The text of a field that holds a string or parts."""
+    item.needed(name)
+    return "\n".join(item.parts(name, _part))
+
+
+def _part(part: Fields) -> str:
+    match part.needed_name("type"):
+        case "input_text" | "output_text" | "text":
+            return part.needed_text("text")
+        case "refusal":
+            return part.needed_text("refusal")
+        case "input_image" | "input_file" | "input_audio" as kind:
+            raise part.refused("type", f"{kind!r} cannot be read; this model takes only text")
+        case other:
+            raise part.refused("type", f"{other!r} is nothing that a model of text can be given here")
+
+
+def _choice(given: Fields, toolbox: Toolbox) -> str:
+    """The tool choice; where it allows only some tools, the others leave the toolbox."""
+    if not isinstance(given.data.get("tool_choice"), dict):
+        word = given.choice("tool_choice", ("auto", "none", "required"), "auto")
+        if word == "required" and not toolbox.tools:
+            raise given.refused("tool_choice", "'required' needs tools that the model can be given")
+        return word
+    choice = Fields(given.data["tool_choice"], "tool_choice.")
+    match choice.needed_name("type"):
+        case "function" | "custom":
+            return toolbox.choose(choice)
+        case "allowed_tools":
+            return toolbox.allow(choice, [toolbox.choose(one) for one in choice.objects("tools") if "name" in one])
+        case other:
+            raise choice.refused("type", f"{other!r} is not a tool that the model can be given")
+
+
+def _format(given: Fields) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
+    """The form of the text as the answer repeats it, and the schema that it means."""
+    text = given.object("text")
+    form = text.object("format") if text else None
+    if form is None:
+        return {"type": "text"}, None
+    kind = form.needed_choice("type", ("text", "json_object", "json_schema"))
+    schema = form.needed_object("schema").data if kind == "json_schema" else ANY_OBJECT
+    return dict(form.data), None if kind == "text" else schema
+
+
+def _logprobs(given: Fields) -> int | None:
+    count = given.whole("top_logprobs", most=20)
+    return count or (0 if _LOGPROBS in given.texts("include") else None)
+
+
+def _variables(given: Fields) -> dict[str, Any]:
+    reasoning = given.object("reasoning")
+    effort = reasoning.choice("effort", tuple(_EFFORTS), "") if reasoning else ""
+    return {"enable_thinking": effort != "none", "reasoning_effort": _EFFORTS[effort]} if effort else {}
+
+
+# --------------------------------------------------------------------------- the answer
+
+
+class ResponseReply(Reply):
+    """A response, or its stream of events; each event is sent under the name in its "type".
+
+    Args:
+        asked: the request.
+        id: a name of its own; the ids of its items are made of it.
+        model: what answers.
+        spell: logprobs of a token as OpenAI's JSON: token, bytes, logprob, top_logprobs.
+        now: tells the time, in seconds since 1970.
+
+    Attributes:
+        predicted: counts what of a prediction came in a text, for the usage.
+    """
+
+    def __init__(
+        self,
+        asked: Asked,
+        id: str,
+        model: str,
+        spell: Callable[[Logprobs], dict[str, Any]],
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self._asked, self._id, self._model, self._spell, self._now = asked, id, model, spell, now
+        self.predicted: Callable[[Sequence[Sequence[int]]], dict[str, int]] = lambda _: {}
+        self._created = int(now())
+        self._output: list[dict[str, Any]] = []
+        self._sent = 0
+        self._closed: Block | None = None  # whether it was cut is known only when nothing follows it
+
+    def whole(self) -> dict[str, Any]:
+        (answer,) = self.answers
+        assert answer.end is not None
+        cut = answer.end.reason == "length"
+        last = len(answer.blocks) - 1
+        self._output = [self._item(one, _status(cut and one.index == last)) for one in answer.blocks]
+        return self._ending(answer.end)
+
+    def chunks(self, number: int, told: Event) -> Iterator[str]:
+        for change in self.answers[number].changes(told):
+            yield from self._beginning()
+            if self._closed is not None:
+                closed, self._closed = self._closed, None
+                yield from map(
+                    self._chunk, self._closing(closed, isinstance(change, End) and change.reason == "length")
+                )
+            match change:
+                case Opened(block):
+                    yield from map(self._chunk, self._opening(block))
+                case Grown(block, piece, logprobs):
+                    yield from map(self._chunk, self._growing(block, piece, logprobs))
+                case Closed(block):
+                    self._closed = block
+                case End():
+                    response = self._ending(change)
+                    yield self._chunk({"type": f"response.{response['status']}", "response": response})
+
+    def silence(self) -> str:
+        return "".join(self._beginning()) + self._chunk({"type": "keepalive"})
+
+    def failed(self, error: ApiError) -> str:
+        code = error.code if isinstance(error.code, str) else "server_error"
+        response = self._response("failed") | {"error": {"code": code, "message": error.message}}
+        return "".join(self._beginning()) + self._chunk({"type": "response.failed", "response": response})
+
+    def _beginning(self) -> Iterator[str]:
+        """The first events, if they were not sent yet."""
+        if not self._sent:
+            response = self._response("in_progress")
+            yield self._chunk({"type": "response.created", "response": response})
+            yield self._chunk({"type": "response.in_progress", "response": response})
+
+    def _chunk(self, one: dict[str, Any]) -> str:
+        self._sent += 1
+        return event(one | {"sequence_number": self._sent - 1}, one["type"])
+
+    def _ending(self, end: End) -> dict[str, Any]:
+        (answer,) = self.answers
+        generated = end.done.stats.generated
+        return self._response("incomplete" if end.reason == "length" else "completed") | {
+            "usage": {
+                "input_tokens": answer.prompt_tokens,
+                "input_tokens_details": {"cached_tokens": end.done.cached, "cache_write_tokens": 0},
+                "output_tokens": generated,
+                "output_tokens_details": {"reasoning_tokens": end.thought, **self.predicted([answer.tokens])},
+                "total_tokens": answer.prompt_tokens + generated,
+            }
+        }
+
+    def _response(self, status: str) -> dict[str, Any]:
+        incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
+        done = {"completed_at": int(self._now())} if status == "completed" else {}
+        return {
+            "id": self._id,
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            **done,
+            "background": False,
+            "error": None,
+            "incomplete_details": incomplete,
+            "model": self._model,
+            "output": list(self._output),
+            "previous_response_id": None,
+            "store": False,
+            "truncation": "disabled",
+            "usage": None,
+            **self._asked.echo,
+        }
+
+    def _opening(self, block: Block) -> Iterator[dict[str, Any]]:
+        item = self._item(block, "in_progress")
+        if block.kind != "call":
+            item["content"] = []
+        yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
+        if block.kind != "call":
+            yield {"type": "response.content_part.added", **_place(item["id"], block, 0), "part": self._part(block)}
+
+    def _growing(self, block: Block, piece: str, logprobs: Iterable[Logprobs]) -> Iterator[dict[str, Any]]:
+        kind, item = self._named(block)
+        if kind == "message":
+            delta = {"type": "response.output_text.delta", **_place(item, block, 0), "delta": piece}
+            yield delta | {"logprobs": [self._spell(one) for one in logprobs]}
+        elif kind == "reasoning":
+            yield {"type": "response.reasoning_text.delta", **_place(item, block, 0), "delta": piece}
+        elif kind == "function_call":
+            yield {"type": "response.function_call_arguments.delta", **_place(item, block), "delta": piece}
+
+    def _closing(self, block: Block, cut: bool) -> Iterator[dict[str, Any]]:
+        item = self._item(block, _status(cut))
+        if item["type"] == "custom_tool_call":
+            # Its text stands within the JSON of the function's arguments, and is known when these are whole.
+            at = _place(item["id"], block)
+            yield {"type": "response.custom_tool_call_input.delta", **at, "delta": item["input"]}
+            yield {"type": "response.custom_tool_call_input.done", **at, "input": item["input"]}
+        elif item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": item["arguments"]}
+            yield {"type": "response.function_call_arguments.done", **_place(item["id"], block), **done}
+        else:
+            part, at = self._part(block), _place(item["id"], block, 0)
+            if item["type"] == "message":
+                yield {"type": "response.output_text.done", **at, "text": block.text, "logprobs": part["logprobs"]}
+            else:
+                yield {"type": "response.reasoning_text.done", **at, "text": block.text}
+            yield {"type": "response.content_part.done", **at, "part": part}
+        self._output.append(item)
+        yield {"type": "response.output_item.done", "output_index": block.index, "item": item}
+
+    def _named(self, block: Block) -> tuple[str, str]:
+        """The type of the item that a block is, and its id."""
+        custom = self._asked.toolbox.origin(block.name).custom
+        kind = {"text": "message", "thought": "reasoning"}.get(block.kind) or (
+            "custom_tool_call" if custom else "function_call"
+        )
+        return kind, f"{_PREFIXES[kind]}_{self._id.removeprefix('resp_')}_{block.index}"
+
+    def _item(self, block: Block, status: str) -> dict[str, Any]:
+        """The item that a block is, with all it holds so far."""
+        kind, id = self._named(block)
+        item: dict[str, Any] = {"id": id, "type": kind, "status": status}
+        if kind == "message":
+            return item | {"role": "assistant", "content": [self._part(block)]}
+        if kind == "reasoning":
+            return item | {"summary": [], "content": [self._part(block)]}
+        origin = self._asked.toolbox.origin(block.name)
+        item |= {"call_id": block.id, "name": origin.name}
+        if origin.namespace is not None:
+            item["namespace"] = origin.namespace
+        return item | ({"input": free_text(block.text)} if origin.custom else {"arguments": block.text})
+
+    def _part(self, block: Block) -> dict[str, Any]:
+        if block.kind == "thought":
+            return {"type": "reasoning_text", "text": block.text}
+        logprobs = [self._spell(one) for one in block.logprobs]
+        return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}
+
+
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
+"""What the ids of items begin with."""
+
+
+def _status(cut: bool) -> str:
+    return "incomplete" if cut else "completed"
+
+
+def _place(item: str, block: Block, content: int | None = None) -> dict[str, Any]:
+    place = {"item_id": item, "output_index": block.index}
+    return place if content is None else place | {"content_index": content}

@@ -14,11 +14,15 @@ from typing import Any, NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that the model may call; `parameters` is a JSON schema."""
+    """A function that the model may call; `parameters` is a JSON schema.
+
+    Where `strict` is false, forced calls leave out what no grammar can say of it.
+    """
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] = field(default_factory=lambda: {"type": "object", "properties": {}})
+    strict: bool = False
 
 
 Tools = Mapping[str, Tool]
@@ -126,8 +130,9 @@ class Answer:
         if text:
             self._add(CallArguments(call, text))
 
-    def end(self) -> None:
-        """The answer ended."""
+    def end(self, dropped: bool = False) -> None:
+        """The answer ended; `dropped`: with half a call, which is not told, nor the white space before it."""
+        self._drop = self._drop or dropped
         if self._held and not self._drop:
             self._add(Content(self._held))
         self._held = ""

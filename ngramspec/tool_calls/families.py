@@ -166,6 +166,29 @@ def thought_tags(template: str | None) -> dict[str, str]:
     return {start: end for start, end in _THOUGHTS.items() if start.strip() in source or end in source}
 
 
+def begun_answer(template: str | None, opening: str, thoughts: str, text: str) -> list[tuple[str, bool]]:
+    """An answer that was begun, as it stands after a prompt: pieces, each with whether it is the template's own text.
+
+    Args:
+        template: the model's chat template.
+        opening: what the prompt ends in (`ChatPrompt.opening`).
+        thoughts: of the answer; left out where the template knows none.
+        text: of the answer; "" where its thoughts go on.
+    """
+    family, tags = family_of(template), thought_tags(template)
+    if family is not None and family.channels:
+        thinking = [("<|channel|>analysis<|message|>", True), (thoughts, False)] if thoughts else []
+        between = [("<|end|><|start|>assistant", True)] if thinking and text else []
+        return [*thinking, *between, *([("<|channel|>final<|message|>", True), (text, False)] if text else [])]
+    tag, begun = opened(tags, opening), list[tuple[str, bool]]()
+    if tag is None and thoughts and tags:
+        tag = next(iter(tags))
+        begun.append((f"{tag}\n", True))
+    if tag is not None:
+        begun += [(thoughts, False), *([(f"\n{tags[tag]}\n\n", True)] if text else [])]
+    return [*begun, (text, False)]
+
+
 def opened(tags: Mapping[str, str], opening: str) -> str | None:
     """The tag that the end of a prompt has opened, so that the answer begins within thoughts; None for none."""
     return next((tag for tag in tags if opening.rstrip().endswith(tag.rstrip())), None)

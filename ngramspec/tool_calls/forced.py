@@ -10,7 +10,7 @@ from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import HERMES, family_of, opened, thought_tags
 from ngramspec.tool_calls.json_text import quote
 
-SchemaRules = Callable[[Mapping[str, Mapping[str, Any]]], str]
+SchemaRules = Callable[..., str]
 """GBNF rules for JSON schemas, by the names of the rules: `ngramspec.llama.json_schema.schema_rules`."""
 
 
@@ -23,6 +23,7 @@ def forced_grammar(
     template: str | None = None,
     opening: str = "",
     instead: Mapping[str, Any] | None = None,
+    instead_strict: bool = True,
 ) -> str:
     """A GBNF grammar of answers that call a tool, which `parser_for` reads.
 
@@ -31,10 +32,11 @@ def forced_grammar(
     Args:
         tools: that may be called.
         choice: "required", or the name of the tool that must be called.
-        parallel: whether there may be several calls.
+        parallel: whether there may be several calls; of a named tool there is one.
         schema_rules: makes rules of parameters.
         template, opening: as for `parser_for`.
         instead: a JSON schema, of which an answer may be that calls no tool.
+        instead_strict: whether what no grammar can say of it is refused.
 
     Raises:
         ValueError: no tool of that name.
@@ -53,13 +55,18 @@ def forced_grammar(
         before, after = family.write(tool.name)
         names.append(f"call-{number}")
         try:
-            rules.append(schema_rules({f"arguments-{number}": {"type": "object", **tool.parameters}}))
+            rules.append(
+                schema_rules({f"arguments-{number}": {"type": "object", **tool.parameters}}, strict=tool.strict)
+            )
         except GrammarError as error:
             raise GrammarError(f"the parameters of the tool {tool.name!r}: {error}") from error
         rules.append(f"call-{number} ::= {quote(before)} arguments-{number} {quote(after)}")
     begin, between, end = family.around
-    more = f" ({quote(between)} call)*" if parallel and between is not None else ""
-    other = [] if instead is None else ["turn ::= answer | instead", schema_rules({"instead": instead})]
+    more = f" ({quote(between)} call)*" if parallel and choice == "required" and between is not None else ""
+    other = []
+    if instead is not None:
+        rules_instead = schema_rules({"instead": instead}, strict=instead_strict, trimmed=True)
+        other = ["turn ::= answer | instead", rules_instead]
     return "\n".join(
         [
             *thoughts_first("turn" if other else "answer", template, opening),

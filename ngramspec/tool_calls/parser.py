@@ -10,6 +10,9 @@ from ngramspec.tool_calls.families import HERMES, Family, family_of, opened, tho
 from ngramspec.tool_calls.json_calls import read_arguments
 from ngramspec.tool_calls.reader import Reader, Reads
 
+_NAMING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # a call that has no mark before it
+_SHORT, _NEAR = 12, 80  # characters of a text that says nothing yet, and of one in which a call would have a name
+
 
 def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str = "") -> AnswerParser:
     """A parser for one answer of a model.
@@ -48,9 +51,9 @@ class AnswerParser:
         self._reader.feed(text)
         return self._go_on()
 
-    def finish(self) -> list[Delta]:
-        """What was held back, now that the answer ended."""
-        self._reader.ended = True
+    def finish(self, cut: bool = False) -> list[Delta]:
+        """What was held back, now that the answer ended; `cut`: by a limit, so that half a call is no content."""
+        self._reader.ended, self._reader.cut = True, cut
         return self._go_on()
 
     def _go_on(self) -> list[Delta]:
@@ -58,7 +61,7 @@ class AnswerParser:
             try:
                 next(self._reads)
             except StopIteration:
-                self._answer.end()
+                self._answer.end(dropped=bool(self._reader.rest()))
                 self._over = True
         return self._answer.drain()
 
@@ -77,12 +80,20 @@ class AnswerParser:
                     reader.forget()
                     continue
                 reader.back()
+                if (
+                    reader.cut
+                    and (named := _NAMING.match(reader.rest()))
+                    and any(name.startswith(named[1]) for name in tools)
+                ):
+                    return
             while (start := (yield from reader.until(starts, answer.content))) is not None:
                 reader.mark(before=len(start))
                 if (yield from starts[start](reader, answer, tools)):
                     reader.forget()
                     break
                 reader.back()
+                if reader.cut and _like_call(reader.rest().removeprefix(start), tools):
+                    return
                 answer.content((yield from reader.read(len(start))))
             else:
                 return
@@ -99,6 +110,12 @@ class AnswerParser:
             self._reader.forget()
         if start is not None:
             yield from self._reader.until((self._tags[start],), self._answer.think)
+
+
+def _like_call(text: str, tools: Tools) -> bool:
+    """Whether a text that was cut, behind the beginning of a call, may have been going to be one."""
+    text = text.strip()
+    return len(text) < _SHORT or text[0] in "{[<" or any(name in text[:_NEAR] for name in tools)
 
 
 # ----------------------------------------------------------------------------- gpt-oss' channels
@@ -119,6 +136,8 @@ def _read_channels(reader: Reader, answer: Answer, tools: Tools) -> Reads[None]:
                 reader.forget()
                 continue
             reader.back()
+            if reader.cut and _like_call(reader.rest().removeprefix(start), tools):
+                return
             answer.content((yield from reader.read(len(start))))
         reader.forget()
         found = yield from reader.until((_CHANNEL, _START), answer.content)

@@ -22,10 +22,11 @@ class Reader:
 
     Attributes:
         ended: whether no more will come.
+        cut: whether it ended where there would have been more: what had begun to be a mark is then dropped.
     """
 
     def __init__(self) -> None:
-        self.ended = False
+        self.ended = self.cut = False
         self._text, self._at = "", 0
         self._mark: int | None = None
         self._hold: int | None = None
@@ -56,6 +57,10 @@ class Reader:
         if back and self._hold is not None:
             self._at = self._hold
         self._hold = None
+
+    def rest(self) -> str:
+        """What has come and is not read."""
+        return self._text[self._at :]
 
     def unread(self, count: int) -> None:
         """Go back so many characters, none of which came before the last wait for text."""
@@ -124,7 +129,8 @@ class Reader:
             text, at = self._text, self._at
             places = [(place, marker) for marker in markers if (place := text.find(marker, at)) >= 0]
             place, found = min(places, default=(len(text), None))
-            held = place if self.ended else min(place, _begun(text, at, markers))
+            begun = min(place, _begun(text, at, markers))
+            held = place if self.ended and not (self.cut and len(text) - begun > 1) else begun
             if held > at:
                 emit(text[at:held])
                 self._at = held

@@ -30,12 +30,12 @@ from ngramspec.acceptance.rules import gumbel_pick
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Stats
 from ngramspec.errors import TargetError
+from ngramspec.instruments.selfcheck.texts import LogitsKeeper
 from ngramspec.llama.target import Target
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
-from ngramspec.selfcheck.texts import LogitsKeeper
+from ngramspec.steps import Stats
 
 N_CTX = 2048
 SEED = 11

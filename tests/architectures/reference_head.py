@@ -1,6 +1,6 @@
 """What a NextN layer says of a text, token by token in fresh contexts of llama.cpp; nothing is ever taken back.
 
-It shares nothing with `ngramspec.llama.head` and `ngramspec.llama.states`.
+It shares nothing with `ngramspec.llama.head` and `ngramspec.llama.hidden_states`.
 """
 
 from __future__ import annotations

@@ -17,12 +17,12 @@ import pytest
 from architectures.comparison import Bench, Result
 from architectures.files import names, write_models
 from architectures.settings import BRIEF, QUICK
-from ngramspec.llama.snapshots import Snapshots
-from ngramspec.llama.state import Cache
+from ngramspec.drafting.draft import Question
+from ngramspec.instruments.prompts import Case
+from ngramspec.instruments.selfcheck.check import SelfCheck
+from ngramspec.instruments.selfcheck.report import report
+from ngramspec.llama.cache import Cache
 from ngramspec.llama.target import Target
-from ngramspec.prompts import Case
-from ngramspec.selfcheck.check import SelfCheck
-from ngramspec.selfcheck.report import report
 
 KINDS = ("llama", "qwen3moe", "deepseek2", "gemma3", "mamba", "jamba", "qwen35", "lfm2")
 """One of every kind of memory: plain attention, with experts, MLA, a sliding window, a recurrent state, the same beside
@@ -80,10 +80,10 @@ def test_nor_in_exact_mode_and_with_threads(exact: bool, threads: int, path: Pat
 
 @models("llama", "qwen3moe", "deepseek2", also=["minimax-m2"])
 def test_questions_move_no_bit_of_the_text(path: Path) -> None:
-    with Target(path, n_ctx=256, threads=1, exact="off") as target:
+    with Target(path, n_ctx=256, threads=1, exact="off", n_seq=4) as target:
         target.prefill(list(range(40, 80)))
-        rows = np.array(target.ask([5, 6], [(0, (7,)), (0, (7, 8)), (1, (9,))]))
-    with Target(path, n_ctx=256, threads=1, exact="off", n_seq=1) as target:
+        rows = np.array(target.ask([5, 6], [Question(0, (7,), 0.5), Question(0, (7, 8), 0.5), Question(1, (9,), 0.5)]))
+    with Target(path, n_ctx=256, threads=1, exact="off") as target:
         target.prefill(list(range(40, 80)))
         assert (rows[:2] == target.evaluate([5, 6, 5, 5, 5])[:2]).all()
         target.rollback(40)
@@ -98,7 +98,13 @@ def test_whose_cache_cannot_be_shared_is_not_asked(path: Path) -> None:
 
 def believe(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every snapshot is taken to be right, as llama.cpp says."""
-    monkeypatch.setattr(Snapshots, "takes_back", lambda self, depth: depth <= self.count)
+    decoded = Cache.decoded
+
+    def believing(self: Cache, n: int, *, alone: bool = True) -> None:
+        decoded(self, n, alone=alone)
+        self._back = self.snapshots
+
+    monkeypatch.setattr(Cache, "decoded", believing)
 
 
 def skip_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,13 +19,12 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event, Failed, Request
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.step import Stats, Step
-from ngramspec.drafting.asked_model import AskedModel
-from ngramspec.drafting.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.drafting.recall import Recall
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.errors import TargetError
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats, Step
 
 N = 400
 """Tokens, so many that nothing repeats by itself."""
@@ -43,51 +42,51 @@ class Drafted:
     """An engine whose target is drafted for by a mock of itself.
 
     Args:
-        lanes: of both.
+        sequences: of both.
         cost: of a pass of the draft model, as part of one of the target; None: there is no draft model.
         blur: scale of what moves the target's logits in the draft model.
-        apart: the draft model's lanes have caches of their own.
+        apart: the draft model's sequences have caches of their own.
     """
 
     def __init__(
-        self, lanes: int = 4, *, cost: float | None = 0.05, blur: float = 0.0, apart: bool = False, **options: Any
+        self, sequences: int = 4, *, cost: float | None = 0.05, blur: float = 0.0, apart: bool = False, **options: Any
     ) -> None:
         clock = Clock(1e-7)
-        self.target = MockShared(lanes, seconds=seconds, clock=clock, n_vocab=N, peak=6.0, **options)
+        self.target = MockShared(sequences, seconds=seconds, clock=clock, n_vocab=N, peak=6.0, **options)
         drafter = MixtureDrafter(Recall())
         if cost is not None:
             self.cost = cost
             self.small = MockShared(
-                lanes, seconds=lambda n: cost * seconds(n), clock=clock, n_vocab=N, peak=6.0, split=apart
+                sequences, seconds=lambda n: cost * seconds(n), clock=clock, n_vocab=N, peak=6.0, split=apart
             )
-            for lane in self.small.lanes:
-                self._slow_and_blurred(lane, blur)
-            model = AskedModel(self.small.lanes[0], clock=clock.perf_counter, shared=self.small)
+            for sequence in self.small.sequences:
+                self._slow_and_blurred(sequence, blur)
+            model = AskedModel(self.small.sequences[0], clock=clock.perf_counter, shared=self.small)
             drafter = HybridDrafter(model, Recall())
         curve = CostCurve({1: PASS, 64: seconds(64)})
         self.engine = Engine(
             self.target,
-            self.target.lanes[0],
-            shown=self.target.lanes[0].piece,
+            self.target.sequences[0],
+            shown=self.target.sequences[0].piece,
             calibration=Calibration.given(curve),
             drafter=drafter,
             cache_room=1 << 24,
             clock=clock.perf_counter,
         )
 
-    def _slow_and_blurred(self, lane: Any, blur: float) -> None:
-        prefill, row = lane.prefill, lane.row
+    def _slow_and_blurred(self, sequence: Any, blur: float) -> None:
+        prefill, row = sequence.prefill, sequence.row
 
         def slow(tokens: Sequence[int], **rest: Any) -> Any:
             rows = prefill(tokens, **rest)
-            self.small.clock.now += self.cost * seconds(lane.prefilled[-1])
+            self.small.clock.now += self.cost * seconds(sequence.prefilled[-1])
             return rows
 
         def blurred(context: Sequence[int]) -> Any:
             rng = np.random.default_rng((7, *context[-2:]))
             return row(context) + (blur * rng.standard_normal(N)).astype(np.float32)
 
-        lane.prefill, lane.row = slow, blurred
+        sequence.prefill, sequence.row = slow, blurred
 
     def ask(self, prompt: Sequence[int], tokens: int = 60, **rest: Any) -> Ear:
         ear = Ear()
@@ -112,25 +111,25 @@ def alone(prompt: Sequence[int], tokens: int = 60, sampling: Sampling | None = N
     return plain_generate(MockTarget(N, peak=6.0), prompt, tokens, sampling or Sampling())
 
 
-@grid(lanes=(1, 3), temperature=(0.9, 0.0), blur=(2.0, 0.0))
-def test_texts_are_those_without_it(lanes: int, temperature: float, blur: float) -> None:
-    with drafted(lanes, blur=blur) as made:
+@grid(sequences=(1, 3), temperature=(0.9, 0.0), blur=(2.0, 0.0))
+def test_texts_are_those_without_it(sequences: int, temperature: float, blur: float) -> None:
+    with drafted(sequences, blur=blur) as made:
         asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(5))]
         ears = [made.ask(prompt, sampling=sampling) for prompt, sampling in asked]
         for ear in ears:
             assert ear.wait().reason == "length"
-        # Their next turns, of which lanes hold the beginning.
+        # Their next turns, of which sequences hold the beginning.
         more = [made.ask([*prompt, *ear.tokens, 5], 20) for (prompt, _), ear in zip(asked, ears, strict=True)]
         for ear in more:
             assert ear.wait().cached > 0
     for ear, later, (prompt, sampling) in zip(ears, more, asked, strict=True):
         assert ear.tokens == alone(prompt, sampling=sampling)
         assert later.tokens == alone([*prompt, *ear.tokens, 5], 20)
-    assert all(lane.batches for lane in made.small.lanes)
+    assert all(sequence.batches for sequence in made.small.sequences)
     assert sum(len(done) for done in made.target.passes) < 0.8 * 5 * 80
 
 
-def test_a_cancelled_request_leaves_its_lane_to_the_next() -> None:
+def test_a_cancelled_request_leaves_its_sequence_to_the_next() -> None:
     with drafted(1) as made:
         first, second = prompts(2)
         ear = Ear()
@@ -200,14 +199,14 @@ def test_reading_the_text_counts_as_reading() -> None:
     with drafted(1) as made:
         end = made.ask(list(range(300)), 200).wait()
         assert isinstance(end, Done)
-        reads = [step for step in made.small.lanes[0].prefilled if step > 100]
+        reads = [step for step in made.small.sequences[0].prefilled if step > 100]
     assert reads
-    assert end.stats.draft_seconds < 0.1 * end.stats.seconds + sum(made.small.lanes[0].batches) * 0.05 * PASS
+    assert end.stats.draft_seconds < 0.1 * end.stats.seconds + sum(made.small.sequences[0].batches) * 0.05 * PASS
 
 
 def test_a_draft_model_that_fails_ends_the_requests_that_ask_it() -> None:
     with drafted(2) as made:
-        broken = made.small.lanes[1]
+        broken = made.small.sequences[1]
 
         def fails(_: Sequence[int], **__: Any) -> Any:
             raise TargetError("no memory for the draft model")

@@ -14,17 +14,17 @@ from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
-from ngramspec.backend import Part
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import ClosedError, Done, Event, Failed, Prefilled, Request, Started
+from ngramspec.batching.request import ClosedError, Done, Event, Failed, Prefilled, Request, Scored, Started
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.step import Step
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.drafting.recall import Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.errors import PromptError, TargetError
-from ngramspec.exactness.auto import Footing
+from ngramspec.exactness.decision import ExactnessMode
+from ngramspec.sampling.distribution import logprobs
 from ngramspec.sampling.settings import Sampling
+from ngramspec.shared_model import Part
+from ngramspec.steps import Step
 
 CHEAP = CostCurve({1: 1e-3, 64: 2e-3})
 """Drafts pay."""
@@ -35,7 +35,7 @@ def running(model: MockShared, **settings: Any) -> Iterator[Engine]:
     settings.setdefault("calibration", Calibration.given(CostCurve.from_json(CHEAP.to_json())))
     settings.setdefault("drafter", MixtureDrafter(Recall()))
     settings.setdefault("clock", model.clock.perf_counter)
-    engine = Engine(model, model.lanes[0], shown=model.lanes[0].piece, **settings)
+    engine = Engine(model, model.sequences[0], shown=model.sequences[0].piece, **settings)
     try:
         yield engine
     finally:
@@ -56,10 +56,10 @@ def alone(prompt: list[int], tokens: int = 60, sampling: Sampling | None = None,
     return plain_generate(MockTarget(**settings), prompt, tokens, sampling or Sampling())
 
 
-@grid(lanes=(1, 3, 4), split=(False, True), temperature=(0.9, 0.0))
-def test_texts_are_those_of_each_request_alone(lanes: int, split: bool, temperature: float) -> None:
+@grid(sequences=(1, 3, 4), split=(False, True), temperature=(0.9, 0.0))
+def test_texts_are_those_of_each_request_alone(sequences: int, split: bool, temperature: float) -> None:
     begin = threading.Event()
-    model = MockShared(lanes, split=split, peak=5.0, fails=lambda _: not begin.wait(WAIT))
+    model = MockShared(sequences, split=split, peak=5.0, fails=lambda _: not begin.wait(WAIT))
     with running(model) as engine:
         asked = [(prompt, Sampling(temperature, seed=i)) for i, prompt in enumerate(prompts(7))]
         ears = [ask(engine, prompt, sampling=sampling) for prompt, sampling in asked]
@@ -69,8 +69,8 @@ def test_texts_are_those_of_each_request_alone(lanes: int, split: bool, temperat
     for ear, (prompt, sampling) in zip(ears, asked, strict=True):
         assert ear.tokens == alone(prompt, sampling=sampling, peak=5.0)
     assert any(size > 1 for done in model.passes for _, size in done)
-    assert max(map(len, model.passes)) == lanes
-    assert all(len(lane.tokens) <= lane.n_ctx for lane in model.lanes)
+    assert max(map(len, model.passes)) == sequences
+    assert all(len(sequence.tokens) <= sequence.n_ctx for sequence in model.sequences)
 
 
 def test_events_come_in_order_and_counters_add_up() -> None:
@@ -96,17 +96,31 @@ def test_events_come_in_order_and_counters_add_up() -> None:
     assert not any(slot.busy for slot in report.slots)
 
 
+def test_the_tokens_of_a_prompt_are_scored_where_that_is_asked_for() -> None:
+    prompt, model = prompts(1, 100)[0], MockShared(2, max_batch=16)
+    with running(model) as engine:
+        plain = ask(engine, prompt, 20, logprobs=2)
+        plain.wait()
+        ear = ask(engine, prompt, 20, logprobs=2, scored=True)
+        ear.wait()
+    (found,) = [event for event in ear.events if isinstance(event, Scored)]
+    assert ear.tokens == plain.tokens
+    target = MockTarget()
+    expected = [logprobs(target.prefill(prompt[:i]), prompt[i], 2) for i in range(1, len(prompt))]
+    assert found.logprobs == tuple(expected)
+
+
 def test_a_prompt_goes_on_where_it_is_known() -> None:
     model = MockShared(2)
     with running(model, cache_room=1 << 20) as engine:
         first, second, third = ([i] * 40 for i in (1, 2, 3))
         for prompt in (first, second, third):
             ask(engine, prompt, 5).wait()
-        # The third text took the lane of the first, which now takes the second's: both come back from RAM.
+        # The third text took the sequence of the first, which now takes the second's: both come back from RAM.
         ends = [ask(engine, [*prompt, 5], 5).wait() for prompt in (first, second)]
         assert [end.cached for end in ends] == [40, 40]
-        assert sum(lane.restored for lane in model.lanes) == 2
-        # A beginning that another lane holds is copied.
+        assert sum(sequence.restored for sequence in model.sequences) == 2
+        # A beginning that another sequence holds is copied.
         held = ask(engine, [*first, 5, 6, 7], 5, slot=1).wait()
         assert held.cached >= 40
         again = ask(engine, [*first, 5], 5, slot=1, cache_prompt=False).wait()
@@ -145,7 +159,7 @@ def test_a_pass_that_fails_ends_only_those_that_cannot_go_on() -> None:
 
     def fails(parts: Sequence[Part]) -> bool:
         assert begin.wait(WAIT)  # until all are there
-        return len(model.passes) > 8 and any(part.lane.number in bad for part in parts)
+        return len(model.passes) > 8 and any(part.sequence.number in bad for part in parts)
 
     model = MockShared(3, fails=fails)
     with running(model) as engine:
@@ -213,7 +227,7 @@ def test_stopping_lets_texts_end_or_cancels_them_and_takes_no_more() -> None:
     for drain, tokens, reason in ((WAIT, 30, "length"), (0.0, 1 << 19, "cancelled")):
         gate = threading.Event()
         model = MockShared(1, n_ctx=1 << 20, fails=lambda _, gate=gate: not gate.wait(WAIT))  # type: ignore[misc]
-        engine = Engine(model, model.lanes[0], shown=model.lanes[0].piece, calibration=Calibration.given(CHEAP))
+        engine = Engine(model, model.sequences[0], shown=model.sequences[0].piece, calibration=Calibration.given(CHEAP))
         ears = [ask(engine, prompt, tokens) for prompt in prompts(2)]
         threading.Timer(0.1, gate.set).start()
         engine.stop(drain=drain)
@@ -255,7 +269,7 @@ def test_sizes_of_one_class_are_kept_to() -> None:
     """Batches of 1 to 3 agree: three texts share a pass at most, and drafts fill it no further."""
     begin = threading.Event()
     model = MockShared(4, kernels=lambda size, _: size > 3, noise=1.0, peak=6.0, fails=lambda _: not begin.wait(WAIT))
-    with running(model, footing=Footing((1, 2, 3), same=True)) as engine:
+    with running(model, exactness=ExactnessMode((1, 2, 3), same=True)) as engine:
         ears = [ask(engine, prompt, 50) for prompt in prompts(4)]
         begin.set()
         for ear in ears:
@@ -266,7 +280,7 @@ def test_sizes_of_one_class_are_kept_to() -> None:
 
 def test_a_class_that_needs_padding_is_kept_to_one_by_one() -> None:
     model = MockShared(2, peak=6.0)
-    with running(model, footing=Footing((4, 8), same=True)) as engine:
+    with running(model, exactness=ExactnessMode((4, 8), same=True)) as engine:
         ears = [ask(engine, prompt, 50) for prompt in prompts(2)]
         for ear in ears:
             ear.wait()
@@ -298,11 +312,11 @@ def test_what_one_text_taught_another_drafts_from() -> None:
     assert second.stats.accepted > first.stats.accepted
 
 
-def test_an_error_on_the_way_to_a_lane_loses_neither_request_nor_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_on_the_way_to_a_sequence_loses_neither_request_nor_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     model = MockShared(1)
     with running(model, cache_room=1 << 20) as engine:
         ask(engine, [1] * 50, 5).wait()
-        monkeypatch.setattr(model.lanes[0], "saved", lambda: 1 / 0)
+        monkeypatch.setattr(model.sequences[0], "saved", lambda: 1 / 0)
         end = ask(engine, [2] * 50, 5).wait()
         assert isinstance(end, Failed)
         monkeypatch.undo()
@@ -319,7 +333,7 @@ def test_what_drafts_learnt_is_written_at_the_end_and_in_between(
         assert not path.exists()
         monkeypatch.setattr("ngramspec.batching.engine.KEPT_SECONDS", 0.0)
         assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)
-        assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)  # the one before has left its lane
+        assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)  # the one before has left its sequence
         early = path.read_bytes()
     assert path.read_bytes() != early != b""
 

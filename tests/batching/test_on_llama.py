@@ -12,22 +12,21 @@ from support.ear import Ear
 from support.grid import grid
 from support.pools import as_on_a_gpu
 
-from ngramspec.backend import Logits, Part
+from ngramspec.backend import Logits
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.ready import ready
 from ngramspec.batching.request import Done, Request
+from ngramspec.batching.scheduler import warm_up
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.drafting.recall import Recall
-from ngramspec.exactness.auto import Footing
-from ngramspec.llama.draft_model import asked_for
-from ngramspec.llama.shared import SharedTarget
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
+from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama.target import Target
+from ngramspec.loading.load import as_drafter
 from ngramspec.sampling.settings import Sampling
+from ngramspec.shared_model import Part
 
 N_CTX = 512
 MODELS = ("llama", "gemma3", "qwen35", "lfm2", "mamba2")
@@ -50,18 +49,18 @@ def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact:
         for prompt in prompts:
             target.clear()
             plain.append([t for step in decoder.generate(prompt, max_tokens=40) for t in step.tokens])
-    with SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, exact="on" if exact == "on" else "off") as shared:
+    with Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="on" if exact == "on" else "off") as shared:
         if exact == "on":
-            known, footing = ready(shared, exact=True)
+            known, exactness = warm_up(shared, exact=True)
         else:
-            known, footing = Calibration.given(CostCurve({1: 1.0, 64: 2.0})), Footing(bound=1.0)
-            known.ensure_curve(shared.lanes[0])
+            known, exactness = Calibration.given(CostCurve({1: 1.0, 64: 2.0})), ExactnessMode(bound=1.0)
+            known.ensure_curve(shared.sequences[0])
         engine = Engine(
             shared,
             shared,
             shown=shared.shown,
             calibration=known,
-            footing=footing,
+            exactness=exactness,
             drafter=MixtureDrafter(Recall()),
             cache_room=1 << 26,
         )
@@ -86,21 +85,21 @@ def test_texts_of_all_kinds_of_memory(models: dict[str, Path], name: str, exact:
         )
 
 
-def noted_passes(shared: SharedTarget, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """A list to which each pass over several lanes adds over how many it is."""
+def noted_passes(shared: Target, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A list to which each pass over several sequences adds over how many it is."""
     seen: list[int] = []
-    evaluate = shared.evaluate
+    evaluate = shared.evaluate_together
 
     def noted(parts: Sequence[Part]) -> list[Logits]:
         seen.append(len(parts))
         return evaluate(parts)
 
-    monkeypatch.setattr(shared, "evaluate", noted)
+    monkeypatch.setattr(shared, "evaluate_together", noted)
     return seen
 
 
 @grid(name=("llama", "gemma3", "qwen35", "mamba2"), apart=(True, False))
-def test_a_draft_model_has_a_lane_for_each_text(
+def test_a_draft_model_has_a_sequence_for_each_text(
     models: dict[str, Path], name: str, apart: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is asked always, as the curve says that a pass takes a second; it is the model itself, and changes nothing."""
@@ -108,19 +107,19 @@ def test_a_draft_model_has_a_lane_for_each_text(
     if not apart:
         as_on_a_gpu(monkeypatch)
     with (
-        SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1, exact="on") as shared,
-        SharedTarget(models[name], lanes=3, n_ctx=N_CTX, threads=1) as small,
+        Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="on") as shared,
+        Target(models[name], texts=3, n_ctx=N_CTX, threads=1, exact="off") as small,
     ):
         prompts = [[chance.randrange(3, shared.n_vocab - 3) for _ in range(30)] for _ in range(5)]
         together = noted_passes(small, monkeypatch)
         found, counted = [], []
-        for drafter in (None, HybridDrafter(asked_for(shared, small))):
+        for drafter in (None, HybridDrafter(as_drafter(shared, small))):
             engine = Engine(
                 shared,
                 shared,
                 shown=shared.shown,
                 calibration=Calibration.given(GivenCurve({1: 1.0, 64: 1.2})),
-                footing=Footing(range(1, 33), aligned=True),
+                exactness=ExactnessMode(range(1, 33), aligned=True),
                 drafter=drafter,
                 draft_max=8,
             )
@@ -134,5 +133,5 @@ def test_a_draft_model_has_a_lane_for_each_text(
             engine.stop()
         assert found[0] == found[1]
         assert counted[1].accepted > 0.5 * counted[1].drafted > 0
-        assert shared.drafts_alone or all(lane.tokens for lane in small.lanes)
+        assert shared.drafts_alone or all(sequence.tokens for sequence in small.sequences)
         assert (max(together, default=0) > 1) == (not apart and not shared.drafts_alone)

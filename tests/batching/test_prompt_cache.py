@@ -7,7 +7,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.batching.prompt_cache import PromptCache
+from ngramspec.batching.slots import PromptCache
 from ngramspec.tokens import common_prefix
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=8)

@@ -17,6 +17,7 @@ from support.tiny_models import write_model
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
+from ngramspec.loading.settings import LoadSettings
 
 
 @pytest.fixture(scope="session")
@@ -48,6 +49,20 @@ def prompts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def session(target: Target, measured: Path) -> Session:
+    return make_session(target, measured)
+
+
+@pytest.fixture
+def own_session(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """A session whose model may be closed, and loaded anew."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
+    session = make_session(Target(DEMO, n_ctx=512, threads=1), measured)
+    session.load = LoadSettings(ctx_size=512, threads=1, exact="off", no_memory=True)
+    yield session
+    session.target.close()
+
+
+def make_session(target: Target, measured: Path) -> Session:
     options = ChatSampling(seed=1)
     return Session(
         target,

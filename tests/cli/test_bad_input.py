@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import pty
 import shlex
+import signal
 import struct
 import subprocess
 import sys
@@ -35,6 +35,20 @@ def file(tmp_path: Path) -> Path:
 
 CONTRADICTIONS = [
     ("finish", "'finish'. (see ngramspec --help)"),
+    ("memory remember maybe", "Invalid value for 'state': 'maybe' is not one of 'on', 'off' (see"),
+    ("complete -c big", "Invalid value for '-c' / '--ctx-size': 'big' is no whole number (see"),
+    ("complete -c 1", "-c is 1, but must be 0, or from 16 to 16777216"),
+    ("complete -ub 1", "Invalid value for '-ub' / '--ubatch-size': 1 is less than 64 (see"),
+    ("serve a.gguf -m b.gguf", "two models are named: a.gguf and, with -m, b.gguf"),
+    (
+        "serve --lora a.gguf",
+        "--lora: adapters are not loaded; merge it into the model with llama.cpp's llama-export-lora",
+    ),
+    ("serve --ssl-key-file key.pem", "--ssl-key-file and --ssl-cert-file need each other"),
+    ("serve --chat-template llama2", "--chat-template takes a template of Jinja, or chatml"),
+    ("serve --chat-template x --chat-template-file y", "--chat-template and --chat-template-file exclude each other"),
+    ("serve --port 99999", "Invalid value for '--port': 99999 is more than 65535 (see"),
+    ("tune --seconds soon", "Invalid value for '--seconds': 'soon' is no number (see"),
     ("complete --psychic", "--psychic (see ngramspec complete --help)"),
     ("complete one.txt two.txt three.txt", "three.txt"),
     ("complete -f one.txt DEMO two.txt", "two texts are named: two.txt and, with -f/--file, one.txt"),
@@ -46,7 +60,8 @@ CONTRADICTIONS = [
     ("complete -n -5", "-n/--predict is -5"),
     ("complete --temp -0.1", "temperature is -0.1"),
     ("complete -s -2", "seed is -2"),
-    ("complete --drafter psychic", "'psychic'; choose one of: "),
+    ("complete --drafter psychic", "choose one of: mixture, memory, ngram, suffix, recycle, nasd, lookahead, model"),
+    ("bench --policy psychic", "'psychic'; choose one of: fixed, heuristic, entropy, threshold, cost, all"),
     ("complete --policy psychic", "'psychic'; choose one of: "),
     ("complete --acceptance psychic", "'psychic' is not one of 'coupled'"),
     ("complete --stop ''", "--stop"),
@@ -96,7 +111,7 @@ CONTRADICTIONS = [
 """Seen before a text is read and a model looked for."""
 
 RANGES = {
-    "complete": "-c 15, -c 4294967808, -t 0, -t 1099511627776, -ngl 1099511627776, -ctk q2, --draft-max 0, --temp warm",
+    "complete": "-c 4294967808, -t 0, -t 1099511627776, -ngl 1099511627776, -ctk q2, --draft-max 0, --temp warm",
     "bench": "-n 1",
     "verify": "-n 1, --seconds 0, -s -1",
     "tune": "--seconds 1, --depth 8",
@@ -107,6 +122,9 @@ for _command, _options in RANGES.items():
     CONTRADICTIONS += [(f"{_command} {o}", f"Invalid value for '{o.split()[0]}'") for o in _options.split(", ")]
 
 UNUSABLE = [
+    ("serve --api-key-file gone.txt", "gone.txt: No such file"),
+    ("serve --api-key-file DEMO", "is not UTF-8 text"),
+    ("serve --ssl-key-file DEMO --ssl-cert-file DEMO", "cannot use the certificate "),
     ("complete gone.txt", "gone.txt: No such file"),
     ("complete --suffix gone.py", "gone.py: No such file"),
     ("complete --grammar-file gone.gbnf", "gone.gbnf: No such file"),
@@ -175,9 +193,9 @@ def test_a_text_longer_than_the_context(env: dict[str, str]) -> None:
 def test_where_nothing_is_piped_there_is_no_text(
     monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes], stdin: str
 ) -> None:
-    ours, its = pty.openpty()
+    ours, its = os.openpty()
     with open(ours, "rb"), open(its) as terminal:
-        monkeypatch.setattr(app, "raise_on_sigterm", lambda: None)
+        monkeypatch.setattr(app, "raise_on_signals", lambda: None)
         monkeypatch.setattr(sys, "stdin", terminal if stdin == "a terminal" else None)
         code = app.run(SMALL)
     out, err = capfdbinary.readouterr()
@@ -240,7 +258,7 @@ def test_stderr_is_not_needed(env: dict[str, str], file: Path, redirection: str,
 # ---------------------------------------------------------------------- signals
 
 
-@by_signal
+@pytest.mark.parametrize(("number", "code"), [*SIGNALS, (signal.SIGHUP, 143)])
 def test_a_signal_in_the_generation_loses_nothing(env: dict[str, str], file: Path, number: int, code: int) -> None:
     options = ["complete", "-t", "1", "-c", "512", "-n", "400", *PLAIN, *ENDLESS, str(file)]
     with signal_after(number, steps=5):
@@ -274,10 +292,10 @@ def test_a_signal_while_the_model_loads(env: dict[str, str], number: int, code: 
 
 CALLED_BACK = """
 import ctypes, signal, sys, time
-from ngramspec_cli.console import Terminated, raise_on_sigterm
+from ngramspec_cli.console import Terminated, raise_on_signals
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
-raise_on_sigterm()
+raise_on_signals()
 dropped = sys.unraisablehook
 sys.unraisablehook = lambda lost: (print("lost"), dropped(lost))
 for number in (signal.SIGINT, signal.SIGTERM):

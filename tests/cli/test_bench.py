@@ -32,6 +32,7 @@ def test_table_of_all_categories_and_json_in_a_file(env: dict[str, str], prompts
         assert any(category in line.split() for line in lines), category
     assert "…" not in done.out
     assert "identical" in done.out
+    assert "so its median need not be that of the two speeds beside it" in done.out
     assert "tuned: no: ngramspec tune finds the settings that are fastest here" in lines
     assert lines[-1].startswith("median over categories")
     assert "running the small demo model" in done.err
@@ -50,6 +51,12 @@ def test_table_of_all_categories_and_json_in_a_file(env: dict[str, str], prompts
     assert sum(entry["drafted"] for entry in result["runs"]) > 0
     assert len(result["summaries"][-1]["acceptance_by_position"]) <= 3
     assert [f.name for f in tmp_path.iterdir()] == ["result.json"]
+
+
+def test_what_is_noise_is_called_so(env: dict[str, str], prompts: Path) -> None:
+    # After the prefill's token there is no room for a draft.
+    done = bench(env, *FAST, "-n", "2", "--prompts", prompts, "--policy", "fixed", "--repeat", "1")
+    assert "nothing was drafted in code, notes[b], overall: how far those ratios are from 1" in done.out
 
 
 @pytest.mark.exhaustive

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_a_file_is_the_first_message(env: dict[str, str], tmp_path: Path) -> Non
 
 def test_a_seed_repeats_a_session_and_a_random_one_is_shown(env: dict[str, str]) -> None:
     first = pipe(env, "hello\nand then\n", "-s", "-1")
-    seeds = set(re.findall(r"seed (\d+)$", first.err, re.MULTILINE))
+    seeds = set(re.findall(r"; seed (\d+)", first.err))
     assert len(seeds) == 1
     assert pipe(env, "hello\nand then\n", "-s", seeds.pop()).out == first.out
     assert "seed" not in pipe(env, "hello\n", "--temp", "0").err
@@ -138,6 +139,28 @@ def test_a_signal_ends_the_session(env: dict[str, str], number: int, code: int) 
     assert done.code == code
     assert done.out.startswith("Some **bold**")
     assert "the end" not in done.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.usefixtures("says")
+def test_a_conversation_that_is_kept_has_the_turn_in_which_the_program_was_ended(
+    env: dict[str, str], tmp_path: Path, number: int
+) -> None:
+    mine = env | {"XDG_STATE_HOME": str(tmp_path)}
+    kept = tmp_path / "ngramspec" / "chat_last.json"
+    with signal_after(number, steps=3):
+        done = pipe(mine, "hello\nnever asked\n", "--keep")
+    assert done.code == 143
+    (question, answer) = messages(kept)
+    assert (question["content"], bool(answer["content"])) == ("hello", True)
+    assert ANSWER.startswith(answer["content"])
+    with signal_after(number, steps=0):
+        pipe(mine, "/retry\n", "--resume")
+    assert messages(kept) == [question, answer]
+    with signal_after(number, steps=0):
+        pipe(mine, "more\n", "--resume")
+    assert [one["content"] for one in messages(kept)[2:]] == ["more", ""]
+    assert "going on with 2 turns" in pipe(mine, "", "--resume").ok().err
 
 
 @pytest.mark.usefixtures("says")

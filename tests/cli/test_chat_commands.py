@@ -9,11 +9,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from ngramspec_cli import chat_kept, chat_settings
+from ngramspec_cli import chat_settings
 from ngramspec_cli.chat import ChatCompleter, _talk
 from ngramspec_cli.chat_commands import parse, run
 from ngramspec_cli.chat_input import Terminal, unquoted
-from ngramspec_cli.chat_session import Session
+from ngramspec_cli.chat_session import Session, kept_path, last_kept
 from ngramspec_cli.chat_view import said
 from ngramspec_cli.markdown_rows import code_blocks
 from prompt_toolkit.application import create_app_session
@@ -191,7 +191,7 @@ def test_a_wrong_value_is_one_line_and_changes_nothing(
     complaint = capsys.readouterr().err
     assert words in " ".join(complaint.split())
     assert complaint.startswith("ngramspec: ")
-    assert (session.sampling, session.limit, session.keeper.on) == (before, 4, False)
+    assert (session.sampling, session.limit, session.keep) == (before, 4, False)
 
 
 def test_a_reset_keeps_the_system_message_and_a_chosen_seed(session: Session) -> None:
@@ -225,11 +225,35 @@ def test_what_else_can_be_set(session: Session, capsys: Captured, monkeypatch: p
     assert ";".join(SAMPLERS)[:18] in listed
 
 
+def test_drafts_threads_and_memory_can_be_set(own_session: Session, capsys: Captured) -> None:
+    session = own_session
+    assert session.ask("one")
+    for line in ("policy fixed", "draft-max 3", "-t 1", "no-memory on"):
+        assert run(session, "set", line)
+    assert session.decoder.policy.name == "fixed"
+    assert (session.load.draft_max, session.load.threads, session.load.no_memory) == (3, 1, True)
+    assert run(session, "set", "no-draft on")
+    assert session.decoder.drafter is None
+    assert session.ask("two")
+    assert users(session) == ["one", "two"]
+    capsys.readouterr()
+    for line, words in (
+        ("policy lucky", "unknown policy 'lucky'"),
+        ("threads many", "'many' is no whole number"),
+        ("memory work", "exclude each other"),
+    ):
+        assert not run(session, "set", line)
+        assert words in capsys.readouterr().err
+    assert run(session, "set", "no-draft default")
+    assert session.decoder.drafter is not None
+    assert session.ask("three")
+
+
 # ---------------------------------------------------------------------- what is kept
 
 
 def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
-    kept = chat_kept.path()
+    kept = kept_path()
     session.ask("one")
     assert not kept.exists()
     assert run(session, "set", "keep on")
@@ -239,7 +263,7 @@ def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
     run(session, "undo", "")
     run(session, "system", "Be brief.")
     assert [m["role"] for m in json.loads(kept.read_text())["messages"]] == ["system", "user", "assistant"]
-    assert chat_kept.last().conversation == session.conversation
+    assert last_kept().conversation == session.conversation
     run(session, "reset", "")
     assert not kept.exists()
     session.ask("three")
@@ -251,12 +275,12 @@ def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
 
 
 def test_where_nothing_can_be_kept_a_line_says_so(session: Session, capsys: Captured) -> None:
-    chat_kept.path().parent.parent.mkdir()
-    chat_kept.path().parent.write_text("in the way")
-    session.keeper.on = True
+    kept_path().parent.parent.mkdir()
+    kept_path().parent.write_text("in the way")
+    session.keep = True
     assert session.ask("one")
     assert "the conversation is not kept" in capsys.readouterr().err
-    assert not session.keeper.on
+    assert not session.keep
 
 
 # ---------------------------------------------------------------------- typing
@@ -337,3 +361,24 @@ def test_tab_offers_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for command in ("/file ", "/load ./no", "/model no"):
         found = list(ChatCompleter().get_completions(Document(command), CompleteEvent()))
         assert any("notes.md".endswith(completion.text) for completion in found)
+
+
+def test_an_answer_is_drafted_from_a_file(session: Session, tmp_path: Path, capsys: Captured) -> None:
+    file = tmp_path / "notes.md"
+    file.write_text("It was a fine day.")
+    assert run(session, "predict", str(file))
+    assert (session.predicted, session.attached) == ("It was a fine day.", [])
+    assert session.ask("hello")
+    drafter = session.decoder.drafter
+    assert drafter is not None
+    assert drafter.predicted == session.target.tokenize("It was a fine day.", add_bos=False)
+    assert session.predicted == ""  # of the next answer alone
+    assert session.ask("hello again")
+    assert not drafter.predicted
+    assert run(session, "predict", str(file))
+    assert run(session, "predict", "-")
+    assert session.predicted == ""
+    assert not run(session, "predict", str(tmp_path / "none"))
+    session.decoder.draft_with(None, session.decoder.policy)
+    assert not run(session, "predict", str(file))
+    assert "nothing drafts from a prediction" in capsys.readouterr().err

@@ -21,10 +21,10 @@ from ngramspec_cli.chat_view import AnswerView, marked, totals
 from ngramspec_cli.console import printable
 from rich.console import Console
 
-from ngramspec.decoding.step import Stats, Step
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
+from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls import thoughts_parser
 
 Captured = pytest.CaptureFixture[str]
@@ -132,7 +132,7 @@ def test_markdown_is_shown_as_what_it_means_where_the_terminal_can(
 def test_what_fails_takes_the_turn_back(
     session: Session, capsys: Captured, name: str, error: Exception, told: str
 ) -> None:
-    session.decoder.drafter = None
+    session.decoder.draft_with(None, session.decoder.policy)
     with mock.patch.object(session.target, name, side_effect=error):
         assert not session.ask("hello")
     assert session.conversation.turns == []

@@ -241,3 +241,51 @@ def test_truncate_keeps_what_is_next_to_the_gap(env: dict[str, str], target: Tar
     found = json.loads(done.out)
     assert found["prompt_tokens"] == 512 - TOKENS
     assert found["text"] == "".join(continued(target, fill_in(target, before, after, limits=Limits(*kept))))
+
+
+# ---------------------------------------------------------------------- a prediction
+
+
+def test_a_prediction_is_drafted_first_and_changes_no_text(
+    env: dict[str, str], target: Target, file: Path, tmp_path: Path
+) -> None:
+    """The demo model's own answer, to a text that says nothing of it: all that is drafted comes of the prediction."""
+    prompt = "Once upon a time"
+    text = "".join(continued(target, target.tokenize(prompt), 24))
+    predicted = tmp_path / "predicted.txt"
+    predicted.write_text(text)
+    usual = [*SMALL, "-n", "24", "--exact", "on", "--policy", "fixed"]
+    without = as_json(env, *usual, stdin=prompt)
+    given = as_json(env, *usual, "--prediction", predicted, stdin=prompt)
+    assert given["text"] == without["text"]
+    assert given["accepted"] > without["accepted"]
+    assert given["target_passes"] < without["target_passes"]
+    empty = tmp_path / "empty.txt"
+    empty.touch()
+    for more, words in (
+        (["--no-draft"], "leave out --no-draft"),
+        (["--beams", "2"], "leave out --beams"),
+        (["--drafter", "ngram"], "cannot draft from a prediction"),
+    ):
+        run(env, *SMALL, file, "--prediction", predicted, *more).failed(words, code=2)
+    run(env, *SMALL, file, "--prediction", empty).failed("is empty")
+    run(env, *SMALL, file, "--prediction", tmp_path / "no-such").failed("no-such")
+
+
+def test_of_a_text_far_too_long_no_more_is_tokenized_than_has_room(
+    env: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, sizes = Target.tokenize, list[int]()
+
+    def tokenize(target: Target, text: str, **options: Any) -> list[int]:
+        sizes.append(len(text))
+        return plain(target, text, **options)
+
+    monkeypatch.setattr(Target, "tokenize", tokenize)
+    long = b"words of a text " * 80_000
+    line = ["complete", str(DEMO), "-t", "1", "-c", "64", "-n", "8", "--no-draft", "--exact", "off"]
+    run(env, *line, stdin=long).failed("the text has more than 64 tokens, but the context holds 64")
+    cut = run(env, *line, "--truncate", stdin=long).ok()
+    assert "the text has more than 64 tokens; its last 56 are used" in cut.err
+    assert max(sizes) < len(long) / 10
+    assert run(env, *line, "--truncate", stdin=long[-2000:]).ok().out == cut.out

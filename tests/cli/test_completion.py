@@ -62,7 +62,7 @@ def test_names_and_files_and_nothing_where_the_shell_knows_better(home: Path) ->
 def test_as_the_shell_asks(
     words: list[str], offered: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(app, "raise_on_sigterm", lambda: None)
+    monkeypatch.setattr(app, "raise_on_signals", lambda: None)
     shell = {"COMP_WORDS": "\n".join(["ngramspec", *words]), "COMP_CWORD": str(len(words))}
     for name, value in (shell | {"_NGRAMSPEC_COMPLETE": "complete_bash", "_NGRAMSPEC_BEFORE_COLON": ""}).items():
         monkeypatch.setenv(name, value)

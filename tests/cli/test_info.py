@@ -12,8 +12,8 @@ from support.cli_runner import run
 from support.tiny_models import write_model
 
 from ngramspec import drafting
-from ngramspec.cost.kernels import SIZES
-from ngramspec.drafting.core import uncompiled
+from ngramspec.cost.measure import SIZES
+from ngramspec.drafting import uncompiled
 from ngramspec.llama.target import Target
 
 INFO = ["info", "-t", "1", "-c", "512"]

@@ -9,8 +9,7 @@ import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ngramspec_cli.live_rows import LiveRows, Size
-from ngramspec_cli.markdown_stream import INTERVAL, MarkdownStream
+from ngramspec_cli.markdown_stream import INTERVAL, LiveRows, MarkdownStream, Size
 from wcwidth import wcwidth
 
 ANSWER = f"""\

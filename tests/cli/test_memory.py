@@ -12,19 +12,21 @@ from pathlib import Path
 from unittest import mock
 
 import pytest
-import typer
-from ngramspec_cli import chat, memory_option, options
+from ngramspec_cli import chat, options
 from ngramspec_cli.chat_session import Session
+from ngramspec_cli.console import note
 from support.cli_runner import COMMAND, DEMO, PATIENCE, run
 from support.signals import by_signal, signal_at
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec import drafting
 from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.errors import NGramSpecError
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.loading import load, settings
+from ngramspec.loading.load import open_memory
 from ngramspec.memory import Memory, Store
-from ngramspec.memory.names import memory_folder, memory_names
-from ngramspec.memory.remember import write_remember
+from ngramspec.memory.memory import memory_folder, memory_names, write_remember
 from ngramspec.storage import state_folder
 
 
@@ -63,7 +65,9 @@ def stored(tmp_path: Path) -> list[Path]:
 def test_add_list_remove_clear(home: dict[str, str], project: Path) -> None:
     added = run(home, "memory", "add", project)
     assert (added.code, added.raw) == (0, b"")
-    assert re.search(r"3 files added; [\d,]+ tokens read \(skipped: 1 binary\)", added.err), added.err
+    assert re.search(r"3 files added; [\d,]+ tokens read \(skipped: 1 binary, 1 named in .gitignore\)", added.err), (
+        added.err
+    )
     assert "demo model" in added.err
     listed = run(home, "memory", "list").ok()
     assert re.findall(r"^ +[\d,]+  (\S+)$", listed.out, re.MULTILINE) == [
@@ -77,6 +81,18 @@ def test_add_list_remove_clear(home: dict[str, str], project: Path) -> None:
     assert "deleted" in run(home, "memory", "clear").err
     assert "memories: none" in run(home, "memory", "stats").out
     assert "is empty" in run(home, "memory", "list").complaint
+
+
+def test_secrets_are_left_out_and_said_to_be(home: dict[str, str], project: Path) -> None:
+    (project / ".env").write_text("KEY=hush\n")
+    (project / "link.py").symlink_to(project / "a.py")
+    added = run(home, "memory", "add", project).ok().err
+    assert "(skipped: 1 binary, 1 linked, 1 named in .gitignore, 1 probably secret)" in added
+    assert "is added only if you name the file itself" in added
+    assert ".env" not in run(home, "memory", "list").ok().out
+    assert "1 file added" in run(home, "memory", "add", project / ".env").ok().err
+    assert "/.env" in run(home, "memory", "list").ok().out
+    assert "1 gone" in run(home, "memory", "add", project).ok().err
 
 
 def test_named_memories_and_tokenizers(home: dict[str, str], project: Path, tmp_path: Path) -> None:
@@ -227,7 +243,7 @@ Open = Callable[..., Memory]
 
 @pytest.fixture
 def opened(home: dict[str, str], demo_vocabulary: Vocabulary) -> Open:
-    return lambda name=None: memory_option.open_memory(name, demo_vocabulary, keep=True)
+    return lambda name=None: open_memory(name, demo_vocabulary, tell=note, keep=True)
 
 
 Fill = Callable[..., Store]
@@ -246,8 +262,8 @@ def fill(home: dict[str, str], demo_vocabulary: Vocabulary) -> Fill:
 def test_the_default_memory_is_used_where_it_exists(opened: Open, fill: Fill, capsys: Captured) -> None:
     memory = opened()
     assert memory.stored == 0
-    memory_option.keep(memory, ANSWER)
-    memory_option.keep(None, ANSWER)
+    options.keep(memory, ANSWER)
+    options.keep(None, ANSWER)
     assert memory_names() == []
     fill()
     fill("work").append([1, 1])
@@ -259,10 +275,8 @@ def test_the_default_memory_is_used_where_it_exists(opened: Open, fill: Fill, ca
 def test_a_memory_that_is_missing_or_another_tokenizers(
     opened: Open, demo_vocabulary: Vocabulary, capsys: Captured
 ) -> None:
-    with pytest.raises(typer.Exit) as error:
+    with pytest.raises(NGramSpecError, match="memory 'work' holds nothing for this model's tokenizer"):
         opened("work")
-    assert error.value.exit_code == 1
-    assert "memory 'work' holds nothing for this model's tokenizer" in capsys.readouterr().err
     Store(memory_folder(), bytes(16), 10, "other").append([1, 2])
     assert opened().stored == 0
     assert "holds nothing for this model's tokenizer, only for others'" in capsys.readouterr().err
@@ -287,11 +301,11 @@ def test_a_memory_that_is_damaged_or_cannot_be_written_ends_nothing(opened: Open
     assert memory.stored == 0
     assert str(path) in told()
     # Nor is anything written to it.
-    memory_option.keep(memory, ANSWER)
+    options.keep(memory, ANSWER)
     assert path.read_bytes() == b"nonsense" * 1000
     memory = opened("new")
     memory_folder("new").write_text("no folder")
-    memory_option.keep(memory, ANSWER)
+    options.keep(memory, ANSWER)
     assert "not kept" in told()
 
 
@@ -303,12 +317,13 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[Memory | None]:
     class Spy(NGramDrafter):
         name = "spy"
 
-        def __init__(self, memory: Memory | None = None) -> None:
+        def __init__(self, memory: Memory | bool | None = None) -> None:
             super().__init__()
-            memories.append(memory)
+            if memory is not True:  # which only checks the options
+                memories.append(memory)
 
     monkeypatch.setitem(drafting.DRAFTERS, "spy", Spy)
-    for module in (drafting, options):
+    for module in (drafting, load, settings):
         monkeypatch.setattr(module, "REMEMBERING", frozenset({"spy"}))
     return memories
 
@@ -329,6 +344,7 @@ def test_an_answer_is_drafted_from_memory_and_remembered(
         assert given[-1]
         assert given[-1].stored == 5
         assert len(store.read().texts()) == 1
+        assert "in 1 answer that was remembered" in run(home, "memory", "list").out
         write_remember(True)
         done = run(home, *line)
         _, kept = store.read().texts()

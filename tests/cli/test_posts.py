@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ngramspec_cli.posts import PostOptions, command_line
-from ngramspec_cli.view import summary
+from ngramspec_cli.output import PostOptions, command_line
+from ngramspec_cli.view import no_gain, summary
 from support.cli_runner import DEMO, run
 from support.pages import Page, drawn, markdown_table
 
-from ngramspec.decoding.step import Stats, Step
+from ngramspec.cost.curve import CostCurve
+from ngramspec.steps import Stats, Step
 
 SHORT = ("-t", "1", "-c", "512", "-n", "16", "--repeat", "1")
 
@@ -143,3 +144,19 @@ def test_the_gain_is_told_where_there_is_one() -> None:
     assert summary(stats) == "0 tokens"
     stats.add(Step((1,), ("a",), seconds=0.5))
     assert summary(stats) == "1 token"  # a text of one token has no speed
+
+
+def test_where_there_is_no_gain_the_reason_is_told() -> None:
+    def told(*, drafted: tuple[int, ...], plain_seconds: float, passes: int = 16) -> str | None:
+        stats = Stats()
+        for _ in range(passes):
+            step = Step(
+                (1,), ("a",), drafted=drafted, batch=1 + len(drafted), seconds=0.25, plain_seconds=plain_seconds
+            )
+            stats.add(step)
+        return no_gain(stats, CostCurve({1: 0.1, 4: 0.38}))
+
+    assert told(drafted=(2,), plain_seconds=0.5) is None  # a gain
+    assert told(drafted=(2,), plain_seconds=0.2) == "drafts gained nothing: 0 of 16 guessed tokens were right"
+    assert str(told(drafted=(), plain_seconds=0.25)).endswith("a pass over 4 tokens costs 3.8 times one")
+    assert told(drafted=(), plain_seconds=0.25, passes=15) is None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import webbrowser
@@ -20,11 +22,13 @@ import pytest
 from ngramspec_cli import serve_run
 from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run
 
-SMALL = ("serve", str(DEMO), "-t", "1", "-c", "512", "--exact", "off", "--port")
+SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
 ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}
 
 
-def serve(env: dict[str, str], client: Callable[[httpx.Client], None], *options: str) -> Done:
+def serve(
+    env: dict[str, str], client: Callable[[httpx.Client], None], *options: str, model: tuple[str, ...] = (str(DEMO),)
+) -> Done:
     """Serve the demo model in this process; once it is ready `client` is called, behind which the server ends."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
@@ -32,7 +36,7 @@ def serve(env: dict[str, str], client: Callable[[httpx.Client], None], *options:
         httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as http,
         mock.patch.object(serve_run, "wait_for_loss", partial(client, http)),
     ):
-        return run(env, *SMALL, str(port), *options)
+        return run(env, "serve", *model, *SMALL, str(port), *options)
 
 
 def test_it_answers_and_logs_the_cost_but_no_text(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,6 +59,7 @@ def test_it_answers_and_logs_the_cost_but_no_text(env: dict[str, str], monkeypat
     assert f"prompt {first['usage']['prompt_tokens']} (" in line
     assert f"{first['usage']['completion_tokens']} tokens" in line
     assert "Zanzibar" not in done.err
+    assert [line for line in done.err.splitlines() if line in (f"loading {DEMO.name}", "drafts: mixture")]
     assert any(" is ready: " in line and line.endswith("--exact off") for line in done.err.splitlines())
     (page,) = pages
     assert "<html" in page
@@ -92,6 +97,23 @@ def test_sigterm_lets_a_request_end_and_a_key_is_asked_for(env: dict[str, str]) 
     assert "stopping: running requests have" in done.err
 
 
+def test_what_is_written_when_the_time_is_over_is_told(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_run, "DRAIN_SECONDS", 0.0)
+    lines = []
+    with ExitStack() as streams:
+
+        def client(http: httpx.Client) -> None:
+            response = httpx.stream("POST", http.base_url.join("/completion"), timeout=PATIENCE, json=ENDLESS)
+            lines.append(streams.enter_context(response).iter_lines())
+            assert next(lines[0]).startswith("data")
+            signal.raise_signal(signal.SIGTERM)
+
+        serve(env, client).ok()
+        *parts, last = [json.loads(line.removeprefix("data: ")) for line in lines[0] if line]
+    assert (last["stop"], last["stop_type"], last["truncated"]) == (True, "limit", False)
+    assert last["tokens_predicted"] >= len(parts)
+
+
 def test_why_it_cannot_serve_is_one_line(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = str(listener.getsockname()[1])
@@ -102,11 +124,35 @@ def test_why_it_cannot_serve_is_one_line(env: dict[str, str], tmp_path: Path, mo
     run(env, "serve", DEMO).failed("pip install 'ngramspec[server]'")
 
 
+def test_a_grammar_that_does_not_parse_ends_the_start(env: dict[str, str]) -> None:
+    def client(_: httpx.Client) -> None:
+        raise AssertionError
+
+    serve(env, client, "--grammar", "root ::= (").failed("grammar")
+
+
+def test_headers_that_never_end_close_the_connection(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_run, "HEADER_SECONDS", 0.2)
+    ends: list[bytes] = []
+
+    def client(http: httpx.Client) -> None:
+        for begun in (b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\nX-Slow: "):
+            with socket.create_connection(("127.0.0.1", http.base_url.port), timeout=PATIENCE) as slow:
+                slow.sendall(begun)
+                ends.append(slow.recv(100))
+        assert http.get("/health").status_code == 200
+
+    serve(env, client).ok()
+    assert ends == [b"", b""]
+
+
 @pytest.mark.exhaustive
 def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, str]) -> None:
     """What `tools/measure/soak.py` does for minutes, in short; with an end that takes a process."""
     options = ("0", "-c", "768", "-np", "3", "--exact", "on", "--cache-ram", "4")
-    with subprocess.Popen([*COMMAND, *SMALL, *options], env=env, stderr=subprocess.PIPE, text=True) as server:
+    with subprocess.Popen(
+        [*COMMAND, "serve", str(DEMO), *SMALL, *options], env=env, stderr=subprocess.PIPE, text=True
+    ) as server:
         log = iter(server.stderr or ())
         address = next(line for line in log if line.startswith("listening on ")).split()[-1]
         assert next(line for line in log if " is ready: " in line).endswith("--exact on\n")
@@ -123,3 +169,59 @@ def test_under_clients_that_come_and_go_until_a_second_interrupt(env: dict[str, 
     assert done.returncode == 0, done.stdout + done.stderr
     assert "0 wrong" in done.stdout
     assert " 0 clients hung up" not in done.stdout
+
+
+@pytest.mark.exhaustive
+def test_a_command_line_of_llama_servers_carries_over(env: dict[str, str], tmp_path: Path) -> None:
+    keys, template = tmp_path / "keys.txt", tmp_path / "chat.jinja"
+    keys.write_text("first\n\nsecond\n")
+    template.write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>")
+    answers: list[dict[str, Any]] = []
+
+    def client(http: httpx.Client) -> None:
+        body = {"messages": [{"role": "user", "content": "hello"}], "ignore_eos": True}
+        assert http.post("/v1/chat/completions", json=body).status_code == 401
+        http.headers["Authorization"] = "Bearer second"
+        answers.append(http.post("/v1/chat/completions", json=body).json())
+        answers.append(http.post("/apply-template", json=body).json())
+        answers.append(http.post("/slots/0?action=save", json={"filename": "a.bin"}).json())
+        answers.append(http.post("/slots/0?action=erase").json())
+
+    carried = ["-n", "5", "--jinja", "--metrics", "--slots", "-cb", "-v", "-np", "2"]
+    files = ["--api-key-file", str(keys), "--chat-template-file", str(template)]
+    files += ["--slot-save-path", str(tmp_path)]
+    done = serve(env, client, "-m", str(DEMO), *carried, *files, model=()).ok()
+    assert answers[0]["usage"]["completion_tokens"] == 5
+    assert answers[1]["prompt"] == "<user>hello<assistant>"
+    assert answers[2]["n_written"] == (tmp_path / "a.bin").stat().st_size
+    assert answers[2]["n_saved"] == answers[3]["n_erased"] > 5
+    assert "POST /slots/0 200" in done.err
+    for flag in ("--jinja", "--metrics", "--slots", "-cb", "-v"):
+        assert f"{flag} changes nothing: " in done.err
+    assert "-c 512 is the context of each of 2 requests; llama-server shares it among them (-c 256 is that)" in done.err
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+def test_it_answers_by_https(env: dict[str, str], tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    made = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
+    named = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run([*made, *named], check=True, capture_output=True)
+    found = []
+
+    def client(http: httpx.Client) -> None:
+        address = str(http.base_url).replace("http:", "https:")
+        found.append(httpx.get(f"{address}/health", verify=ssl.create_default_context(cafile=certificate)).json())
+
+    done = serve(env, client, "--ssl-key-file", str(key), "--ssl-cert-file", str(certificate)).ok()
+    assert found == [{"status": "ok"}]
+    assert "listening on https://127.0.0.1:" in done.err
+
+
+@pytest.mark.exhaustive
+def test_a_context_of_0_is_the_models(env: dict[str, str]) -> None:
+    sizes = []
+    done = serve(env, lambda http: sizes.append(http.get("/props").json()), "-c", "0", "-np", "1").ok()
+    assert "is the context of each" not in done.err
+    assert sizes[0]["default_generation_settings"]["n_ctx"] > 512

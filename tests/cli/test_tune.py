@@ -6,26 +6,24 @@ import json
 import shutil
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ngramspec_cli import serve_run
-from ngramspec_cli.options import LoadOptions
-from ngramspec_cli.tuned import told
+from ngramspec_cli.view import tuned_line
 from support.cli_runner import DEMO, environment, run
 from support.signals import signal_at
 
-from ngramspec.llama.workbench import Workbench
-from ngramspec.models.find import ModelSource
-from ngramspec.tuning.candidates import Measure
-from ngramspec.tuning.kept import Kept, keep, recalled
-from ngramspec.tuning.settings import Settings
+from ngramspec.llama.settings_timer import SettingsTimer
+from ngramspec.loading.load import tuned, tuned_file
+from ngramspec.loading.settings import LoadSettings
+from ngramspec.machine_settings import Measure, Settings, Tuned, keep, recalled
 
 TUNE = ["tune", "-t", "1", "--seconds", "5", "--depth", "256"]
 PLAIN = ["-c", "512", "--exact", "off", "--no-draft"]
 COMPLETE = ["complete", *PLAIN, "-n", "4"]
 TEXT = b"def add(a, b):\n    return a + b\n"
-FASTER = Kept({"threads": 1, "threads_batch": 2, "mmap": False}, 0.8, "2026-11-22", applied=True)
-SOURCE = ModelSource(DEMO, "demo")
+FASTER = Tuned({"threads": 1, "threads_batch": 2, "mmap": False}, 0.8, "2026-11-22", applied=True)
 
 
 @pytest.fixture
@@ -36,7 +34,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return own
 
 
-def invented(_bench: Workbench, settings: Settings, measure: Measure) -> float:
+def invented(_bench: SettingsTimer, settings: Settings, measure: Measure) -> float:
     """Seconds of a machine on which a model that was read is faster than one that is mapped."""
     return 0.001 * measure.size * (1.0 if settings.mmap else 0.8)
 
@@ -44,16 +42,16 @@ def invented(_bench: Workbench, settings: Settings, measure: Measure) -> float:
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is timed or tried."""
-    monkeypatch.setattr(Workbench, "seconds", invented)
-    monkeypatch.setattr(Workbench, "alike", lambda *_: True)
+    monkeypatch.setattr(SettingsTimer, "seconds", invented)
+    monkeypatch.setattr(SettingsTimer, "alike", lambda *_: True)
 
 
-def kept() -> Kept | None:
-    return recalled(LoadOptions().tuned_file(DEMO))
+def kept() -> Tuned | None:
+    return recalled(tuned_file(DEMO, LoadSettings()))
 
 
-def apply(what: Kept = FASTER, model: Path = DEMO) -> None:
-    keep(LoadOptions().tuned_file(model), what)
+def apply(what: Tuned = FASTER, model: Path = DEMO) -> None:
+    keep(tuned_file(model, LoadSettings()), what)
 
 
 @pytest.mark.usefixtures("_quick")
@@ -86,7 +84,7 @@ def test_looking_leaves_what_is_in_use_and_applying_replaces_it(home: dict[str, 
 
 @pytest.mark.usefixtures("_quick")
 def test_an_interruption_shows_what_was_measured(home: dict[str, str]) -> None:
-    with signal_at(signal.SIGINT, Workbench, "seconds", 150):
+    with signal_at(signal.SIGINT, SettingsTimer, "seconds", 150):
         done = run(home, *TUNE, "--seconds", "3600", "--apply")
     assert done.code == 130, done.err
     assert "Interrupted: this is what was measured so far" in done.out
@@ -137,28 +135,32 @@ def test_another_model_and_other_layers_have_settings_of_their_own(home: dict[st
     apply()
     copy = tmp_path / "copy.gguf"
     shutil.copy(DEMO, copy)
-    assert LoadOptions().tuned_file(copy) == LoadOptions().tuned_file(DEMO)
+    assert tuned_file(copy, LoadSettings()) == tuned_file(DEMO, LoadSettings())
     with copy.open("ab") as file:
         file.write(b"\0")
-    others = [LoadOptions().tuned_file(copy), LoadOptions(gpu_layers=0).tuned_file(DEMO)]
-    others.append(LoadOptions(cache_type_k="q8_0").tuned_file(DEMO))
-    assert len({LoadOptions().tuned_file(DEMO), *others}) == 4
+    others = [tuned_file(copy, LoadSettings()), tuned_file(DEMO, LoadSettings(gpu_layers=0))]
+    others.append(tuned_file(DEMO, LoadSettings(cache_type_k="q8_0")))
+    assert len({tuned_file(DEMO, LoadSettings()), *others}) == 4
 
 
-def test_options_come_first(home: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
-    apply(Kept({"threads": 1, "threads_batch": 2, "flash_attn": "off"}, 0.8, "2026-11-22", applied=True))
-    plain = LoadOptions().tuned(SOURCE)
+def test_options_come_first(home: dict[str, str]) -> None:
+    told: list[str] = []
+
+    def using(**settings: Any) -> LoadSettings:
+        return tuned(DEMO, LoadSettings(**settings), told.append)[0]
+
+    apply(Tuned({"threads": 1, "threads_batch": 2, "flash_attn": "off"}, 0.8, "2026-11-22", applied=True))
+    plain = using()
     assert (plain.threads, plain.threads_batch, plain.flash_attn) == (1, 2, "off")
-    assert LoadOptions(threads_batch=1).tuned(SOURCE).threads_batch == 1
-    said = LoadOptions(threads=2, flash_attn="auto").tuned(SOURCE)
+    assert using(threads_batch=1).threads_batch == 1
+    said = using(threads=2, flash_attn="auto")
     assert (said.threads, said.threads_batch, said.flash_attn) == (2, None, "auto")
-    assert capsys.readouterr().err.count("tuned: ") == 2
+    assert len(told) == 2
     # What was told of once is not told of again.
-    plain.tuned(SOURCE)
-    assert capsys.readouterr().err == ""
-    apply(Kept({"micro_batch": 1024, "repack": False}, 0.8, "2026-11-22", applied=True))
-    assert LoadOptions().tuned(SOURCE).settings(None) == LoadOptions(ubatch_size=1024, no_repack=True).settings(None)
-    assert LoadOptions(flash_attn="off").tuned(SOURCE).ubatch_size is None
+    assert tuned(DEMO, plain, told.append) == (plain, {})
+    apply(Tuned({"micro_batch": 1024, "repack": False}, 0.8, "2026-11-22", applied=True))
+    assert using() == LoadSettings(ubatch_size=1024, no_repack=True, no_tuned=True)
+    assert using(flash_attn="off").ubatch_size is None
 
 
 def test_info_says_what_is_kept(home: dict[str, str], tiny: Path) -> None:
@@ -168,8 +170,8 @@ def test_info_says_what_is_kept(home: dict[str, str], tiny: Path) -> None:
     assert "settings       1 threads (2 for batches)" in shown
     for what, left_out, line in (
         (None, False, "no: ngramspec tune finds the settings that are fastest here"),
-        (Kept({}, None, "2026-11-22", applied=False), False, "nothing was found faster"),
-        (Kept({"threads": 3}, 0.5, "2026-11-22", applied=False), False, "not used: ngramspec tune --apply keeps it"),
+        (Tuned({}, None, "2026-11-22", applied=False), False, "nothing was found faster"),
+        (Tuned({"threads": 3}, 0.5, "2026-11-22", applied=False), False, "not used: ngramspec tune --apply keeps it"),
         (FASTER, True, "; left out here"),
     ):
-        assert line in told(what, left_out=left_out)
+        assert line in tuned_line(what, left_out=left_out)

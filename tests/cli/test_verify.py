@@ -16,7 +16,7 @@ from support.signals import by_signal, signal_after
 
 import ngramspec.acceptance.verifier
 from ngramspec.acceptance.rules import Verdict
-from ngramspec.selfcheck.check import SelfCheck
+from ngramspec.instruments.selfcheck.check import SelfCheck
 
 SHORT = ["verify", "-t", "1", "-c", "512", "-n", "12", "--seconds", "60"]
 NAMES = ["rollback", "greedy", "same seed"]

@@ -14,7 +14,7 @@ from support.mock_target import Clock, MockTarget
 
 from ngramspec.cost.calibration import EXACT_TOLERANCE, Calibration, choose_class, kept_steepness
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.kernels import SIZES, ProbeReport
+from ngramspec.cost.measure import SIZES, ProbeReport
 
 
 @pytest.fixture(autouse=True)
@@ -118,7 +118,7 @@ def test_a_full_context_is_not_timed_again(clock: Clock, tmp_path: Path) -> None
 # --------------------------------------------------------------------------- files
 
 SECONDS: list[Any] = [{}, {"2": 1.0}, {"one": 1.0}, {"1": "x"}, {"1": None}, {"1": -1}, {"1": [1]}, [], "1", 3, None]
-SECONDS += [{"1": math.inf}, {"1": math.nan}, {"1": 10**400}]
+SECONDS += [{"1": math.inf}, {"1": math.nan}, {"1": 10**400}, {"1": 0.188, "2": 0.018}]
 TEXTS = ["", "{", "[]", "null", "3", '"text"', "{}", "\0\1\2"]
 CLASSES: list[Any] = [3, None, [], [[1, 2], ["x"]], [[2, 4]], [[1, 1000]], [[1, 2], [2, 3]]]
 

@@ -161,6 +161,16 @@ def test_a_fresh_measurement_lowers_what_was_disturbed() -> None:
     assert curve.ratio(1) == 1.0
 
 
+def test_single_passes_that_were_disturbed_are_not_believed() -> None:
+    """As happened where other servers were started at once: T(1) 0.188 s, T(2) 0.018 s, and all was padded to 2."""
+    curve = CostCurve({1: 0.018, 2: 0.030})
+    curve.retime(2, 0.188, 0.030)
+    assert curve.level == pytest.approx(0.018)
+    assert curve.ratio(2) == pytest.approx(0.030 / 0.018)
+    assert curve.plausible
+    assert not CostCurve({1: 0.188, 2: 0.018}).plausible
+
+
 # --------------------------------------------------------------------------- measuring
 
 

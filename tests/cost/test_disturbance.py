@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from ngramspec.cost.disturbance import FACTOR, Disturbance
+from ngramspec.cost.calibration import FACTOR, Disturbance
 
 USUAL = 0.01
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from support.mock_target import MockTarget
 
-from ngramspec.cost.kernels import SIZES, probe, reads_alike
+from ngramspec.cost.measure import SIZES, probe, reads_alike
 
 Kernels = Callable[[int, int], int]
 

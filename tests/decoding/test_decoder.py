@@ -20,15 +20,14 @@ from support.mock_target import MockTarget, plain_generate
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.speculation import Speculation
-from ngramspec.decoding.step import Stats
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.errors import PromptError, TargetError
-from ngramspec.exactness.choice import Exact
-from ngramspec.policies.simple import FixedPolicy
+from ngramspec.exactness.decision import Exact
+from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -212,10 +211,6 @@ def test_what_cannot_be_done_fails_at_the_call(reason: str, call: dict[str, Any]
         ("draft_max goes with a policy's name", {"policy": FixedPolicy(4), "draft_max": 8}),  # it would be ignored
         ("exact is True, but must be one of: auto, on, off", {"exact": True}),
         ("calibration that is passed in", {"calibration": Calibration()}),
-        *(
-            ("speculation that is passed in", {"speculation": Speculation(None, FixedPolicy()), **more})
-            for more in ({"drafter": None}, {"drafter": "suffix"}, {"policy": "fixed"}, {"draft_max": 3})
-        ),
     ],
 )
 def test_a_decoder_that_cannot_be(reason: str, wrong: dict[str, Any]) -> None:

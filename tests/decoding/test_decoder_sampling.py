@@ -16,11 +16,11 @@ from support.decoder_loop import Coin, Oracle, drive, model, unmeasured
 from support.mock_target import MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD
 
-from ngramspec.decoding.step import Stats
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.errors import GrammarError
 from ngramspec.sampling.distribution import BadLogits
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
 
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary

@@ -26,16 +26,16 @@ from support.mock_target import Blurred, MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD, WORDS
 
 from ngramspec.cost.measure import Replay
-from ngramspec.decoding.step import Stats
 from ngramspec.decoding.text import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
-from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.hybrid import HybridDrafter
-from ngramspec.drafting.model import ModelDrafter
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.memory import Memory
 from ngramspec.policies import POLICIES
 from ngramspec.sampling.settings import SAMPLERS, Sampling
+from ngramspec.steps import Stats
 
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
@@ -146,8 +146,10 @@ def plain_text(
         text += stream.push(mock.piece(token))
         if stream.stopped is not None:
             return tokens[:n], text, "stop", stream.stopped
-    reason = "eog" if mock.is_eog(tokens[-1]) else "length" if most <= room else "context"
-    return tokens, text + stream.finish(), reason, None
+    text += stream.finish()
+    if stream.stopped is not None:  # it was complete, and waited for a longer one that had begun before it
+        return tokens, text, "stop", stream.stopped
+    return tokens, text, "eog" if mock.is_eog(tokens[-1]) else "length" if most <= room else "context", None
 
 
 def check_same_text(
@@ -277,7 +279,7 @@ def texts_of(
     texts: list[Text] = []
     stats = Stats()
     for seed in range(count):
-        decoder.drafter = drafter or make_drafter("mixture")
+        decoder.draft_with(drafter or make_drafter("mixture"), decoder.policy)
         tokens: list[int] = []
         for step in decoder.generate(
             prompt, max_tokens=length, sampling=replace(sampling, seed=seed), verify="rejection"

@@ -1,122 +1,328 @@
-"""Counters over steps, and a text in spans: what was drafted of it, and what became of that."""
+"""The drafting side of the loop on its own: what it asks, what it sends, and what it tells the policy."""
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
-from support.mock_target import Clock, MockTarget
+from numpy.typing import NDArray
 
+from ngramspec.backend import ModelBase
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.marked import MarkedText
-from ngramspec.decoding.step import Stats, Step
-from ngramspec.reports.report import Span
-
-PREFILL = Step((9,), ("x",), seconds=2.0)
-
-
-def step(drafted: int, accepted: int, emitted: int | None = None, **options: Any) -> Step:
-    emitted = accepted + 1 if emitted is None else emitted
-    return Step(
-        tuple(range(emitted)),
-        ("x",) * emitted,
-        drafted=tuple(range(drafted)),
-        accepted=accepted,
-        batch=1 + drafted,
-        seconds=1.0,
-        **{"elapsed": 1.25} | options,
-    )
+from ngramspec.cost.measure import Replay
+from ngramspec.decoding.drafts import Drafts, Plan, Text, no_draft
+from ngramspec.decoding.step import Speculation
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Question
+from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.policies.policy import Debt, FixedPolicy
+from ngramspec.steps import Step
 
 
-def counted(*steps: Step) -> Stats:
-    stats = Stats()
-    for s in steps:
-        stats.add(s)
-    return stats
+class Parrot(Drafter):
+    """Always proposes 1, 2, 3, ...; remembers what it was asked and told."""
+
+    name = "parrot"
+    estimates = True
+
+    def __init__(self) -> None:
+        self.limits: list[int] = []
+        self.blind: list[bool] = []
+        self.told: list[tuple[int, ...]] = []
+        self.begun: list[list[int]] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.begun.append(list(prompt))
+
+    def propose(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Draft:
+        self.limits.append(limit)
+        self.blind.append(blind)
+        tokens = tuple(range(1, limit + 1))
+        return Draft(tokens, chances=(0.5,) * limit, source="parrot") if self.estimates else Draft(tokens[:4])
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self.told.append(tuple(tokens))
+        return len(tokens) - 1
 
 
-def test_the_prefill_is_left_out() -> None:
-    none = Stats()
-    assert (none.tokens_per_pass, none.acceptance_rate, none.tokens_per_second, none.estimated_gain) == (1, *[None] * 3)
-    stats = counted(PREFILL)
-    assert (stats.generated, stats.tokens, stats.passes, stats.prefill_seconds, stats.seconds) == (1, 0, 0, 2.0, 0.0)
-    stats.add(step(0, 0))
-    assert (stats.generated, stats.tokens, stats.passes, stats.passes_without_draft) == (2, 1, 1, 1)
+class Recorder(FixedPolicy):
+    """Sends three tokens at most, and keeps the passes it is told of."""
+
+    def __init__(self, most: int = 8) -> None:
+        super().__init__(most)
+        self.passes: list[Step] = []
+        self.debts: list[Debt | None] = []
+
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
+        self.debts.append(debt)
+        k, _ = super().plan(draft, curve, sizes)
+        return min(3, k), min(3, k) + 2
+
+    def record(self, done: Step) -> None:
+        self.passes.append(done)
 
 
-def test_a_worked_example() -> None:
-    # 4 drafted and 2 kept, none drafted, 2 drafted and kept, 3 drafted and none kept.
-    stats = counted(PREFILL, step(4, 2), step(0, 0), step(2, 2), step(3, 0))
-    assert (stats.tokens, stats.passes, stats.passes_without_draft, stats.generated) == (8, 4, 1, 9)
-    assert (stats.drafted, stats.accepted) == (9, 4)
-    assert stats.tokens_per_pass == 2.0
-    assert stats.acceptance_rate == pytest.approx(4 / 9)
-    assert stats.drafted_at == [3, 3, 2, 1]
-    assert stats.tested_at == [3, 2, 1, 0]
-    assert stats.accepted_at == [2, 2, 0, 0]
-    # By the wall: what passes and drafting took is a part of that.
-    assert stats.decode_seconds == pytest.approx(5.0)
-    assert stats.tokens_per_second == pytest.approx(8 / 5.0)
-    one, other = counted(PREFILL, step(4, 2)), counted(step(0, 0), step(2, 2), step(3, 0))
-    before = dataclasses.asdict(other)
-    one.merge(other)
-    assert one == stats
-    one.add(step(9, 9))
-    assert dataclasses.asdict(other) == before, "lists are not shared"
+class Alone(Speculation):
+    """The drafting side of one text, on a model that nothing is asked of."""
+
+    def __init__(self, drafter: Drafter | None, policy: FixedPolicy) -> None:
+        super().__init__(policy)
+        self.drafts, self.model = Drafts(drafter, policy), ModelBase()
+        self.model.max_batch = 64
+        self.text = Text(self.drafts, self.model)
+        self.see, self.first = self.drafts.see, self.drafts.first
+
+    @property
+    def proposal(self) -> Draft | None:
+        return self.drafts.proposal
+
+    def begin(self, prompt: Sequence[int], **how: Any) -> None:
+        super().begin()
+        self.drafts.begin(prompt, **how)
+
+    def plan(self, left: int, owed: int = 0) -> Plan:
+        self.text.left, self.model.owed = left, owed
+        (plan,) = super().plan([self.text])
+        return plan
+
+    def learn(self, done: Step, overhead: float = 0.0) -> None:
+        super().learn(self.text, done, overhead)
 
 
-def test_the_end_of_a_text_says_nothing_about_what_came_after() -> None:
-    # 5 drafted; the text ended with the second of them.
-    stats = counted(step(5, 2, emitted=2))
-    assert stats.drafted_at == [1] * 5
-    assert stats.tested_at == stats.accepted_at == [1, 1, 0, 0, 0]
-    # It ended with the target's own token instead.
-    stats = counted(step(5, 2))
-    assert stats.tested_at == [1, 1, 1, 0, 0]
+def prepared(most: int = 8, sizes: Sequence[int] = range(1, 17)) -> tuple[Alone, Parrot, Recorder]:
+    drafter, policy = Parrot(), Recorder(most)
+    speculation = Alone(drafter, policy)
+    speculation.prepare(CostCurve({1: 1.0, 16: 2.5}), sizes)
+    return speculation, drafter, policy
 
 
-def test_the_gain_is_plain_time_over_time_taken() -> None:
-    stats = counted(step(3, 3, plain_seconds=0.5, draft_seconds=0.25), step(0, 0, plain_seconds=1.0, draft_seconds=0.0))
-    assert stats.plain_seconds == pytest.approx(4 * 0.5 + 1.0)
-    assert stats.estimated_gain == pytest.approx(3.0 / 2.25)
-    assert counted(step(1, 1)).estimated_gain is None
+def test_a_request_from_beginning_to_end() -> None:
+    speculation, drafter, policy = prepared()
+    speculation.begin([7, 8])
+    speculation.first(9)
+    plan = speculation.plan(100)
+    assert (plan.sent.tokens, plan.size, plan.ends) == ((1, 2, 3), 5, False)
+    assert plan.judged == plan.sent
+    assert speculation.proposal is not None
+    assert speculation.proposal.tokens == tuple(range(1, 9))
+    done = Step((1, 2, 5), drafted=(1, 2, 3), accepted=2, batch=5, seconds=1.4)
+    told = replace(done, guessed=2, draft_seconds=0.25, plain_seconds=1.0)
+    speculation.learn(done, 0.25)
+    assert done == told
+    assert policy.passes == [done]
+    assert drafter.begun == [[7, 8]]
+    assert drafter.told == [(9,), (1, 2, 5)]
+    assert speculation.curve is not None
+    assert speculation.curve.last == 5
 
 
-def test_a_step_knows_its_text_and_what_was_refused() -> None:
-    s = Step((1, 2), ("a", "b"), drafted=(1, 5, 6), accepted=1, batch=4)
-    assert s.text == "ab"
-    assert s.refused == (5, 6)
-    assert step(3, 3).refused == ()
+@pytest.mark.parametrize(
+    ("most", "left", "sizes", "asked"),
+    [(8, 100, range(1, 17), 8), (8, 4, range(1, 17), 3), (40, 100, range(1, 17), 15), (8, 100, (2, 4), 3)],
+)
+def test_what_is_asked_for_fits(most: int, left: int, sizes: Sequence[int], asked: int) -> None:
+    speculation, drafter, _ = prepared(most, sizes)
+    speculation.begin([7], blind=True)
+    speculation.plan(left)
+    assert drafter.limits == [asked]
+    assert drafter.blind == [True]
 
 
-PIECES = {1: b"one ", 2: b"t\xc3", 3: b"three", 4: b"four"}
+@pytest.mark.parametrize(("most", "left"), [(0, 100), (8, 1)])
+def test_the_drafter_is_not_asked_in_vain(most: int, left: int) -> None:
+    speculation, drafter, policy = prepared(most)
+    assert speculation.plan(left) == no_draft(1)
+    assert speculation.proposal is None
+    assert drafter.limits == []
+    speculation.learn(Step((4,), batch=1, seconds=1.0), 0.25)
+    assert policy.passes[-1].draft_seconds == 0.0  # nobody was asked, so nobody is to blame
+    assert drafter.told == [(4,)]
 
 
-def test_refused_tokens_stand_before_what_the_model_chose() -> None:
-    text = MarkedText(PIECES.__getitem__)
-    text.add(Step((3,), ("three",)))
-    text.add(Step((1, 4), ("one ", "four"), drafted=(1, 2, 3), accepted=1, batch=4))
-    refused = Span("t\ufffdthree", "refused")
-    assert text.spans == [Span("three"), Span("one ", "kept"), refused, Span("four", "corrected")]
+def test_plain_decoding_only_refreshes_the_curve() -> None:
+    policy = Recorder()
+    speculation = Alone(None, policy)
+    curve = CostCurve({1: 1.0, 2: 0.5})
+    speculation.prepare(curve, (1, 2))
+    speculation.begin([1])
+    speculation.first(2)
+    assert speculation.plan(50) == no_draft(2)  # the cheaper batch
+    done = Step((3,), batch=2, seconds=0.5)
+    speculation.learn(done)
+    assert done.plain_seconds == pytest.approx(0.5)
+    assert policy.passes == []
+    assert curve.last == 2
 
 
-def test_neighbours_with_one_mark_are_one_span_and_an_unread_rest_is_none() -> None:
-    text = MarkedText(PIECES.__getitem__)
-    text.add(Step((1, 3, 4), ("one ", "three", ""), drafted=(1, 3), accepted=2, batch=3))
-    text.add(Step((1, 3), ("one ", "three"), drafted=(1, 3, 4), accepted=2, batch=4))
-    assert text.spans == [Span("one threeone three", "kept")]
+@pytest.mark.parametrize(("blind", "length"), [(False, 4), (True, 8)])
+def test_drafts_without_estimates_get_those_of_earlier_ones(blind: bool, length: int) -> None:
+    """Blind ones for as many tokens as were asked for, however many were drawn."""
+    speculation, drafter, _ = prepared()
+    drafter.estimates = False
+    speculation.begin([7], blind=blind)
+    for _ in range(300):
+        speculation.plan(100)
+        speculation.learn(Step((1, 2, 9), drafted=(1, 2, 3), accepted=2, batch=5, seconds=1.0))
+    speculation.plan(100)
+    assert speculation.proposal is not None
+    chances = speculation.proposal.chances
+    assert len(chances) == length
+    assert chances[0] > chances[1] - 0.1 > 0.7
+    assert chances[2] < 0.2
 
 
-def test_a_speed_counts_all_the_time_from_the_first_token_to_the_last() -> None:
-    """The reader of the steps dawdles, and so does the grammar or whatever else stands between two passes."""
-    clock = Clock()
-    target = MockTarget(seconds=lambda n: 1.0, clock=clock)
-    decoder = SpeculativeDecoder(target, drafter=None, curve=CostCurve({1: 1.0}), clock=clock.perf_counter)
-    stats = Stats()
-    for done in decoder.generate([1, 2, 3], max_tokens=11):
-        stats.add(done)
-        clock.now += 0.5
-    assert stats.decode_seconds == pytest.approx(10 * 1.5, rel=1e-3)
-    assert stats.tokens_per_second == pytest.approx(10 / 15, rel=1e-3)
+@pytest.mark.parametrize(
+    ("end", "tokens", "size", "ends"), [(2, (1, 2), 3, True), (3, (1, 2, 3), 5, True), (4, (1, 2, 3), 5, False)]
+)
+def test_nothing_is_sent_past_the_end_of_the_text(end: int, tokens: tuple[int, ...], size: int, ends: bool) -> None:
+    speculation, _, _ = prepared()
+    speculation.begin([7], is_eog=lambda token: token == end)
+    plan = speculation.plan(100)
+    assert plan.judged == plan.sent
+    assert (plan.sent.tokens, plan.size, plan.ends) == (tokens, size, ends)
+
+
+class Allowing(GrammarGuide):
+    """Allows what it is told to, and forces nothing; keeps what it was asked and told."""
+
+    def __init__(self, *allowed: int) -> None:
+        self.allowed = allowed
+        self.told: list[tuple[int, int, Sequence[int]]] = []
+
+    def shape(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
+        return draft if blind else draft.head(self.legal(draft))
+
+    def legal(self, draft: Draft) -> int:
+        return next((i for i, token in enumerate(draft.tokens) if token not in self.allowed), len(draft))
+
+    def learn(self, sent: int, accepted: int, tokens: Sequence[int]) -> None:
+        self.told.append((sent, accepted, tokens))
+
+
+@pytest.mark.parametrize(
+    ("blind", "allowed", "judged", "sent", "ends"),
+    [
+        (False, (1, 2), (1, 2), (1, 2), False),  # cut before the policy saw it
+        (True, (1, 2), (1, 2, 3), (1, 2), False),  # the first forbidden one is judged: it was drawn
+        (True, (1, 2, 3), (1, 2, 3), (1, 2, 3), True),
+        (True, (), (1,), (), False),
+    ],
+)
+def test_what_a_grammar_forbids_is_not_sent(
+    blind: bool, allowed: tuple[int, ...], judged: tuple[int, ...], sent: tuple[int, ...], ends: bool
+) -> None:
+    speculation, _, _ = prepared()
+    guide = Allowing(*allowed)
+    speculation.begin([7], guide=guide, is_eog=lambda token: token == 3, blind=blind)
+    plan = speculation.plan(100)
+    assert (plan.judged.tokens, plan.sent.tokens, plan.ends) == (judged, sent, ends)
+    # As the policy padded it, or the smallest size for what is left of its choice.
+    assert plan.size == (len(sent) + 2 if ends or not blind else len(sent) + 1)
+    speculation.learn(Step((1, 9), drafted=sent, accepted=1, batch=plan.size, seconds=1.0))
+    assert guide.told == [(len(sent), 1, (1, 9))]
+
+
+ROWS = np.arange(12, dtype=np.float32).reshape(4, 3)
+
+
+class Watcher(FixedPolicy):
+    """Reads rows, and tells the first logit of the last one."""
+
+    wants_logits = True
+
+    def __init__(self) -> None:
+        super().__init__(2)
+        self.rows: list[NDArray[np.float32]] = []
+
+    def explain(self) -> dict[str, float]:
+        return {"first": float(self.rows[-1][0])} if self.rows else {}
+
+    def see(self, row: NDArray[np.float32]) -> None:
+        self.rows.append(row.copy())
+
+
+def explained(speculation: Alone) -> Mapping[str, float]:
+    """What the record of a pass tells."""
+    done = Step((1, 5), accepted=1, batch=3, seconds=1.0)
+    speculation.learn(done)
+    return done.explained
+
+
+def test_a_policy_sees_the_row_that_decided_the_last_token_and_explains_the_plan() -> None:
+    policy = Watcher()
+    speculation = Alone(Parrot(), policy)
+    speculation.prepare(None, range(1, 9))
+    speculation.begin([7, 8])
+    speculation.see(8, NO_DRAFT, ROWS[:1])
+    speculation.first(9)
+    plan = speculation.plan(100)
+    speculation.see(9, plan.sent, ROWS, accepted=1)
+    assert explained(speculation) == {"first": 0.0}  # still that of the draft that was sent
+    speculation.plan(1)  # nothing to draft for
+    assert explained(speculation) == {"first": 3.0}
+    assert [row.tolist() for row in policy.rows] == [[0, 1, 2], [3, 4, 5]]
+    speculation.begin([7])
+    assert explained(speculation) == {}
+
+
+def test_without_drafts_or_without_a_reader_nobody_looks_at_rows() -> None:
+    watcher = Watcher()
+    for drafter, policy in ((None, watcher), (Parrot(), FixedPolicy())):
+        speculation = Alone(drafter, policy)
+        speculation.begin([7])
+        speculation.see(7, NO_DRAFT, ROWS[:, :0])  # nothing in it to be read
+        speculation.plan(9)
+        assert explained(speculation) == {}
+    assert watcher.rows == []
+
+
+def test_what_is_owed_is_part_of_the_pass() -> None:
+    speculation, drafter, policy = prepared(sizes=range(1, 9))
+    speculation.begin([7, 8])
+    speculation.first(9)
+    speculation.plan(100)
+    assert policy.debts == [None]
+    assert speculation.curve is not None
+    speculation.prepare(speculation.curve, range(1, 9), Replay(0.25, 0.5))
+    speculation.plan(100)
+    speculation.plan(100, owed=3)
+    # The checkpoint before the tokens that are owed is still there: it costs nothing.
+    assert policy.debts[1:] == [Debt(0, 0.25, 0.5), Debt(3, 0.0, 0.5)]
+    assert drafter.limits == [7, 7, 4]
+    assert speculation.plan(100, owed=7) == no_draft(1)
+
+
+class Asker(Parrot):
+    """Has a question beside every draft."""
+
+    def questions(self, *_: object) -> Sequence[Question]:
+        return [Question(0, (5,), 0.9)]
+
+
+class Payer(FixedPolicy):
+    """Asks whatever it can, where a drafted token costs `slope` of a pass."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__(3)
+        self.slope = slope
+
+    def price(self, *_: object) -> TokenPrice:
+        return TokenPrice(1.0, [self.slope] * 20)
+
+    def ask(self, questions: Sequence[Question], length: int, size: int, *_: object) -> tuple[int, int]:
+        return len(questions), size + len(questions)
+
+
+def test_questions_are_asked_only_where_a_drafted_token_is_nearly_free() -> None:
+    for slope, asked in ((0.05, 1), (0.06, 0)):
+        speculation = Alone(Asker(), Payer(slope))
+        speculation.prepare(CostCurve({1: 1.0, 16: 2.5}), range(1, 9), leaves=4)
+        speculation.begin([7, 8])
+        assert len(speculation.plan(100).questions) == asked

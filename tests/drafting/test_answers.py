@@ -8,15 +8,14 @@ import numpy as np
 import pytest
 from support.mock_target import MockTarget, rows_to
 
-from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.draft import Drafter, Question
-from ngramspec.drafting.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.answers import Answers
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.mixture.answers import CHEAP, MOST, Answers, RefusedRows
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.drafting.refused_rows import CHEAP, MOST, RefusedRows
 
 FREE = TokenPrice(1.0, [0.0] * 65)
 NOTHING = TokenPrice(0.0, [0.0] * 65)
@@ -89,7 +88,7 @@ def test_answers_that_come_true_count_for_more() -> None:
     chances = []
     for _ in range(12):
         guesser.guess(1, 0.0, FREE)
-        chances.append(guesser.law(0)[77])
+        chances.append(guesser.distribution(0)[77])
         guesser.accept([77])
         guesser.hear([50], 0, [77])  # what was said behind 50 stands where 77 will, whatever came before
         guesser.accept([len(chances) + 100])
@@ -125,7 +124,7 @@ def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_
     drafter.accept([2, 9])
     assert not drafter.wants_logits
     drafter.propose(1, price=FREE)
-    assert 77 in drafter._guesser.law(0)
+    assert 77 in drafter._guesser.distribution(0)
 
 
 def test_reading_takes_a_small_part_of_a_pass() -> None:

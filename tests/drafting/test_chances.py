@@ -9,11 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.drafting.chances import ChanceEstimator, HitRates, Record, cell, length_class
+from ngramspec.drafting.chances import (
+    BINS,
+    ChanceEstimator,
+    FadingRate,
+    HitRates,
+    Record,
+    Reliability,
+    cell,
+    length_class,
+)
 from ngramspec.drafting.draft import NO_DRAFT, Draft
-from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.drafting.reliability import BINS, Reliability
 
 
 def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:

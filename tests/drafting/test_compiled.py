@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from support.uncompiled import plain_modules
 
-from ngramspec.drafting import suffix_automaton, token_index
+from ngramspec.drafting import token_index
+from ngramspec.drafting.baselines import suffix_automaton
 from ngramspec.drafting.draft import Chooser
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.price import TokenPrice

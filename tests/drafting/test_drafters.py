@@ -20,13 +20,12 @@ from support.mock_target import MockTarget
 
 from ngramspec import drafting
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
-from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
-from ngramspec.drafting.hybrid import HybridDrafter
-from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.drafting.model import ModelDrafter
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.drafting.recall import Recall
 from ngramspec.tokens import common_prefix
 
 ALL = [*DRAFTERS, "model", "hybrid"]

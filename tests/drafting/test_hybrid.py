@@ -13,13 +13,13 @@ from support.decoder_loop import CLOCK, cheap, milliseconds, unmeasured
 from support.mock_shared import MockShared
 from support.mock_target import Blurred, MockTarget, plain_generate
 
-from ngramspec.decoding.step import Stats
-from ngramspec.drafting.asked_model import AskedModel
-from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.second_opinion import BOTH, MODEL, NGRAMS, Answered, SecondOpinion
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.drafting.second_opinion import BOTH, MODEL, NGRAMS, SecondOpinion
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
 
 N = 40
 
@@ -116,7 +116,7 @@ def test_a_model_that_is_far_behind_is_asked_again_where_that_much_may_be_lost(s
         drafter.accept(text[at : at + 4])
     drafter.accept([8])
     assert (before := model.passes) > 0
-    draft = drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0, stake=stake))
+    draft = drafter.propose(4, price=TokenPrice(1.0, [0.05] * 10, seconds=1.0, loss_budget=stake))
     assert (model.passes > before) == asked
     assert not asked or draft.tokens[0] == int(model.row([*range(40), *text, 8]).argmax())
 
@@ -133,9 +133,9 @@ def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
     for _ in range(60):
         draft = drafter.propose(8, price=TokenPrice(1.2, [0.1] * 10))
         chain = [guess.token for guess in drafter._chain]
-        for one in drafter._asked_about:
-            assert one.answer == int(model.row([*text, *chain[: one.at]]).argmax())
-            assert chain[one.at] == one.better
+        for at, one in drafter._asked_about:
+            assert one.answer == int(model.row([*text, *chain[:at]]).argmax())
+            assert chain[at] == one.better
             asked += 1
             replaced += one.better != one.guess >= 0
         assert draft.tokens == tuple(chain[: len(draft)])
@@ -154,11 +154,11 @@ def test_a_text_that_the_model_cannot_read_is_drafted_by_n_grams() -> None:
         assert model.passes == 0
 
 
-def test_a_drafter_beside_works_in_the_next_lane_and_knows_what_the_first_learnt() -> None:
+def test_a_drafter_beside_works_in_the_next_sequence_and_knows_what_the_first_learnt() -> None:
     small = MockShared(3, n_vocab=N, peak=6.0, clock=CLOCK)
-    first = HybridDrafter(AskedModel(small.lanes[0], clock=milliseconds, shared=small))
+    first = HybridDrafter(AskedModel(small.sequences[0], clock=milliseconds, shared=small))
     drafters = [first, first.beside(), first.beside()]
-    assert [drafter.model.model for drafter in drafters] == small.lanes
+    assert [drafter.model.model for drafter in drafters] == small.sequences
     assert all(drafter.model.pace is first.model.pace for drafter in drafters)
     prompt = [1, 2, 3, 4] * 3
     drafts = set()
@@ -172,7 +172,7 @@ def test_a_drafter_beside_works_in_the_next_lane_and_knows_what_the_first_learnt
         first.accept([0])
     drafters[1].begin(prompt)
     unlikely = drafters[1].propose(6).chances[0]
-    with pytest.raises(ValueError, match="no further lane"):
+    with pytest.raises(ValueError, match="no further sequence"):
         first.beside()
     other = hybrid(MockTarget(N, peak=6.0, clock=CLOCK))
     other.begin(prompt)
@@ -197,8 +197,8 @@ def test_what_asking_gives_is_learnt_and_a_new_text_remembers_a_little() -> None
         guess = 5 if p else -1
         good, bad = SecondOpinion(), SecondOpinion()
         for _ in range(300):
-            good.learn(p, 0.9, guess, 7, 7, 7)
-            bad.learn(p, 0.9, guess, 7, 7, 5)
+            good.learn(Answered(p, 0.9, guess, 7, 7), 7)
+            bad.learn(Answered(p, 0.9, guess, 7, 7), 5)
         for opinion, sign in ((good, 1), (bad, -1)):
             for prospects in (opinion.expected(p), opinion.expected()):
                 assert prospects.agrees < 0.1
@@ -212,14 +212,13 @@ def test_what_asking_gives_is_learnt_and_a_new_text_remembers_a_little() -> None
 
 
 def test_who_agrees_is_surer() -> None:
-    opinion = SecondOpinion()
-    before = opinion.expected(0.6)
+    opinion, other = SecondOpinion(), SecondOpinion()
     for i in range(300):
-        opinion.learn(0.6, 0.9, 5, 5 if i % 2 else 7, 5, 5 if i % 2 else 6)
+        opinion.learn(Answered(0.6, 0.9, 5, 5 if i % 2 else 7, 5), 5 if i % 2 else 6)
     after = opinion.expected(0.6)
     assert after.agrees == pytest.approx(0.5, abs=0.05)
-    assert after.surer > max(before.surer, 0.95)
-    assert opinion.expected(0.2) == SecondOpinion().expected(0.2), "another class of p learnt nothing"
+    assert after.surer > max(other.expected(0.6).surer, 0.95)
+    assert opinion.expected(0.2).others == other.expected(0.2).others, "another class of p learnt nothing"
 
 
 def test_chances_become_what_came_true() -> None:
@@ -229,6 +228,6 @@ def test_chances_become_what_came_true() -> None:
     for _ in range(4000):
         same = rng.random() < 0.5
         token = 1 if rng.random() < (0.9 if same else 0.2) else 2 if rng.random() < 0.75 else 3
-        opinion.learn(0.5, 0.9, 1 if same else 2, 1, 1, token)
+        opinion.learn(Answered(0.5, 0.9, 1 if same else 2, 1, 1), token)
     for case, chance in ((BOTH, 0.9), (MODEL, 0.2), (NGRAMS, 0.6)):
         assert opinion.chance(case, 0.5, 0.9) == pytest.approx(chance, abs=0.08)

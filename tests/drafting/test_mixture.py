@@ -13,10 +13,9 @@ from support.memories import a_text, new_store
 
 from ngramspec.drafting import make_drafter
 from ngramspec.drafting.mixture import learnt
-from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter
+from ngramspec.drafting.mixture.drafter import LONGEST, MixtureDrafter, Recall
 from ngramspec.drafting.mixture.guesser import Guesser
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.drafting.recall import Recall
 from ngramspec.memory import Memory
 
 FREE, TOKENS = 1 << 12, 1 << 17
@@ -119,7 +118,7 @@ def test_the_memory_drafter_knows_its_memory_alone() -> None:
 
 
 def test_what_is_remembered_has_an_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ngramspec.drafting.recall.MOST", 100)
+    monkeypatch.setattr("ngramspec.drafting.mixture.drafter.MOST", 100)
     memory = Recall()
     drafter = MixtureDrafter(memory)
     drafter.begin([1, 2, 3])
@@ -256,7 +255,7 @@ def test_nothing_that_hashes_two_tokens_is_kept() -> None:
         for b in range(n):
             guesser.begin([1000, a, b, 1000, a])
             assert guesser.look(0) == 0
-            facts = [fact for fact in list(guesser.odds.facts)[: len(guesser.odds.facts) // 640] if fact >= FREE]
+            facts = [fact for fact in list(guesser.mixer.facts)[: len(guesser.mixer.facts) // 640] if fact >= FREE]
             kept |= {fact for fact in facts if fact < FREE + TOKENS}
             beyond |= {fact for fact in facts if fact >= FREE + TOKENS}
     assert n < len(kept) < 8 * n

@@ -13,15 +13,14 @@ from support.mock_target import Blurred, Clock, MockTarget
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Stats
-from ngramspec.drafting import draft_sampler
-from ngramspec.drafting.draft_sampler import RARE, WIDEST, DraftSampler
-from ngramspec.drafting.model import PROBES, ModelDrafter
-from ngramspec.drafting.pace import Pace
-from ngramspec.drafting.payoff import POSITIONS, PRIOR, Payoff
+from ngramspec.drafting.draft_model import guesses
+from ngramspec.drafting.draft_model.guesses import POSITIONS, PRIOR, RARE, WIDEST, DraftSampler, Payoff
+from ngramspec.drafting.draft_model.model import PROBES, ModelDrafter
+from ngramspec.drafting.draft_model.passes import Pace
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.sampling.entropy import normalised_entropy
+from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -175,7 +174,7 @@ def test_q_is_the_law_at_the_targets_temperature() -> None:
 
 
 def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
-    assert doctest.testmod(draft_sampler).failed == 0
+    assert doctest.testmod(guesses).failed == 0
     shares = np.array([1.0, 0.5, 0.2, 0.02, 0.005])  # as parts of the largest probability
     for min_p, kept in ((0.0, 4), (RARE / 2, 4), (0.1, 3), (0.4, 2)):
         guess = DraftSampler(5, Sampling(1.0, min_p=min_p)).guess(np.log(shares), 3, likeliest)
@@ -230,8 +229,8 @@ def test_a_gain_is_that_of_the_best_length(seconds: float) -> None:
         (TokenPrice(0.0, [0.0] * 10), 1, 0.05, 0.1),
         (TokenPrice(0.0, [0.0] * 10, 1.0), 1, 0.05, 0.1),
         # Two guesses may be lost, three may not.
-        (TokenPrice(1.0, [0.0] * 10, 1.0, stake=0.35), 2, 0.125, 0.1),
-        (TokenPrice(1.0, [0.0] * 10, 1.0, stake=0.35), 3, 1.01, 0.1),
+        (TokenPrice(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 2, 0.125, 0.1),
+        (TokenPrice(1.0, [0.0] * 10, 1.0, loss_budget=0.35), 3, 1.01, 0.1),
     ],
 )
 def test_a_draft_goes_on_while_a_guess_pays(price: TokenPrice | None, length: int, least: float, token: float) -> None:

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.drafting import context_table, predictor
+from ngramspec.drafting import predictor
+from ngramspec.drafting.baselines.target_logits import FILLER, NasdDrafter
 from ngramspec.drafting.chances import HOPELESS
-from ngramspec.drafting.context_table import BoundedTable, Continuations, ExactTable, Shares
 from ngramspec.drafting.draft import Draft
-from ngramspec.drafting.nasd import FILLER, NasdDrafter
 from ngramspec.drafting.ngram import NGramDrafter
-from ngramspec.drafting.predictor import NGramPredictor, fnv1a, roll
+from ngramspec.drafting.predictor import BoundedTable, Continuations, ExactTable, NGramPredictor, Shares, fnv1a, roll
 
 Evict = Literal["keep", "decrement"]
 EVICTS: tuple[Evict, ...] = ("keep", "decrement")
@@ -60,7 +59,7 @@ def test_probabilities_are_a_mapping() -> None:
 
 
 def test_the_contexts_not_updated_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_table, "MAX_PAIRS", 4)
+    monkeypatch.setattr(predictor, "MAX_PAIRS", 4)
     table = BoundedTable()
     for key, token in [(1, 5), (2, 5), (3, 5), (1, 5), (1, 6)]:
         table.add(key, token)
@@ -75,7 +74,7 @@ def test_the_contexts_not_updated_for_longest_go_first(monkeypatch: pytest.Monke
 
 
 def test_a_full_context_drops_its_stalest_token_but_not_its_best(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_table, "MAX_CONTINUATIONS", 3)
+    monkeypatch.setattr(predictor, "MAX_CONTINUATIONS", 3)
     for tokens, left in [
         ((4, 7, 7, 5, 6), {7: 2, 5: 1, 6: 1}),
         ((7, 7, 4, 5, 6), {7: 2, 5: 1, 6: 1}),  # 7 is the stalest, but the most frequent
@@ -230,8 +229,8 @@ def test_where_contexts_collide_a_draft_states_the_q_of_the_shared_counts(evict:
 
 @pytest.mark.parametrize("vocabulary", [3, 60, 100_000])
 def test_keep_is_bounded_over_a_long_stream(vocabulary: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(context_table, "MAX_PAIRS", 200)
-    monkeypatch.setattr(context_table, "MAX_CONTINUATIONS", 20)
+    monkeypatch.setattr(predictor, "MAX_PAIRS", 200)
+    monkeypatch.setattr(predictor, "MAX_CONTINUATIONS", 20)
     rng = random.Random(4)
     p, stream = NGramPredictor(window=64), [rng.randrange(vocabulary) for _ in range(4000)]
     for at in range(0, 4000, 500):
@@ -266,7 +265,7 @@ def test_bad_arguments(options: dict[str, Any], message: str) -> None:
 def test_defaults_are_akunus() -> None:
     p = NGramPredictor()
     assert (p.max_order, p.draft_count, p.window, p.evict) == (4, 4, 512, "keep")
-    assert (context_table.MAX_PAIRS, context_table.MAX_CONTINUATIONS) == (65_536, 256)
+    assert (predictor.MAX_PAIRS, predictor.MAX_CONTINUATIONS) == (65_536, 256)
 
 
 # --------------------------------------------------------------------------- the drafters

@@ -14,10 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.uncompiled import plain_modules
 
-from ngramspec.drafting import suffix
+from ngramspec.drafting.baselines import suffix
+from ngramspec.drafting.baselines.suffix import CLEARLY, SuffixDrafter
+from ngramspec.drafting.baselines.suffix_automaton import SuffixAutomaton
 from ngramspec.drafting.chances import HOPELESS
-from ngramspec.drafting.suffix import CLEARLY, SuffixDrafter
-from ngramspec.drafting.suffix_automaton import SuffixAutomaton
 
 PLAIN = plain_modules()["suffix_automaton"]
 ARRAYS = ("length", "link", "first", "best", "latest", "total", "origin", "token", "goal", "count", "sibling", "slots")

@@ -19,8 +19,8 @@ from support.twins import FREE
 import ngramspec
 from ngramspec.cost.calibration import Calibration
 from ngramspec.dropin import look_ahead
-from ngramspec.llama.borrowed import mend
-from ngramspec.policies.simple import FixedPolicy
+from ngramspec.llama.llama_class import mend
+from ngramspec.policies.policy import FixedPolicy
 
 TEXT = "one two three four five six seven eight nine ten " * 4
 SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False}

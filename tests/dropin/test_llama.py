@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import gc
+import os
 import pickle
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,14 @@ import llama_cpp
 import pytest
 from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, StoppingCriteriaList
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
-from support.cli_runner import DEMO
+from support.cli_runner import DEMO, environment, run_process
+from support.held_pass import one_pass_held
 from support.twins import Twins, bare, cached, look, watched
 
 import ngramspec
 from ngramspec.errors import TargetError
-from ngramspec.exactness import auto
-from ngramspec.llama.borrowed import BorrowedLane
+from ngramspec.exactness import decision
+from ngramspec.llama.llama_class import BorrowedSequence
 
 PROMPT = "def add(a, b):\n    return a + b\n\n\ndef add_three(a, b, c):\n    return"
 GRAMMAR = r'root ::= "{" [ \n]* "\"name\"" ": " "\"" [a-z ]{1,9} "\", \"values\": [" [0-9]+ (", " [0-9]+){3,12} "]}"'
@@ -302,16 +306,16 @@ def test_a_draft_model_keeps_its_job(twins: Callable[..., Twins]) -> None:
 
 
 def test_a_pass_that_fails_is_made_without_drafts(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
-    passes, evaluate = 0, BorrowedLane.evaluate
+    passes, evaluate = 0, BorrowedSequence.evaluate
 
-    def fail(lane: BorrowedLane, tokens: Any) -> Any:
+    def fail(sequence: BorrowedSequence, tokens: Any) -> Any:
         nonlocal passes
         passes += 1
         if passes > 4 and len(tokens) > 1:
             raise TargetError("no room")
-        return evaluate(lane, tokens)
+        return evaluate(sequence, tokens)
 
-    monkeypatch.setattr(BorrowedLane, "evaluate", fail)
+    monkeypatch.setattr(BorrowedSequence, "evaluate", fail)
     pair.same(lambda llama: watched(llama, prompt(llama), 40, temp=0.9))
     assert passes > 4
 
@@ -352,7 +356,7 @@ def test_it_can_be_pickled_and_closed_in_mid_generation(
 
 def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(auto, "BUDGET", 60.0)
+    monkeypatch.setattr(decision, "BUDGET", 60.0)
     settings: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     ours, parent = ngramspec.Llama(str(DEMO), **settings), llama_cpp.Llama(str(DEMO), **settings)
     text = "one two three four five six seven eight nine ten " * 6
@@ -362,3 +366,72 @@ def test_by_default_it_measures_and_drafts_what_pays(monkeypatch: pytest.MonkeyP
     assert sorted(path.suffix for path in tmp_path.rglob("*.*") if path.is_file()) == [".json", ".json", ".npz"]
     parent.close()
     ours.close()
+
+
+def test_a_prediction_is_drafted_from_and_changes_no_text() -> None:
+    told = []
+    for prediction in ("", "def total(items):\n    return sum(items)\n"):
+        llm = ngramspec.Llama(str(DEMO), n_ctx=512, n_threads=1, verbose=False, keep=False, prediction=prediction)
+        told.append(llm.create_completion(PROMPT, max_tokens=40, temperature=0)["choices"][0]["text"])
+        look = llm._look
+        assert look is not None
+        assert look.drafts.drafter is not None
+        predicted = list(look.drafts.drafter.predicted or ())
+        assert predicted == (llm.tokenize(prediction.encode(), add_bos=False) if prediction else [])
+        llm.close()
+    assert told[0] == told[1]
+
+
+def test_two_threads_at_once_are_told_so(pair: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = pair.ours
+    with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
+        first = other.submit(ours.create_completion, PROMPT, max_tokens=8, temperature=0)
+        assert held.wait(60)
+        for call in (
+            lambda: ours.create_completion("Hi", max_tokens=2),
+            lambda: ours.eval([5]),
+            ours.sample,
+            ours.reset,
+            ours.save_state,
+        ):
+            with pytest.raises(RuntimeError, match="two threads at once"):
+                call()
+        go_on.set()
+        answer = first.result()["choices"]
+    ours.reset()
+    assert ours.create_completion(PROMPT, max_tokens=8, temperature=0)["choices"] == answer
+
+
+def test_sampling_where_another_generation_left_no_logits_does_not_end_the_process(pair: Twins) -> None:
+    pair.ours.eval(prompt(pair.ours))
+    with pytest.raises(RuntimeError, match="another generation has begun"):
+        pair.ours.sample(idx=0)
+
+
+_LEFT_OPEN = """
+import sys
+from pathlib import Path
+from support.twins import FREE
+from ngramspec import Llama
+from ngramspec.cost.calibration import Calibration
+from ngramspec.dropin.look_ahead import LookAhead
+
+known = Calibration.given(FREE)
+known.path = Path(sys.argv[2])
+Calibration.load = lambda sequence: known
+llama = Llama(sys.argv[1], exact="off", n_ctx=128, n_threads=1, verbose=False)
+stream = llama.generate(llama.tokenize(b"one two three one two three one"), temp=0.0)
+for _ in range(4):
+    next(stream)
+assert llama.draft_stats.passes
+"""
+
+
+def test_a_stream_left_open_at_the_end_of_the_process_loses_nothing_and_says_nothing(tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(__file__).parents[1]), *filter(None, sys.path)])
+    costs = tmp_path / "costs.json"
+    env = environment(tmp_path) | {"PYTHONPATH": path}
+    done = run_process(env, DEMO, costs, command=[sys.executable, "-c", _LEFT_OPEN])
+    assert (done.code, done.err) == (0, "")
+    assert costs.exists()
+    assert list(tmp_path.rglob("*.npz"))

@@ -21,8 +21,8 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.dropin import look_ahead
 from ngramspec.errors import ModelError
 from ngramspec.llama import log, rpc
-from ngramspec.llama.borrowed import mend
-from ngramspec.policies.simple import FixedPolicy
+from ngramspec.llama.llama_class import mend
+from ngramspec.policies.policy import FixedPolicy
 
 PROMPT = "def value_0(self):\n    return self._value_0\n\n\ndef value_1("
 SMALL: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
@@ -79,7 +79,7 @@ def test_the_log_goes_back_to_where_it_went(capfd: pytest.CaptureFixture[str]) -
 def test_machines_that_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ValueError, match="'host' is not HOST:PORT"):
         ngramspec.Llama(str(DEMO), rpc_servers="host", **OURS)
-    with pytest.raises(ValueError, match="n_gpu_layers=0 leaves no layer"):
+    with pytest.raises(ValueError, match="n_gpu_layers 0 leaves no layer"):
         ngramspec.Llama(str(DEMO), rpc_servers="127.0.0.1:1", n_gpu_layers=0, **OURS)
 
     def none() -> int:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ngramspec.exactness.choice import ANSWER, MOST, PROMPT, SIZES, TOLERANCE, WAYS, Identity, Measured, Times, Way
+from ngramspec.exactness.decision import ANSWER, TOLERANCE, WAYS, Measured, Way
+from ngramspec.exactness.trial import MOST, PROMPT, SIZES, Identity, Times
 
 ALL = Identity(SIZES, SIZES[1:])
 SPLIT = Identity((1,), SIZES[1:])

@@ -17,8 +17,8 @@ from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.backend import Logits
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import NO_DRAFT
-from ngramspec.exactness.auto import Footing
 from ngramspec.exactness.close_calls import CloseCalls
+from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.settings import Sampling
 
 VOCAB = 16
@@ -87,23 +87,23 @@ def test_a_watched_draw_is_judged_by_its_own_law() -> None:
 class Loaded(MockTarget):
     """A mock target that decided when it was loaded."""
 
-    def __init__(self, footing: Footing) -> None:
+    def __init__(self, exactness: ExactnessMode) -> None:
         super().__init__(12, seed=3)
-        self.footing = footing
+        self.exactness = exactness
 
 
-def total(folder: Path, footing: Footing, drafter: str | None = "mixture") -> tuple[int, int]:
+def total(folder: Path, exactness: ExactnessMode, drafter: str | None = "mixture") -> tuple[int, int]:
     """(tokens drafted, close calls) of a text on a mock model whose logits are all within 20."""
-    decoder = SpeculativeDecoder(Loaded(footing), drafter=drafter, policy="fixed", calibration_folder=folder)
+    decoder = SpeculativeDecoder(Loaded(exactness), drafter=drafter, policy="fixed", calibration_folder=folder)
     steps = list(decoder.generate([1, 2, 3] * 20, max_tokens=60))
     assert all(step.close_calls <= len(step.tokens) for step in steps)
     return sum(len(step.drafted) for step in steps), sum(step.close_calls for step in steps)
 
 
 def test_only_passes_of_other_sizes_count(tmp_path: Path) -> None:
-    drafted, calls = total(tmp_path, Footing(bound=1000.0))
+    drafted, calls = total(tmp_path, ExactnessMode(bound=1000.0))
     assert drafted
     assert 0 < calls < 60
-    assert total(tmp_path, Footing(bound=1000.0, harmless=tuple(range(1, 65))))[1] == 0
-    assert total(tmp_path, Footing(bound=1e-6))[1] == 0
-    assert total(tmp_path, Footing(bound=1000.0), drafter=None)[1] == 0
+    assert total(tmp_path, ExactnessMode(bound=1000.0, agreeing=tuple(range(1, 65))))[1] == 0
+    assert total(tmp_path, ExactnessMode(bound=1e-6))[1] == 0
+    assert total(tmp_path, ExactnessMode(bound=1000.0), drafter=None)[1] == 0

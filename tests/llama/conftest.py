@@ -1,4 +1,4 @@
-"""Model files that these tests write are good, and are not tried in child processes; see `test_first_load`."""
+"""Model files that these tests write are good, and are not tried in child processes; see `test_crash_check`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from support.fake_child import FakeChild
 @pytest.fixture(scope="module", autouse=True)
 def _trusted_files(request: pytest.FixtureRequest) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        if not request.module.__name__.endswith("test_first_load"):
-            first_load = pytest.importorskip("ngramspec.llama.first_load")
-            patch.setattr(first_load, "_try", lambda *_: None)  # no verdict, so that none is kept either
+        if not request.module.__name__.endswith("test_crash_check"):
+            crash_check = pytest.importorskip("ngramspec.llama.crash_check")
+            patch.setattr(crash_check, "_try", lambda *_: None)  # no verdict, so that none is kept either
         yield
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +18,7 @@ from support.cli_runner import DEMO, run
 from support.fake_child import HANGS, FakeChild
 
 from ngramspec.child import Ended
-from ngramspec.llama import amx, amx_trial, weights
+from ngramspec.llama import amx, weights
 from ngramspec.llama.amx import works
 from ngramspec.llama.target import Target
 
@@ -93,33 +93,23 @@ def test_so_does_what_it_runs() -> None:
     """In this process, where a build with broken kernels would end it."""
     if "AMX_INT8 = 1" in weights.build():
         pytest.skip("a build with AMX: the child is started for every other test")
-    assert amx_trial.compare() == 0
+    assert amx.compare() == 0
 
 
 @pytest.mark.parametrize(("error", "code"), [(0.0, 0), (0.01, 0), (0.3, 3), (np.nan, 3), (np.inf, 3)])
 def test_wrong_logits_are_found(error: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    loaded = []
+    tried = []
 
-    class Fake:
-        def __init__(self, path: Path, *, extra_buffers: bool, **_: Any) -> None:
-            loaded.append((path, extra_buffers))
-            self.error = error if extra_buffers else 0.0
+    def logits(_api: Any, path: Path, *, extra: bool) -> NDArray[np.float32]:
+        tried.append((path, extra))
+        found = np.outer(range(1, 17), np.linspace(-5, 5, 100)).astype(np.float32)
+        # Some columns, as a tile would be.
+        found[:, :3] *= 1 + error * 10 * extra
+        return found
 
-        def __enter__(self) -> Fake:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def evaluate(self, tokens: Iterable[int]) -> NDArray[np.float32]:
-            logits = np.outer([*tokens], np.linspace(-5, 5, 100)).astype(np.float32)
-            # One column, as a tile would be.
-            logits[:, :3] *= 1 + self.error * 10
-            return logits
-
-    monkeypatch.setattr(amx_trial, "Target", Fake)
-    assert amx_trial.compare() == code
-    assert sorted(loaded) == [(DEMO, False), (DEMO, True)]
+    monkeypatch.setattr(amx, "_logits", logits)
+    assert amx.compare() == code
+    assert tried == [(DEMO, False), (DEMO, True)]
 
 
 def fake_ggml(*types: bytes) -> tuple[Any, Any]:

@@ -15,13 +15,13 @@ from support.tiny_models import write_model as write_tiny
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Step
-from ngramspec.drafting.model import ModelDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.llama import bindings, head
 from ngramspec.llama.head import Head
-from ngramspec.llama.states import HiddenStates
+from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
 from ngramspec.tokens import common_prefix
 
 FREE = GivenCurve({1: 1.0, 64: 1.0})

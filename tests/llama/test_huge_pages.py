@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec.llama import huge_pages
-from ngramspec.llama.huge_pages import MINIMUM, Range, advise, anonymous, outside
+from ngramspec.llama import devices
+from ngramspec.llama.devices import LARGE, Range, advise_huge_pages, anonymous_memory, outside
 
 on_linux = pytest.mark.skipif(
     not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="a kernel without transparent huge pages"
@@ -52,19 +52,19 @@ def asked_for(part: Range) -> bool:
 
 @on_linux
 def test_new_large_memory_is_asked_for_and_no_other() -> None:
-    old = mmap.mmap(-1, 2 * MINIMUM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    before = anonymous()
+    old = mmap.mmap(-1, 2 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    before = anonymous_memory()
     assert holds(before, place(old))
-    new = mmap.mmap(-1, 2 * MINIMUM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    small = mmap.mmap(-1, MINIMUM // 64, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    assert advise(before) >= 2 * MINIMUM
+    new = mmap.mmap(-1, 2 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    small = mmap.mmap(-1, LARGE // 64, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    assert advise_huge_pages(before) >= 2 * LARGE
     assert asked_for(place(new))
     assert not asked_for(place(old))
-    assert holds(anonymous(), place(small))
+    assert holds(anonymous_memory(), place(small))
     new[:4] = b"kept"
-    assert advise(before) >= 2 * MINIMUM  # once more changes nothing
+    assert advise_huge_pages(before) >= 2 * LARGE  # once more changes nothing
     assert new[:4] == b"kept"
-    assert advise(anonymous()) == 0  # nothing is new
+    assert advise_huge_pages(anonymous_memory()) == 0  # nothing is new
 
 
 @on_linux
@@ -73,26 +73,26 @@ def test_files_are_left_alone(tmp_path: Path) -> None:
     path.write_bytes(b"\0" * 4096)
     with path.open("r+b") as file:
         mapped = mmap.mmap(file.fileno(), 4096, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    assert not holds(anonymous(), place(mapped))
+    assert not holds(anonymous_memory(), place(mapped))
 
 
 def test_systems_without_either(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(huge_pages, "_MAPS", tmp_path / "missing")
-    assert anonymous() == []
-    assert advise([]) == 0
+    monkeypatch.setattr(devices, "_MAPS", tmp_path / "missing")
+    assert anonymous_memory() == []
+    assert advise_huge_pages([]) == 0
     monkeypatch.undo()
     monkeypatch.delattr(mmap, "MADV_HUGEPAGE", raising=False)
-    keep = mmap.mmap(-1, 2 * MINIMUM) if sys.platform == "win32" else mmap.mmap(-1, 2 * MINIMUM, mmap.MAP_PRIVATE)
-    assert advise([]) == 0
+    keep = mmap.mmap(-1, 2 * LARGE) if sys.platform == "win32" else mmap.mmap(-1, 2 * LARGE, mmap.MAP_PRIVATE)
+    assert advise_huge_pages([]) == 0
     keep.close()
 
 
 @on_linux
 def test_a_kernel_that_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = anonymous()
-    keep = mmap.mmap(-1, 2 * MINIMUM, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    before = anonymous_memory()
+    keep = mmap.mmap(-1, 2 * LARGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     monkeypatch.setattr(mmap, "MADV_HUGEPAGE", 12345)
-    assert advise(before) == 0
+    assert advise_huge_pages(before) == 0
     keep.close()
 
 
@@ -105,8 +105,8 @@ def told(given: str | None, sums: str | None, folder: Path, patch: pytest.Monkey
         (folder / name).unlink(missing_ok=True)
         if text is not None:
             (folder / name).write_text(text)
-        patch.setattr(huge_pages, name, folder / name)
-    return huge_pages.told(mapped)
+        patch.setattr(devices, name, folder / name)
+    return devices.huge_pages_told(mapped)
 
 
 def test_what_the_system_gives_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,10 +15,10 @@ import pytest
 from architectures.files import write_model
 from support.pools import as_on_a_gpu
 
-from ngramspec.backend import Part
 from ngramspec.llama import log
-from ngramspec.llama.shared import SharedTarget
-from ngramspec.llama.split import equally, in_order
+from ngramspec.llama.passes import equally, in_order
+from ngramspec.llama.target import Target
+from ngramspec.shared_model import Part
 
 KINDS = ("llama", "gemma3", "deepseek2", "mamba", "jamba", "qwen35", "deepseek4", "qwen4exp")
 
@@ -37,7 +37,7 @@ IN_STEP: list[tuple[dict[int, int], bool, int, list[int]]] = [
     ({0: 5, 1: 1}, True, 5, [5, 1]),
     ({0: 10}, True, 5, [5, 5]),
 ]
-"""(tokens of each lane, whether only neighbours go together, tokens of the tail, sizes of the batches)"""
+"""(tokens of each sequence, whether only neighbours go together, tokens of the tail, sizes of the batches)"""
 
 
 def test_rules() -> None:
@@ -84,16 +84,18 @@ def test_llama_splits_as_we_say(
     rng = random.Random(1)
     compared = set()
     path = write_model(tmp_path / f"{kind}.gguf", kind)
-    with SharedTarget(path, lanes=5, n_ctx=250, threads=1, exact=exact, draft_max=6) as shared:
+    with Target(path, texts=5, n_ctx=250, threads=1, exact=exact, draft_max=6) as shared:
         for _ in range(30):
-            lanes = rng.sample(list(shared.lanes), rng.randint(1, 5))
-            lengths = [rng.choice((1, 1, 2, 3, 5, 8, 20)) for _ in lanes]
-            for lane in shared.lanes:
-                if len(lane.tokens) > 200:
-                    lane.clear()
+            sequences = rng.sample(list(shared.sequences), rng.randint(1, 5))
+            lengths = [rng.choice((1, 1, 2, 3, 5, 8, 20)) for _ in sequences]
+            for sequence in shared.sequences:
+                if len(sequence.tokens) > 200:
+                    sequence.clear()
             logged.clear()
-            shared.evaluate([Part(lane, [5] * length, 1) for lane, length in zip(lanes, lengths, strict=True)])
-            assert list(shared.batches(lengths, lanes)) == batches(logged)
+            shared.evaluate_together(
+                [Part(sequence, [5] * length, 1) for sequence, length in zip(sequences, lengths, strict=True)]
+            )
+            assert list(shared.batches(lengths, sequences)) == batches(logged)
             compared.add(len(batches(logged)))
-            assert shared.batches(lengths) == shared.batches(lengths, shared.lanes[: len(lengths)])
+            assert shared.batches(lengths) == shared.batches(lengths, shared.sequences[: len(lengths)])
     assert compared == {1} if exact == "off" and kind in ("llama", "gemma3", "deepseek2") else len(compared) > 2

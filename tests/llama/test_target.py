@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import warnings
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import pytest
 from architectures.files import write_model as write_architecture
 from numpy.typing import NDArray
 from support.cli_runner import DEMO
+from support.held_pass import one_pass_held
 from support.tiny_models import HEADS, LAYERS, WIDTH, write_model
 
 from ngramspec.errors import ModelError, TargetError
-from ngramspec.llama import amx, devices, huge_pages, log
+from ngramspec.llama import amx, devices, log
 from ngramspec.llama import target as target_module
-from ngramspec.llama.kv_cache import CacheShape
-from ngramspec.llama.lane import TAIL
-from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.cache import bytes_per_token
+from ngramspec.llama.passes import MAX_EVALUATE, Feed
+from ngramspec.llama.sequence import TAIL
 from ngramspec.llama.target import Target
 
 
@@ -261,7 +263,7 @@ def test_what_is_known_of_a_model(files: dict[str, Path]) -> None:
 def test_the_context_is_capped_to_memory(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     with Target(files["llama"], threads=1) as target:
         assert (target.n_ctx, own_notes(target)) == (1024, [])
-    per_token = CacheShape(LAYERS, 1, WIDTH // HEADS, WIDTH // HEADS).bytes_per_token("f16", "f16")
+    per_token = bytes_per_token(("f16", "f16"), LAYERS, 1, (WIDTH // HEADS, WIDTH // HEADS))
     monkeypatch.setattr(devices, "free_bytes", lambda *_: int(2 * per_token * 800))
     with Target(files["llama"], threads=1) as target:
         assert target.n_ctx == 768
@@ -314,8 +316,8 @@ def test_a_load_asks_for_huge_pages_first_and_is_an_interrupt_where_ctrl_c_cut_i
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(huge_pages, "anonymous", lambda: "before")
-    monkeypatch.setattr(huge_pages, "advise", asked.append)
+    monkeypatch.setattr(devices, "anonymous_memory", lambda: "before")
+    monkeypatch.setattr(devices, "advise_huge_pages", asked.append)
     with Target(DEMO, n_ctx=64, threads=1):
         assert asked == ["before"]
 
@@ -395,3 +397,32 @@ def test_the_fingerprint_tells_settings_and_files_apart(files: dict[str, Path], 
     ]
     assert len({same, *others}) == 10
     assert all(name.isalnum() for name in others)
+
+
+@pytest.mark.parametrize("token", [-1, 99_999])
+def test_a_token_that_is_not_in_the_vocabulary_is_named(demo: Target, token: int) -> None:
+    text = some(demo, 10)
+    demo.prefill(text)
+    for call in (lambda: demo.evaluate([5, token]), lambda: demo.prefill([*text, token, 5])):
+        with pytest.raises(ValueError, match=f"token {token} is not in the vocabulary of {demo.n_vocab} tokens"):
+            call()
+        assert demo.tokens == text
+
+
+def test_two_threads_at_once_are_told_so(demo: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = some(demo, 20)
+    demo.clear()
+    with one_pass_held(monkeypatch) as (held, go_on), ThreadPoolExecutor(1) as other:
+        first = other.submit(demo.prefill, text)
+        assert held.wait(60)
+        for call in (lambda: demo.prefill([1]), lambda: demo.evaluate([1]), lambda: demo.rollback(0), demo.clear):
+            with pytest.raises(RuntimeError, match="two threads at once"):
+                call()
+        # The other thread may have begun between a check and the pass.
+        with pytest.raises(RuntimeError, match="two threads at once"):
+            demo._passes.decode([Feed(demo.cache, [1], 1)])
+        go_on.set()
+        row = first.result().copy()
+    assert demo.tokens == text
+    demo.clear()
+    assert np.array_equal(demo.prefill(text), row)

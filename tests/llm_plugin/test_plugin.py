@@ -20,10 +20,9 @@ llm = pytest.importorskip("llm")
 pytest.importorskip("llama_cpp")
 
 from ngramspec.chat_prompt import ChatPrompt  # noqa: E402
-from ngramspec.decoding.step import Step  # noqa: E402
-from ngramspec.llm_plugin.model import NGramSpec, PromptFailed  # noqa: E402
-from ngramspec.llm_plugin.opened import loading  # noqa: E402
-from ngramspec.llm_plugin.options import sampling_of  # noqa: E402
+from ngramspec.llm_plugin import NGramSpec, PromptFailed  # noqa: E402
+from ngramspec.llm_plugin.answering import load_settings, sampling_of  # noqa: E402
+from ngramspec.steps import Step  # noqa: E402
 
 REPETITIVE = "Repeat: one two three four five six. one two three four five six. one two three"
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 32, "threads": 1}
@@ -42,8 +41,8 @@ def model() -> Iterator[NGramSpec]:
     """The demo model, loaded by the first test that asks it something."""
     made = NGramSpec(str(DEMO))
     yield made
-    if made._opened is not None:
-        made._opened.close()
+    if made._loaded is not None:
+        made._loaded.close()
 
 
 CHOSEN = {"temperature": 0, "max_tokens": 8, "threads": 1, "exact": "off", "no_draft": 1}
@@ -65,7 +64,7 @@ def test_a_conversation_goes_on_and_its_tokens_are_counted() -> None:
     assert second > first
     logged = json.loads(in_terminal("logs", "-n", "0", "--json").stdout)
     assert [entry["response"] for entry in logged] == [done.stdout.removesuffix("\n") for done in (begun, went_on)]
-    assert {entry["model"] for entry in logged} == {"ngramspec/default"}
+    assert {(entry["model"], entry["resolved_model"]) for entry in logged} == {("ngramspec/default", DEMO.name)}
 
 
 def test_its_models_are_those_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,15 +100,15 @@ def test_every_start_of_llm_is_spared_llama_cpp(env: dict[str, str]) -> None:
 def test_the_model_stays_loaded_while_the_options_do_not_ask_for_another(model: NGramSpec) -> None:
     drafted = model.prompt(REPETITIVE, **GREEDY)
     drafted.text()
-    opened, usage = model._opened, drafted.usage()
+    opened, usage = model._loaded, drafted.usage()
     assert opened is not None
     assert (drafted.json()["estimated_gain"] is not None) == ((usage.details or {}).get("drafted", 0) > 0)
     sampled = [model.prompt(REPETITIVE, **GREEDY | {"temperature": 0.9, "seed": 5}).text() for _ in range(2)]
     assert sampled[0] == sampled[1]
-    assert model._opened is opened
+    assert model._loaded is opened
     plain = model.prompt(REPETITIVE, no_draft=True, **GREEDY)
     plain.text()
-    assert model._opened is not opened
+    assert model._loaded is not opened
     assert opened.target.closed
     assert (usage.input, usage.output) == (plain.usage().input, plain.usage().output)
     assert min(usage.input or 0, usage.output or 0) > 0
@@ -118,14 +117,14 @@ def test_the_model_stays_loaded_while_the_options_do_not_ask_for_another(model: 
 
 def test_a_draft_model_is_closed_with_its_target(tmp_path: Path, model: NGramSpec) -> None:
     model.prompt("Hi", draft_model=str(DEMO), **GREEDY).text()
-    opened = model._opened
+    opened = model._loaded
     other = write_model(tmp_path / "other.gguf", "llama")
     with pytest.raises(llm.ModelError, match="their vocabularies differ, at token"):
         model.prompt("Hi", draft_model=str(other), **GREEDY).text()
     assert opened is not None
-    assert opened._small is not None
+    assert opened.draft_model is not None
     assert opened.target.closed
-    assert opened._small.closed
+    assert opened.draft_model.closed
 
 
 def test_an_answer_of_a_schema_is_json_of_it(model: NGramSpec) -> None:
@@ -144,6 +143,7 @@ def test_an_option_that_cannot_be_is_refused_before_anything_is_loaded() -> None
         ({"max_tokens": 0}, "greater than or equal to 1"),
         ({"exact": "yes"}, "'auto', 'on' or 'off'"),
         ({"stop": ""}, "at least 1 character"),
+        ({"ctx_size": 3}, "must be 0, or from 16 to"),
         ({"heat": 1}, "Extra inputs"),
         ({"seed": -2}, "2\\^64"),
     ):
@@ -170,7 +170,7 @@ def test_what_cannot_be_answered_is_one_line() -> None:
         (str(DEMO), {"draft_model": "gone.gguf"}, "gone.gguf"),
         (str(DEMO), {"draft_model": str(DEMO), "no_draft": True}, "leave out no_draft"),
         (str(DEMO), {"rpc": "host"}, "'host' is not HOST:PORT"),
-        (str(DEMO), {"rpc": "127.0.0.1:1", "gpu_layers": 0}, "leaves no layer to the option rpc"),
+        (str(DEMO), {"rpc": "127.0.0.1:1", "gpu_layers": 0}, "leaves no layer to rpc"),
         (str(DEMO), {"rpc": "127.0.0.1:1"}, "DGGML_RPC=on|cannot be reached"),
     ):
         with pytest.raises(llm.ModelError, match=complaint) as raised:
@@ -189,12 +189,13 @@ def answering(*answers: str) -> tuple[NGramSpec, mock.Mock]:
         text = next(texts)
         return (Step((7,), pieces=(text[at : at + 5],), batch=1) for at in range(0, len(text), 5))
 
-    told = mock.Mock(n_ctx=512, chat_template=TEMPLATE, notes=(), footing=SimpleNamespace(same=True))
+    told = mock.Mock(n_ctx=512, chat_template=TEMPLATE, notes=(), exactness=SimpleNamespace(same=True))
     told.chat.return_value = ChatPrompt([1, 2, 3], "", "")
     told.is_eog.return_value = False
     told.generate.side_effect = generate
     model = NGramSpec("told")
-    model._opened = mock.Mock(loading=loading(model.Options()), target=told, decoder=told, memory=None, tuned={})
+    model._loaded = mock.Mock(target=told, decoder=told, memory=None, tuned={})
+    model._asked = load_settings(model.Options())
     return model, told
 
 

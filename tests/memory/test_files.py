@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ngramspec.memory import files
-from ngramspec.memory.files import HUGE, SPECIAL, UNREADABLE, concerns, find_files, read_text
+from ngramspec.memory.files import HUGE, IGNORED, LINK, SECRET, SPECIAL, UNREADABLE, concerns, find_files, read_text
 from ngramspec.storage import NotUtf8
 
 
@@ -75,7 +75,21 @@ def test_version_control_links_and_empty_files_are_passed_over(tmp_path: Path) -
         pytest.skip("no links here")
     result = find_files(tmp_path)
     assert [f.path.relative_to(tmp_path).as_posix() for f in result.files] == [".hidden/c.txt", "a/b.txt"]
-    assert result.skipped == {}
+    assert result.skipped == {tmp_path / "loop": LINK, tmp_path / "link": LINK}
+
+
+def test_what_is_secret_by_its_name_is_left_out_unless_it_is_named_itself(tmp_path: Path) -> None:
+    secret = {".env", "web/.env.local", "tls/server.pem", "id_ed25519", ".netrc", ".aws/credentials", "secrets.toml"}
+    plain = [".env.example", "id_ed25519.pub", "keys.py", "web/env.ts"]
+    tree(tmp_path, dict.fromkeys([*secret, *plain], "x") | {".gitignore": "secrets.toml\n*.log\n", "a.log": "x"})
+    assert found(tmp_path) == sorted([".gitignore", *plain])
+    skipped = {path.relative_to(tmp_path).as_posix(): why for path, why in find_files(tmp_path).skipped.items()}
+    assert {name for name, why in skipped.items() if why == SECRET} == secret - {"secrets.toml", ".aws/credentials"} | {
+        ".aws"
+    }
+    assert {name for name, why in skipped.items() if why == IGNORED} == {"secrets.toml", "a.log"}
+    assert [f.path.name for f in find_files(tmp_path / ".env").files] == [".env"]
+    assert not concerns([tmp_path / ".env", tmp_path / ".aws" / "credentials"], tmp_path)
 
 
 def test_huge_files_are_skipped_and_pipes_not_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,7 +100,8 @@ def test_huge_files_are_skipped_and_pipes_not_opened(tmp_path: Path, monkeypatch
         assert find_files(tmp_path / "pipe").skipped == {tmp_path / "pipe": SPECIAL}
     result = find_files(tmp_path)
     assert [f.path.name for f in result.files] == ["large.txt"]
-    assert result.skipped == {tmp_path / "huge.txt": HUGE}
+    piped = {tmp_path / "pipe": SPECIAL} if hasattr(os, "mkfifo") else {}
+    assert result.skipped == {tmp_path / "huge.txt": HUGE, **piped}
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ngramspec.memory.remember import SettingsError, remembers, write_remember
+from ngramspec.errors import NGramSpecError
+from ngramspec.memory.memory import remembers, write_remember
 
 
 def test_off_unless_switched_on(tmp_path: Path) -> None:
@@ -40,10 +41,10 @@ def test_what_means_nothing_is_refused(tmp_path: Path) -> None:
     ):
         path.write_bytes(raw)
         for use in (lambda: remembers(path), lambda: write_remember(True, path)):
-            with pytest.raises(SettingsError, match=words) as error:
+            with pytest.raises(NGramSpecError, match=words) as error:
                 use()
             assert str(path) in str(error.value)
             assert "\n" not in str(error.value)
         assert path.read_bytes() == raw
-    with pytest.raises(SettingsError, match="cannot"):
+    with pytest.raises(NGramSpecError, match="cannot"):
         write_remember(True, path / "config.toml")

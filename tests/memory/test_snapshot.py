@@ -11,8 +11,7 @@ from support.memories import N_VOCAB, VOCABULARY, a_text, answers, filled, names
 
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory import snapshot as snapshot_module
-from ngramspec.memory.documents import Table, joined
-from ngramspec.memory.journal import record
+from ngramspec.memory.documents import joined, read_table, record
 from ngramspec.memory.snapshot import BLOCK, Snapshot, chains_for, read_header, write_snapshot
 
 
@@ -52,7 +51,7 @@ def test_what_is_written_comes_back(tmp_path: Path) -> None:
     contents = store.read()
     assert [t.document for t in contents.texts()][:3] == [t.document for t in wanted]
     assert [t.tokens.tolist() for t in contents.texts()] == [[5, 6, 7], [], [255], [9, 8]]
-    assert contents.table.model == "bytes"
+    assert contents.model == "bytes"
     assert contents.snapshot.tokens.tolist() == [5, 6, 7, -1, -1, 255, -1]
 
 
@@ -188,9 +187,9 @@ def test_a_table_that_does_not_fit() -> None:
         b"[" * 100_000,
     ):
         with pytest.raises(MemoryFileError, match="list of documents"):
-            Table.from_json(table, 701)
+            read_table(table, np.zeros(701, np.int32))
     with pytest.raises(MemoryFileError, match="list of documents"):
-        Table.from_json(b'{"model":"m","documents":[{"kind":"file","name":"x","tokens":700}]}', 702)
+        read_table(b'{"model":"m","documents":[{"kind":"file","name":"x","tokens":700}]}', np.zeros(702, np.int32))
 
 
 # ---------------------------------------------------------------------- journal

@@ -123,7 +123,7 @@ def test_two_writers_and_a_reader_lose_nothing(tmp_path: Path, monkeypatch: pyte
         count = len(contents.texts())
         # What was there once is there for good, and the index is that of the text.
         assert count >= seen
-        assert contents.table is not None
+        assert contents.texts() is not None
         seen, reads = count, reads + 1
         if reads > 5:
             was_read.touch()  # the writers wait for it half-way
@@ -221,7 +221,7 @@ def test_killed_between_two_generations_and_amid_an_answer(tmp_path: Path, kille
     assert len(answers(store)) == 2
     store.update(lambda texts: texts)
     assert len(files(tmp_path)) == 1
-    killed(lambda: store.append([9, 9, 9, 9]), "append_records", dying(store_module.append_records, 0))
+    killed(lambda: store.append([9, 9, 9, 9]), "append_record", dying(store_module.append_record, 0))
     assert len(answers(store)) == 2
     store.append([4, 4])
     assert answers(store)[2:] == [[4, 4]]

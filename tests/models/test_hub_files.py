@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ngramspec.errors import ModelError
-from ngramspec.models.hub_files import choose
+from ngramspec.models.hub import choose
 
 REPOSITORY = [
     "README.md",

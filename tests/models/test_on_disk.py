@@ -14,9 +14,8 @@ from support.cli_runner import DEMO, NO_SMOLLM, environment, run
 from support.tiny_gguf import write_gguf
 
 from ngramspec.errors import ModelError
-from ngramspec.models import lm_studio, ollama
-from ngramspec.models.find import is_model_argument, resolve
-from ngramspec.models.on_disk import installed
+from ngramspec.models.find import installed, is_model_argument, resolve
+from ngramspec.models.programs import find_lm_studio, find_ollama, list_lm_studio, list_ollama
 
 HUB = "hub/models--owner--repo-GGUF"
 SPLIT = "hf:owner/repo-GGUF:m-00001-of-00002.gguf"
@@ -73,19 +72,19 @@ def test_a_name_is_a_model_with_or_without_its_tag(folder: Path, env: dict[str, 
 def test_models_of_other_people_and_hosts(folder: Path, env: dict[str, str]) -> None:
     mine = pull(folder, "registry.ollama.ai/me/toy/latest", DEMO.read_bytes())
     hub = pull(folder, "hf.co/owner/repo-GGUF/Q4_K_M", DEMO.read_bytes() + b"\0")
-    assert ollama.find("ollama:me/toy", env) == mine
-    assert ollama.find("ollama:hf.co/owner/repo-GGUF:Q4_K_M", env) == hub
-    names = [name for name, _ in ollama.listed(env)]
+    assert find_ollama("ollama:me/toy", env) == mine
+    assert find_ollama("ollama:hf.co/owner/repo-GGUF:Q4_K_M", env) == hub
+    names = [name for name, _ in list_ollama(env)]
     assert names == ["ollama:hf.co/owner/repo-GGUF:Q4_K_M", "ollama:me/toy:latest"]
-    assert all(ollama.find(name, env).is_file() for name in names)
+    assert all(find_ollama(name, env).is_file() for name in names)
 
 
 def test_a_name_that_ollama_does_not_have(folder: Path, env: dict[str, str]) -> None:
     with pytest.raises(ModelError, match="no models of ollama in"):
-        ollama.find("ollama:toy", env)
+        find_ollama("ollama:toy", env)
     pull(folder, "registry.ollama.ai/library/qwen2.5/0.5b", DEMO.read_bytes())
     with pytest.raises(ModelError, match=r"ollama:qwen: ollama has not pulled it; it has qwen2\.5:0\.5b"):
-        ollama.find("ollama:qwen", env)
+        find_ollama("ollama:qwen", env)
 
 
 def test_what_is_broken_is_no_model(folder: Path, env: dict[str, str]) -> None:
@@ -95,9 +94,9 @@ def test_what_is_broken_is_no_model(folder: Path, env: dict[str, str]) -> None:
         path.parent.mkdir(parents=True)
         path.write_text(text)
     (folder / "manifests" / "stray").write_text("")
-    assert [*ollama.listed(env)] == []
+    assert [*list_ollama(env)] == []
     shutil.rmtree(folder)
-    assert [*ollama.listed(env)] == []
+    assert [*list_ollama(env)] == []
 
 
 def test_a_layout_of_its_own_is_told(tmp_path: Path, folder: Path, env: dict[str, str]) -> None:
@@ -141,21 +140,21 @@ def test_folders_of_settings_and_of_older_versions(home: Path) -> None:
     (home / ".lmstudio").mkdir()
     settings = home / ".lmstudio" / "settings.json"
     settings.write_text(json.dumps({"downloadsFolder": str(home / "elsewhere")}))
-    assert [name for name, _ in lm_studio.listed()] == ["lmstudio:me/new:new.gguf", "lmstudio:me/old:old.gguf"]
-    assert all(resolve(name, {}).path.is_file() for name, _ in lm_studio.listed())
+    assert [name for name, _ in list_lm_studio()] == ["lmstudio:me/new:new.gguf", "lmstudio:me/old:old.gguf"]
+    assert all(resolve(name, {}).path.is_file() for name, _ in list_lm_studio())
     for damaged in ("{", "[]", '{"downloadsFolder": 3}'):
         settings.write_text(damaged)
-        assert [name for name, _ in lm_studio.listed()] == ["lmstudio:me/old:old.gguf"]
+        assert [name for name, _ in list_lm_studio()] == ["lmstudio:me/old:old.gguf"]
 
 
 def test_a_name_that_lm_studio_does_not_have(home: Path) -> None:
     with pytest.raises(ModelError, match="lmstudio:me/toy: LM Studio has no model of that name; there is none in"):
-        lm_studio.find("lmstudio:me/toy")
+        find_lm_studio("lmstudio:me/toy")
     link(home / ".lmstudio" / "models", "me/toy-GGUF/toy-Q8_0.gguf", "me/toy-GGUF/toy-F16.gguf")
     with pytest.raises(ModelError, match="it has me/toy-GGUF"):
-        lm_studio.find("lmstudio:me/toy")
+        find_lm_studio("lmstudio:me/toy")
     with pytest.raises(ModelError, match="lmstudio:me/toy-GGUF:Q2_K: there is no Q2_K"):
-        lm_studio.find("lmstudio:me/toy-GGUF:Q2_K")
+        find_lm_studio("lmstudio:me/toy-GGUF:Q2_K")
 
 
 # --------------------------------------------------------------------------- all of them

@@ -14,10 +14,9 @@ from support.passes import draft, passed
 
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies import POLICIES, make_policy
-from ngramspec.policies.entropy import EntropyPolicy
-from ngramspec.policies.policy import Pass
-from ngramspec.policies.threshold import ThresholdPolicy
-from ngramspec.sampling.entropy import normalised_entropy
+from ngramspec.policies.baselines import EntropyPolicy, ThresholdPolicy
+from ngramspec.sampling.distribution import normalised_entropy
+from ngramspec.steps import Step
 
 ALL = range(1, 65)
 
@@ -132,11 +131,11 @@ def test_who_wants_logits_and_explains_itself() -> None:
 # --------------------------------------------------------------------------- threshold
 
 
-def refused(drafted: int) -> Pass:
+def refused(drafted: int) -> Step:
     return passed(1, drafted, 0, 1.0, 0.0, 1.0)
 
 
-def accepted(drafted: int, guessed: int) -> Pass:
+def accepted(drafted: int, guessed: int) -> Step:
     return passed(drafted + 1, drafted, guessed, 1.0, 0.0, 1.0)
 
 

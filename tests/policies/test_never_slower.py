@@ -17,18 +17,19 @@ from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
-from ngramspec.batching.job import Job
+from ngramspec.batching.active_request import ActiveRequest
 from ngramspec.batching.request import Request
-from ngramspec.batching.writing import Writing
+from ngramspec.batching.scheduler import Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import SHARED_ORDER, Replay
-from ngramspec.decoding.speculation import Proposer
+from ngramspec.decoding.drafts import Drafts as TextDrafts
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
-from ngramspec.exactness.auto import Footing
-from ngramspec.policies.policy import Debt, Pass
-from ngramspec.policies.together import DraftBudget
+from ngramspec.exactness.decision import ExactnessMode
+from ngramspec.policies.cost import CostPolicy
+from ngramspec.policies.policy import Debt
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
 from ngramspec.tokens import common_prefix
 
 Cost = Callable[[int], float]
@@ -94,7 +95,7 @@ class Machine:
 
     def __post_init__(self) -> None:
         self.curve = CostCurve({n: (self.believed or self.cost)(n) for n in SIZES}, self.switch)
-        self.budget = DraftBudget()
+        self.budget = CostPolicy()
         self.seconds = 0.0
         self.tokens = self.passes = self.asked = self.drafted = 0
         self.since: int | None = None
@@ -114,12 +115,16 @@ class Machine:
         plain = self.cost(self.texts) / self.texts
         return (self.seconds - seconds) / ((self.tokens - began) * plain)
 
-    def _pass(self, drafts: Drafts) -> None:
-        n, replay, budget, curve = self.texts, self.replay, self.budget, self.curve
-        asks = budget.limit(n) > 0
-        guesses = [drafts.next(self._rng) if asks else (NO_DRAFT, 0) for _ in range(n)]
+    def _pass(self, kind: Drafts) -> None:
+        n, replay, policy, curve = self.texts, self.replay, self.budget.shared(self.texts), self.curve
+        asks = policy.limit() > 0
+        guesses = [kind.next(self._rng) if asks else (NO_DRAFT, 0) for _ in range(n)]
         debt = Debt(self._owed, 0.0 if self._owed else replay.save, replay.restore) if replay else None
-        planned = budget.plan([draft for draft, _ in guesses], curve, SIZES, lambda parts: [sum(parts)], debt)
+        drafts = [draft for draft, _ in guesses]
+        if n == 1:
+            planned = [policy.plan(drafts[0], curve, SIZES, debt)]
+        else:
+            planned = policy.plan_together(drafts, curve, SIZES, lambda parts: [sum(parts)])
         size = self._owed + sum(size for _, size in planned)
         sent = sum(k for k, _ in planned)
         kept = sum(min(k, right) for (k, _), (_, right) in zip(planned, guesses, strict=True))
@@ -130,7 +135,7 @@ class Machine:
         spent = self.cost(size) + (self.switch if size != self._last else 0.0)
         if self._rng.random() < self.interrupted:
             spent += self._rng.uniform(0, 3)
-        done = Pass(
+        done = Step(
             (7,) * (n + kept),
             drafted=(7,) * sent,
             accepted=kept,
@@ -141,7 +146,7 @@ class Machine:
             draft_seconds=overhead,
             plain_seconds=curve.level * curve.ratio(n) / n,
         )
-        budget.record(n, done)
+        policy.record(done)
         curve.observe(size, spent)
         self._last = size
         self.seconds += spent + overhead
@@ -267,7 +272,7 @@ class Guess(Drafter):
 
 @cache
 def known(number: int, tokens: int) -> tuple[int, ...]:
-    """What the mock writes after the prompt of that lane."""
+    """What the mock writes after the prompt of that sequence."""
     return tuple(plain_generate(MockTarget(peak=3.0), [1, number], tokens, Sampling()))
 
 
@@ -279,20 +284,20 @@ def seconds(curve: str, texts: int, split: bool, right: float | None) -> float:
     model = MockShared(texts, split=split, seconds=cost, peak=3.0)
     clock = model.clock.perf_counter
     known_costs = Calibration.given(CostCurve({n: cost(n) for n in SHARED_ORDER}))
-    writing = Writing(model, known_costs, Footing(), drafts=right is not None, draft_max=63, clock=clock)
-    jobs = []
-    for lane in model.lanes:
-        job = Job(Request([1, lane.number], tokens), lambda _: None, clock)
-        job.prepare(lane, lane.piece, n_ctx=lane.n_ctx, n_vocab=lane.n_vocab, counts_calls=False)
-        guess = Guess(known(lane.number, tokens), right or 0.0, lane.number)
-        job.start(lane, Proposer(guess), aligned=False, most=lambda: 512)
-        while job.reading:
-            job.read()
-        jobs.append(job)
+    writer = Writer(model, known_costs, ExactnessMode(), drafts=right is not None, draft_max=63, clock=clock)
+    requests = []
+    for sequence in model.sequences:
+        request = ActiveRequest(Request([1, sequence.number], tokens), lambda _: None, clock)
+        request.prepare(sequence, sequence.piece, n_ctx=sequence.n_ctx, n_vocab=sequence.n_vocab, counts_calls=False)
+        guess = Guess(known(sequence.number, tokens), right or 0.0, sequence.number)
+        request.start(sequence, TextDrafts(guess), aligned=False, most=lambda: 512)
+        while request.reading:
+            request.read()
+        requests.append(request)
     began = model.clock.now
-    while jobs:
-        _, ended = writing.step(jobs)
-        jobs = [job for job in jobs if job not in [one for one, _ in ended]]
+    while requests:
+        _, ended = writer.step(requests)
+        requests = [request for request in requests if request not in [one for one, _ in ended]]
     return model.clock.now - began
 
 

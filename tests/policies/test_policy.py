@@ -16,7 +16,7 @@ from support.passes import Rich, draft, passed
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.draft import NO_DRAFT, Question
 from ngramspec.policies import POLICIES, make_policy
-from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.policies.cost import CostPolicy
 
 ALL = range(1, 65)
 Cost = Callable[[int], float]

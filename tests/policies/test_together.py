@@ -13,7 +13,7 @@ from support.mock_shared import MockShared
 from support.passes import Rich, draft
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.policies.cost import CostPolicy
 
 SIZES = range(1, 65)
 
@@ -35,7 +35,7 @@ def test_what_may_be_lost_is_divided_among_the_drafters() -> None:
     alone, shared = (CostPolicy(texts=texts).price(curve, SIZES) for texts in (1, 4))
     assert alone is not None
     assert shared is not None
-    assert 0 < shared.stake == pytest.approx(alone.stake / 4)
+    assert 0 < shared.loss_budget == pytest.approx(alone.loss_budget / 4)
 
 
 CHANCES = st.lists(st.lists(st.floats(0.01, 0.99), max_size=4), min_size=2, max_size=4)
@@ -59,7 +59,7 @@ def test_one_pool_gets_the_best_of_all_choices(chances: list[list[float]], slope
     assert all(size == 1 + length for length, size in planned)
 
 
-def test_lanes_of_their_own_are_padded_to_one_batch_where_that_is_cheaper() -> None:
+def test_sequences_of_their_own_are_padded_to_one_batch_where_that_is_cheaper() -> None:
     """Reading the weights costs 1, a token 0.05: a second batch for a longer draft costs as much as 20 tokens."""
     curve = CostCurve({n: 1 + 0.05 * (n - 1) for n in SIZES})
     shared = MockShared(4, split=True)

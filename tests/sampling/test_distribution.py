@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.sampling.distribution import BadLogits, Distribution, largest, point_mass, softmax, top_token
-from ngramspec.sampling.logprobs import Logprobs, logprobs
+from ngramspec.sampling.distribution import (
+    BadLogits,
+    Distribution,
+    Logprobs,
+    largest,
+    logprobs,
+    point_mass,
+    softmax,
+    top_token,
+)
 
 
 def test_largest_equals_a_stable_sort() -> None:

@@ -11,6 +11,8 @@ from typing import Any
 import httpx
 from support.http import asking, scripted
 
+from ngramspec.server.app import make_app
+
 GOOD = "https://good.example"
 
 
@@ -38,6 +40,33 @@ def test_the_names_of_this_server_are_known_and_a_rebound_one_is_not() -> None:
     for host in ("evil.example", "evil.example:8080", "127.0.0.1.evil.example", "", "localhost.evil", "[x]"):
         assert status(headers={"Host": host}, hosts=["me.lan"]) == 403, host
         assert status("/health", headers={"Host": host}) == 403, host
+
+
+def test_containers_may_name_their_host_where_a_key_is_asked_for() -> None:
+    headers = {"Host": "host.docker.internal:8080", "X-Api-Key": "k"}
+    assert status(headers=headers, keys=["k"]) == 200
+    assert status(headers=headers) == 403
+    assert status(headers=headers, hosts=["host.docker.internal"]) == 200
+
+
+def test_a_health_check_of_http_1_0_names_no_host() -> None:
+    async def answered(path: str, version: str) -> int:
+        sent: list[Any] = []
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        async def receive() -> Any:
+            if sent:  # the client stays
+                await asyncio.sleep(60)
+            return {"type": "http.request", "body": b""}
+
+        scope = {"type": "http", "http_version": version, "method": "GET", "path": path, "query_string": b""}
+        await make_app(scripted()[0])(scope | {"headers": []}, receive, send)
+        return int(sent[0]["status"])
+
+    found = [asyncio.run(answered(*asked)) for asked in (("/health", "1.0"), ("/health", "1.1"), ("/props", "1.0"))]
+    assert found == [200, 403, 403]
 
 
 def test_a_page_of_another_origin_may_not_ask() -> None:
@@ -88,7 +117,15 @@ def test_the_page_is_shown_to_anyone_and_may_do_little() -> None:
     policy = response.headers["content-security-policy"]
     assert "default-src 'none'" in policy
     assert "unsafe" not in policy
-    assert len(re.findall("'sha256-", policy)) == 2
+    assert len(re.findall("'sha256-", policy)) == len(re.findall(r"<style>|<script>", response.text)) == 5
     # Nothing is fetched, and no text is made into markup.
     assert re.findall(r"(?:src|href)=\"(?!data:)|@import|url\(|https?://(?!www\.w3\.org/2000/svg)", response.text) == []
     assert re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(", response.text) == []
+
+
+def test_a_browser_that_has_the_page_is_not_sent_it_again() -> None:
+    first = answer("/")
+    again = answer("/", {"If-None-Match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["content-security-policy"] == first.headers["content-security-policy"]
+    assert answer("/", {"If-None-Match": '"other"'}).text == first.text

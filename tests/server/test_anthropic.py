@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from anthropic.lib.streaming._messages import accumulate_event
 from anthropic.types import Message, RawMessageStreamEvent
 from hypothesis import given
 from pydantic import TypeAdapter
-from support.chat_scripts import answers, finish, played, refused
+from support import chat_scripts
+from support.chat_scripts import Said, answers, finish, refused
 
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.anthropic_answer import events, message, worded
-from ngramspec.server.anthropic_request import hides_thoughts, read_request
-from ngramspec.server.dialogue import ChatDelta, ChatTask
+from ngramspec.server.anthropic import MessageReply, hides_thoughts, read_request, worded
+from ngramspec.server.chat import ChatTask
 from ngramspec.server.errors import ApiError, overflow
 from ngramspec.server.fields import Fields
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning, Tool
@@ -37,15 +36,12 @@ def task(**fields: Any) -> ChatTask:
     return read_request(Fields(body), Sampling())
 
 
-def streamed(deltas: list[ChatDelta], hide: bool = False) -> list[dict[str, Any]]:
-    async def collect() -> list[dict[str, Any]]:
-        return [event async for event in events(played(deltas), "msg_1", "m", hide)]
-
-    return asyncio.run(collect())
+def streamed(said: list[Said], hide: bool = False) -> list[dict[str, Any]]:
+    return chat_scripts.streamed(MessageReply("msg_1", "m", hide), said)
 
 
-def whole(deltas: list[ChatDelta], hide: bool = False) -> dict[str, Any]:
-    return asyncio.run(message(played(deltas), "msg_1", "m", hide))
+def whole(said: list[Said], hide: bool = False) -> dict[str, Any]:
+    return chat_scripts.whole(MessageReply("msg_1", "m", hide), said)
 
 
 def accumulated(sent: list[dict[str, Any]]) -> dict[str, Any]:
@@ -177,8 +173,7 @@ IMAGE = {"type": "image", "source": {"type": "base64", "media_type": "image/png"
 
 
 def test_impossible_values_are_named() -> None:
-    answer = {"role": "assistant", "content": "The answer is"}
-    alone = {"max_tokens": [None, "9"], "messages": [[], [USER, answer]], "system": [3], "stop_sequences": [[""]]}
+    alone = {"max_tokens": [None, "9"], "messages": [[]], "system": [3], "stop_sequences": [[""]]}
     cases: list[tuple[str, dict[str, Any]]] = [
         *((name, {name: value}) for name, values in alone.items() for value in values),
         ("messages[0].role", {"messages": [{"role": "tool", "content": "x"}]}),
@@ -205,7 +200,7 @@ def test_impossible_values_are_named() -> None:
 
 
 @given(answers())
-def test_any_answer_streams_as_what_it_is_whole(deltas: list[ChatDelta]) -> None:
+def test_any_answer_streams_as_what_it_is_whole(deltas: list[Said]) -> None:
     sent = streamed(deltas)
     opened, current = 0, -1
     for event in sent[1:-2]:
@@ -220,7 +215,7 @@ def test_any_answer_streams_as_what_it_is_whole(deltas: list[ChatDelta]) -> None
 
 
 def test_the_parts_of_an_answer() -> None:
-    deltas: list[ChatDelta] = [Reasoning("h"), Reasoning("m"), Content("I "), Content("look.")]
+    deltas: list[Said] = [Reasoning("h"), Reasoning("m"), Content("I "), Content("look.")]
     deltas += [CallBegin(0, "c0", "look"), CallArguments(0, '{"at": "x"'), CallArguments(0, ', "n": [1]}')]
     deltas += [CallBegin(1, "c1", "list"), finish("tool_calls")]
     answer = whole(deltas)

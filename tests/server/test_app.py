@@ -13,9 +13,8 @@ from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
 from ngramspec.batching.request import ClosedError, Request
 from ngramspec.errors import GrammarError, TargetError
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.access_log import Entry
-from ngramspec.server.sampling_fields import SamplingDefaults
-from ngramspec.server.served import Server
+from ngramspec.server.http import Entry
+from ngramspec.server.state import SamplingDefaults, Server
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -177,6 +176,23 @@ def test_the_native_answer_tells_how_it_ended() -> None:
     assert (told["stop_type"], told["truncated"]) == ("limit", True)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_is_scored_as_evaluations_ask_for_it(stream: bool) -> None:
+    """As lm-evaluation-harness does: it sums the logprobs of the last tokens of the prompt."""
+    prompt = demo_vocabulary().tokenize("The sky is blue")
+    body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0, "stream": stream}
+    told, service = ask(TEXTS, body, Script(ends=False))
+    choices = [chunk["choices"][0] for chunk in told] if stream else told["choices"]
+    tables = [choice["logprobs"] for choice in choices]
+    columns = {name: [one for table in tables for one in table[name]] for name in tables[0]}
+    assert "".join(choice["text"] for choice in choices) == "The sky is blueH"
+    assert columns["token_logprobs"] == [None, *[-2.0] * (len(prompt) - 1), -0.5]
+    assert columns["top_logprobs"][0] is None
+    assert list(columns["top_logprobs"][1]) == [columns["tokens"][1]]
+    assert columns["text_offset"][-1] == len("The sky is blue")
+    assert (service.requests[0].scored, request_of(TEXTS, {"prompt": "x", "echo": True}).scored) == (True, False)
+
+
 def test_the_native_stream_and_the_fields_asked_for() -> None:
     told, _ = ask(NATIVE, {"prompt": "x", "stream": True, "n_probs": 1})
     assert [chunk["stop"] for chunk in told] == [False] * (len(told) - 1) + [True]
@@ -284,7 +300,7 @@ WRONG: dict[str, list[tuple[dict[str, Any], str | None]]] = {
         ({"prompt": []}, "prompt"),
         ({"prompt": [10**9]}, "prompt"),
         ({"prompt": "x", "best_of": 3}, "best_of"),
-        ({"prompt": "x", "echo": True, "logprobs": 1}, "echo"),
+        ({"prompt": "x", "suffix": "y", "echo": True, "logprobs": 1}, "echo"),
         ({"prompt": ["x"] * 100, "n": 100}, "n"),
     ],
     NATIVE: [
@@ -403,6 +419,28 @@ def test_what_is_told_of_the_model() -> None:
     assert [slot["is_processing"] for slot in get("/slots").json()] == [False] * 4
 
 
+def test_the_model_by_its_name() -> None:
+    assert get("/v1/models/demo").json() == get("/v1/models").json()["data"][0]
+    response = get("/v1/models/other/one")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_tokens_of_a_prompt_are_counted_without_generating() -> None:
+    for path, body in ((CHATS, CHAT), ("/v1/responses", {"input": "hi"})):
+        told, service = ask(f"{path}/input_tokens", body)
+        expected = len(demo_vocabulary().chat_prompt(CHAT["messages"]))
+        assert told == {"object": "response.input_tokens", "input_tokens": expected}
+        assert service.tickets == []
+
+
+def test_what_other_servers_have_is_answered_with_words() -> None:
+    server, _ = scripted()
+    for method, path in (("POST", "/v1/embeddings"), ("POST", "/rerank"), ("POST", "/props")):
+        response = send(server, path, {}, method)
+        assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
+        assert "this server" in response.text or "cannot" in response.text
+
+
 def test_metrics_have_names_of_both_servers_and_count() -> None:
     server, _ = scripted(Script(step=3))
     send(server, NATIVE, {"prompt": "x"})
@@ -448,11 +486,39 @@ def test_the_log_says_what_a_request_cost_and_nothing_of_its_text() -> None:
     asyncio.run(run())
     first, second = entries
     assert (first.method, first.path, first.status) == ("POST", NATIVE, 200)
-    tally = first.tally
+    counters = first.counters
     prompt_tokens = len(demo_vocabulary().tokenize("secret"))
-    assert (tally.prompt_tokens, tally.cached, tally.tokens, tally.drafted) == (prompt_tokens, 2, 7, 2)
+    assert (counters.prompt_tokens, counters.cached, counters.tokens, counters.drafted) == (prompt_tokens, 2, 7, 2)
     assert (second.path, second.status) == ("?", 404)
     assert "secret" not in repr(entries)
+
+
+def test_the_log_names_the_field_that_is_wrong_and_no_words_of_a_client() -> None:
+    entries: list[Entry] = []
+
+    async def run() -> None:
+        async with asking(scripted()[0], log=entries.append) as client:
+            await client.post(CHATS, json={"messages": [{"role": "wizard"}]})
+            await client.post(NATIVE, content=b'{"prompt": "x", "secret": "\\ud800"}')
+
+    asyncio.run(run())
+    assert [(entry.status, entry.counters.field) for entry in entries] == [(400, "messages[0].role"), (400, "")]
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    long = "word " * 2_000_000
+    server, service = scripted()
+    assert server.model is not None
+    monkeypatch.setattr(server.model.vocabulary, "tokenize", None)
+    for path, body in (
+        (CHATS, {"messages": [{"role": "user", "content": long}]}),
+        (TEXTS, {"prompt": long}),
+        (NATIVE, {"prompt": [1, long]}),
+    ):
+        error = send(server, path, body).json()["error"]
+        assert (error["code"], error["n_ctx"]) == ("context_length_exceeded", 512)
+        assert error["n_prompt_tokens"] > 512
+    assert service.tickets == []
 
 
 def test_text_that_is_held_back_as_if_a_call_began_is_told_at_the_end() -> None:

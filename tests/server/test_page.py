@@ -1,6 +1,6 @@
 """The page at `/`, in a real browser, over the server itself and an engine that follows a script.
 
-What can be seen without a browser is in test_access.
+What can be seen without a browser is in test_access and test_markdown.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import re
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, JSHandle, Page, expect
 from support.browser import chromium
 from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
 from support.http import listening, scripted
 
+from ngramspec.conversation import ChatPrompt, load, save
 from ngramspec.errors import TargetError
 
 pytestmark = pytest.mark.exhaustive
@@ -37,7 +39,8 @@ class Visit:
         address: of the page.
         answer, note: of the latest question.
         requests: addresses that the page asked for, and what it sent.
-        complaints: what its console said in anger, and exceptions that nobody caught.
+        complaints: what its console said in anger (of what the policy forbids, too), and exceptions that nobody caught.
+        typed: what dialogs are answered; None: they are cancelled.
     """
 
     def __init__(self, page: Page, service: FakeService, address: str) -> None:
@@ -46,6 +49,8 @@ class Visit:
         self.question, self.send, self.error = (page.locator(f"#{id}") for id in ("question", "send", "error"))
         self.requests: list[tuple[str, str | None]] = []
         self.complaints: list[str] = []
+        self.typed: str | None = ""
+        page.on("dialog", lambda box: box.dismiss() if self.typed is None else box.accept(self.typed))
         page.on("request", lambda request: self.requests.append((request.url, request.post_data)))
         page.on("pageerror", lambda error: self.complaints.append(str(error)))
         page.on("console", lambda said: self.complaints.append(said.text) if said.type == "error" else None)
@@ -61,7 +66,35 @@ class Visit:
         count = self.page.locator("article").count()
         self.say(question)
         expect(self.page.locator("article")).to_have_count(count + 1)
+        self.settled()
+
+    def answered_again(self, script: Script, question: str) -> None:
+        """Let a question that is edited be answered."""
+        self.service.script = script
+        self.say(question)
+        expect(self.answer).to_have_text(script.text)
+        self.settled()
+
+    def listed(self) -> list[str]:
+        """The names of the conversations that are listed."""
+        return self.page.locator("#list li > button").all_inner_texts()
+
+    def transfer(self) -> JSHandle:
+        """What a drag carries: nothing yet."""
+        return self.page.evaluate_handle("new DataTransfer()")
+
+    def settled(self) -> None:
+        """Until the answer is there, and rendered."""
         expect(self.send).to_be_visible()
+        expect(self.page.locator("article").last).to_have_attribute("aria-busy", "false")
+
+    def press(self, name: str) -> None:
+        """Press the last button of a name: the latest answer's, where answers have one."""
+        self.page.get_by_role("button", name=name, exact=True).last.click()
+
+    def sent(self) -> Any:
+        """The fields of the latest chat that was asked for."""
+        return json.loads([body for url, body in self.requests if url.endswith("completions")][-1] or "")
 
     def begun(self, script: Script) -> None:
         """Let an answer begin."""
@@ -84,7 +117,10 @@ def visit(browser: Browser, request: pytest.FixtureRequest) -> Iterator[Visit]:
         listening(server, keys=getattr(request, "param", ())) as address,
         browser.new_context(viewport={"width": 900, "height": 700}) as context,  # streams go on until it is closed
     ):
-        yield Visit(context.new_page(), service, f"{address}/")
+        found = Visit(context.new_page(), service, f"{address}/")
+        yield found
+        # What the server refuses the browser tells, too.
+        assert [said for said in found.complaints if not said.startswith("Failed to load resource")] == []
 
 
 def test_an_answer_grows_and_then_says_how_fast_it_was(visit: Visit) -> None:
@@ -100,30 +136,27 @@ def test_an_answer_grows_and_then_says_how_fast_it_was(visit: Visit) -> None:
     expect(visit.answer).to_have_text(text)
     speed = r"\d+ tokens · \d+\.\d tokens/s · gain \d\.\d\d× · \d+ of \d+ drafted"  # noqa: RUF001
     expect(visit.note).to_have_text(re.compile(speed))
-    assert visit.complaints == []
+    expect(visit.note).to_have_text(re.compile(r"\d+ of 4096 tokens of context$"))
 
 
 def test_accepted_drafts_are_green_on_demand(visit: Visit) -> None:
     def looks() -> list[list[str]]:
-        shown = """(all) => all.map((e) => {
-            const look = getComputedStyle(e);
-            return [e.textContent, look.color, look.backgroundColor];
-        })"""
-        return visit.page.locator(".answer span").evaluate_all(shown)
+        """Colours of the answer, and of each draft in it."""
+        shown = "(all) => all.map((e) => [getComputedStyle(e).color, getComputedStyle(e).backgroundColor])"
+        return visit.page.locator(".answer p, .answer .drafted").evaluate_all(shown)
 
     text = "one two 🙂 three four 🙂🙂 five six seven"
     visit.answered(Script(text, step=7))
-    plain = looks()
-    assert "".join(piece for piece, *_ in plain) == text
-    assert len({tuple(look) for _, *look in plain}) == 1
+    expect(visit.answer).to_have_text(text)
+    assert len(set(map(tuple, looks()))) == 1
     visit.page.get_by_label("Accepted drafts in green").check()
-    green = looks()
-    assert green[0] == plain[0], "the first step has no draft"
-    assert len({tuple(look) for _, *look in green}) == 2
+    answer, *drafts = looks()
+    assert answer not in drafts
+    assert len(set(map(tuple, drafts))) == 1
     body = {"messages": [{"role": "user", "content": "hi"}], "return_drafts": True}
     (choice,) = httpx.post(f"{visit.address}v1/chat/completions", json=body).json()["choices"]
     drafted = "".join(text[start:end] for start, end in choice["drafted"])
-    assert "".join(piece for piece, *look in green if look != green[0][1:]) == drafted
+    assert "".join(visit.page.locator(".answer .drafted").all_text_contents()) == drafted
 
 
 @pytest.mark.parametrize("how", ["button", "key"])
@@ -139,14 +172,11 @@ def test_an_answer_can_be_stopped(visit: Visit, how: str) -> None:
     expect(visit.note).to_have_text(re.compile("stopped$"))
     expect(visit.answer).to_have_text(re.compile("^on and"))
     expect(visit.error).to_be_hidden()
-    assert visit.complaints == []
 
 
 def test_the_next_question_comes_with_those_before(visit: Visit) -> None:
-    visit.page.get_by_role("button", name="Settings").click()
+    visit.press("Settings")
     visit.page.keyboard.type("Be short.")  # it has the focus
-    visit.page.get_by_label("Temperature").fill("0.5")
-    visit.page.get_by_label("Most tokens").fill("64")
     visit.answered(Script("Yes.\nNo."), "Well?")
     visit.service.script = Script("Two.")
     visit.page.keyboard.type("one")  # the question has the focus again
@@ -154,18 +184,74 @@ def test_the_next_question_comes_with_those_before(visit: Visit) -> None:
     visit.page.keyboard.type("line")
     visit.page.keyboard.press("Enter")
     expect(visit.answer).to_have_text("Two.")
-    assert json.loads(visit.requests[-1][1] or "")["messages"] == [
+    assert visit.sent()["messages"] == [
         {"role": "system", "content": "Be short."},
         {"role": "user", "content": "Well?"},
         {"role": "assistant", "content": "Yes.\nNo."},
         {"role": "user", "content": "one\nline"},
     ]
+
+
+def test_settings_are_sent_and_stay(visit: Visit) -> None:
+    given = {
+        "temperature": 0.5,
+        "top_k": 7,
+        "top_p": 0.5,
+        "min_p": 0.25,
+        "repeat_penalty": 1.5,
+        "presence_penalty": -0.5,
+        "frequency_penalty": 0.75,
+        "seed": 11,
+    }
+    expect(visit.page.locator("#top_k")).to_have_attribute("placeholder", "40")
+    visit.press("Settings")
+    for name, value in (given | {"max_tokens": 64}).items():
+        visit.page.locator(f"#{name}").fill(str(value))
+    visit.page.reload()
+    visit.answered(Script())
     request = visit.service.requests[-1]
-    assert (request.sampling.temperature, request.max_tokens) == (0.5, 64)
+    assert {name: getattr(request.sampling, name) for name in given} == given
+    assert request.max_tokens == 64
+
+
+def test_an_answer_keeps_to_a_schema(visit: Visit) -> None:
+    visit.press("Settings")
+    schema = visit.page.get_by_label("JSON schema")
+    schema.fill('{"type": ')
+    visit.say("hi")
+    expect(visit.error).to_contain_text("JSON schema: ")
+    expect(visit.question).to_have_value("hi")
+    schema.fill('{"type": "integer"}')
+    visit.answered(Script("12"))
+    assert "root ::=" in (visit.service.requests[-1].sampling.grammar or "")
+
+
+def test_system_messages_can_be_saved_and_chosen(visit: Visit) -> None:
+    visit.press("Settings")
+    system, presets = visit.page.get_by_label("System message", exact=True), visit.page.locator("#preset")
+    for visit.typed, text in (("short", "Be short."), ("rhymes", "Rhyme.")):
+        system.fill(text)
+        visit.press("Save as …")
+    visit.page.reload()
+    visit.press("Settings")
+    expect(presets.locator("option")).to_have_text(["Saved ones …", "rhymes", "short"])
+    presets.select_option("short")
+    expect(system).to_have_value("Be short.")
+    visit.answered(Script())
+    assert visit.sent()["messages"][0] == {"role": "system", "content": "Be short."}
+    visit.press("Delete")
+    expect(presets.locator("option")).to_have_text(["Saved ones …", "rhymes"])
+    # A conversation keeps its own.
+    visit.press("New chat")
+    presets.select_option("rhymes")
+    visit.answered(Script(), "other")
+    visit.press("Chats")
+    visit.page.locator("#list button", has_text="hi").click()
+    expect(system).to_have_value("Be short.")
 
 
 def test_a_refusal_is_told_in_the_servers_words_and_the_question_is_kept(visit: Visit) -> None:
-    visit.page.get_by_role("button", name="Settings").click()
+    visit.press("Settings")
     visit.page.get_by_label("Temperature").fill("-1")
     visit.say("hi")
     body = {"messages": [{"role": "user", "content": "hi"}], "temperature": -1}
@@ -193,9 +279,11 @@ def test_a_key_is_asked_for_sent_and_kept_in_the_tab_alone(visit: Visit) -> None
     visit.page.keyboard.type("secret")
     visit.question.press("Enter")
     expect(visit.answer).to_have_text("Hello, world")
-    expect(visit.page.locator("#model")).to_have_text("demo")
-    assert visit.page.evaluate("[localStorage.length, document.cookie]") == [0, ""]
+    expect(visit.page.locator("#model")).to_have_text("demo · context 4096")
+    assert "secret" not in visit.page.evaluate("Object.values(localStorage).join() + document.cookie")
+    visit.page.reload()
     assert "secret" in visit.page.evaluate("Object.values(sessionStorage).join()")
+    expect(visit.answer.locator("p")).to_have_text("Hello, world")  # what renders it asks for the key
 
 
 HOSTILE = """<img src=x onerror="window.hit = 1"><script>window.hit = 1</script>
@@ -207,35 +295,209 @@ HOSTILE = """<img src=x onerror="window.hit = 1"><script>window.hit = 1</script>
 
 
 def test_markup_in_an_answer_is_text(visit: Visit) -> None:
-    visit.answered(Script(HOSTILE), "<i>Why</i>?")
+    visit.answered(Script(f"{HOSTILE}\n\n[a](javascript:hit=1) ![b](http://127.0.0.2:9/c.png)"), "<i>Why</i>?")
     assert visit.page.locator(".question").text_content() == "<i>Why</i>?"
-    first, *code, last = HOSTILE.splitlines()
-    assert blocks(visit) == [["", first], ['html"><b>', f"{code[1]}\n{code[2]}\n"], ["", last]]
+    expect(visit.answer.locator("p").first).to_have_text(HOSTILE.splitlines()[0])
+    expect(visit.answer.locator("pre")).to_have_text('<b onclick="1">bold</b>\n ``\n')
     expect(visit.page.locator("#log :is(img, script, style, b, i)")).to_have_count(0)
+    expect(visit.page.locator("#log a")).to_have_count(1)
+    visit.page.locator("#log a").hover()
     assert visit.page.evaluate("window.hit") is None
 
 
-def blocks(visit: Visit) -> list[list[str]]:
-    """What the latest answer consists of: the language of each piece of code, and texts."""
-    parts: list[list[str]] = visit.answer.locator("> *").evaluate_all(
-        """(all) => all.map((e) => e.className === 'code'
-            ? [e.querySelector('.bar span').textContent, e.querySelector('pre').textContent] : ['', e.textContent])"""
+def test_an_answer_is_rendered_while_it_grows_and_the_same_afterwards(visit: Visit) -> None:
+    text = "# A\n\nb *c* $d_1 e_2$\n\n- f\n- g\n\n```py\nx = 1\n```\n\n|h|i|\n|-|-|\n|1|2|\n\n> j\n\n[k](https://l.m)"
+    go = threading.Semaphore(0)
+    visit.service.script = Script(text, step=2, go=go)
+    visit.say("hi")
+    shown = set[str]()
+    while visit.send.is_hidden():
+        go.release()
+        visit.page.wait_for_timeout(30)
+        shown.add(visit.answer.inner_html())
+    visit.settled()
+    whole = visit.answer.inner_html()
+    assert len(shown) > 2
+    assert any("<h3>A</h3>" in html and "<table>" not in html for html in shown)
+    for tag in ("h3", "em", "ul > li + li", "pre .number", "td + td", "blockquote p", ".formula", "a[rel~=noopener]"):
+        expect(visit.answer.locator(tag)).to_have_count(1)
+    visit.page.reload()
+    expect(visit.answer.locator("table")).to_be_visible()
+    assert visit.answer.inner_html() == whole
+
+
+def test_without_the_renderer_texts_are_shown_as_they_are(visit: Visit) -> None:
+    visit.page.route("**/markdown", lambda route: route.abort())
+    visit.answered(Script("*one*\n\n- two"))
+    assert visit.answer.text_content() == "*one*\n\n- two"
+
+
+@pytest.mark.parametrize("clipboard", [True, False])
+def test_answers_and_code_can_be_copied(visit: Visit, clipboard: bool) -> None:
+    text = "Say *this*:\n\n```py\nx = 1\ny = 2\n```"
+    if clipboard:
+        visit.page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    else:  # as where the page came by HTTP from another machine
+        visit.page.add_init_script("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+        visit.page.reload()
+    visit.answered(Script(text))
+    for name, copied in (("Copy answer", text), ("Copy code", "x = 1\ny = 2\n")):
+        visit.press(name)
+        expect(visit.page.locator("#status")).to_have_text("Copied.")
+        visit.question.focus()
+        visit.page.keyboard.press("Control+V")
+        expect(visit.question).to_have_value(copied)
+        visit.question.fill("")
+
+
+def test_an_answer_can_be_made_again(visit: Visit) -> None:
+    visit.answered(Script("first"), "hi")
+    visit.service.script = Script("second")
+    visit.press("Regenerate")
+    expect(visit.answer).to_have_text("second")
+    assert visit.sent()["messages"] == [{"role": "user", "content": "hi"}]
+    visit.settled()
+    visit.service.script = Script(wrong=TargetError("no"))
+    visit.press("Regenerate")
+    expect(visit.error).to_have_text("no")
+    expect(visit.answer).to_have_text("second")
+    expect(visit.page.locator(".question")).to_have_count(1)
+
+
+def test_an_answer_can_be_continued(visit: Visit) -> None:
+    visit.press("Settings")
+    visit.page.get_by_label("Most tokens").fill("3")
+    visit.answered(Script("one two three four"))
+    begun = visit.answer.inner_text()
+    assert "one two three four".startswith(begun)
+    expect(visit.note).to_have_text(re.compile("ended at the most tokens$"))
+    visit.service.script = Script(" and more")
+    visit.press("Continue")
+    expect(visit.answer).to_have_text(re.compile(f"^{begun} and"))
+    assert visit.sent()["messages"][-1] == {"role": "assistant", "content": begun}
+    expect(visit.page.locator("article")).to_have_count(1)
+
+
+def test_a_question_can_be_edited(visit: Visit) -> None:
+    visit.answered(Script("first"), "helo")
+    visit.page.keyboard.press("ArrowUp")
+    expect(visit.question).to_have_value("helo")
+    expect(visit.page.locator("#editing")).to_be_visible()
+    visit.page.keyboard.press("Escape")
+    expect(visit.question).to_have_value("")
+    visit.press("Edit")
+    visit.answered_again(Script("second"), "hello")
+    assert visit.sent()["messages"] == [{"role": "user", "content": "hello"}]
+    visit.answered(Script("third"), "more")
+    # An earlier question: the conversation with the later ones stays.
+    visit.page.get_by_role("button", name="Edit").first.click()
+    visit.answered_again(Script("fourth"), "hallo")
+    visit.press("Chats")
+    assert visit.listed() == ["hallo", "hello"]
+    visit.page.locator("#list button", has_text="hello").click()
+    expect(visit.page.locator(".answer")).to_have_text(["second", "third"])
+
+
+def test_files_go_with_a_question(visit: Visit, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text("x = '``` é'\n")
+    (tmp_path / "b.md").write_text("text")
+    (tmp_path / "c.bin").write_bytes(b"\xff\x00")
+    names = visit.page.locator("#files li")
+    with visit.page.expect_file_chooser() as chosen:
+        visit.press("Attach text files")
+    chosen.value.set_files([tmp_path / name for name in ("a.py", "b.md", "c.bin")])
+    expect(visit.error).to_have_text("c.bin is no text in UTF-8.")
+    expect(names).to_have_text([re.compile("a.py"), re.compile("b.md")])
+    visit.press("Remove b.md")
+    dropped = visit.page.evaluate_handle(
+        "(data) => (data.items.add(new File(['drop'], 'd.txt')), data)", visit.transfer()
     )
-    return parts
+    visit.page.dispatch_event("main", "drop", {"dataTransfer": dropped})
+    expect(names).to_have_text([re.compile("a.py"), re.compile("d.txt")])
+    visit.answered(Script(), "Mend this.")
+    content = "a.py\n````\nx = '``` é'\n````\n\nd.txt\n```\ndrop\n```\n\nMend this."
+    assert visit.sent()["messages"] == [{"role": "user", "content": content}]
+    expect(names).to_have_count(0)
+    expect(visit.page.locator(".question li")).to_have_text(["a.py", "d.txt"])
+    expect(visit.page.locator(".question .plain")).to_have_text("Mend this.")
+    visit.press("Edit")
+    expect(names).to_have_text([re.compile("a.py"), re.compile("d.txt")])
 
 
-def test_code_stands_between_fences(visit: Visit) -> None:
-    for text, expected in (
-        ("a\n```py\nx = 1\n```", [["", "a"], ["py", "x = 1\n"]]),
-        ("```\nx\n```\n\nb", [["", "x\n"], ["", "b"]]),
-        ("````md\n```\nx\n```\n````\n", [["md", "```\nx\n```\n"]]),
-        ("a ``` b `c`\n``d``", [["", "a ``` b `c`\n``d``"]]),
-        ("```py\nx = '```'\n", [["py", "x = '```'\n"]]),
-        ("a\n```", [["", "a\n```"]]),
-    ):
-        for step in (1, 4):
-            visit.answered(Script(text, step=step))
-            assert blocks(visit) == expected
+def test_conversations_are_listed_renamed_searched_and_deleted(visit: Visit) -> None:
+    visit.answered(Script("alpha"), "first\nline")
+    visit.press("New chat")
+    visit.answered(Script("beta"), "second")
+    visit.press("Chats")
+    assert visit.listed() == ["second", "first"]
+    visit.typed = "renamed"
+    visit.press("Rename")
+    assert visit.listed() == ["renamed", "first"]
+    visit.page.get_by_label("Search conversations").fill("ALPHA")
+    assert visit.listed() == ["first"]
+    visit.page.locator("#list button").first.click()
+    expect(visit.answer).to_have_text("alpha")
+    visit.page.reload()
+    expect(visit.answer).to_have_text("alpha")
+    visit.press("Chats")
+    assert visit.listed() == ["renamed", "first"]
+    expect(visit.page.locator("#list [aria-current]")).to_have_text("first")
+    visit.typed = None
+    visit.press("Delete")
+    assert visit.listed() == ["renamed", "first"], "it was not confirmed"
+    visit.typed = ""
+    visit.press("Delete")
+    assert visit.listed() == ["renamed"]
+    expect(visit.page.locator("article")).to_have_count(0)
+
+
+def test_a_conversation_that_is_left_stops_and_one_that_is_deleted_stays_so(visit: Visit) -> None:
+    visit.page.set_viewport_size({"width": 1200, "height": 640})
+    visit.begun(Script("on and on ", ends=False, step=2, go=threading.Semaphore(3)))
+    visit.press("New chat")
+    assert visit.service.tickets[0].ended.wait(PATIENCE), "the server goes on"
+    expect(visit.page.locator("#list button")).to_have_text("go on")
+    visit.page.locator("#list button").click()
+    expect(visit.note).to_have_text(re.compile("stopped$"))
+    visit.press("Regenerate")
+    visit.press("Delete")
+    assert visit.service.tickets[1].ended.wait(PATIENCE)
+    visit.answered(Script("new"), "other")
+    assert visit.listed() == ["other"]
+
+
+def test_conversations_are_exported_and_imported(visit: Visit, tmp_path: Path) -> None:
+    visit.press("Settings")
+    visit.page.keyboard.type("Be short.")
+    visit.answered(Script("one *two* three", step=3), "hi")
+    visit.press("New chat")
+    visit.answered(Script("four"), "other")
+    visit.press("Chats")
+    for name, expected in (("Export", ["other"]), ("Export all", ["other", "hi"])):
+        with visit.page.expect_download() as got:
+            visit.press(name)
+        got.value.save_as(tmp_path / f"{name}.json")
+        saved = json.loads((tmp_path / f"{name}.json").read_text())
+        assert [one["messages"][1]["content"] for one in saved.get("conversations", [saved])] == expected
+    (tmp_path / "wrong.json").write_text('{"messages": [{"role": "user", "content": 5}]}')
+    # What the command line's chat reads and writes.
+    loaded = load(tmp_path / "Export.json").conversation
+    assert (loaded.system, loaded.turns) == ("Be short.", [("other", "four")])
+    loaded.add("further", "five", ChatPrompt([], 0))
+    save(loaded, tmp_path / "saved.json", model="m", sampling={})
+    visit.page.evaluate("localStorage.clear()")
+    visit.page.reload()
+    visit.press("Chats")
+    with visit.page.expect_file_chooser() as chosen:
+        visit.press("Import")
+    chosen.value.set_files([tmp_path / f"{name}.json" for name in ("Export all", "wrong", "saved")])
+    expect(visit.error).to_have_text("wrong.json holds no conversation.")
+    assert visit.listed() == ["other", "other", "hi"]
+    visit.page.locator("#list button", has_text="hi").click()
+    expect(visit.answer.locator("em")).to_have_text("two")
+    expect(visit.answer.locator(".drafted")).not_to_have_count(0)
+    expect(visit.note).to_contain_text("drafted")
+    expect(visit.page.get_by_label("System message", exact=True)).to_have_value("Be short.")
 
 
 def test_a_conversation_survives_a_reload_with_its_drafts(visit: Visit) -> None:
@@ -251,8 +513,9 @@ def test_a_conversation_survives_a_reload_with_its_drafts(visit: Visit) -> None:
     before = looks()
     assert "drafted" in before
     visit.page.reload()
+    expect(visit.answer.locator("pre")).to_be_visible()
     assert looks() == before
-    visit.page.get_by_role("button", name="New chat").click()
+    visit.press("New chat")
     expect(log).to_have_count(0)
     visit.page.reload()
     expect(log).to_have_count(0)
@@ -260,7 +523,7 @@ def test_a_conversation_survives_a_reload_with_its_drafts(visit: Visit) -> None:
 
 def test_a_reload_amid_an_answer_keeps_what_came(visit: Visit) -> None:
     visit.begun(Script("on and on ", ends=False, go=threading.Semaphore(3)))
-    came = visit.answer.inner_text()
+    came = visit.answer.inner_text().strip()
     visit.page.reload()
     expect(visit.answer).to_have_text(re.compile(f"^{came}"))
     expect(visit.note).to_have_text(re.compile("broken off$"))
@@ -268,11 +531,27 @@ def test_a_reload_amid_an_answer_keeps_what_came(visit: Visit) -> None:
     assert ticket.ended.wait(PATIENCE), "the server goes on"
 
 
+def test_how_much_of_the_question_is_read_is_shown(visit: Visit) -> None:
+    visit.service.script = Script(go=threading.Semaphore(0))
+    visit.say("hi")
+    expect(visit.note).to_have_text(re.compile(r"^Reading, (\d+) of \1 tokens$"))
+
+
+def test_a_question_that_was_not_answered_is_back_after_a_reload(visit: Visit) -> None:
+    visit.answered(Script("one"), "first")
+    visit.service.script = Script(begin=threading.Event())
+    visit.say("second")
+    expect(visit.note).to_have_text("Reading …")
+    visit.page.reload()
+    expect(visit.question).to_have_value("second")
+    expect(visit.page.locator(".question")).to_have_count(1)
+
+
 def test_no_other_host_is_asked(visit: Visit) -> None:
     visit.answered(Script())
-    expect(visit.page.locator("#model")).to_have_text("demo")
-    asked = [url for url, _ in visit.requests if not url.startswith("data:")]
-    assert [url.removeprefix(visit.address) for url in asked] == ["", "v1/models", "v1/chat/completions"]
+    expect(visit.page.locator("#model")).to_contain_text("demo")
+    asked = {url.removeprefix(visit.address) for url, _ in visit.requests if not url.startswith("data:")}
+    assert asked == {"", "v1/models", "props", "v1/chat/completions", "markdown"}
     assert visit.complaints == []
     # Nor could it: the browser itself refuses.
     fetched = "fetch('http://127.0.0.2:9/').then(() => 'asked', (error) => error.name)"
@@ -281,25 +560,51 @@ def test_no_other_host_is_asked(visit: Visit) -> None:
     # And markup made of text, by whatever slip, is an error.
     slip = "() => { try { document.body.innerHTML = '<b>'; } catch (error) { return error.message; } }"
     assert "TrustedHTML" in visit.page.evaluate(slip)
+    visit.complaints.clear()
 
 
 def test_it_fits_and_can_be_read(visit: Visit) -> None:
-    visit.answered(Script(f"{'word ' * 30}\n```py\n{'x' * 200}\n```\n{'y' * 200} end", step=3))
+    code = "```py\n# " + "x" * 200 + "\ndef f(): return 'a' + 1\n```"
+    visit.answered(Script(f"{'word ' * 30}\n{code}\n{'y' * 200} `z`\n\n|{'w' * 90}|b|\n|-|-|\n|1|2|\n\n> q", step=3))
     visit.page.get_by_label("Accepted drafts in green").check()
-    visit.page.get_by_role("button", name="Settings").click()
-    for width in (320, 900):
+    visit.press("Settings")
+    for width in (320, 900, 1200):
         visit.page.set_viewport_size({"width": width, "height": 640})
-        assert visit.page.evaluate("document.documentElement.scrollWidth") == width
-        for id in ("send", "question", "new", "options", "key", "green"):
+        if visit.page.locator("#chats").is_hidden():
+            visit.press("Chats")
+        for id in ("send", "question", "new", "options", "menu", "attach", "green", "import", "filter", "key"):
+            visit.page.locator(f"#{id}").scroll_into_view_if_needed()
             box = visit.page.locator(f"#{id}").bounding_box()
             assert box["x"] >= 0, id
             assert box["x"] + box["width"] <= width, id
             assert box["y"] + box["height"] <= 640, id
+        assert visit.page.evaluate("document.documentElement.scrollWidth") == width
         for colours in ("light", "dark"):
             visit.page.emulate_media(color_scheme=colours)
-            ratios = visit.page.evaluate(CONTRAST.read_text())
-            assert {"question", "drafted", "note"} <= set(ratios)
-            # WCAG's AA: 4.5 to 1.
-            assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
-    controls = "(all) => all.filter((e) => !e.labels?.length && !e.textContent.trim()).length"
-    assert visit.page.locator("button, input, textarea").evaluate_all(controls) == 0, "some have no name"
+            for green in (True, False):
+                visit.page.evaluate("(yes) => document.body.classList.toggle('green', yes)", green)
+                ratios = visit.page.evaluate(CONTRAST.read_text())
+                assert {"question", "drafted", "note", "keyword", "listed", "tools"} <= set(ratios)
+                # WCAG's AA: 4.5 to 1.
+                assert {name: ratio for name, ratio in ratios.items() if ratio < 4.5} == {}
+    controls = "(all) => all.filter((e) => !e.labels?.length && !e.ariaLabel && !e.textContent.trim()).length"
+    assert visit.page.locator("button, input, textarea, select").evaluate_all(controls) == 0, "some have no name"
+
+
+def test_the_list_is_beside_the_conversation_or_above_it(visit: Visit) -> None:
+    chats, menu = visit.page.locator("#chats"), visit.page.get_by_role("button", name="Chats")
+    expect(chats).to_be_hidden()
+    menu.click()
+    expect(visit.page.get_by_label("Search conversations")).to_be_focused()
+    expect(menu).to_have_attribute("aria-expanded", "true")
+    visit.page.keyboard.press("Escape")
+    expect(chats).to_be_hidden()
+    expect(menu).to_be_focused()
+    visit.page.set_viewport_size({"width": 1200, "height": 640})
+    expect(chats).to_be_visible()
+    assert visit.page.locator("#chat").bounding_box()["x"] == chats.bounding_box()["width"]
+    visit.page.set_viewport_size({"width": 900, "height": 640})
+    menu.click()
+    expect(chats).to_be_visible()
+    visit.page.locator("main").click(position={"x": 800, "y": 300})
+    expect(chats).to_be_hidden()

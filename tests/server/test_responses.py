@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -12,15 +11,15 @@ from openai import omit
 from openai.lib.streaming.responses._responses import ResponseStreamState
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from support.chat_scripts import answers, finish, played, refused
+from support import chat_scripts
+from support.chat_scripts import Said, answers, finish, refused
 
-from ngramspec.sampling.logprobs import Logprobs
+from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.dialogue import ChatDelta, ChatTask, Likely
+from ngramspec.server.chat import ChatPiece, ChatTask
 from ngramspec.server.errors import ApiError, overflow
 from ngramspec.server.fields import Fields
-from ngramspec.server.responses_answer import Answer
-from ngramspec.server.responses_request import Asked, read_request
+from ngramspec.server.responses import Asked, ResponseReply, read_request
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
@@ -42,19 +41,16 @@ def spell(one: Logprobs) -> dict[str, Any]:
     return {"token": chr(one.token), "bytes": [one.token], "logprob": one.logprob, "top_logprobs": []}
 
 
-def answering(request: Asked | None) -> Answer:
-    return Answer(request or asked(), "resp_1", "m", spell, lambda: 1e9)
+def answering(request: Asked | None) -> ResponseReply:
+    return ResponseReply(request or asked(), "resp_1", "m", spell, lambda: 1e9)
 
 
-def streamed(deltas: list[ChatDelta], request: Asked | None = None) -> list[dict[str, Any]]:
-    async def collect() -> list[dict[str, Any]]:
-        return [event async for event in answering(request).events(played(deltas))]
-
-    return asyncio.run(collect())
+def streamed(said: list[Said], request: Asked | None = None) -> list[dict[str, Any]]:
+    return chat_scripts.streamed(answering(request), said)
 
 
-def whole(deltas: list[ChatDelta], request: Asked | None = None) -> dict[str, Any]:
-    return asyncio.run(answering(request).whole(played(deltas)))
+def whole(said: list[Said], request: Asked | None = None) -> dict[str, Any]:
+    return chat_scripts.whole(answering(request), said)
 
 
 def test_a_conversation_as_codex_sends_it() -> None:
@@ -197,7 +193,7 @@ def test_impossible_values_are_named() -> None:
 
 
 @given(answers(["look", "apply_patch", "mcp__db__look", "made_up"]), st.booleans())
-def test_any_answer_streams_as_what_it_is_whole(deltas: list[ChatDelta], tools: bool) -> None:
+def test_any_answer_streams_as_what_it_is_whole(deltas: list[Said], tools: bool) -> None:
     request = asked(tools=[LOOK, PATCH, SERVER] if tools else [])
     sent = streamed(deltas, request)
     state: ResponseStreamState[Any] = ResponseStreamState(input_tools=[], text_format=omit)
@@ -256,7 +252,7 @@ def test_the_order_of_events() -> None:
 
 def test_calls_go_back_to_the_tool_they_came_from() -> None:
     patch = json.dumps({"input": "*** Begin\n+é"})
-    deltas: list[ChatDelta] = [CallBegin(0, "c0", "mcp__db__look"), CallArguments(0, '{"at": 1}')]
+    deltas: list[Said] = [CallBegin(0, "c0", "mcp__db__look"), CallArguments(0, '{"at": 1}')]
     deltas += [CallBegin(1, "c1", "apply_patch"), CallArguments(1, patch), finish("tool_calls")]
     first, second = whole(deltas, asked(tools=[PATCH, SERVER]))["output"]
     assert (first["type"], first["name"], first["namespace"]) == ("function_call", "look", "mcp__db")
@@ -282,15 +278,16 @@ def test_usage_and_what_is_repeated() -> None:
 
 def test_logprobs_are_told_with_the_text() -> None:
     a, b = Logprobs(97, -0.5, ()), Logprobs(98, -1.0, ())
-    deltas: list[ChatDelta] = [Likely((a,)), Content("a"), Content("b"), Likely((b,)), finish()]
+    deltas: list[Said] = [ChatPiece((), (a,)), Content("a"), ChatPiece((Content("b"),), (b,)), finish()]
     told = [one for event in streamed(deltas) if event["type"].endswith("text.delta") for one in event["logprobs"]]
     (part,) = whole(deltas)["output"][0]["content"]
     assert told == part["logprobs"] == [spell(a), spell(b)]
 
 
 def test_a_failure_ends_the_stream() -> None:
-    sent = answering(None).failed(ApiError(500, "it broke"))
+    sent = chat_scripts.data(answering(None).failed(ApiError(500, "it broke")))
     created, _, failed = (EVENT.validate_python(event) for event in sent)
     assert (created.response.status, failed.response.status) == ("in_progress", "failed")
     assert (failed.response.error.code, failed.response.error.message) == ("server_error", "it broke")
-    assert answering(None).failed(overflow(9, 8))[-1]["response"]["error"]["code"] == "context_length_exceeded"
+    last = chat_scripts.data(answering(None).failed(overflow(9, 8)))[-1]
+    assert last["response"]["error"]["code"] == "context_length_exceeded"

@@ -15,8 +15,10 @@ from support.fake_service import FakeService, Script
 from support.http import chunks, listening, scripted
 
 from ngramspec.batching.request import Done, Request
-from ngramspec.decoding.step import Step
-from ngramspec.server.bridge import Running
+from ngramspec.server.generate import Running
+from ngramspec.server.http import Entry
+from ngramspec.server.state import Counters
+from ngramspec.steps import Step
 
 pytestmark = pytest.mark.anyio
 
@@ -88,6 +90,20 @@ async def test_a_client_that_leaves_stops_its_request(path: str) -> None:
         await until(service.tickets[0].cancelled)
 
 
+async def test_what_a_client_left_is_counted() -> None:
+    entries: list[Entry] = []
+    server, service = scripted(endless())
+    with listening(server, log=entries.append) as address:
+        async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as client:
+            async with client.stream("POST", "/completion", json=BODY) as response:
+                lines = response.aiter_lines()
+                while '"tokens_predicted":3' not in await anext(lines):
+                    pass
+            await until(service.tickets[0].ended)
+    (entry,) = entries
+    assert (entry.counters.tokens, entry.counters.prompt_tokens) == (3, len(service.requests[0].prompt))
+
+
 async def test_all_answers_of_a_request_stop_with_it() -> None:
     async with connected(lambda _: endless()) as (client, service):
         seen = set[int]()
@@ -141,12 +157,14 @@ async def test_an_error_after_a_long_silence_is_a_chunk() -> None:
     assert chunks(rest) == [{"error": {"code": 500, "message": "defect", "type": "server_error"}}]
 
 
-async def test_a_server_that_stops_tells_streams() -> None:
+async def test_a_server_that_stops_ends_streams_with_what_was_written() -> None:
     async with streaming(endless(), "/completion", BODY) as (_, service, lines):
-        await anext(lines)
+        while service.stats.generated < 3:
+            await asyncio.sleep(0.01)
         await asyncio.to_thread(service.stop)
         rest = "\n".join([line async for line in lines])
-    assert chunks(rest)[-1]["error"]["type"] == "unavailable_error"
+    last = chunks(rest)[-1]
+    assert (last["stop_type"], last["timings"]["predicted_n"]) == ("limit", 3)
 
 
 async def test_a_body_that_ends_early_is_forgotten() -> None:
@@ -169,12 +187,12 @@ async def test_the_loop_is_woken_once_for_all_that_came_and_unstreamed_only_at_t
     woken: list[object] = []
     wake = loop.call_soon_threadsafe
     monkeypatch.setattr(loop, "call_soon_threadsafe", lambda call: woken.append(call) or wake(call))
-    with Running(service, Request([1], 20), streamed=streamed) as running:
+    async with Running(service, [Request([1], 20)], Counters(), streamed=streamed) as running:
         go.release(30)
         service.tickets[0].ended.wait(PATIENCE)  # the loop stands still meanwhile
         assert len(woken) == 1
-        events = [await running.next()]
+        events = [(await running.next())[1]]
         while not isinstance(events[-1], Done):
-            events.append(await running.next())
+            events.append((await running.next())[1])
     assert sum(isinstance(event, Step) for event in events) == 20
     assert len(woken) == 1

@@ -1,9 +1,9 @@
-"""Answers of a model that there is none of: deltas in a legal order."""
+"""Answers of a model that there is none of: events in a legal order, and what an API tells of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -11,18 +11,20 @@ import pytest
 from hypothesis import strategies as st
 
 from ngramspec.batching.request import Done
-from ngramspec.decoding.step import Stats
-from ngramspec.server.dialogue import ChatDelta, Finish
+from ngramspec.server.chat import ChatEvent, ChatPiece
 from ngramspec.server.errors import ApiError
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
+from ngramspec.server.generate import Begun, End
+from ngramspec.server.reply import Reply
+from ngramspec.steps import Stats
+from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 
 
 def finish(
     reason: Literal["stop", "length", "tool_calls"] = "stop", stop_string: str | None = None, full: bool = False
-) -> Finish:
+) -> End:
     """The end of an answer of 7 tokens to a prompt of 20, of which 5 were cached; `full`: because the context was."""
     why: Any = "context" if full else "length" if reason == "length" else "eog"
-    return Finish(reason, stop_string, 20, Done(why, Stats(generated=7), 5, 0.1, 0.2), thought=2)
+    return End(reason, stop_string, full, Done(why, Stats(generated=7), 5, 0.1, 0.2), thought=2)
 
 
 def refused(read: Callable[..., object], field: str, **fields: Any) -> None:
@@ -33,9 +35,36 @@ def refused(read: Callable[..., object], field: str, **fields: Any) -> None:
     assert caught.value.message.startswith(field)
 
 
-async def played(deltas: Sequence[ChatDelta]) -> AsyncGenerator[ChatDelta, None]:
-    for delta in deltas:
-        yield delta
+Said = ChatPiece | Delta | End
+
+
+def events(said: Sequence[Said]) -> list[ChatEvent]:
+    """The events of an answer; a delta stands for a piece of it alone."""
+    pieces = [one if isinstance(one, ChatPiece | End) else ChatPiece((one,)) for one in said]
+    return [Begun(0, 5, 20), *pieces]
+
+
+def whole(reply: Reply, said: Sequence[Said]) -> dict[str, Any]:
+    """What an API answers where nothing is streamed."""
+    for one in events(said):
+        reply.add(0, one)
+    told: dict[str, Any] = reply.whole()
+    return told
+
+
+def streamed(reply: Reply, said: Sequence[Said]) -> list[dict[str, Any]]:
+    """The data of the events that an API streams, whose names are their types."""
+    return data("".join([chunk for one in events(said) for chunk in reply.chunks(0, one)]))
+
+
+def data(text: str) -> list[dict[str, Any]]:
+    """The data of named events."""
+    lines = text.splitlines()
+    found = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    assert [line.removeprefix("event: ") for line in lines if line.startswith("event: ")] == [
+        one["type"] for one in found
+    ]
+    return found
 
 
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -47,9 +76,9 @@ _VALUES = st.recursive(
 
 
 @st.composite
-def answers(draw: st.DrawFn, names: Sequence[str] = ("look", "write")) -> list[ChatDelta]:
+def answers(draw: st.DrawFn, names: Sequence[str] = ("look", "write")) -> list[Said]:
     """Thoughts, texts and whole calls in any order, in pieces of any size, then the end."""
-    deltas: list[ChatDelta] = []
+    deltas: list[Said] = []
     calls = 0
     for kind in draw(st.lists(st.sampled_from(["thought", "text", "call"]), max_size=6)):
         if kind != "call":

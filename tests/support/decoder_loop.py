@@ -12,9 +12,9 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.backend import Model
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Step
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
+from ngramspec.steps import Step
 
 CLOCK = Clock()
 

@@ -6,7 +6,7 @@ import queue
 import threading
 
 from ngramspec.batching.request import Done, Event, Failed
-from ngramspec.decoding.step import Step
+from ngramspec.steps import Step
 
 WAIT = 120
 """Seconds after which a test gives up."""

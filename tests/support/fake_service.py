@@ -1,4 +1,4 @@
-"""An engine that answers from a script: it satisfies `ngramspec.batching.request.Service` without a model.
+"""An engine that answers from a script: it does what `ngramspec.batching.engine.Engine` does, without a model.
 
 Each request gets a thread of its own, which tells the listener what an engine would: `Started`, `Prefilled`, steps
 made of the scripted text, `Done`. Texts stop where real ones do, since the steps are made by the engine's own
@@ -15,11 +15,11 @@ from functools import partial
 from support.cli_runner import PATIENCE
 
 from ngramspec.backend import Vocabulary
-from ngramspec.batching.request import Done, Failed, Listener, Prefilled, Report, Request, Slot, Started
-from ngramspec.decoding.step import Stats, Step
+from ngramspec.batching.request import Done, Failed, Listener, Prefilled, Report, Request, Scored, Slot, Started
 from ngramspec.decoding.text import GenerationText
 from ngramspec.errors import NGramSpecError
-from ngramspec.sampling.logprobs import Logprobs
+from ngramspec.sampling.distribution import Logprobs
+from ngramspec.steps import Stats, Step
 
 SLOTS = 4
 
@@ -114,6 +114,11 @@ class FakeService:
         if script.begin is not None:
             ticket.wait(script.begin.wait)
         listener(Prefilled(len(request.prompt), len(request.prompt)))
+
+        if request.scored:
+            top = request.logprobs or 0
+            scores = [Logprobs(t, -2.0, tuple((t + i, -2.0 - i) for i in range(top))) for t in request.prompt[1:]]
+            listener(Scored(tuple(scores)))
 
         def done(reason: str) -> Done:
             return Done(reason, stats, script.cached, 0.5, 0.25)  # type: ignore[arg-type]

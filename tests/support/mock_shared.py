@@ -1,4 +1,4 @@
-"""A shared model made of mock targets, one a lane: a pass over several gives what each would alone."""
+"""A shared model made of mock targets, one a sequence: a pass over several gives what each would alone."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from support.mock_target import Clock, MockTarget
 
-from ngramspec.backend import Lane, Part
 from ngramspec.errors import TargetError
+from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
 
 Rows = NDArray[np.float32]
 
 
-class MockLane(MockTarget):
+class MockSequence(MockTarget):
     """A mock target that can be read into, copied and saved."""
 
     def __init__(self, number: int, **settings: Any) -> None:
@@ -48,8 +48,8 @@ class MockLane(MockTarget):
                 rows: Rows = self._give([self._inexact(done)])
                 return rows[0]
 
-    def adopt(self, other: Lane, length: int) -> None:
-        assert isinstance(other, MockLane)
+    def adopt(self, other: SequenceModel, length: int) -> None:
+        assert isinstance(other, MockSequence)
         self.adopted += 1
         self.tokens[:] = other.tokens[:length]
         self._marks[:] = other._marks[:length]
@@ -64,11 +64,11 @@ class MockLane(MockTarget):
 
 
 class MockShared:
-    """Several mock lanes. The arguments are MockTarget's, and these:
+    """Several mock sequences. The arguments are MockTarget's, and these:
 
     Args:
-        lanes: how many.
-        split: lanes have caches of their own: a batch holds as many tokens of each as of any other.
+        sequences: how many.
+        split: sequences have caches of their own: a batch holds as many tokens of each as of any other.
         drafts_alone: as in `SharedModel`.
         fails: asked before each pass for whether it fails.
         seconds: what a batch of n tokens takes on `clock`.
@@ -77,7 +77,7 @@ class MockShared:
 
     def __init__(
         self,
-        lanes: int = 4,
+        sequences: int = 4,
         *,
         split: bool = False,
         drafts_alone: bool = False,
@@ -87,33 +87,33 @@ class MockShared:
         **settings: Any,
     ) -> None:
         self.clock = clock = clock or Clock()
-        self.lanes = [MockLane(number, seconds=seconds, clock=clock, **settings) for number in range(lanes)]
-        first = self.lanes[0]
+        self.sequences = [MockSequence(number, seconds=seconds, clock=clock, **settings) for number in range(sequences)]
+        first = self.sequences[0]
         self.n_ctx, self.max_tokens, self.max_rows = first.n_ctx, first.n_batch, first.max_batch
         self.drafts_alone = drafts_alone
         self.passes: list[list[tuple[int, int]]] = []
-        """Of each pass the lanes' numbers and how many tokens each got."""
+        """Of each pass the sequences' numbers and how many tokens each got."""
         self._split, self._fails = split, fails
         self._seconds = seconds
 
-    def evaluate(self, parts: Sequence[Part]) -> list[Rows]:
+    def evaluate_together(self, parts: Sequence[Part]) -> list[Rows]:
         assert parts
-        assert len({part.lane.number for part in parts}) == len(parts)
+        assert len({part.sequence.number for part in parts}) == len(parts)
         assert sum(part.rows for part in parts) <= self.max_rows
         assert not self.drafts_alone or len(parts) == 1 or all(len(part.tokens) == 1 for part in parts)
         if self._fails is not None and self._fails(parts):
             raise TargetError("the pass failed, as it was told to")
-        self.passes.append([(part.lane.number, len(part.tokens)) for part in parts])
+        self.passes.append([(part.sequence.number, len(part.tokens)) for part in parts])
         now = self.clock.now
-        rows = [part.lane.evaluate(part.tokens)[len(part.tokens) - part.rows :] for part in parts]
-        batches = self.batches([len(part.tokens) for part in parts], [part.lane for part in parts])
+        rows = [part.sequence.evaluate(part.tokens)[len(part.tokens) - part.rows :] for part in parts]
+        batches = self.batches([len(part.tokens) for part in parts], [part.sequence for part in parts])
         self.clock.now = now + sum(map(self._seconds, batches))
         return rows
 
-    def batches(self, lengths: Sequence[int], lanes: Sequence[Lane] = ()) -> Sequence[int]:
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
         if not self._split:
             return [sum(lengths)]
-        numbers = [lane.number for lane in lanes] or range(len(lengths))
+        numbers = [sequence.number for sequence in sequences] or range(len(lengths))
         left = dict(sorted(zip(numbers, lengths, strict=True)))
         sizes = []
         while left:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 from support.mock_target import MockTarget
 
-from ngramspec.backend import Node
+from ngramspec.tokens import Node
 
 
 class MockBranchingTarget(MockTarget):
-    """A `MockTarget` that satisfies `ngramspec.backend.BranchingTarget`.
+    """A `MockTarget` with what beam search needs of `ngramspec.llama.target.Target`.
 
     Args:
         n_seq: sequences of the context; a tree has one leaf less at most.
@@ -48,7 +48,7 @@ class MockBranchingTarget(MockTarget):
         row = super().row(context)
         return row if self.rounded is None else np.round(row, self.rounded)
 
-    def sequences(self, root: Node) -> MockTree:
+    def tree(self, root: Node) -> MockTree:
         self.trees.append(MockTree(self, root))
         return self.trees[-1]
 

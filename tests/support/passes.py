@@ -1,12 +1,12 @@
-"""What tests of policies share: drafts, records of passes, and a policy that never runs out of funds."""
+"""What tests of policies share: drafts, records of passes, and a policy that can afford any loss."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ngramspec.drafting.draft import Draft
-from ngramspec.policies.cost_aware import CostPolicy
-from ngramspec.policies.policy import Pass
+from ngramspec.policies.cost import CostPolicy
+from ngramspec.steps import Step
 
 
 class Rich(CostPolicy):
@@ -14,7 +14,7 @@ class Rich(CostPolicy):
 
     def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
         super().__init__(draft_max, texts)
-        self._account.CREDIT = 1e6
+        self._budget.CREDIT = 1e6
 
 
 def draft(chances: Sequence[float], length: int | None = None) -> Draft:
@@ -25,9 +25,9 @@ def draft(chances: Sequence[float], length: int | None = None) -> Draft:
 
 def passed(
     emitted: int, drafted: int, guessed: int, seconds: float, draft_seconds: float, plain_seconds: float
-) -> Pass:
+) -> Step:
     """The record of a pass that sent and emitted so many tokens, whichever they were."""
-    return Pass(
+    return Step(
         (7,) * emitted,
         drafted=(7,) * drafted,
         accepted=min(emitted - 1, drafted),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ngramspec.replay.recording import Recording
+from ngramspec.instruments.replay.replay import Recording
 
 
 def recordings(number: int, seed: int = 0, vocabulary: int = 300) -> list[Recording]:

@@ -14,7 +14,7 @@ from ngramspec_cli import markdown_stream
 from ngramspec_cli.app import run
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Step
+from ngramspec.steps import Step
 
 
 def saying(text: str, pace: float = 0.0) -> Callable[..., Iterator[Step]]:

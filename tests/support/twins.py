@@ -16,7 +16,7 @@ import ngramspec
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import GivenCurve
 from ngramspec.dropin import look_ahead
-from ngramspec.policies.simple import FixedPolicy
+from ngramspec.policies.policy import FixedPolicy
 
 FREE = GivenCurve({1: 1.0, 64: 1.0})
 

@@ -19,16 +19,14 @@ NAMES = (
     "price",
     "token_index",
     "mixture.history",
-    "mixture.odds",
-    "mixture.correction",
-    "mixture.sightings",
+    "mixture.chance_mixer",
+    "mixture.context_counts",
     "mixture.answers",
     "mixture.pointers",
     "mixture.guesser",
     "mixture.side_guesses",
-    "mixture.secondary",
     "mixture.drafter",
-    "suffix_automaton",
+    "baselines.suffix_automaton",
 )
 """In an order in which each comes after those that it imports."""
 

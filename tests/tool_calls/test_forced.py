@@ -100,8 +100,44 @@ def test_what_cannot_be_forced() -> None:
         forced_grammar([CLOCK], "other", True, schema_rules)
     with pytest.raises(ValueError, match=r"^tool_choice asks for a tool, but there are none$"):
         forced_grammar([], "required", True, schema_rules)
-    odd = Tool("odd", "", {"properties": {"a": {"not": {}}}})
+    odd = Tool("odd", "", {"properties": {"a": {"not": {}}}}, strict=True)
     with pytest.raises(
         GrammarError, match=r"^the parameters of the tool 'odd': .* not cannot be said in a grammar at 'a'"
     ):
         forced_grammar([CLOCK, odd], "required", True, schema_rules)
+
+
+def test_what_no_grammar_says_is_left_out_unless_the_tool_is_strict(demo_vocabulary: Vocabulary) -> None:
+    names = {"type": "array", "items": {"type": "string", "pattern": "^(?=a)b"}, "uniqueItems": True}
+    odd = {"type": "object", "properties": {"names": names, "not": {"type": "integer", "multipleOf": 3}}}
+    odd |= {"patternProperties": {"^x": {}}, "if": {}, "then": {}, "required": ["names", "not"]}
+    grammar = forced_grammar([Tool("odd", "", odd)], "required", False, schema_rules, template=THINKING)
+    assert fits(demo_vocabulary, grammar, written(THINKING, [("odd", '{"names": ["c"], "not": 5}')]))
+    assert not fits(demo_vocabulary, grammar, written(THINKING, [("odd", '{"names": ["c"], "not": "x"}')]))
+    with pytest.raises(GrammarError, match="cannot be said in a grammar"):
+        forced_grammar([Tool("odd", "", odd, strict=True)], "required", False, schema_rules, template=THINKING)
+
+
+def test_a_named_tool_is_called_once(demo_vocabulary: Vocabulary) -> None:
+    grammar = forced_grammar([WEATHER, CLOCK], "clock", True, schema_rules, template=THINKING)
+    assert not fits(demo_vocabulary, grammar, written(THINKING, [("clock", "{}"), ("clock", "{}")]))
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ({"type": "object"}, '{"a": [1]}'),
+        ({"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, '{"a": 1}'),
+        ({"type": "array", "items": {"enum": ["a|b", "c"]}}, '["a|b"]'),
+        ({"enum": ["a", 5]}, '"a"'),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, "null"),
+        ({"$ref": "#/$defs/a", "$defs": {"a": {"type": "boolean"}}}, "true"),
+    ],
+)
+def test_an_answer_by_a_schema_ends_with_its_last_character(
+    schema: dict[str, object], text: str, demo_vocabulary: Vocabulary
+) -> None:
+    for trimmed in (False, True):
+        grammar = "root ::= answer\n" + schema_rules({"answer": schema}, trimmed=trimmed)
+        assert fits(demo_vocabulary, grammar, text)
+        assert fits(demo_vocabulary, grammar, text + " ") != trimmed

@@ -381,3 +381,48 @@ def test_what_goes_astray_ends_the_call_and_the_rest_is_content() -> None:
     assert said == ("Paris}}</tool_call>", "", [("weather", '{"city": ')])
     text = "<tool_call><function=weather><parameter=city>a</parameter> so <b>"
     assert joined(parse([text], "qwen-coder")) == ("so <b>", "", [("weather", '{"city": "a"}')])
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        ("<tool_call>", 'I look.\n<tool_call>\n{"name": "lo'),
+        ("<tool_call>", "I look.\n<tool_ca"),
+        ("<arg_key>", "I look.\n<tool_call>loo"),
+        ("<tool_call>", "I look.\n<tool_call>\n<function=lo"),
+        ("[TOOL_CALLS] [ARGS]", "I look.[TOOL_CALLS]look[AR"),
+        ("<|tool_call_start|>", "I look.<|tool_call_start|>[look(at="),
+        (
+            "<|channel|> <|message|>",
+            "<|channel|>final<|message|>I look.<|end|><|start|>assistant<|channel|>commentary to=look",
+        ),
+    ],
+)
+def test_a_call_that_was_cut_before_it_began_is_no_content(template: str, text: str) -> None:
+    def content(cut: bool) -> str:
+        parser = parser_for(template, [Tool("look")])
+        deltas = [*parser.push(text), *parser.finish(cut)]
+        assert not any(isinstance(delta, CallBegin) for delta in deltas)
+        return "".join(delta.text for delta in deltas if isinstance(delta, Content))
+
+    assert content(cut=True) == "I look."
+    assert content(cut=False) != "I look."  # an answer that ended by itself is told to the last character
+
+
+def test_half_a_call_without_a_mark_is_no_content_and_half_an_object_is() -> None:
+    for text, told in (
+        ('{"name": "look", "param', ""),
+        ('{"name": "lo', ""),
+        ('{"name": "Ann", "a', '{"name": "Ann", "a'),
+    ):
+        parser = parser_for("<|python_tag|>", [Tool("look")])
+        deltas = [*parser.push(text), *parser.finish(cut=True)]
+        assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == told
+
+
+def test_prose_that_was_cut_is_told_though_it_speaks_of_calls() -> None:
+    text = "Between <tool_call> and </tool_call> there stands what is called, as a < b says"
+    for cut in (False, True):
+        parser = parser_for("<tool_call>", [Tool("look")])
+        deltas = [*parser.push(text), *parser.finish(cut)]
+        assert "".join(delta.text for delta in deltas if isinstance(delta, Content)) == text

@@ -21,11 +21,11 @@ from pathlib import Path
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Stats
+from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.target import Target
-from ngramspec.policies.simple import FixedPolicy
-from ngramspec.prompts import load_prompts
+from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
 
 WAYS = {
     "match": Acceptance("match"),

@@ -10,9 +10,9 @@ import argparse
 from pathlib import Path
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.exactness.choice import EXACT
+from ngramspec.exactness.decision import EXACT
+from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.target import Target
-from ngramspec.prompts import load_prompts
 from ngramspec.sampling.settings import Sampling
 
 
@@ -53,14 +53,14 @@ def main() -> None:
         count = equal["greedy" if sampling.greedy else "sampled"]
         count[0] += a == b
         count[1] += 1
-        exactly += drafted.footing.same
+        exactly += drafted.exactness.same
         if a != b:
             told += calls > 0
             silent += calls == 0
             at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
             print(
                 f"{name}, {len(ids)} tokens: first difference at {at} of {len(a)};"
-                f" exact settings {drafted.footing.same}, close calls {calls}",
+                f" exact settings {drafted.exactness.same}, close calls {calls}",
                 flush=True,
             )
     lengths = sorted(len(ids) for _, ids in prompts)

@@ -28,14 +28,14 @@ from seeds import Clock, Modelled
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, LARGEST, find_curves
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Stats
-from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import FREE, MixtureDrafter
-from ngramspec.drafting.model import ModelDrafter
+from ngramspec.instruments.prompts import load_prompts, prepare
 from ngramspec.llama.target import Target
-from ngramspec.prompts import load_prompts, prepare
+from ngramspec.steps import Stats
 
 
 @dataclass

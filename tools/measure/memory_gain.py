@@ -28,13 +28,12 @@ from pathlib import Path
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
 from ngramspec.drafting.token_index import ORDER, TokenIndex, slot
+from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
+from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, TranscriptReader, Transcripts
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, Store
 from ngramspec.memory.files import find_files, read_text
 from ngramspec.memory.indexing import add_files
-from ngramspec.replay.recording import Recording
-from ngramspec.replay.replay import Replay, Tally
-from ngramspec.replay.transcripts import MAX_RESPONSE, TranscriptReader, Transcripts
 
 CONTEXT = 4096
 """Tokens of a source file before the place where it is completed."""
@@ -96,12 +95,14 @@ def remembered(content: Content, vocabulary: Vocabulary) -> Iterator[tuple[Memor
         yield Memory(store.read()), path.stat().st_size / 2**20 if path else 0.0
 
 
-def replayed(recordings: Sequence[Recording], memory: Memory, curve: GivenCurve, drafter: str) -> Mapping[str, Tally]:
+def replayed(
+    recordings: Sequence[Recording], memory: Memory, curve: GivenCurve, drafter: str
+) -> Mapping[str, ReplayCounts]:
     """What was counted, by category."""
     replay = Replay(make_drafter(drafter, memory=memory), curve=curve)
-    tallies: dict[str, Tally] = {}
+    tallies: dict[str, ReplayCounts] = {}
     for recording in recordings:
-        tallies.setdefault(recording.category, Tally()).merge(replay.run(recording))
+        tallies.setdefault(recording.category, ReplayCounts()).merge(replay.run(recording))
     return tallies
 
 
@@ -162,7 +163,7 @@ def main() -> None:
                 show(name, curve, replayed(recordings, memory, curve, options.drafter))
 
 
-def show(name: str, curve: GivenCurve, tallies: Mapping[str, Tally]) -> None:
+def show(name: str, curve: GivenCurve, tallies: Mapping[str, ReplayCounts]) -> None:
     """A line for a curve."""
     gains = {category: tally.speedup(curve) for category, tally in tallies.items()}
     passes = sum(tally.stats.passes for tally in tallies.values())

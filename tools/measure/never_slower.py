@@ -12,9 +12,9 @@ from pathlib import Path
 from statistics import median
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Stats
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
 
 
 def seconds_per_token(

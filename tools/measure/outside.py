@@ -17,15 +17,15 @@ from typing import Any
 from unittest.mock import patch
 
 import llama_cpp.llama_cpp as llama
+from ngramspec.decoding.emission import Emission
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.emission import Emission
 from ngramspec.decoding.generation import Generation
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.llama.target import Target
-from ngramspec.policies.cost_aware import CostPolicy
+from ngramspec.policies.cost import CostPolicy
 from ngramspec.sampling.settings import Sampling
 
 PARTS = (
@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--parts", action="store_true", help="also the parts of a pass")
     options = parser.parse_args()
     target = Target(options.model, n_ctx=2048, threads=options.t)
-    prompt = target.tokenize((Path(__file__).parents[2] / "ngramspec/drafting/fading.py").read_text() * 2)
+    prompt = target.tokenize((Path(__file__).parents[2] / "ngramspec/drafting/chances.py").read_text() * 2)
     decoder = SpeculativeDecoder(target, exact=options.exact)
     for name, sampling in (("greedy", Sampling()), ("temperature 0.8", Sampling(temperature=0.8, seed=1))):
         report(name, run(decoder, prompt, options.tokens, sampling, parts=False))

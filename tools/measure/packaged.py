@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ngramspec.prompts import Prompt, load_prompts
+from ngramspec.instruments.prompts import Prompt, load_prompts
 
 
 def parser(about: str | None, limit: int) -> argparse.ArgumentParser:

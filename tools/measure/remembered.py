@@ -15,10 +15,10 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.backend import LEAVES, Logits, ModelBase, Path
+from ngramspec.backend import Logits, ModelBase
 from ngramspec.cost.given import LARGEST
-from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.refused_rows import MOST
+from ngramspec.drafting.draft import LEAVES, Drafter, Question
+from ngramspec.drafting.mixture.answers import MOST
 from ngramspec.llama.target import Target
 from ngramspec.tokens import common_prefix
 
@@ -134,10 +134,10 @@ class Answering(Remembered):
         wanted = self._drafter is not None and self._drafter.wants_logits
         return self._rows(self._answers(tokens, MOST if wanted else 0))
 
-    def ask(self, tokens: Sequence[int], questions: Sequence[Path]) -> Logits:
+    def ask(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
         start = len(self.tokens)
         rows, answers = self.evaluate(tokens), list[Answer]()
-        for fork, path in questions:
+        for fork, path, _ in questions:
             self.rollback(start + 1 + fork)
             answers.append(self._answers(path, 0)[-1])
         self.rollback(start)

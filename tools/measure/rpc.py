@@ -101,9 +101,9 @@ def proxies(workers: Sequence[int], way: Way, ports: Any) -> None:
 def measure(model: Path, ports: Sequence[int], tokens: int, n_ctx: int, way: Way, found: Any) -> None:
     """Decode over these workers; passes, seconds and the cost curve go to `found`."""
     from ngramspec.decoding.decoder import SpeculativeDecoder
+    from ngramspec.instruments.prompts import load_prompts, prepare
     from ngramspec.llama import rpc
     from ngramspec.llama.target import Target
-    from ngramspec.prompts import load_prompts, prepare
 
     rpc.connect([f"127.0.0.1:{port}" for port in ports])
     prompts = {prompt.category: prompt for prompt in reversed(load_prompts(None))}

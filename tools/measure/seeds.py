@@ -24,20 +24,20 @@ from statistics import median
 from typing import Any
 
 from ngramspec.backend import Logits, Model
-from ngramspec.benchmark.report import expected_tokens
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, LARGEST, find_curves
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Stats
 from ngramspec.drafting import DRAFTERS, make_drafter
-from ngramspec.drafting.asked_model import AskedModel
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.hybrid import HybridDrafter
-from ngramspec.drafting.model import ModelDrafter
-from ngramspec.drafting.recall import Recall
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter
+from ngramspec.drafting.mixture.drafter import Recall
+from ngramspec.instruments.benchmark.figures import expected_tokens
+from ngramspec.instruments.prompts import load_prompts
 from ngramspec.llama.target import Target
-from ngramspec.prompts import load_prompts
+from ngramspec.steps import Stats
 from ngramspec.tokens import common_prefix
 
 

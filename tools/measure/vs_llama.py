@@ -15,7 +15,7 @@ import llama_cpp
 import packaged
 
 import ngramspec
-from ngramspec.prompts import Prompt
+from ngramspec.instruments.prompts import Prompt
 
 
 def run(llama: Any, prompt: list[int], tokens: int, temperature: float) -> tuple[list[int], float]:

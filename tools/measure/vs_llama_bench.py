@@ -6,7 +6,7 @@ what llama-bench reports of itself is checked. All columns are measured in turn,
 divided by llama-bench's of its own round: the machine's speed drifts more between rounds than the columns differ.
 
     llama-bench      its tg test: passes over one random token each; nobody reads the logits
-    + huge pages     the same, with the weights in huge pages by way of glibc (Linux), as ngramspec.llama.huge_pages has
+    + huge pages     the same, with the weights in huge pages by way of glibc (Linux), as ngramspec.llama.devices has
                      them: what is left of our lead, or our loss, on equal pages
     plain greedy     --no-draft from a prompt of random tokens: the argmax of the logits, text, events
     plain sampled    --no-draft at a high temperature: top-k and a draw from it instead of the argmax
@@ -29,10 +29,10 @@ from statistics import median
 import numpy as np
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.step import Stats
 from ngramspec.llama.target import Target
 from ngramspec.machine import physical_cores
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
 
 DEPTH = 16
 COLUMNS = ("llama-bench", "+ huge pages", "plain greedy", "plain sampled", "drafted sampled")

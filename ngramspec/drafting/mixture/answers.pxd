@@ -1,4 +1,5 @@
-from ngramspec.drafting.mixture.correction cimport Correction
+cimport cython
+from ngramspec.drafting.mixture.chance_mixer cimport Correction
 from ngramspec.drafting.mixture.history cimport History
 
 cdef class Answers:
@@ -16,7 +17,9 @@ cdef class Answers:
     cdef long long _heard
     cdef int _in_place
     cdef int _in_pool
+    @cython.locals(i=cython.Py_ssize_t)
     cpdef begin(self)
+    @cython.locals(order=cython.int, token=cython.ulonglong, depth=cython.int)
     cpdef bint look(self, History h, Py_ssize_t end)
-    cpdef double judge(self, Py_ssize_t cell, int token, double p, int top, int length) noexcept
+    cpdef double estimate(self, Py_ssize_t cell, int token, double p, int top, int length) noexcept
     cpdef void learn(self, Py_ssize_t cell, bint right) noexcept

@@ -16,17 +16,25 @@ Constant time per answer and per position.
 
 from __future__ import annotations
 
+import time
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import cython
 
 if cython.compiled:
-    from cython.cimports.ngramspec.drafting.mixture.correction import Correction
+    from cython.cimports.ngramspec.drafting.mixture.chance_mixer import Correction
     from cython.cimports.ngramspec.drafting.mixture.history import History, mix
 else:
-    from ngramspec.drafting.mixture.correction import Correction
+    from ngramspec.drafting.mixture.chance_mixer import Correction
     from ngramspec.drafting.mixture.history import History, mix
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ngramspec.drafting.price import TokenPrice
 
 ORDERS = cython.declare(cython.int, 4)
 ROOM = cython.declare(cython.ulonglong, 1 << 12)
@@ -36,12 +44,11 @@ FACTS = cython.declare(cython.int, 6)
 NOBODY = cython.declare(cython.int, -1)
 
 
-@cython.cclass
 class Answers:
-    """Keeps answers of one text, and judges candidates by them.
+    """Keeps answers of one text, and corrects the chances of candidates by them.
 
     Args:
-        cells: how many candidates can be under judgement at a time.
+        cells: how many candidates can wait for their outcome.
 
     Attributes:
         aligned: the answer in place at the position looked at last; -1: none.
@@ -61,10 +68,8 @@ class Answers:
         self._heard = 0
         self.aligned = self.pooled = NOBODY
 
-    @cython.ccall
     def begin(self) -> None:
         """Forget the answers; what they were worth stays."""
-        i: cython.Py_ssize_t
         if self._heard == 0:
             return
         self._heard = 0
@@ -115,19 +120,15 @@ class Answers:
                 self._answers[slot] = answer
                 self._runs[slot] = min(self._runs[slot] + 1, 3)
 
-    @cython.ccall
     def look(self, h: History, end: cython.Py_ssize_t) -> cython.bint:
         """Find the answers for position `end`; whether there is any."""
         self.aligned = self.pooled = NOBODY
         if self._heard == 0:
             return False
         t = h.tokens
-        order: cython.int
         match: cython.int = 0
         slot: cython.Py_ssize_t = end % PLACES
-        token: cython.ulonglong
         state: cython.ulonglong = 0
-        depth: cython.int
         self._in_place = self._in_pool = 0
         if self._places[slot] == end:
             self.aligned = self._tokens[slot]
@@ -148,9 +149,7 @@ class Answers:
             self._in_pool = 1 + (order - 1) * 3 + self._runs[slot] - 1
         return self.aligned != NOBODY or self.pooled != NOBODY
 
-    @cython.ccall
-    @cython.exceptval(check=False)
-    def judge(
+    def estimate(
         self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, top: cython.int, length: cython.int
     ) -> cython.double:
         """What `p` means for a candidate in view of the answers found last.
@@ -171,10 +170,49 @@ class Answers:
         facts[f + 3] = 192 + length * 4 + agree
         facts[f + 4] = 256 + self._in_place * 4 + agree
         facts[f + 5] = 400 + self._in_pool * 4 + agree
-        return self._correction.judge(cell, p)
+        return self._correction.estimate(cell, p)
 
-    @cython.ccall
-    @cython.exceptval(check=False)
     def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
-        """Learn whether the candidate in `cell`, as last judged, was right."""
+        """Learn whether the candidate in `cell`, as last estimated, was right."""
         self._correction.learn(cell, right)
+
+
+MOST = 8
+"""Rows that are read of a pass: those behind them are seldom of use."""
+
+CHEAP = 0.05
+"""Cost of a drafted token, in one-token passes, up to which rows are read, and questions asked beside drafts."""
+
+SHARE = 0.005
+"""Part of the time of a one-token pass that reading may take."""
+
+SLOWER = 1.1
+"""How much longer a row is taken to need each time than the quickest one so far, so that a hiccup is soon forgotten."""
+
+
+class RefusedRows:
+    """Decides how many rows to read, and reads them.
+
+    Args:
+        clock: tells seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._seconds = 0.0
+
+    def worth_reading(self, price: TokenPrice) -> int:
+        """How many rows of a pass to read at a price; where nobody knows what a second is worth, up to `MOST`."""
+        if price.slopes[0] > CHEAP:
+            return 0
+        if not price.seconds or not self._seconds:
+            return MOST
+        return min(MOST, int(SHARE * price.seconds / self._seconds))
+
+    def read(self, rows: NDArray[np.float32]) -> list[int]:
+        """The likeliest token of each row, of which there is at least one."""
+        began = self._clock()
+        best: list[int] = [int(row.argmax()) for row in rows]
+        seconds = (self._clock() - began) / len(rows)
+        self._seconds = min(seconds, self._seconds * SLOWER) if self._seconds else seconds
+        return best

@@ -1,7 +1,6 @@
-"""`MixtureDrafter`: the default drafter. Every source proposes at every position, and what is judged likeliest wins.
+"""`MixtureDrafter`: the default drafter. Every source proposes at every position, and the likeliest of them wins.
 
-The work is done by `ngramspec.drafting.mixture.guesser`; this puts it behind the protocol of
-`ngramspec.drafting.draft`.
+The work is done by `Guesser` and, beside the chain, by `SideGuesses`; this is the `Drafter` around them.
 """
 
 from __future__ import annotations
@@ -11,20 +10,58 @@ from copy import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from ngramspec.drafting.chances import OutcomeMap
 from ngramspec.drafting.draft import Chooser, Draft, Drafter, Question
-from ngramspec.drafting.fading import FadingRate
 from ngramspec.drafting.mixture import learnt
+from ngramspec.drafting.mixture.answers import RefusedRows
 from ngramspec.drafting.mixture.guesser import Guesser
-from ngramspec.drafting.mixture.secondary import OutcomeMap
 from ngramspec.drafting.mixture.side_guesses import SideGuesses
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.drafting.recall import Recall
-from ngramspec.drafting.refused_rows import RefusedRows
+from ngramspec.drafting.token_index import SEAM, TokenIndex
 from ngramspec.tokens import common_prefix
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+MOST = 1 << 22
+"""Tokens of answers to remember, at some 12 bytes each: when there are more, the older half is forgotten."""
+
+
+class Recall:
+    """Texts to draft from. `ngramspec.memory.Memory` adds those that are kept on disk.
+
+    Args:
+        stored: indexes of texts that were there before, which never change.
+
+    Attributes:
+        indexes: what to look up, the oldest first; all but the last never change. A negative token in one is a
+            seam between two texts. Always the same list.
+    """
+
+    def __init__(self, stored: Sequence[TokenIndex] = ()) -> None:
+        self._heard = [TokenIndex()]
+        self.indexes: list[TokenIndex] = [*stored, *self._heard]
+
+    def hear(self, tokens: Sequence[int]) -> None:
+        """Remember an answer in this process. One that stays in the context need not be heard: it is there already.
+
+        Args:
+            tokens: token ids, none of them negative.
+        """
+        if self._heard[-1].size > MOST // 2:
+            del self.indexes[-len(self._heard) :]
+            self._heard = [self._heard[-1], TokenIndex()]
+            self.indexes += self._heard
+        if tokens:
+            self._heard[-1].extend(tokens)
+            self._heard[-1].append(SEAM)
+
+    def refresh(self) -> None:
+        """Take up what other processes added; for texts that none does, nothing."""
+
+
+_LEADS_TO = 8  # tokens of a prompt by which a predicted answer to it is found
 
 LONGEST = 63
 """Most tokens in a draft."""
@@ -48,13 +85,9 @@ class MixtureDrafter(Drafter):
     name = "mixture"
 
     def __init__(self, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
+        self.predicted: Sequence[int] = ()
         self._guesser = Guesser()
         self._sides = SideGuesses(self._guesser)
-        # What the target said when it was asked: behind the tokens that `accept` is told of next, and behind the text.
-        self._heard: Sequence[int] = ()
-        self._said: Sequence[int] = ()
-        # How often it says the same in the pass after: nearly always, but for rounding and for what was drawn anew.
-        self._trust = FadingRate(50.0, 50.5, fade=0.99)
         self._chances: Sequence[float] = ()
         self._own: Recall | None = None
         if memory is True:
@@ -88,6 +121,7 @@ class MixtureDrafter(Drafter):
         other = copy(self)
         other._guesser = Guesser(self._guesser)
         other._sides = SideGuesses(other._guesser)
+        other._sides.trust = self._sides.trust
         other._asked = other._kept = None
         return other
 
@@ -98,10 +132,12 @@ class MixtureDrafter(Drafter):
             self._own.hear(before[self._known :])
             self._known = common_prefix(before, prompt)
         self._asked = None
-        self._heard = self._said = ()
+        self._sides.begin()
         if self._memory is not None:
             self._memory.refresh()
-        self._guesser.begin(prompt)
+        # A predicted answer stands in the text that is looked up as it would have been given to this prompt before.
+        before = [*prompt[-_LEADS_TO:], *self.predicted] if self.predicted else []
+        self._guesser.begin([*before, *prompt] if before else prompt)
 
     def propose(
         self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
@@ -109,20 +145,21 @@ class MixtureDrafter(Drafter):
         guesser = self._guesser
         price = price or FREE
         limit = min(limit, LONGEST, len(price.slopes) - 1)
-        start = self._repeat(limit)
-        sure = (self._trust.value,) * start
+        start = self._sides.repeat(limit)
+        trust = self._sides.trust.value
+        sure = (trust,) * start
         self._want_rows(price)
         if choose is None:
-            guesser.guess(limit, HOPELESS, price, start, self._trust.value**start)
+            guesser.guess(limit, HOPELESS, price, start, trust**start)
             tokens, match, chances = guesser.chain()
             self._asked = None
             self._chances = (*sure, *chances[start:])
             return Draft(tokens, (), match, (), self._chances, self.name)
         if blind:
             # The likeliest chain is not drawn, so its chances may decide on the length of the one that is.
-            limit = guesser.guess(limit, HOPELESS, price, start, self._trust.value**start)
+            limit = guesser.guess(limit, HOPELESS, price, start, trust**start)
             likeliest = guesser.chain()[2]
-            self._repeat(start)
+            self._sides.repeat(start)
         q = self._draw(limit, choose, None if blind else price, start)
         tokens, match, chances = guesser.chain()
         self._asked = (self._blind, likeliest) if blind else (self._drawn, chances)
@@ -135,19 +172,11 @@ class MixtureDrafter(Drafter):
         self._to_read = self._rows.worth_reading(price) if self._guesser.local else 0
         self.wants_logits = self._to_read > 0
 
-    def _repeat(self, limit: int) -> int:
-        """Begin the chain with what the target said when it was asked; how many tokens that are."""
-        known = self._said[:limit]
-        for at, token in enumerate(known):
-            self._guesser.look(at)
-            self._guesser.put(at, token)
-        return len(known)
-
     def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
         return self._sides.find(self._chances, sent, limit, leaves, HOPELESS, price)
 
     def hear(self, answers: Sequence[int]) -> None:
-        self._heard = answers
+        self._sides.hear(answers)
 
     def _draw(self, limit: int, choose: Chooser, price: TokenPrice | None, start: int) -> tuple[dict[int, float], ...]:
         """Make a chain of tokens picked by `choose`, behind the `start` that stand already; returns their q.
@@ -157,14 +186,14 @@ class MixtureDrafter(Drafter):
         guesser = self._guesser
         guesser.pending = start
         q = [{guesser.guesses[at]: 1.0} for at in range(start)]
-        reach = self._trust.value**start
+        reach = self._sides.trust.value**start
         for at in range(start, limit):
             if guesser.look(at) < 0:
                 break
-            law = guesser.law(at)
-            chosen = list(law).index(choose(at, law))
+            weights = guesser.distribution(at)
+            chosen = list(weights).index(choose(at, weights))
             guesser.take(at, chosen)
-            q.append(law)
+            q.append(weights)
             reach *= self._drawn.estimate(guesser.chances[at])
             if price is not None and (reach < HOPELESS or not price.pays(reach, at + 1)):
                 break
@@ -176,12 +205,7 @@ class MixtureDrafter(Drafter):
             self._guesser.hear(tokens[1:], accepted, self._rows.read(refused))
 
     def accept(self, tokens: Sequence[int]) -> int:
-        for said, token in zip(self._said, tokens, strict=False):
-            self._trust.add(said == token)
-            if said != token:
-                break
-        repeated = len(self._said)
-        self._said, self._heard = self._heard, ()
+        repeated = self._sides.accept(tokens)
         # Rows are wanted of a pass that was drafted for at a price that says so, and of no other.
         self.wants_logits = False
         proposed = self._guesser.pending

@@ -1,15 +1,16 @@
+cimport cython
 from ngramspec.drafting.mixture.answers cimport Answers
-from ngramspec.drafting.mixture.correction cimport Correction
 from ngramspec.drafting.mixture.history cimport History
-from ngramspec.drafting.mixture.odds cimport ChanceMixer
+from ngramspec.drafting.mixture.chance_mixer cimport ChanceMixer, Correction
 from ngramspec.drafting.mixture.pointers cimport Pointers
-from ngramspec.drafting.mixture.sightings cimport ContextCounts
+from ngramspec.drafting.mixture.context_counts cimport ContextCounts
+from ngramspec.drafting.price cimport TokenPrice
 
 cdef class Guesser:
     cdef public History history
-    cdef public ChanceMixer odds
+    cdef public ChanceMixer mixer
     cdef public Correction correction
-    cdef public ContextCounts sightings
+    cdef public ContextCounts counts
     cdef public Answers answers
     cdef public Pointers pointers
     cdef int[::1] _answered
@@ -32,9 +33,14 @@ cdef class Guesser:
     cdef int _fork
     cdef int _near_token
     cdef Py_ssize_t _near_place
+    @cython.locals(c=cython.int, i=cython.int)
     cpdef int look(self, Py_ssize_t at)
+    @cython.locals(best=cython.int)
     cpdef int look_aside(self, Py_ssize_t at, Py_ssize_t depth, int fork)
+    @cython.locals(c=cython.int, i=cython.int)
     cdef _correct(self, Py_ssize_t at, int whence, int n)
     cpdef take(self, Py_ssize_t at, int c)
+    @cython.locals(c=cython.int)
     cpdef put(self, Py_ssize_t at, int token)
+    @cython.locals(place=cython.Py_ssize_t)
     cdef _add(self, int token)

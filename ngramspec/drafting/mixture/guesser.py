@@ -3,9 +3,9 @@
 
 At each position `ContextCounts` gathers the tokens that followed the same context before, in this request and in
 memory; one more is the token with which a copy in progress goes on, also across an edit (`History.near`).
-`ChanceMixer` judges every one of them by what the sources say. The likeliest is the guess, its chance is corrected by
+`ChanceMixer` gives each a chance by what the sources say. The likeliest is the guess, its chance is corrected by
 what such guesses turned out to be (`Correction`), it becomes context, and the next position follows: a chain. Memory is
-one more source to the same judge, so that it counts as far as it was lately right.
+one more source to the same mixer, so that it counts as far as it was lately right.
 
 Constant time per position and per token; nothing depends on the length of the context.
 """
@@ -18,24 +18,18 @@ from typing import TYPE_CHECKING
 
 import cython
 
-if cython.compiled:
-    from cython.cimports.ngramspec.drafting.mixture.answers import Answers
-    from cython.cimports.ngramspec.drafting.mixture.correction import Correction
-    from cython.cimports.ngramspec.drafting.mixture.history import History, doublings, mix
-    from cython.cimports.ngramspec.drafting.mixture.odds import ChanceMixer
-    from cython.cimports.ngramspec.drafting.mixture.pointers import Pointers
-    from cython.cimports.ngramspec.drafting.mixture.sightings import ContextCounts
-    from cython.cimports.ngramspec.drafting.price import TokenPrice
-else:
-    from ngramspec.drafting.mixture.answers import Answers
-    from ngramspec.drafting.mixture.correction import Correction
-    from ngramspec.drafting.mixture.history import History, doublings, mix
-    from ngramspec.drafting.mixture.odds import ChanceMixer
-    from ngramspec.drafting.mixture.pointers import Pointers
-    from ngramspec.drafting.mixture.sightings import ContextCounts
-    from ngramspec.drafting.price import TokenPrice
-
+from ngramspec.drafting.mixture.answers import Answers
+from ngramspec.drafting.mixture.chance_mixer import ChanceMixer, Correction
+from ngramspec.drafting.mixture.context_counts import ContextCounts
+from ngramspec.drafting.mixture.history import History
 from ngramspec.drafting.mixture.learnt import of_answers, start, take_up
+from ngramspec.drafting.mixture.pointers import Pointers
+from ngramspec.drafting.price import TokenPrice
+
+if cython.compiled:
+    from cython.cimports.ngramspec.drafting.mixture.history import doublings, mix
+else:
+    from ngramspec.drafting.mixture.history import doublings, mix
 
 if TYPE_CHECKING:
     from ngramspec.drafting.token_index import TokenIndex
@@ -126,11 +120,10 @@ def _rarity(p: cython.double) -> cython.int:
     return 4 if p < 0.3 else 5 if p < 0.5 else 6 if p < 0.8 else 7
 
 
-def _named(odds: dict[str, memoryview], **others: dict[str, memoryview]) -> dict[str, memoryview]:
-    return odds | {f"{whose}_{name}": array for whose, known in others.items() for name, array in known.items()}
+def _named(mixer: dict[str, memoryview], **others: dict[str, memoryview]) -> dict[str, memoryview]:
+    return mixer | {f"{whose}_{name}": array for whose, known in others.items() for name, array in known.items()}
 
 
-@cython.cclass
 class Guesser:
     """Guesses a chain of tokens, and learns from what came instead.
 
@@ -150,13 +143,13 @@ class Guesser:
     def __init__(self, beside: Guesser | None = None) -> None:
         self.history = History()
         if beside is None:
-            self.odds = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8))
+            self.mixer = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8))
             self.correction = Correction(POSITIONS)
         else:
-            self.odds, self.correction = beside.odds.beside(), beside.correction.beside()
+            self.mixer, self.correction = beside.mixer.beside(), beside.correction.beside()
         self.memory: list[TokenIndex] = [] if beside is None else beside.memory
         self.local: bool = beside is None or beside.local
-        self.sightings = ContextCounts(POSITIONS)
+        self.counts = ContextCounts(POSITIONS)
         self.answers = Answers(POSITIONS * CANDIDATES)
         self.pointers = Pointers(POSITIONS * CANDIDATES)
         self._answered = array("i", bytes(4 * POSITIONS))
@@ -167,11 +160,11 @@ class Guesser:
         self._best = array("i", bytes(4 * POSITIONS))
         # Each module has these numbers as constants of its own, which the compiler wants; they must agree.
         cells = POSITIONS * CANDIDATES
-        assert len(self.sightings.tokens) == cells
-        assert len(self.sightings.seen) == SIGHTED
-        assert len(self.odds.states) == cells * SOURCES
-        assert len(self.odds.views) == cells * VIEWS
-        assert len(self.odds.facts) == cells * BIASES
+        assert len(self.counts.tokens) == cells
+        assert len(self.counts.seen) == SIGHTED
+        assert len(self.mixer.states) == cells * SOURCES
+        assert len(self.mixer.views) == cells * VIEWS
+        assert len(self.mixer.facts) == cells * BIASES
         assert len(self.correction.facts) == POSITIONS * FACTS
         assert len(self.pointers.tokens) == POINTERS
         self.pending = 0
@@ -182,11 +175,11 @@ class Guesser:
 
     def shared(self) -> dict[str, memoryview]:
         """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
-        return _named(self.odds.shared(), correction=self.correction.shared(), pointers=self.pointers.shared())
+        return _named(self.mixer.shared(), correction=self.correction.shared(), pointers=self.pointers.shared())
 
     def about_tokens(self) -> dict[str, memoryview]:
         """The same of what was learnt about single tokens."""
-        return _named(self.odds.about_tokens(), correction=self.correction.about_tokens())
+        return _named(self.mixer.about_tokens(), correction=self.correction.about_tokens())
 
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a text. What was learnt about tokens stays; all else is taken up anew."""
@@ -210,18 +203,15 @@ class Guesser:
         i: cython.Py_ssize_t
         return [self.history.tokens[i] for i in range(self.history.size)]
 
-    @cython.ccall
     def look(self, at: cython.Py_ssize_t) -> cython.int:
-        """Gather and judge the candidates for position `at` of the chain; returns the likeliest's number, or -1."""
+        """Gather the candidates for position `at` of the chain; returns the likeliest's number, or -1."""
         t = self.history.tokens
-        c: cython.int
-        i: cython.int
         depth: cython.Py_ssize_t = at - self._aside
         end: cython.Py_ssize_t = self.history.size + depth
         if at == 0:
             self._at_place = self._place
             self._at_copied = self._copied
-        found: ContextCounts = self.sightings
+        found: ContextCounts = self.counts
         found.clear(at)
         longest: cython.int = found.follow(self.history, at, end) if self.local else 0
         if longest > self._at_copied + 2:
@@ -273,7 +263,7 @@ class Guesser:
         step: cython.int = cython.cast(cython.int, depth) if depth < 7 else 7
         last: cython.ulonglong = t[end - 1] if end > 0 else 0
         before: cython.ulonglong = t[end - 2] if end > 1 else 0
-        odds: ChanceMixer = self.odds
+        mixer: ChanceMixer = self.mixer
         best: cython.int = -1
         chance: cython.double = -1.0
         for c in range(n):
@@ -284,48 +274,48 @@ class Guesser:
             top: cython.int = 0
             for i in range(SIGHTED):
                 if found.seen[i] == 0:
-                    odds.states[s + i] = ABSENT
+                    mixer.states[s + i] = ABSENT
                     continue
                 count: cython.int = found.count[c * SIGHTED + i]
                 if count > 0:
                     top = i + 1
-                odds.states[s + i] = _share(count, found.seen[i], found.latest[c * SIGHTED + i])
+                mixer.states[s + i] = _share(count, found.seen[i], found.latest[c * SIGHTED + i])
             agrees: cython.int = 1 if token == found.best_token else 0
-            odds.states[s + MATCH] = length * 10 + agrees * 5 + run
+            mixer.states[s + MATCH] = length * 10 + agrees * 5 + run
             goes_on: cython.int = 2
             if place == NOWHERE:
-                odds.states[s + NEAR] = ABSENT
+                mixer.states[s + NEAR] = ABSENT
             else:
                 goes_on = 1 if token == near else 0
-                odds.states[s + NEAR] = (how * 10 + copied) * 2 + goes_on
+                mixer.states[s + NEAR] = (how * 10 + copied) * 2 + goes_on
             v: cython.Py_ssize_t = cell * VIEWS
-            odds.views[v] = (length * 6 + recent) * 2 + agrees
-            odds.views[v + 1] = step * 8 + top
-            odds.views[v + 2] = (mix(331 + agrees, last) >> 20) & 1023
-            odds.views[v + 3] = (whence * 14 + back) * 2 + agrees
-            odds.views[v + 4] = step
+            mixer.views[v] = (length * 6 + recent) * 2 + agrees
+            mixer.views[v + 1] = step * 8 + top
+            mixer.views[v + 2] = (mix(331 + agrees, last) >> 20) & 1023
+            mixer.views[v + 3] = (whence * 14 + back) * 2 + agrees
+            mixer.views[v + 4] = step
             x: cython.ulonglong = token
-            odds.facts[f] = _token(mix(11 + agrees, x))
-            odds.facts[f + 1] = _token(mix(21 + agrees, last))
-            odds.facts[f + 2] = _free(mix(31 + length * 16 + recent, agrees))
-            odds.facts[f + 3] = _free(mix(1041 + run * 2, agrees))
-            odds.facts[f + 4] = _pair(mix(mix(51, last), x))
-            odds.facts[f + 5] = _token(mix(61 + top * 2 + agrees, last))
-            odds.facts[f + 6] = _free(mix(81 + how * 8 + goes_on, length * 2 + agrees))
-            odds.facts[f + 7] = _token(mix(191 + top * 2 + agrees, x))
+            mixer.facts[f] = _token(mix(11 + agrees, x))
+            mixer.facts[f + 1] = _token(mix(21 + agrees, last))
+            mixer.facts[f + 2] = _free(mix(31 + length * 16 + recent, agrees))
+            mixer.facts[f + 3] = _free(mix(1041 + run * 2, agrees))
+            mixer.facts[f + 4] = _pair(mix(mix(51, last), x))
+            mixer.facts[f + 5] = _token(mix(61 + top * 2 + agrees, last))
+            mixer.facts[f + 6] = _free(mix(81 + how * 8 + goes_on, length * 2 + agrees))
+            mixer.facts[f + 7] = _token(mix(191 + top * 2 + agrees, x))
             both: cython.ulonglong = mix(mix(271 + agrees, last), before)
-            odds.facts[f + 8] = _pair(both)
-            one: cython.int = odds.states[s] + 1
-            two: cython.int = odds.states[s + 1] + 1
-            odds.facts[f + 9] = _token(mix(mix(341 + agrees, whence * 16 + back), x))
-            odds.facts[f + 10] = _token(mix(mix(351, one * 128 + two), x))
-            odds.facts[f + 11] = _pair(mix(mix(both, 361), two))
-            odds.facts[f + 12] = _pair(mix(mix(both, 371), x))
-            p: cython.double = odds.judge(cell)
+            mixer.facts[f + 8] = _pair(both)
+            one: cython.int = mixer.states[s] + 1
+            two: cython.int = mixer.states[s + 1] + 1
+            mixer.facts[f + 9] = _token(mix(mix(341 + agrees, whence * 16 + back), x))
+            mixer.facts[f + 10] = _token(mix(mix(351, one * 128 + two), x))
+            mixer.facts[f + 11] = _pair(mix(mix(both, 361), two))
+            mixer.facts[f + 12] = _pair(mix(mix(both, 371), x))
+            p: cython.double = mixer.estimate(cell)
             if pointed:
-                p = odds.p[cell] = self.pointers.judge(cell, token, p, length)
+                p = mixer.p[cell] = self.pointers.estimate(cell, token, p, length)
             if answered:
-                p = odds.p[cell] = self.answers.judge(cell, token, p, top, length)
+                p = mixer.p[cell] = self.answers.estimate(cell, token, p, top, length)
             if p > chance:
                 chance = p
                 best = c
@@ -336,7 +326,6 @@ class Guesser:
         self.lengths[at] = longest if longest > recalled else recalled
         return best
 
-    @cython.ccall
     def look_aside(self, at: cython.Py_ssize_t, depth: cython.Py_ssize_t, fork: cython.int) -> cython.int:
         """The same for a position beside the chain, behind `depth` guesses that stand in `history` behind the text.
 
@@ -345,22 +334,18 @@ class Guesser:
             depth: as above.
             fork: how many of these guesses are the chain's.
         """
-        best: cython.int
         self._aside, self._fork = at - depth, fork
         self._at_place, self._at_copied = NOWHERE, 0
-        self.sightings._kept = 0
+        self.counts._kept = 0
         best = self.look(at)
         self._aside = 0
         return best
 
-    @cython.cfunc
     def _correct(self, at: cython.Py_ssize_t, whence: cython.int, n: cython.int) -> None:
         """Correct the chance of the likeliest of the `n` candidates of a position."""
-        p = self.odds.p
-        states = self.odds.states
+        p = self.mixer.p
+        states = self.mixer.states
         facts = self.correction.facts
-        c: cython.int
-        i: cython.int
         best: cython.int = self._best[at]
         second: cython.double = 0.0
         others: cython.double = 0.0
@@ -370,21 +355,20 @@ class Guesser:
                 second = max(second, p[at * CANDIDATES + c])
         s: cython.Py_ssize_t = (at * CANDIDATES + best) * SOURCES
         f: cython.Py_ssize_t = at * FACTS
-        token: cython.ulonglong = self.sightings.tokens[at * CANDIDATES + best]
+        token: cython.ulonglong = self.counts.tokens[at * CANDIDATES + best]
         facts[f] = 8 * _rarity(second) + _rarity(others)
         facts[f + 1] = 64 + 4 * doublings(self.history.size - self._prompt, 11) + whence
         facts[f + 2] = 128 + states[s]
         facts[f + 3] = 256 + states[s + 2]
         facts[f + 4] = 384 + states[s + NEAR]
         facts[f + 5] = FREE_CURVES + (mix(381, token) >> 20) % (CURVES - FREE_CURVES)
-        self.correction.judge(at, p[at * CANDIDATES + best])
+        self.correction.estimate(at, p[at * CANDIDATES + best])
 
-    @cython.ccall
     def take(self, at: cython.Py_ssize_t, c: cython.int) -> None:
         """Guess candidate `c` at position `at`; it is context from here on."""
-        token: cython.int = self.sightings.tokens[at * CANDIDATES + c]
+        token: cython.int = self.counts.tokens[at * CANDIDATES + c]
         self.guesses[at] = token
-        self.chances[at] = self.correction.p[at] if c == self._best[at] else self.odds.p[at * CANDIDATES + c]
+        self.chances[at] = self.correction.p[at] if c == self._best[at] else self.mixer.p[at * CANDIDATES + c]
         self.history.tokens[self.history.size + at] = token
         self.pending = at + 1
         self.pointers.take(token)
@@ -395,15 +379,13 @@ class Guesser:
             self._at_place += 1
             self._at_copied = 0
 
-    @cython.ccall
     def put(self, at: cython.Py_ssize_t, token: cython.int) -> None:
         """Make a token context at position `at`, which was looked at, whoever guessed it.
 
         One that is no candidate here has no chance of its own, and counts as a miss of the guesser's.
         """
-        c: cython.int
-        for c in range(self.sightings.found[at]):
-            if self.sightings.tokens[at * CANDIDATES + c] == token:
+        for c in range(self.counts.found[at]):
+            if self.counts.tokens[at * CANDIDATES + c] == token:
                 self.take(at, c)
                 return
         self.guesses[at] = token
@@ -458,15 +440,15 @@ class Guesser:
             tuple([self.chances[i] for i in range(n)]),
         )
 
-    def law(self, at: cython.int) -> dict[int, float]:
+    def distribution(self, at: cython.int) -> dict[int, float]:
         """The candidates at a position that was looked at, in order, with probabilities that sum to 1."""
         c: cython.int
         whole: cython.double = 0.0
-        n: cython.int = self.sightings.found[at]
+        n: cython.int = self.counts.found[at]
         for c in range(n):
-            whole += self.odds.p[at * CANDIDATES + c]
-        tokens = self.sightings.tokens
-        return {tokens[at * CANDIDATES + c]: self.odds.p[at * CANDIDATES + c] / whole for c in range(n)}
+            whole += self.mixer.p[at * CANDIDATES + c]
+        tokens = self.counts.tokens
+        return {tokens[at * CANDIDATES + c]: self.mixer.p[at * CANDIDATES + c] / whole for c in range(n)}
 
     def hear(self, sent: Sequence[int], accepted: int, answers: Sequence[int]) -> None:
         """Keep what the target said behind refused tokens, as candidates for what follows; called before `accept`.
@@ -491,15 +473,15 @@ class Guesser:
         hits: cython.int = 0
         for at in range(min(self.pending, n)):
             token = tokens[at]
-            for c in range(self.sightings.found[at]):
-                right = self.sightings.tokens[at * CANDIDATES + c] == token
-                self.odds.learn(at * CANDIDATES + c, right)
+            for c in range(self.counts.found[at]):
+                right = self.counts.tokens[at * CANDIDATES + c] == token
+                self.mixer.learn(at * CANDIDATES + c, right)
                 if self._pointed[at]:
                     self.pointers.learn(at * CANDIDATES + c, right)
                 if self._answered[at]:
                     self.answers.learn(at * CANDIDATES + c, right)
-            if self.sightings.found[at] > 0:
-                self.correction.learn(at, self.sightings.tokens[at * CANDIDATES + self._best[at]] == token)
+            if self.counts.found[at] > 0:
+                self.correction.learn(at, self.counts.tokens[at * CANDIDATES + self._best[at]] == token)
             right = self.guesses[at] == token
             if right and self.chances[at] > 0.0:
                 self._recent = self._recent * 0.85 + 0.15
@@ -515,9 +497,7 @@ class Guesser:
             self._add(token)
         return hits
 
-    @cython.cfunc
     def _add(self, token: cython.int) -> None:
-        place: cython.Py_ssize_t
         if self._place > 0:
             place = self.history.near(self.history.size, self._place)
             if place != NOWHERE and self.history.tokens[place] == token:

@@ -26,16 +26,12 @@ SMALLEST = 4096
 """Tokens there is room for at first: a power of two, as ever after."""
 
 
-@cython.ccall
-@cython.exceptval(check=False)
 def mix(state: cython.ulonglong, value: cython.ulonglong) -> cython.ulonglong:
     """One step of a hash over small integers; the low bits of the result are the best mixed. Below 2^59."""
     state = ((state ^ (value * SPREAD)) * STIR) & WORD
     return state ^ (state >> 29)
 
 
-@cython.ccall
-@cython.exceptval(check=False)
 def doublings(n: cython.Py_ssize_t, most: cython.int) -> cython.int:
     """The class of a count: 0, 1, 2 to 3, 4 to 7, ... and what is left in class `most`."""
     k: cython.int = 0
@@ -45,7 +41,6 @@ def doublings(n: cython.Py_ssize_t, most: cython.int) -> cython.int:
     return k
 
 
-@cython.cclass
 class History:
     """A growing text and its chains.
 
@@ -64,15 +59,12 @@ class History:
         self.room = SMALLEST
         self.size = 0
 
-    @cython.ccall
     def clear(self) -> None:
         """Forget everything, and keep the room."""
-        i: cython.Py_ssize_t
         self.size = 0
         for i in range(self.room * ORDERS):
             self.heads[i] = NOWHERE
 
-    @cython.ccall
     def add(self, token: cython.int) -> None:
         """Add a token at the end."""
         n: cython.Py_ssize_t = self.size
@@ -82,17 +74,11 @@ class History:
         self.size = n + 1
         self._enter(n)
 
-    @cython.ccall
-    @cython.exceptval(check=False)
     def chain(self, state: cython.ulonglong, order: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """Where in `heads` the chain of a context begins; `state` is the hash of its tokens, the latest first."""
         return (state & (self.room - 1)) * ORDERS + order - 1
 
-    @cython.cfunc
     def _enter(self, n: cython.Py_ssize_t) -> None:
-        order: cython.Py_ssize_t
-        slot: cython.Py_ssize_t
-        token: cython.ulonglong
         state: cython.ulonglong = 0
         for order in range(1, ORDERS + 1):
             if n < order:
@@ -115,7 +101,6 @@ class History:
         for i in range(n):
             self._enter(i)
 
-    @cython.ccall
     def near(self, end: cython.Py_ssize_t, place: cython.Py_ssize_t) -> cython.Py_ssize_t:
         """The position around `place` from which a copy is continued at `end`, so that it goes on after an edit.
 
@@ -130,13 +115,9 @@ class History:
         `NOWHERE`, with 4 in `how`, if `place` is below 1 or not below `size`.
         """
         t = self.tokens
-        e: cython.Py_ssize_t
-        d: cython.Py_ssize_t
         steps: cython.int = 0
         best: cython.Py_ssize_t = NOWHERE
         distance: cython.Py_ssize_t = REACH
-        last: cython.ulonglong
-        before: cython.ulonglong
         self.how = 4
         if place < 1 or place >= self.size:
             return NOWHERE

@@ -1,4 +1,5 @@
-from ngramspec.drafting.mixture.correction cimport Correction
+cimport cython
+from ngramspec.drafting.mixture.chance_mixer cimport Correction
 from ngramspec.drafting.mixture.history cimport History
 
 cdef class Pointers:
@@ -8,14 +9,22 @@ cdef class Pointers:
     cdef long long[::1] _places
     cdef double[::1] _confirmed
     cdef int[::1] _missed
+    @cython.locals(i=cython.int)
     cpdef begin(self)
+    @cython.locals(i=cython.int, k=cython.int, confirmed=cython.Py_ssize_t, place=cython.Py_ssize_t)
     cpdef bint look(self, History h, Py_ssize_t end, Py_ssize_t at)
+    @cython.locals(i=cython.int)
     cpdef take(self, int token)
     cdef _follow(self, int i, int token, int said)
+    @cython.locals(i=cython.int, order=cython.int, place=cython.Py_ssize_t, behind=cython.ulonglong)
     cpdef add(self, History h, int token)
+    @cython.locals(i=cython.int)
     cdef Py_ssize_t _latest(self, History h, unsigned long long state, int order)
+    @cython.locals(i=cython.int)
     cdef _begin_at(self, History h, Py_ssize_t place, int token)
+    @cython.locals(i=cython.int, k=cython.int)
     cdef _order(self)
     cdef bint _stronger(self, int i, int k)
-    cpdef double judge(self, Py_ssize_t cell, int token, double p, int length) noexcept
+    @cython.locals(i=cython.int)
+    cpdef double estimate(self, Py_ssize_t cell, int token, double p, int length) noexcept
     cpdef void learn(self, Py_ssize_t cell, bint right) noexcept

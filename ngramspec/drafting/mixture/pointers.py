@@ -19,10 +19,10 @@ from array import array
 import cython
 
 if cython.compiled:
-    from cython.cimports.ngramspec.drafting.mixture.correction import Correction
+    from cython.cimports.ngramspec.drafting.mixture.chance_mixer import Correction
     from cython.cimports.ngramspec.drafting.mixture.history import History, doublings, mix
 else:
-    from ngramspec.drafting.mixture.correction import Correction
+    from ngramspec.drafting.mixture.chance_mixer import Correction
     from ngramspec.drafting.mixture.history import History, doublings, mix
 
 POINTERS = cython.declare(cython.int, 3)
@@ -38,12 +38,11 @@ NOWHERE = cython.declare(cython.int, -1)
 NOBODY = cython.declare(cython.int, -1)
 
 
-@cython.cclass
 class Pointers:
-    """Keeps places of one text, and judges candidates by what stands there.
+    """Keeps places of one text, and corrects the chances of candidates by what stands there.
 
     Args:
-        cells: how many candidates can be under judgement at a time.
+        cells: how many candidates can wait for their outcome.
 
     Attributes:
         tokens: int32 of shape (POINTERS,): what each place says at the position looked at last; -1: nothing.
@@ -58,10 +57,8 @@ class Pointers:
         self._confirmed = array("d", bytes(8 * 2 * POINTERS))
         self._missed = array("i", bytes(4 * 2 * POINTERS))
 
-    @cython.ccall
     def begin(self) -> None:
         """Forget the places; what they were worth stays."""
-        i: cython.int
         for i in range(POINTERS):
             self._places[i] = NOWHERE
 
@@ -69,16 +66,11 @@ class Pointers:
         """What was learnt of what places are worth, by name: the arrays themselves, to be read or written to."""
         return self._correction.shared()
 
-    @cython.ccall
     def look(self, h: History, end: cython.Py_ssize_t, at: cython.Py_ssize_t) -> cython.bint:
         """Find what the places say at position `end`, which is number `at` of a chain; whether any says something.
 
         Along a chain a place is followed only while it says what the chain does.
         """
-        i: cython.int
-        k: cython.int
-        confirmed: cython.Py_ssize_t
-        place: cython.Py_ssize_t
         spoken: cython.bint = False
         for i in range(POINTERS):
             k = POINTERS + i
@@ -100,20 +92,13 @@ class Pointers:
             self._kinds[i] = 1 + doublings(confirmed, 4) * 4 + min(self._missed[k], 3)
         return spoken
 
-    @cython.ccall
     def take(self, token: cython.int) -> None:
         """Follow the chain by `token`, at the position looked at last."""
-        i: cython.int
         for i in range(POINTERS):
             self._follow(POINTERS + i, token, self.tokens[i])
 
-    @cython.ccall
     def add(self, h: History, token: cython.int) -> None:
         """Follow the text by `token`, which comes next in it; called before `h` has it."""
-        i: cython.int
-        order: cython.int
-        place: cython.Py_ssize_t
-        behind: cython.ulonglong
         state: cython.ulonglong = 0
         for i in range(POINTERS):
             place = self._places[i] = h.near(h.size, self._places[i])
@@ -128,7 +113,6 @@ class Pointers:
             if order % 2 == 0:
                 self._begin_at(h, self._latest(h, state, order), token)
 
-    @cython.cfunc
     def _follow(self, i: cython.int, token: cython.int, said: cython.int) -> None:
         """Go on by one token, in place `i`; it said `said`."""
         if self._places[i] == NOWHERE:
@@ -143,10 +127,8 @@ class Pointers:
         else:
             self._places[i] = NOWHERE
 
-    @cython.cfunc
     def _latest(self, h: History, state: cython.ulonglong, order: cython.int) -> cython.Py_ssize_t:
         """The latest place behind the last `order` tokens, whose hash is `state`; NOWHERE if it is not soon found."""
-        i: cython.int
         steps: cython.int = 0
         place: cython.Py_ssize_t = h.heads[h.chain(state, order)]
         while place >= order and steps < STEPS:
@@ -159,10 +141,8 @@ class Pointers:
             place = h.links[place * ORDERS + order - 1]
         return NOWHERE
 
-    @cython.cfunc
     def _begin_at(self, h: History, place: cython.Py_ssize_t, token: cython.int) -> None:
         """Keep a place instead of the weakest, unless that was confirmed."""
-        i: cython.int
         if place == NOWHERE:
             return
         for i in range(POINTERS):
@@ -177,11 +157,8 @@ class Pointers:
         self._follow(i, token, h.tokens[place])
         self._order()
 
-    @cython.cfunc
     def _order(self) -> None:
         """Put the most often confirmed first, and keep one of those at the same place."""
-        i: cython.int
-        k: cython.int
         for i in range(1, POINTERS):
             for k in range(i):
                 if self._places[i] == self._places[k]:
@@ -194,7 +171,6 @@ class Pointers:
                 self._confirmed[k], self._confirmed[k - 1] = self._confirmed[k - 1], self._confirmed[k]
                 self._missed[k], self._missed[k - 1] = self._missed[k - 1], self._missed[k]
 
-    @cython.cfunc
     def _stronger(self, i: cython.int, k: cython.int) -> cython.bint:
         if self._places[i] == NOWHERE or self._places[k] == NOWHERE:
             return self._places[i] > self._places[k]
@@ -204,9 +180,9 @@ class Pointers:
             return self._missed[i] < self._missed[k]
         return self._places[i] > self._places[k]
 
-    @cython.ccall
-    @cython.exceptval(check=False)
-    def judge(self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, length: cython.int) -> cython.double:
+    def estimate(
+        self, cell: cython.Py_ssize_t, token: cython.int, p: cython.double, length: cython.int
+    ) -> cython.double:
         """What `p` means for a candidate in view of the places looked at last.
 
         Args:
@@ -215,7 +191,6 @@ class Pointers:
         """
         facts = self._correction.facts
         f: cython.Py_ssize_t = cell * FACTS
-        i: cython.int
         agree: cython.int = 0
         same: cython.int = 0
         other: cython.int = 0
@@ -229,10 +204,8 @@ class Pointers:
         facts[f + 3] = 192 + same * 4 + other
         facts[f + 4] = 208 + length * 8 + agree
         facts[f + 5] = 304 + self._kinds[0] * 8 + agree
-        return self._correction.judge(cell, p)
+        return self._correction.estimate(cell, p)
 
-    @cython.ccall
-    @cython.exceptval(check=False)
     def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
-        """Learn whether the candidate in `cell`, as last judged, was right."""
+        """Learn whether the candidate in `cell`, as last estimated, was right."""
         self._correction.learn(cell, right)

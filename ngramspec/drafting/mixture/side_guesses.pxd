@@ -1,8 +1,12 @@
+cimport cython
 from ngramspec.drafting.mixture.guesser cimport Guesser
 from ngramspec.drafting.price cimport TokenPrice
 
 cdef class SideGuesses:
     cdef Guesser _guesser
+    cdef public object trust
+    cdef object _heard
+    cdef object _said
     cdef int _start
     cdef int[::1] _parent
     cdef int[::1] _token
@@ -13,6 +17,9 @@ cdef class SideGuesses:
     cdef double[::1] _left
     cdef int[::1] _offered
     cdef double[::1] _offer
+    @cython.locals(c=cython.int)
     cdef _rate(self, int node, double chance, int taken)
+    @cython.locals(c=cython.int)
     cdef _next(self, int node)
+    @cython.locals(i=cython.int)
     cdef _look(self, int node)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
-"""`SideGuesses`: the likeliest tokens beside the chain, as branches that leave it.
+"""`SideGuesses`: side branches of a draft: the likeliest tokens beside the chain, and what the target said behind them.
 
 A chain follows the likeliest candidate at every position. Where the text takes another one, a row of the same pass can
 have asked already what the target says behind that. A row is worth its *reach*, the probability that the text comes
@@ -17,30 +17,33 @@ from collections.abc import Sequence
 
 import cython
 
-if cython.compiled:
-    from cython.cimports.ngramspec.drafting.mixture.guesser import Guesser
-    from cython.cimports.ngramspec.drafting.price import TokenPrice
-else:
-    from ngramspec.drafting.mixture.guesser import Guesser
-    from ngramspec.drafting.price import TokenPrice
-
+from ngramspec.drafting.chances import FadingRate
 from ngramspec.drafting.draft import Question
+from ngramspec.drafting.mixture.guesser import Guesser
+from ngramspec.drafting.price import TokenPrice
 
 CANDIDATES = cython.declare(cython.int, 10)
 POSITIONS = cython.declare(cython.int, 64)
 NOBODY = cython.declare(cython.int, -1)
 
 
-@cython.cclass
 class SideGuesses:
     """Finds what may be asked beside a chain.
 
+    Where the text goes on along one, the target has said already what comes next, and the next chain begins with that.
+
     Args:
         guesser: made the chain, which waits for its outcome.
+
+    Attributes:
+        trust: how often the target says the same in the pass after: nearly always, but for rounding and for what was
+            drawn anew.
     """
 
     def __init__(self, guesser: Guesser) -> None:
         self._guesser = guesser
+        self.trust = FadingRate(50.0, 50.5, fade=0.99)
+        self.begin()
         self._parent = array("i", bytes(4 * POSITIONS))
         self._token = array("i", bytes(4 * POSITIONS))
         self._depth = array("i", bytes(4 * POSITIONS))
@@ -52,6 +55,34 @@ class SideGuesses:
         # Of each node the likeliest candidate without a row, and the reach that its row would have.
         self._offered = array("i", bytes(4 * POSITIONS))
         self._offer = array("d", bytes(8 * POSITIONS))
+
+    def begin(self) -> None:
+        """Start a text."""
+        # What the target said: behind the tokens that `accept` is told of next, and behind the text.
+        self._heard: Sequence[int] = ()
+        self._said: Sequence[int] = ()
+
+    def hear(self, answers: Sequence[int]) -> None:
+        """See `Drafter.hear`."""
+        self._heard = answers
+
+    def repeat(self, limit: int) -> int:
+        """Begin the chain with what the target said; how many tokens that are."""
+        known = self._said[:limit]
+        for at, token in enumerate(known):
+            self._guesser.look(at)
+            self._guesser.put(at, token)
+        return len(known)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        """Learn whether the target said the same again; how many tokens it had said."""
+        for said, token in zip(self._said, tokens, strict=False):
+            self.trust.add(said == token)
+            if said != token:
+                break
+        repeated = len(self._said)
+        self._said, self._heard = self._heard, ()
+        return repeated
 
     def find(
         self,
@@ -82,7 +113,7 @@ class SideGuesses:
         if sent == start and sent < POSITIONS - 1:
             self._offer[start] = 0.0
             if guesser.look(start) < 0:
-                guesser.sightings.found[start] = 0
+                guesser.counts.found[start] = 0
             start += 1
         self._start = start
         for node in range(min(sent + 1, start)):
@@ -91,7 +122,7 @@ class SideGuesses:
             if node < guesser.pending:
                 self._rate(node, chances[node], guesser.guesses[node] if node < sent else -1)
                 reach *= chances[node]
-            elif guesser.sightings.found[node] > 0:
+            elif guesser.counts.found[node] > 0:
                 self._rate(node, guesser.correction.p[node], -1)
         # A token known a pass ahead takes a row there.
         share: cython.double = max(0.0, 1.0 - price.worth * price.slopes[sent])
@@ -114,7 +145,7 @@ class SideGuesses:
                 self._goes_on[best] = 1
             cell = best * CANDIDATES + self._offered[best]
             self._parent[n] = best
-            self._token[n] = guesser.sightings.tokens[cell]
+            self._token[n] = guesser.counts.tokens[cell]
             self._depth[n] = self._depth[best] + 1
             self._fork[n] = self._fork[best]
             self._goes_on[n] = 0
@@ -131,13 +162,11 @@ class SideGuesses:
             self._look(n)
         return found
 
-    @cython.cfunc
     def _look(self, node: cython.int) -> None:
         """Judge the candidates after a node beside the chain."""
         guesser: Guesser = self._guesser
         t = guesser.history.tokens
         at: cython.int = node
-        i: cython.int
         self._offer[node] = 0.0
         while at >= self._start:
             t[guesser.history.size + self._depth[at] - 1] = self._token[at]
@@ -147,7 +176,6 @@ class SideGuesses:
         if guesser.look_aside(node, self._depth[node], self._fork[node]) >= 0:
             self._rate(node, guesser.correction.p[node], -1)
 
-    @cython.cfunc
     def _rate(self, node: cython.int, chance: cython.double, taken: cython.int) -> None:
         """Set the probability of each candidate: together they are right at most once.
 
@@ -157,34 +185,31 @@ class SideGuesses:
             taken: that token; -1: there is none.
         """
         guesser: Guesser = self._guesser
-        c: cython.int
         cell: cython.int = node * CANDIDATES
         first: cython.int = -1
         others: cython.double = 0.0
-        for c in range(guesser.sightings.found[node]):
+        for c in range(guesser.counts.found[node]):
             if taken < 0:
-                if first < 0 or guesser.odds.p[cell + c] > guesser.odds.p[cell + first]:
+                if first < 0 or guesser.mixer.p[cell + c] > guesser.mixer.p[cell + first]:
                     first = c
-            elif guesser.sightings.tokens[cell + c] == taken:
+            elif guesser.counts.tokens[cell + c] == taken:
                 first = c
-        for c in range(guesser.sightings.found[node]):
+        for c in range(guesser.counts.found[node]):
             if c != first:
-                others += guesser.odds.p[cell + c]
+                others += guesser.mixer.p[cell + c]
         scale: cython.double = (1.0 - chance) / others if others > 1.0 - chance else 1.0
-        for c in range(guesser.sightings.found[node]):
+        for c in range(guesser.counts.found[node]):
             if c != first:
-                self._left[cell + c] = scale * guesser.odds.p[cell + c]
+                self._left[cell + c] = scale * guesser.mixer.p[cell + c]
             else:
                 # What stands in the chain is no question.
                 self._left[cell + c] = chance if taken < 0 else -1.0
         self._next(node)
 
-    @cython.cfunc
     def _next(self, node: cython.int) -> None:
         """Find the likeliest candidate after a node that has no row."""
-        c: cython.int
         chance: cython.double = 0.0
-        for c in range(self._guesser.sightings.found[node]):
+        for c in range(self._guesser.counts.found[node]):
             if self._left[node * CANDIDATES + c] > chance:
                 chance = self._left[node * CANDIDATES + c]
                 self._offered[node] = c

@@ -1,0 +1,191 @@
+"""`Scheduler`: whether prompts or answers come next; `Writer`: the passes that answers grow by; `warm_up`.
+
+Prompts are read chunk by chunk and texts written token by token. Where both wait, prompts are read first for some
+seconds, so that their texts join those that are being written: a pass costs little more with them. After that reading
+and writing get the same time: a long prompt slows the answers of others to half their speed, and does not stop them.
+Prompts take turns among each other, so that a short one does not wait for the end of a long one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from ngramspec.batching.active_request import ActiveRequest
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.measure import SHARED_ORDER
+from ngramspec.decoding.batch import Batch
+from ngramspec.decoding.step import Speculation
+from ngramspec.errors import NGramSpecError, TargetError
+from ngramspec.exactness.decision import UNMEASURED, ExactnessMode
+from ngramspec.policies.cost import CostPolicy
+from ngramspec.shared_model import SharedModel
+from ngramspec.steps import Step
+
+T = TypeVar("T")
+
+PAUSE = 0.25
+"""Seconds that a chunk of a prompt may keep answers waiting, where the chunks can be chosen, once both take turns."""
+
+AHEAD = 4.0
+"""Seconds of reading that answers may wait for, beyond the time that they had themselves."""
+
+LEAST = 32
+"""Fewest tokens of such a chunk: fewer cost nearly as much time."""
+
+
+DEPTH = 64
+"""Tokens of context on which batches are timed."""
+
+TOKENS = 4000
+"""What measuring is worth: as much as for one text of so many tokens."""
+
+
+class Scheduler:
+    """Shares time between prompts and answers."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        self._order: list[object] = []  # prompts that had a turn, the last turn last
+        self._per_token = 0.0
+
+    def reads(self, readers: Sequence[T], writers: Sequence[object]) -> T | None:
+        """The prompt to read a chunk of now; None: it is the answers' turn.
+
+        Args:
+            readers: prompts that are not read to their end, in the order in which they came.
+            writers: texts that are being written.
+        """
+        if not readers or not writers:
+            self._ahead = 0.0
+        if not readers or self._ahead > AHEAD:
+            return None
+        self._order = [reader for reader in self._order if reader in readers]
+        chosen = min(readers, key=lambda reader: self._order.index(reader) if reader in self._order else -1)
+        self._order = [reader for reader in self._order if reader is not chosen] + [chosen]
+        return chosen
+
+    def read(self, tokens: int, seconds: float) -> None:
+        """A chunk of so many tokens was read."""
+        self._ahead += seconds
+        if tokens:
+            self._per_token = seconds / tokens
+
+    def wrote(self, seconds: float) -> None:
+        """A pass was made for the answers."""
+        self._ahead = max(0.0, self._ahead - seconds)
+
+    def chunk(self, most: int) -> int:
+        """Tokens of a chunk that answers wait for, at most `most`."""
+        if not self._per_token:
+            return min(most, LEAST)
+        seconds = max(PAUSE, AHEAD - self._ahead)
+        return max(1, min(most, max(LEAST, int(seconds / self._per_token))))
+
+
+class Writer:
+    """Makes passes over the texts of requests that share a model.
+
+    Args:
+        model: whose sequences the requests work in.
+        calibration: what was measured of it, with a curve.
+        exactness: which batch sizes may be used.
+        drafts: whether anything is drafted.
+        draft_max: most tokens in a draft.
+        clock: tells the seconds that passes and drafting take.
+
+    Attributes:
+        passes: how many there were.
+        busy: the sum of texts in each.
+    """
+
+    def __init__(
+        self,
+        model: SharedModel,
+        calibration: Calibration,
+        exactness: ExactnessMode,
+        *,
+        drafts: bool,
+        draft_max: int,
+        clock: Callable[[], float],
+    ) -> None:
+        assert calibration.curve is not None
+        self._model = model
+        self._curve = calibration.curve
+        sizes: Sequence[int] = exactness.sizes or range(1, model.max_rows + 1)
+        self._largest = sizes[-1]
+        self._speculation = Speculation(CostPolicy(draft_max), clock)
+        self._speculation.exactness = exactness
+        self._speculation.prepare(self._curve, sizes if drafts or exactness.sizes else (1,), calibration.replay)
+        # As many texts may share a pass as there is an allowed size for, and for every smaller number.
+        self._together = next(n for n in range(1, len(sizes) + 2) if n + 1 not in sizes or 1 not in sizes)
+        self._batch: Batch | None = None  # of the last pass
+        self._turn = 0
+        self.passes = self.busy = 0
+
+    def begin(self) -> None:
+        """A text begins."""
+        self._speculation.begin()
+
+    def step(
+        self, requests: Sequence[ActiveRequest]
+    ) -> tuple[list[tuple[ActiveRequest, Step]], list[tuple[ActiveRequest, NGramSpecError | ValueError | None]]]:
+        """One pass over the texts whose turn it is.
+
+        Returns:
+            the steps that came of it; and the requests that ended with it, with the error where one ended them.
+        """
+        if len(requests) > self._together:
+            at = self._turn % len(requests)
+            requests = [*requests[at:], *requests[:at]][: self._together]
+            self._turn += self._together
+        texts = [request.text for request in requests]
+        sequences = [request.sequence for request in requests if request.sequence is not None]
+        batch = self._batch
+        if batch is None or batch.sequences != sequences:
+            batch = self._batch = Batch(self._model, sequences, self._curve, self._largest)
+        try:
+            made = self._speculation.step(texts, batch)
+        except TargetError as error:
+            if len(requests) == 1:
+                return [], [(requests[0], error)]
+            # Each alone: only those end that cannot be helped.
+            apart = [self.step([request]) for request in requests]
+            return [step for steps, _ in apart for step in steps], [end for _, ends in apart for end in ends]
+        self.passes += 1
+        self.busy += len(requests)
+        steps = [(request, step) for request, step in zip(requests, made, strict=True) if step is not None]
+        ended = [
+            (request, text.error)
+            for request, text in zip(requests, texts, strict=True)
+            if text.stop is not None or text.error is not None
+        ]
+        return steps, ended
+
+
+def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> tuple[Calibration, ExactnessMode]:
+    """Measure a model whose sequences are empty, or take up what was measured before.
+
+    Args:
+        model: to measure, in its first sequence.
+        exact: whether texts must be the same bit for bit whatever is drafted, and whoever else is in a pass.
+        folder: where measurements are kept; None for the user's cache folder.
+    """
+    sequence = model.sequences[0]
+    known = Calibration.load(sequence, folder)
+    tokens = np.random.default_rng(0).integers(0, sequence.n_vocab, min(DEPTH, sequence.n_ctx // 2))
+    sequence.prefill([int(token) for token in tokens])
+    known.ensure_curve(sequence, TOKENS, SHARED_ORDER)
+    exactness = ExactnessMode(bound=UNMEASURED)
+    if exact and sequence.can_rollback and sequence.exact_rollback:
+        whole = known.ensure_exact(sequence, together=True)
+        sizes = tuple(size for size in whole if size <= sequence.max_batch) or (1,)
+        exactness = ExactnessMode(sizes, aligned=not known.ensure_reading(sequence), same=True)
+    elif exact:
+        exactness = ExactnessMode((1,), aligned=True, same=True)
+    sequence.clear()
+    known.save()
+    return known, exactness

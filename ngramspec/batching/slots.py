@@ -1,0 +1,157 @@
+"""`Slots`: which sequence a request works in, and how it comes to hold what is known of its prompt.
+
+That is what it holds already, what another sequence holds, or what `PromptCache` kept in RAM when another took its
+place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ngramspec.errors import TargetError
+from ngramspec.shared_model import SequenceModel
+from ngramspec.tokens import common_prefix
+
+WORTH = 32
+"""Fewest tokens for which a state is saved, copied or restored: evaluating them takes about as long."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Kept:
+    """The state of a sequence that held `tokens`."""
+
+    tokens: tuple[int, ...]
+    state: bytes
+
+
+class PromptCache:
+    """States of texts, the least recently used first: these go when the space is used up.
+
+    A text that another one begins with is not kept twice.
+
+    Args:
+        room: most bytes of all states.
+    """
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self._kept: list[Kept] = []
+
+    @property
+    def size(self) -> int:
+        """Bytes of all states."""
+        return sum(len(kept.state) for kept in self._kept)
+
+    def put(self, tokens: Sequence[int], state: bytes) -> None:
+        """Keep a state, unless it is larger than all the room there is."""
+        new = Kept(tuple(tokens), state)
+        self._kept = [kept for kept in self._kept if common_prefix(kept.tokens, new.tokens) < len(kept.tokens)]
+        if len(state) <= self.room:
+            self._kept.append(new)
+        while self.size > self.room:
+            del self._kept[0]
+
+    def holds(self, tokens: Sequence[int]) -> bool:
+        """Whether a text that begins with these tokens is kept."""
+        return any(common_prefix(kept.tokens, tokens) == len(tokens) for kept in self._kept)
+
+    def best(self, prompt: Sequence[int]) -> tuple[Kept | None, int]:
+        """The state with the most tokens in common with a prompt from its start, and how many those are."""
+        best, most = None, 0
+        for kept in self._kept:
+            common = common_prefix(kept.tokens, prompt)
+            if common > most:
+                best, most = kept, common
+        return best, most
+
+    def used(self, kept: Kept) -> None:
+        """A state was of use: it is the last to go."""
+        self._kept.remove(kept)
+        self._kept.append(kept)
+
+    def drop(self, kept: Kept) -> None:
+        """Forget a state that turned out to be of no use."""
+        self._kept.remove(kept)
+
+
+class Slots:
+    """The sequences of a model, and the texts that left them.
+
+    Args:
+        sequences: all of them.
+        room: most bytes of the states of texts that left their sequence.
+        apart: whether sequences whose numbers do not follow each other are evaluated one after the other.
+    """
+
+    def __init__(self, sequences: Sequence[SequenceModel], room: int = 0, *, apart: bool = False) -> None:
+        self._sequences = list(sequences)
+        self._apart = apart
+        self._free = list(sequences)  # the least recently used first
+        self._cache = PromptCache(room)
+
+    @property
+    def any_free(self) -> bool:
+        return bool(self._free)
+
+    def take(self, prompt: Sequence[int], preferred: int | None = None) -> SequenceModel:
+        """A free sequence that holds the longest known beginning of a prompt.
+
+        Args:
+            prompt: token ids.
+            preferred: number of the sequence to take if it is free.
+        """
+        sequence = self._choose(prompt, preferred)
+        self._fill(sequence, prompt)
+        self._free.remove(sequence)
+        return sequence
+
+    def _fill(self, sequence: SequenceModel, prompt: Sequence[int]) -> None:
+        """Make a sequence hold what is known of a prompt, wherever that is."""
+        here = common_prefix(sequence.tokens, prompt)
+        self._leave(sequence, here)
+        others = ((common_prefix(other.tokens, prompt), other) for other in self._sequences if other is not sequence)
+        there, other = max(others, key=lambda x: x[0], default=(0, sequence))
+        kept, saved = self._cache.best(prompt)
+        if max(there, saved) < here + WORTH:
+            return
+        if kept is not None and saved > there:
+            try:
+                sequence.restore(kept.tokens, kept.state)
+            except TargetError:
+                self._cache.drop(kept)
+            else:
+                self._cache.used(kept)
+        else:
+            sequence.adopt(other, there)
+
+    def give_back(self, sequence: SequenceModel) -> None:
+        """A request left a sequence, which goes on holding its text."""
+        self._free.append(sequence)
+
+    def _choose(self, prompt: Sequence[int], preferred: int | None) -> SequenceModel:
+        for sequence in self._free:
+            if sequence.number == preferred:
+                return sequence
+        # One whose text goes on: most of what it holds is the prompt's beginning.
+        common = {sequence.number: common_prefix(sequence.tokens, prompt) for sequence in self._free}
+        going_on = [sequence for sequence in self._free if 2 * common[sequence.number] > len(sequence.tokens)]
+        if going_on:
+            return max(going_on, key=lambda sequence: common[sequence.number])
+        return min(self._free, key=lambda sequence: (self._distance(sequence), len(sequence.tokens) > 0))
+
+    def _distance(self, sequence: SequenceModel) -> int:
+        """How many numbers lie between a sequence and the next one at work, where that matters."""
+        free = {other.number for other in self._free}
+        busy = [other.number for other in self._sequences if other.number not in free]
+        return min((abs(sequence.number - number) for number in busy), default=0) if self._apart else 0
+
+    def _leave(self, sequence: SequenceModel, common: int) -> None:
+        """Save what a sequence holds, if its next text goes on from far before the end of it."""
+        if len(sequence.tokens) - common < WORTH or self._cache.room == 0 or self._cache.holds(sequence.tokens):
+            return
+        try:
+            tokens = tuple(sequence.tokens)
+            self._cache.put(tokens, sequence.saved())
+        except TargetError:
+            return

@@ -1,0 +1,181 @@
+"""What is drafted for a `Text`: its `Drafts`, from a proposal to what is learnt of it, and the `Plan` of a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from ngramspec.backend import Logits, Model
+from ngramspec.drafting.chances import Record
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, Question
+from ngramspec.drafting.grammar import GrammarGuide
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.policies.policy import Policy, smallest
+from ngramspec.steps import Step
+
+
+class Plan(NamedTuple):
+    """What a pass is to evaluate of one text.
+
+    Attributes:
+        sent: the draft in its batch; nothing in it is past the end of the text.
+        judged: what the verifier judges: `sent`, followed by the forbidden token if a grammar cut a draft that was
+            drawn blindly. That token is refused without being sent; its q says how to draw the one in its place.
+        size: of the batch: one token more than the draft, or padded further.
+        ends: whether the draft's last token ends the text.
+        questions: evaluated beside the draft, in the same batch; see `ngramspec.decoding.branches`.
+    """
+
+    sent: Draft
+    judged: Draft
+    size: int
+    ends: bool
+    questions: Sequence[Question] = ()
+
+    def batch(self, last: int) -> list[int]:
+        """The tokens to evaluate, questions aside: the text's last one, the draft, and what pads it to its size."""
+        sent = self.sent.tokens
+        return [last, *sent, *[last] * (self.size - 1 - len(sent) - len(self.questions))]
+
+
+def no_draft(size: int) -> Plan:
+    """The plan of a pass without a draft."""
+    return Plan(NO_DRAFT, NO_DRAFT, size, ends=False)
+
+
+class Drafts:
+    """The drafts of one text at a time.
+
+    Args:
+        drafter: guesses the tokens; None for plain decoding.
+        policy: is shown logits, if it wants them.
+
+    Attributes:
+        drafter: as above.
+        proposal: all that the drafter proposed for the pass planned last, sent or not, with estimates; None if it was
+            not asked.
+    """
+
+    def __init__(self, drafter: Drafter | None, policy: Policy | None = None) -> None:
+        self.drafter = drafter
+        self.proposal: Draft | None = None
+        self._watcher = policy if policy is not None and policy.wants_logits else None
+        self._record = Record()
+        self._guide: GrammarGuide | None = None
+        self._is_eog: Callable[[int], bool] | None = None
+        self._blind = False
+
+    def begin(
+        self,
+        prompt: Sequence[int],
+        *,
+        guide: GrammarGuide | None = None,
+        is_eog: Callable[[int], bool] | None = None,
+        blind: bool = False,
+    ) -> None:
+        """Start a text.
+
+        Args:
+            prompt: its context so far.
+            guide: what its grammar knows of the next tokens; None: any may follow.
+            is_eog: whether a token ends the text; None: none does.
+            blind: as in `Drafter.propose`.
+        """
+        self._guide, self._is_eog, self._blind = guide, is_eog, blind
+        self.proposal = None
+        self._record.begin()
+        if self.drafter is not None:
+            self.drafter.begin(prompt)
+
+    def first(self, token: int) -> None:
+        """Tell the drafter of the prefill's token, for which nothing was drafted."""
+        if self.drafter is not None:
+            self.drafter.accept((token,))
+
+    def proposing(self, limit: int, price: TokenPrice | None, choose: Chooser | None = None) -> Drafting:
+        """What may follow, with estimates, as the grammar allows it; nothing where `limit` is below 1.
+
+        It is a generator, like `Drafter.drafting`, so that several texts can be drafted for in step.
+
+        Args:
+            limit: most tokens.
+            price, choose: as in `Drafter.propose`.
+        """
+        self.proposal = None
+        if self.drafter is None or limit < 1:
+            return NO_DRAFT
+        draft = yield from self.drafter.drafting(limit, choose, blind=self._blind, price=price)
+        self.proposal = draft = self._record.estimated(draft, limit, blind=self._blind)
+        return draft if self._guide is None else self._guide.shape(draft, limit, blind=self._blind)
+
+    def plan(self, draft: Draft, size: int, sizes: Sequence[int]) -> Plan:
+        """The plan to send a draft in a batch of `size` or less, cut after the token that ends the text.
+
+        A draft that was drawn blindly is also cut before the first token that the grammar forbids.
+
+        Args:
+            draft: what to send.
+            size: of the batch.
+            sizes: batch sizes that may be used, ascending.
+        """
+        end = None
+        if self._is_eog is not None:
+            end = next((i for i, token in enumerate(draft.tokens, 1) if self._is_eog(token)), None)
+        legal = judged = len(draft) if end is None else end
+        if self._guide is not None and self._blind:
+            legal = self._guide.legal(draft.head(judged))
+            judged = min(judged, legal + 1)
+        size = size if legal == len(draft) else smallest(1 + legal, sizes)
+        return Plan(draft.head(legal), draft.head(judged), size, ends=legal == end)
+
+    def see(self, last: int, draft: Draft, rows: Logits, accepted: int = 0) -> None:
+        """Show the logits of a pass to drafter and policy, if they want them.
+
+        Args:
+            last, draft: the tokens that were evaluated, without the padding behind them.
+            rows: at least one for each of those tokens, of shape (n, n_vocab).
+            accepted: how many tokens of the draft were accepted; `rows[accepted]` decided the last token emitted.
+        """
+        if self.drafter is None:
+            return
+        if self.drafter.wants_logits:
+            self.drafter.see((last, *draft.tokens), rows[: 1 + len(draft)], accepted)
+        if self._watcher is not None:
+            self._watcher.see(rows[accepted])
+
+    def settle(self, step: Step) -> float:
+        """Learn what came of the proposal, and tell the record of the pass how much of it was right.
+
+        Returns:
+            the seconds of the proposal that went into reading the text; see `Drafter`.
+        """
+        assert self.drafter is not None
+        reading = 0.0 if self.proposal is None else self.drafter.read_seconds
+        self._record.settle(step.tokens)
+        if self._guide is not None:
+            self._guide.learn(len(step.drafted), step.accepted, step.tokens)
+        step.guessed = self.drafter.accept(step.tokens)
+        return reading
+
+
+class Text:
+    """A text that passes are made over; `ngramspec.decoding.generation.Generation` is one that chooses its tokens.
+
+    Attributes:
+        drafts: made for it.
+        sequence: of the model, which holds it but for its last token.
+        last: that token.
+        left: most tokens that may still be emitted.
+    """
+
+    drafts: Drafts
+    sequence: Model
+    last: int
+    left: int
+
+    def __init__(self, drafts: Drafts, sequence: Model) -> None:
+        self.drafts, self.sequence = drafts, sequence
+
+    def chooser(self) -> Chooser | None:
+        """What the drafter is to pick with now."""
+        return None

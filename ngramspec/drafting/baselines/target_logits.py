@@ -1,0 +1,276 @@
+"""Drafters that learn from the target's own logits: `RecycleDrafter`, `LookaheadDrafter`, `NasdDrafter`.
+
+They need a model, so a replay of recorded answers has nothing for them. What a model holds likely after a context
+outlasts the request, but not the model.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.drafting.chances import HOPELESS, ChanceEstimator, pick
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.ngram import NGramDrafter
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.sampling.distribution import largest
+
+STEADY = 7
+"""Runs are counted up to this length."""
+
+
+class Successors(NamedTuple):
+    """What the target lately held likeliest after a context.
+
+    Attributes:
+        best: the token of the largest logit.
+        likely: the probabilities of the best two, as if there were no others.
+        run: how often in a row `best` was the best.
+    """
+
+    best: int
+    likely: Mapping[int, float]
+    run: int
+
+
+class SuccessorDrafter(Drafter):
+    """Drafts a chain of likeliest successors, and learns from every proposal, sent or not.
+
+    Which contexts have successors, and what is guessed where none is known, is a subclass's matter.
+
+    Attributes:
+        longest: most tokens in a draft, whatever is asked for.
+        hopeless: a draft ends when the probability that all of it is accepted has fallen below this.
+    """
+
+    wants_logits = True
+    longest: float = math.inf
+    hopeless = HOPELESS
+
+    def __init__(self) -> None:
+        self._pool: OrderedDict[tuple[int, ...], Successors] = OrderedDict()
+        self._n_vocab = 0
+        self._estimator = ChanceEstimator()
+        self.begin(())
+
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        if rows.shape[1] != self._n_vocab:
+            # Another model: its tokens have other meanings, and some of these may not be among them.
+            self._pool.clear()
+            self._n_vocab = rows.shape[1]
+
+    def _learn(self, context: tuple[int, ...], best: int, likely: Mapping[int, float]) -> None:
+        """Note what is likeliest after a context now."""
+        before = self._pool.pop(context, None)
+        run = min(STEADY, before.run + 1) if before is not None and before.best == best else 1
+        self._pool[context] = Successors(best, likely, run)
+
+    @abstractmethod
+    def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
+        """What comes after these tokens, which follow the text; None: nobody knows.
+
+        Returns:
+            The successors, the tokens of context that they rest on, and how sure that is: to the estimator of chances
+            what the length of a match is elsewhere.
+        """
+
+    def propose(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Draft:
+        estimator = self._estimator
+        estimator.open(price, self.hopeless)
+        tokens: list[int] = []
+        q: list[Mapping[int, float]] = []
+        match: list[int] = []
+        chances: Sequence[float] = estimator.chances
+        while len(tokens) < min(limit, self.longest) and (guess := self._guess(tokens)) is not None:
+            known, length, sureness = guess
+            token = known.best
+            if choose is not None:
+                token = pick(choose, len(tokens), known.likely)
+                q.append(known.likely)
+                if blind and not tokens:
+                    chances = [estimator.blind(sureness, known.likely, known.run)] * limit
+            tokens.append(token)
+            match.append(length)
+            if not estimator.go_on(sureness, known.likely[token] * known.run, known.run):
+                break
+        estimator.close(tokens)
+        return Draft(tuple(tokens), tuple(q), tuple(match), (), tuple(chances), self.name)
+
+
+def top_two(row: NDArray[np.float32]) -> tuple[int, dict[int, float]]:
+    """The token of the largest logit, and the softmax over the largest two; empty if the largest is no number.
+
+    Two passes of argmax: for two tokens, much faster than a partition, which moves what it looks at.
+    """
+    best = int(row.argmax())
+    largest = float(row[best])
+    if not math.isfinite(largest):
+        return best, {}
+    sides = ((0, row[:best]), (best + 1, row[best + 1 :]))
+    others = [start + int(side.argmax()) for start, side in sides if side.size]
+    second = max(others, key=lambda token: float(row[token]), default=best)
+    weight = math.exp(float(row[second]) - largest) if second != best else 0.0
+    # A logit of -inf is an impossible token, and q must hold none.
+    return best, {best: 1 / (1 + weight), second: weight / (1 + weight)} if weight > 0 else {best: 1.0}
+
+
+class RecycleDrafter(SuccessorDrafter):
+    """Drafts the chain of best successors of single tokens, by the last logits computed after each.
+
+    Token Recycling (Luo et al. 2024, "Turning trash into treasure", arXiv 2408.08696): every pass computes logits at
+    all drafted positions, and those behind a refused token are thrown away, though they tell what the target expects
+    after that token. The paper keeps the 8 best successors and drafts a tree of 80 tokens; here it is a chain.
+
+    Complexity: O(n_vocab) per position verified, O(1) per token drafted. Memory: one entry per token of the vocabulary
+    that was ever evaluated in a draft or before one.
+    """
+
+    name = "recycle"
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._last = prompt[-1:]
+        self._estimator.begin()
+
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        super().see(tokens, rows)
+        for token, row in zip(tokens, rows, strict=True):
+            best, likely = top_two(row)
+            if likely:
+                self._learn((token,), best, likely)
+
+    def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
+        known = self._pool.get(tuple(tokens[-1:] or self._last))
+        return None if known is None else (known, 1, known.run)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self._last = tokens[-1:] or self._last
+        return self._estimator.settle(tokens)
+
+
+WINDOW = 15
+"""Most tokens in a draft: W, the window's length, in llama.cpp's example of lookahead decoding."""
+
+LONGEST = 3
+"""Tokens in the longest context of the pool."""
+
+POOLED = 65_536
+"""Most contexts in the pool; the one that was not evaluated for longest goes first."""
+
+
+class LookaheadDrafter(SuccessorDrafter):
+    """Drafts whole windows of guesses, and learns from the logits computed behind each of them.
+
+    Lookahead decoding (Fu et al. 2024, "Break the sequential dependency of LLM inference using lookahead decoding",
+    arXiv 2402.02057): each pass also evaluates a window of guesses at the positions to come, whose logits replace them
+    (Jacobi iteration). The n-grams that come of it are pooled, and those that begin as the text ends are verified. It
+    pays where a pass over a dozen tokens costs little more than one over one.
+
+    In the paper the window is a branch of its own, several iterations deep and behind an attention mask, and up to G
+    pooled n-grams are verified beside it. Here all is one chain: its beginning is the n-gram to verify, its end the
+    window. So the rows behind a wrong guess are conditioned on that guess; n-grams are read along the chain of one
+    pass; and of those that begin alike only the latest is tried. The prompt's n-grams are pooled too, an option of the
+    authors' code (POOL_FROM_PROMPT).
+
+    A guess is the first that there is of these: what followed the last 3, 2 or 1 tokens in the prompt, or was likeliest
+    when the target last evaluated them (the pool); what it held likeliest at this position in the pass before, given
+    that pass's draft (the trajectory); the token before once more. Only a price ends a draft before the window does:
+    where rows cost nothing, hopeless guesses are worth evaluating too.
+
+    Example: 5 6 is the text, and 7 8 9 was sent, of which nothing is accepted: the rows' best tokens are 1 4 4 2. The
+    text is 5 6 1 now. Nothing is known after 1, so the trajectory guesses 4, what the target held likeliest behind 7;
+    then comes 4 again, and 2; and 2 once more until the window is full. Had the text gone on with 7 all the same, the
+    pool had known that 4 follows 5 6 7.
+
+    Complexity: O(n_vocab) per position verified, O(1) per token drafted or of the prompt.
+    """
+
+    name = "lookahead"
+    longest = WINDOW
+    # A estimator would end a draft without hope: its rows are worth what they cost as long as that is 0.
+    hopeless = 0.0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        # Pooled when the first logits are seen, which tell whether the pool is this model's.
+        self._unread = list(prompt[-POOLED:])
+        self._tail = self._unread[-LONGEST:]
+        self._rows: list[Successors | None] = []
+        self._trajectory: list[Successors | None] = []
+        self._estimator.begin()
+
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        super().see(tokens, rows)
+        prompt, self._unread = self._unread, []
+        for end, token in enumerate(prompt):
+            self._pool_in(prompt[max(0, end - LONGEST) : end], token, {token: 1.0})
+        text = [*self._tail[:-1], *tokens]
+        self._rows = []
+        for end, row in enumerate(rows, len(text) - len(tokens) + 1):
+            best, likely = top_two(row)
+            if likely:
+                self._pool_in(text[:end][-LONGEST:], best, likely)
+            self._rows.append(Successors(best, likely, 1) if likely else None)
+
+    def _pool_in(self, context: Sequence[int], best: int, likely: Mapping[int, float]) -> None:
+        """Note what follows a context of at most `LONGEST` tokens, and the shorter ones within it."""
+        for start in range(len(context)):
+            self._learn(tuple(context[start:]), best, likely)
+        while len(self._pool) > POOLED:
+            self._pool.popitem(last=False)
+
+    def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
+        text = [*self._tail, *tokens]
+        for length in range(min(LONGEST, len(text)), 0, -1):
+            pooled = self._pool.get(tuple(text[-length:]))
+            if pooled is not None:
+                return pooled, length, length
+        if not text:
+            return None
+        expected = self._trajectory[len(tokens)] if len(tokens) < len(self._trajectory) else None
+        return expected or Successors(text[-1], {text[-1]: 1.0}, 1), 0, 0
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self._tail = [*self._tail, *tokens][-LONGEST:]
+        self._trajectory, self._rows = self._rows[len(tokens) :], []
+        return self._estimator.settle(tokens)
+
+
+FILLER = 3
+"""Likeliest tokens that are counted at each position."""
+
+
+class NasdDrafter(NGramDrafter):
+    """An `NGramDrafter` that also counts what the target would have said instead.
+
+    NASD, "n-gram assisted speculative decoding" (romsto/Speculative-Decoding on GitHub): the counts behind a context
+    are those of the tokens that followed, and, as filler, those of the three likeliest tokens of the target at each
+    position. Acceptance here is this package's, so sampling stays exact; there a refused position is sampled twice.
+    Without logits it is an `NGramDrafter`. Complexity: O(n_vocab) per position emitted.
+    """
+
+    name = "nasd"
+    wants_logits = True
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self._rows: list[NDArray[np.intp]] = []
+
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        self._rows = [largest(row, FILLER) for row in rows]
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        for token, likeliest in zip(tokens, self._rows, strict=False):
+            for other in likeliest[:FILLER].tolist():
+                self.predictor.suppose(other)
+            self.predictor.update(token)
+        counted, self._rows = len(self._rows), []
+        hits = super().accept(tokens)
+        del self._unread[: min(counted, len(tokens))]
+        return hits

@@ -1,0 +1,156 @@
+"""`AskedModel`: a draft model that is asked for single guesses, behind tokens that others guessed.
+
+model.open(price)                        # a draft begins
+model.costs(2, price)                    # the time of two tokens and the guess behind them
+rows = yield from model.reads([5, 9], 0) # the logits behind the text, behind 5, and behind 5 9
+model.guess(rows[-1], 2, choose)         # what the model would put there
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+
+import numpy as np
+
+from ngramspec.backend import Logits
+from ngramspec.drafting.draft import Chooser
+from ngramspec.drafting.draft_model.guesses import ModelGuess
+from ngramspec.drafting.draft_model.model import ModelDrafter
+from ngramspec.drafting.draft_model.passes import PassRequest
+from ngramspec.drafting.price import TokenPrice
+
+PART = 1 / 2
+"""Of what may be lost by a refusal, so much may go into questions: once all is lost others draft no more either."""
+
+
+class AskedModel(ModelDrafter):
+    """A `ModelDrafter` whose model can also be asked about a chain that others guess."""
+
+    _caught_up = _mute = False
+    _spent = 0.0
+    _since = 0
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self._since = 0
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self._since += 1
+        return super().accept(tokens)
+
+    def open(self, price: TokenPrice) -> None:
+        """Begin a draft."""
+        self.read_seconds = self._spent = 0.0
+        self._caught_up = self._mute = False
+        if price.seconds and self._readable:
+            self._time()
+
+    def costs(self, guesses: int, price: TokenPrice) -> float:
+        """The time of reading so many guesses before the model's own, in units of the price; see `entry` for the text.
+
+        Infinite where the model cannot, and where more would be lost by a refusal than may be; what it has to catch up
+        with in a text that it reads is lost then too.
+        """
+        room = min(self.model.n_ctx - len(self._text), self.model.max_batch - 1) - guesses
+        if self._mute or not self._readable or room < 0:
+            return math.inf
+        if not price.seconds:
+            return 0.0
+        tokens = max(1, guesses if self._caught_up else guesses + 1)
+        time_of = self.pace.share(tokens, self._texts(price)) / price.seconds
+        lost = (self._spent + self._behind()) / price.seconds + time_of
+        return math.inf if lost > PART * price.loss_budget else time_of
+
+    def _behind(self) -> float:
+        """Seconds of reading what came since the model was asked last."""
+        if self._caught_up or not self._has_read:
+            return 0.0
+        return self.pace.reading(len(self._text) - self._held) - self.pace.token
+
+    def again(self, price: TokenPrice) -> float:
+        """The time of one guess more, in units of the price."""
+        return self.pace.share(1, self._texts(price)) / price.seconds if price.seconds else 0.0
+
+    def _texts(self, price: TokenPrice) -> int:
+        """Among how many texts a pass is divided, if all ask. Where too few do, their requests are declined."""
+        return price.texts if self._passes.joint else 1
+
+    def entry(self, price: TokenPrice) -> float:
+        """How much more the first question of a draft must be worth, in units of the price.
+
+        It is what reading the text takes that the model has not read, over the passes made without it since, and those
+        that are expected where it has read nothing yet: see `ModelDrafter` for the reason.
+        """
+        unread = len(self._text) - self._held
+        if self._caught_up or unread <= 1 or not price.seconds:
+            return 0.0
+        reading = self.pace.reading(unread) - self.pace.token
+        passes = self._since + self._left()
+        return reading / price.seconds / passes if passes else math.inf
+
+    def promises(self, limit: int, price: TokenPrice) -> float:
+        """What a draft that the model makes alone is expected to gain, in tokens."""
+        return self._payoff.gain(limit, price) - price.worth * self.entry(price) if price.seconds else math.inf
+
+    def reads(
+        self, guesses: Sequence[int], known: int, gain: float = math.inf
+    ) -> Generator[PassRequest, Logits | None, Logits | None]:
+        """Let the model read more of the chain, in one pass.
+
+        Args:
+            guesses: the tokens behind those; the first time in a draft there may be none.
+            known: how many tokens of the chain it has read that still stand; 0 the first time.
+            gain: what that is expected to bring; see `PassRequest`.
+
+        Returns:
+            The logits behind each of them; the first time also those behind the text. None: it was declined.
+        """
+        first = not self._caught_up
+        last = len(self._text) - 1
+        if first:
+            self._held = min(self._held, last)
+        if first and self._held < last and not (self._has_read and self._fits(len(guesses))):
+            if (yield self._request(0, (), 1 + len(guesses), gain)) is None:
+                return None
+            self._read(last)
+            gain = math.inf
+        held = self._held if first else len(self._text) + known
+        text = self._text[held:] if first else []
+        # Where taking back needs a copy of a state, it is that behind the text.
+        copies = first and self.model.replays
+        along = () if copies else guesses
+        rows = yield self._request(held, [*text, *along], first + len(along), gain)
+        if rows is None:
+            return None
+        self._spent += self.pace.share(max(1, first + len(guesses)), self._passes.texts)
+        if first:
+            self._has_read = self._caught_up = True
+            self._since = 0
+            self._held = len(self._text)
+        if copies:
+            rows = rows.copy()
+            self.model.checkpoint()
+            if guesses:
+                rows = np.concatenate([rows, (yield self._request(self._held, guesses, len(guesses)))])
+        return rows
+
+    def _request(self, keep: int, tokens: Sequence[int], rows: int, gain: float = math.inf) -> PassRequest:
+        return PassRequest(self._passes, self.model, keep, tokens, rows, gain)
+
+    def _fits(self, guesses: int) -> bool:
+        """Whether what the model has not read of the text fits in a pass with so many guesses."""
+        return len(self._text) - self._held + guesses <= self.model.max_batch
+
+    def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
+        """The model's guess by some logits; None where they hold no guess: it is then not asked again in this draft.
+
+        Args:
+            row: the logits.
+            offset: its place in the chain.
+            choose: as in `Drafter.propose`.
+        """
+        guess = self._sampler.guess(row, offset, choose)
+        if guess is None:
+            self._mute = True
+        return guess

@@ -1,0 +1,336 @@
+"""`HybridDrafter`: n-grams and a draft model guess one chain, at each position whichever the odds and costs favour.
+
+Copying is free, a model is not. So n-grams guess first, as far as a guess may pay. The model is asked where what it is
+expected to add is worth more than its time. It then reads the n-grams' guesses in one pass, as far as that pays, and
+says of each what it would have guessed: where both agree the guess is surer, where they differ the likelier one stands.
+Behind it the n-grams go on, free again, and the question comes anew, so that either continues the other's chain.
+
+What a question is worth is thought through before it is asked: for each answer that may come, how much the chain that
+is then best gains by the cost of its pass. The first token of a draft may cost more than the next ten, and then a guess
+that is likely right is worth nothing unless others follow it.
+
+That a model checks cheaper guesses before the target does is known as staged speculation (Spector and Re 2023, arXiv
+2308.04623); here the price decides where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+
+from ngramspec.backend import Logits
+from ngramspec.drafting.draft import Chooser, Draft, Drafting, Question
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.passes import PassRequest, draft_alone
+from ngramspec.drafting.draft_model.second_opinion import ALONE, BOTH, LEVELS, MODEL, NGRAMS, Answered, SecondOpinion
+from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureDrafter, Recall
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.sampling.settings import Sampling
+
+FARTHEST = 10
+"""Most guesses that are thought ahead: how many the model reads, and how many questions follow."""
+
+
+class Guess(NamedTuple):
+    """A position of the chain.
+
+    Attributes:
+        token: the guess that stands.
+        p: the chance that n-grams gave their guess; 0: they had none.
+        chance: of the guess that stands.
+        q: the distribution that it was drawn from; empty in greedy decoding.
+    """
+
+    token: int
+    p: float
+    chance: float
+    q: Mapping[int, float]
+
+
+class ChainValue(NamedTuple):
+    """What a chain of guesses is expected to gain, in tokens, by the cost of the pass that it is sent in.
+
+    >>> price = TokenPrice(1.0, [0.4, 0.1, 0.1], costs=lambda: [0.0, 1.0, 1.1, 1.2])
+    >>> one = ChainValue().then(0.9, price)
+    >>> one.most, round(one.along([0.9, 0.9], price), 3)
+    (0.0, 1.239)
+
+    Attributes:
+        tokens: expected number of its tokens that are accepted.
+        reach: the probability that all are.
+        most: what the best beginning of it gains, beyond the time that its tokens take.
+        length: of the chain.
+    """
+
+    tokens: float = 0.0
+    reach: float = 1.0
+    most: float = 0.0
+    length: int = 0
+
+    def then(self, chance: float, price: TokenPrice) -> ChainValue:
+        """With a guess more."""
+        reach = self.reach * chance
+        tokens, length = self.tokens + reach, self.length + 1
+        return ChainValue(tokens, reach, max(self.most, tokens - price.worth * price.costs[length]), length)
+
+    def along(self, chances: Sequence[float], price: TokenPrice) -> float:
+        """What it gains with these guesses more."""
+        tokens, reach, most, worth, costs = self.tokens, self.reach, self.most, price.worth, price.costs
+        for length, chance in enumerate(chances, self.length + 1):
+            reach *= chance
+            tokens += reach
+            most = max(most, tokens - worth * costs[length])
+        return most
+
+
+class HybridDrafter(MixtureDrafter):
+    """Drafts with n-grams, and with a model where that is expected to pay.
+
+    Where a draft is drawn blindly (see `Drafter.propose`) one of the two makes all of it: the one whose draft promises
+    more by what is known before anything is drawn.
+
+    Args:
+        model: drafts with the model, which is this drafter's alone.
+        memory, kept: as in `MixtureDrafter`.
+
+    Attributes:
+        model: as above.
+        opinion: what is known of how the two compare.
+    """
+
+    name = "hybrid"
+
+    def __init__(self, model: AskedModel, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
+        super().__init__(memory, kept)
+        self.model = model
+        self.opinion = SecondOpinion()
+        self._forget()
+
+    @property
+    def read_seconds(self) -> float:  # type: ignore[override]
+        return self.model.read_seconds
+
+    def follow(self, sampling: Sampling) -> None:
+        self.model.follow(sampling)
+
+    def anew(self) -> HybridDrafter:
+        """See `ModelDrafter.anew`."""
+        return HybridDrafter(self.model.anew(), self._memory)
+
+    def beside(self) -> Self:
+        """See `MixtureDrafter.beside` and `ModelDrafter.beside`."""
+        other = super().beside()
+        other.model, other.opinion = self.model.beside(), self.opinion.beside()
+        other._forget()
+        return other
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        super().begin(prompt)
+        self.model.begin(prompt)
+        self.opinion.begin()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._chain: list[Guess] = []
+        self._asked_about: list[tuple[int, Answered]] = []
+        self._by_model = False
+
+    def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
+        # Beside what the model guessed there are no candidates, and asking the model about branches takes its time.
+        return ()
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        by_model, proposed = self._by_model, self.model.accept(tokens)
+        hits = super().accept(tokens)
+        for at, answered in self._asked_about:
+            if at <= hits and at < len(tokens):
+                self.opinion.learn(answered, tokens[at])
+        for at, guess in enumerate(self._chain[: min(hits + 1, len(tokens))]):
+            if guess.q and self._guesser.chances[at] > 0:
+                self._drawn.learn(self._guesser.chances[at], at < hits)
+        self._forget()
+        return proposed if by_model else hits
+
+    # ------------------------------------------------------------------ a draft
+
+    def _drafting_blindly(self, limit: int, choose: Chooser, price: TokenPrice) -> Drafting:
+        self._guesser.guess(limit, HOPELESS, price)
+        gain, reach = 0.0, 1.0
+        for at, p in enumerate(self._guesser.chain()[2]):
+            reach *= self._blind.estimate(p)
+            gain += max(0.0, reach - price.worth * price.slopes[at])
+        if self.model.promises(limit, price) > gain:
+            draft = yield from self.model.drafting(limit, choose, blind=True, price=price)
+            if draft.tokens:
+                self._by_model = True
+                return draft
+        return super().propose(limit, choose, blind=True, price=price)
+
+    def propose(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Draft:
+        return draft_alone(self.drafting(limit, choose, blind=blind, price=price))
+
+    def drafting(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Drafting:
+        self._forget()
+        self._asked = None
+        price = price or FREE
+        limit = min(limit, LONGEST, len(price.slopes) - 1)
+        self.model.open(price)
+        self._want_rows(price)
+        if choose is not None and blind:
+            return (yield from self._drafting_blindly(limit, choose, price))
+        self._guesser.pending = 0
+        settled, reach, read = 0, 1.0, 0
+        while True:
+            length = self._guess(settled, limit, choose, price, reach)
+            along, gain = self._worth_asking(settled, limit, price, read)
+            if along is None:
+                break
+            answered = yield from self._ask(settled, along, read, choose, reach, gain)
+            if answered is None:
+                break
+            settled, reach, read = answered
+            if settled >= limit or reach < HOPELESS or not price.pays(reach, settled):
+                length = settled
+                break
+        chain = self._chain[:length]
+        return Draft(
+            tuple(guess.token for guess in chain),
+            () if choose is None else tuple(guess.q for guess in chain),
+            (),
+            (),
+            tuple(guess.chance for guess in chain),
+            self.name,
+        )
+
+    def _guess(self, settled: int, limit: int, choose: Chooser | None, price: TokenPrice, reach: float) -> int:
+        """Let the n-grams go on behind the first `settled` guesses, and one further than pays.
+
+        Returns:
+            How long the chain is without that one.
+        """
+        guesser = self._guesser
+        chain = self._chain = self._chain[:settled]
+        if guesser.pending != settled:
+            self._stand()
+        length = settled
+        goes_on = True
+        while len(chain) < limit:
+            at = len(chain)
+            best = guesser.look(at)
+            if best < 0:
+                break
+            q: Mapping[int, float] = {}
+            if choose is not None:
+                q = guesser.distribution(at)
+                best = list(q).index(choose(at, q))
+            guesser.take(at, best)
+            p = guesser.chances[at] if choose is None else self._drawn.estimate(guesser.chances[at])
+            chain.append(Guess(guesser.guesses[at], p, p, q))
+            if not goes_on:
+                break
+            length = len(chain)
+            reach *= p
+            goes_on = reach >= HOPELESS and price.pays(reach, length)
+        return length
+
+    def _stand(self) -> None:
+        """Make the chain the n-grams' context, whoever guessed it."""
+        self._guesser.pending = 0
+        for at, guess in enumerate(self._chain):
+            self._guesser.look(at)
+            self._guesser.put(at, guess.token)
+
+    def _worth_asking(self, settled: int, limit: int, price: TokenPrice, read: int) -> tuple[int | None, float]:
+        """How many guesses behind the settled ones the model is to read before its own, and the gain before the time
+        that it takes; None: it is not asked."""
+        ps = [guess.p for guess in self._chain[settled:]]
+        value = ChainValue()
+        for guess in self._chain[:settled]:
+            value = value.then(guess.chance, price)
+        further = self._further(price, limit)
+        best = bare = value.along(ps, price) + price.worth * self.model.entry(price)
+        along, gain = None, 0.0
+        ended, agreed = 0.0, 1.0
+        for i in range(min(len(ps), limit - settled - 1, FARTHEST) + 1):
+            prospects = self.opinion.expected(ps[i] if i < len(ps) else 0.0)
+            for share, chance in prospects.others:
+                ended += agreed * (1.0 - prospects.agrees) * share * further(value.then(chance, price))
+            agreed *= prospects.agrees
+            expected = ended
+            if agreed:
+                value = value.then(prospects.surer, price)
+                expected += agreed * max(value.along(ps[i + 1 :], price), further(value))
+            paid = expected - price.worth * self.model.costs(settled + i - read, price)
+            if paid > best:
+                best, along, gain = paid, i, expected - bare
+        return along, gain
+
+    def _further(self, price: TokenPrice, limit: int) -> Callable[[ChainValue], float]:
+        """What a chain is worth if the model may be asked behind it, guess by guess, while its guesses are good."""
+        prospects = self.opinion.expected()
+        outcomes = [((1.0 - prospects.agrees) * share, chance) for share, chance in prospects.others]
+        outcomes.append((prospects.agrees, prospects.surer))
+        ways = []
+        for least in LEVELS:
+            good = [(share, chance) for share, chance in outcomes if chance > least]
+            often = sum(share for share, _ in good)
+            if often:
+                ways.append((often, sum(share * chance for share, chance in good) / often))
+        asking = price.worth * self.model.again(price)
+
+        def further(value: ChainValue) -> float:
+            best = value.most
+            for often, chance in ways:
+                goes_on, ended, at = 1.0, 0.0, value
+                for _ in range(min(limit - value.length, FARTHEST)):
+                    ended += goes_on * ((1.0 - often) * at.most - asking)
+                    goes_on *= often
+                    at = at.then(chance, price)
+                    best = max(best, ended + goes_on * at.most)
+            return best
+
+        return further
+
+    def _ask(
+        self, settled: int, along: int, read: int, choose: Chooser | None, reach: float, gain: float
+    ) -> Generator[PassRequest, Logits | None, tuple[int, float, int] | None]:
+        """Let the model read `along` guesses, and settle these and the next.
+
+        Returns:
+            How many guesses are settled now, the probability that all of them are right, and how many of them the model
+            has read. None: the request was declined.
+        """
+        chain, opinion = self._chain, self.opinion
+        end = settled + along
+        rows = yield from self.model.reads([guess.token for guess in chain[read:end]], read, gain)
+        if rows is None:
+            return None
+        for at in range(settled, end + 1):
+            answered = self.model.guess(rows[at - end - 1], at, choose)
+            if answered is None:
+                return at, reach, at
+            answer, m, q = answered
+            ours = chain[at] if at < len(chain) else Guess(-1, 0.0, 0.0, {})
+            if answer == ours.token:
+                better = ours._replace(chance=opinion.chance(BOTH, ours.p, m))
+            else:
+                case = MODEL if ours.token >= 0 else ALONE
+                better = Guess(answer, ours.p, opinion.chance(case, ours.p, m), q)
+                if ours.token >= 0 and (stands := opinion.chance(NGRAMS, ours.p, m)) > better.chance:
+                    better = ours._replace(chance=stands)
+            self._asked_about.append((at, Answered(ours.p, m, ours.token, answer, better.token)))
+            reach *= better.chance
+            if at < len(chain):
+                chain[at] = better
+            else:
+                chain.append(better)
+            if better.token != ours.token:
+                del chain[at + 1 :]
+                self._stand()
+                return at + 1, reach, at
+        return end + 1, reach, end

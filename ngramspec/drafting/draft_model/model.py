@@ -1,0 +1,285 @@
+"""`ModelDrafter`: a small language model guesses, token by token, what a large one will write.
+
+    decoder = SpeculativeDecoder(target, drafter=ModelDrafter(Target("small.gguf")))
+
+Leviathan, Kalman, Matias 2023, "Fast inference from transformers via speculative decoding", section 2. Unlike a look-up
+a guess takes time, which decides whether the model is asked, when it begins to read a text, and how long a draft gets.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from copy import copy
+from functools import partial
+from typing import Self
+
+from ngramspec.backend import Logits, Model
+from ngramspec.drafting.chances import OutcomeMap
+from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting
+from ngramspec.drafting.draft_model.guesses import DraftSampler, Payoff
+from ngramspec.drafting.draft_model.passes import ModelPasses, PassRequest, draft_alone
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.sampling.distribution import normalised_entropy
+from ngramspec.sampling.settings import Sampling
+from ngramspec.shared_model import SharedModel
+from ngramspec.tokens import common_prefix
+
+FIRST_READ = 8
+"""Tokens of the first pass over several, which tells what reading takes."""
+
+PROBES = 0.004
+"""Part of the time that may go into asking a model that does not pay, to see whether that is still so."""
+
+TEXTS = 8
+"""Latest texts that tell how long the next one is expected to be."""
+
+Asking = Generator[PassRequest, Logits, Logits]
+"""Part of a draft in the making that asks the model for logits."""
+
+
+class ModelDrafter(Drafter):
+    """Drafts what a model of the same vocabulary holds likely, token by token.
+
+    Where the price of a token is known in seconds, so is what the model gains (see `Payoff`). Where that is not
+    positive the model is not asked, but for a rare probe, whose time is at most PROBES of all. A text is not read
+    before the passes made without the model could have gained what reading takes, so that one that ends early has not
+    paid for what it cannot use (ski rental: Karlin et al. 1988, "Competitive snoopy caching"); passes that are yet to
+    come count too, as many as the latest texts lead to expect (Purohit, Svitkina, Kumar 2018, "Improving online
+    algorithms via ML predictions"). A draft goes on while the next guess is expected to pay.
+
+    Args:
+        model: drafts; its cache is this drafter's alone.
+        n_vocab: so many tokens, from 0 on, mean the same to the target; None: all. No others are drafted, and a text
+            that has others in it gets no drafts.
+        clock: tells the seconds that the model takes; None is `time.perf_counter`.
+        shared: whose first sequence `model` is, where `beside` is to make drafters in the others.
+
+    Attributes:
+        model, n_vocab: as above.
+        pace: what its passes take.
+
+    Raises:
+        ValueError: the model's KV cache cannot be rolled back.
+
+    Complexity: a pass of the model and O(n_vocab) per token drafted.
+    """
+
+    name = "model"
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        n_vocab: int | None = None,
+        clock: Callable[[], float] | None = None,
+        shared: SharedModel | None = None,
+    ) -> None:
+        if not model.can_rollback:
+            raise ValueError("this model cannot draft: what it has evaluated cannot be taken back")
+        self.model = model
+        self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
+        self._passes = ModelPasses(clock, shared)
+        self.pace = self._passes.pace
+        self._payoff = Payoff(self.pace)
+        self._free = list(shared.sequences[1:]) if shared is not None else []
+        # What probabilities mean: of the likeliest token, of one drawn, of the likeliest where one is yet to be drawn.
+        self._likeliest, self._drawn, self._undrawn = OutcomeMap(), OutcomeMap(), OutcomeMap()
+        self._credit = 0.0
+        self._lengths: deque[int] = deque(maxlen=TEXTS)
+        self._length = 0
+        self.follow(Sampling())
+        self.begin(())
+
+    def anew(self) -> Self:
+        """Another drafter on the same model, which has learnt nothing; never while this one drafts for a text."""
+        return type(self)(self.model, n_vocab=self.n_vocab, clock=self._passes.clock)
+
+    def beside(self) -> Self:
+        """A drafter for another text at the same time, in the next sequence of the model. What is learnt of the model,
+        its pace and how its guesses fare, is learnt by both.
+
+        Raises:
+            ValueError: there is no sequence left.
+        """
+        if not self._free:
+            raise ValueError("the draft model has no further sequence to draft in")
+        other = copy(self)
+        other.model = self._free.pop(0)
+        other._credit = 0.0
+        other.begin(())
+        return other
+
+    # ------------------------------------------------------------------ the text
+
+    def follow(self, sampling: Sampling) -> None:
+        self._sampler = DraftSampler(self.n_vocab, sampling)
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._text = list(prompt)
+        self._readable = self._can_read(prompt)
+        self._held = common_prefix(self.model.tokens, self._text)
+        self._has_read = False
+        if self._length:
+            self._lengths.append(self._length)
+        self._length = 0
+        self.read_seconds = 0.0
+        self._forget()
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        hits = common_prefix(self._guesses, tokens)
+        judged = min(hits + 1, len(self._guesses), len(tokens))
+        for at in range(judged):
+            self._payoff.learn(at, at < hits)
+            outcomes, p = self._asked[at]
+            outcomes.learn(p, at < hits)
+        if judged and self._before is not None:
+            self._undrawn.learn(self._before, hits > 0)
+        self._forget()
+        self._text += tokens
+        self._readable = self._readable and self._can_read(tokens)
+        held = self.model.tokens
+        self._held += common_prefix(held[self._held :], self._text[self._held : len(held)])
+        self._length += 1
+        return hits
+
+    def _forget(self) -> None:
+        """Nothing waits for its outcome."""
+        self._guesses: tuple[int, ...] = ()
+        self._asked: list[tuple[OutcomeMap, float]] = []
+        self._before: float | None = None  # how sure the model was of the first token, before that was drawn
+
+    def _can_read(self, tokens: Sequence[int]) -> bool:
+        """Whether these tokens mean to the model what they mean to the target."""
+        return max(tokens, default=0) < self.n_vocab
+
+    # ------------------------------------------------------------------ a draft
+
+    def propose(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Draft:
+        return draft_alone(self.drafting(limit, choose, blind=blind, price=price))
+
+    def drafting(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Drafting:
+        self.read_seconds = 0.0
+        self._forget()
+        limit = min(limit, self.model.max_batch - 1, self.model.n_ctx + 1 - len(self._text))
+        if price is not None:
+            limit = min(limit, len(price.slopes) - 1)
+        if limit < 1 or not self._text or not self._readable or not self._pays(limit, price):
+            return NO_DRAFT
+        row = yield from self._catch_up()
+        return (yield from self._draft(row, limit, choose, blind=blind, price=price))
+
+    def _draft(
+        self, row: Logits, limit: int, choose: Chooser | None, *, blind: bool, price: TokenPrice | None
+    ) -> Drafting:
+        """The model's guesses, from the logits after the text on.
+
+        What is drawn decides whether a token after it is drawn too, never whether it stays itself: see `blind`.
+        """
+        tokens: list[int] = []
+        q: list[Mapping[int, float]] = []
+        chances: list[float] = []
+        reach = 1.0
+        # It takes longer than copying the row, which does not outlive the next guess, and few policies ask for it.
+        entropy = partial(normalised_entropy, row[: self.n_vocab].copy())
+        while True:
+            guess = self._sampler.guess(row, len(tokens), choose)
+            if guess is None:
+                break
+            outcomes, p = self._likeliest, _inside(guess.m)
+            if choose is not None:
+                outcomes = self._drawn
+                q.append(guess.q)
+                if blind and not tokens:
+                    self._before = _inside(max(guess.q.values()))
+            tokens.append(guess.token)
+            self._asked.append((outcomes, p))
+            chances.append(outcomes.estimate(p))
+            reach *= chances[-1]
+            if len(tokens) >= limit or not self._payoff.goes_on(reach, len(tokens), price):
+                break
+            if len(tokens) == 1 and self.model.replays:
+                self.model.checkpoint()
+            row = yield from self._evaluate(len(self.model.tokens), tokens[-1:])
+        self._guesses = tuple(tokens)
+        if self._before is not None:
+            chances = [self._undrawn.estimate(self._before), *(self._payoff.rate(at) for at in range(1, limit))]
+        return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy)
+
+    # ------------------------------------------------------------------ what it costs
+
+    def _pays(self, limit: int, price: TokenPrice | None) -> bool:
+        """Whether the model is to be asked now."""
+        if price is None or not price.seconds:
+            return True
+        self._time()
+        behind = len(self._text) - self._held
+        reading = (self.pace.reading(max(1, behind)) - self.pace.token) / price.seconds
+        gain = self._payoff.gain(limit, price)
+        if gain > 0:
+            return price.worth * reading <= gain * (self._length + self._left())
+        self._credit += PROBES
+        if self._credit < self.pace.token / price.seconds + reading:
+            return False
+        self._credit = 0.0
+        return True
+
+    def _left(self) -> float:
+        """How many passes more a text is expected to take that is not read yet, by the latest texts; else 0."""
+        if self._has_read or not self._lengths:
+            return 0.0
+        return sum(max(0, length - self._length) for length in self._lengths) / len(self._lengths)
+
+    def _time(self) -> None:
+        """Read a little of the text where nothing tells yet what that takes."""
+        if not self.pace.token and len(self._text) - self._held > FIRST_READ + 2:
+            for size in (1, 1, FIRST_READ):
+                self._read(self._held + size)
+
+    # ------------------------------------------------------------------ the model
+
+    def _catch_up(self) -> Asking:
+        """Let the cache hold the text; the logits after it."""
+        last = len(self._text) - 1
+        self._held = min(self._held, last)
+        if not self._has_read and self._held < last:
+            self._read(last)  # apart, so that the pace of a single token is seen
+        if self._has_read and self._held == last:
+            row = yield from self._evaluate(last, self._text[last:])
+            self._held = last + 1
+        else:
+            row = self._read(last + 1)
+        self._has_read = True
+        return row
+
+    def _read(self, end: int) -> Logits:
+        """Let the cache hold the first `end` tokens of the text, of which it lacks the last; the logits after them.
+
+        Of several tokens `prefill` gives the last one's logits alone, at a smaller price than `evaluate`.
+        """
+        if self._has_read:
+            self.model.rollback(self._held)
+        passed = self.model.owed + end - self._held
+        began = self._passes.clock()
+        row = self.model.prefill(self._text[:end])
+        seconds = self._passes.clock() - began
+        self.pace.saw(passed, seconds)
+        if not self._has_read:
+            self.read_seconds += seconds
+        self._held = end
+        return row
+
+    def _evaluate(self, keep: int, tokens: Sequence[int]) -> Asking:
+        """One pass of the model behind the first `keep` tokens of its cache; the logits after the last token."""
+        rows = yield PassRequest(self._passes, self.model, keep, tokens, 1)
+        row: Logits = rows[-1]
+        return row
+
+
+def _inside(p: float) -> float:
+    """Away from 0 and 1, where log-odds end."""
+    return min(max(p, 1e-4), 1.0 - 1e-4)

@@ -1,0 +1,224 @@
+"""Passes of a draft model: who asks for them (`PassRequest`), what they take (`Pace`), who makes them (`ModelPasses`).
+
+A drafter asks for a pass by yielding a `PassRequest`, and goes on when it is sent the logits. Several texts are drafted
+for side by side, and what they ask for at a time goes through the model together, where that pays:
+
+    draft = draft_alone(drafter.drafting(8, price=price))
+    drafts = draft_together([drafter.drafting(8, price=price) for drafter in drafters], price)
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median_low
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from ngramspec.backend import Logits, Model
+from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafting
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.shared_model import Part, SequenceModel, SharedModel
+
+RECENT = 15
+"""Passes that the pace is the median of: one that the system interrupted, or the first, which sets things up, is not
+seen in it."""
+
+FEW = 8
+"""Tokens in the largest pass of those that are timed apart: kernels for a few tokens may take longer for each of them
+than those for many do."""
+
+
+class Pace:
+    """Seconds of a pass over one token, and of each token more, as medians of the latest passes.
+
+    >>> pace = Pace()
+    >>> for seconds in (0.9, 0.02, 0.02):
+    ...     pace.saw(1, seconds)
+    >>> pace.saw(11, 0.07)
+    >>> pace.token, round(pace.reading(101), 3)
+    (0.02, 0.52)
+    >>> pace.saw(4, 0.08)
+    >>> round(pace.reading(3), 3)
+    0.06
+    """
+
+    def __init__(self) -> None:
+        self._ones: deque[float] = deque(maxlen=RECENT)
+        self._few: deque[float] = deque(maxlen=RECENT)
+        self._more: deque[float] = deque(maxlen=RECENT)
+
+    def saw(self, tokens: int, seconds: float) -> None:
+        """Learn from a pass."""
+        if tokens == 1:
+            self._ones.append(seconds)
+        elif tokens > 1:
+            times = self._few if tokens <= FEW else self._more
+            times.append(max(0.0, (seconds - self.token) / (tokens - 1)))
+
+    @property
+    def token(self) -> float:
+        """Seconds of a pass over one token; 0 while none was timed."""
+        return median_low(self._ones) if self._ones else 0.0
+
+    def reading(self, tokens: int) -> float:
+        """Seconds to read so many tokens, at least one; no longer than one by one."""
+        one = self.token
+        times = (self._few if tokens <= FEW else self._more) or self._more or self._few
+        each = min(one, median_low(times)) if times else one
+        return one + each * (tokens - 1)
+
+    def share(self, tokens: int, texts: int) -> float:
+        """Seconds of a pass over so many tokens of each of several texts, divided among these."""
+        return self.reading(tokens * texts) / texts
+
+
+class PassRequest(NamedTuple):
+    """A pass of the draft model that one text asks for.
+
+    Attributes:
+        passes: makes it.
+        model: whose cache holds the text: a sequence, where several texts share the model.
+        keep: so many tokens of the cache stay.
+        tokens: are appended to them; none: it asks to read a longer text by itself, and is answered GRANTED.
+        rows: for how many of the last of them logits are wanted.
+        gain: what it is expected to bring, in tokens, before its time is counted. One of several requests is declined
+            where that is too little: the answer to it is None.
+    """
+
+    passes: ModelPasses
+    model: Model
+    keep: int
+    tokens: Sequence[int]
+    rows: int
+    gain: float = math.inf
+
+
+GRANTED: Logits = np.empty((0, 0), np.float32)
+
+
+class ModelPasses:
+    """Makes the passes of a draft model, and times them.
+
+    Args:
+        clock: seconds; None is `time.perf_counter`.
+        shared: the model, where several texts have a sequence in it.
+
+    Attributes:
+        pace: what passes take.
+        joint: whether a pass may be over several texts.
+        texts: over how many the last one was.
+    """
+
+    def __init__(self, clock: Callable[[], float] | None = None, shared: SharedModel | None = None) -> None:
+        self.clock = clock or time.perf_counter
+        self.pace = Pace()
+        self.texts = 1
+        self._shared = shared
+        sequences = shared.sequences if shared is not None else ()
+        # Where each sequence has a cache of its own, texts that append more than others go on in batches of their own.
+        self.joint = (
+            shared is not None
+            and len(sequences) > 1
+            and not shared.drafts_alone
+            and len(shared.batches([1, 2], sequences[:2])) == 1
+        )
+
+    def evaluate(self, requests: Sequence[PassRequest]) -> list[Logits]:
+        """One pass for the requests; the rows of each, valid until the next pass."""
+        for request in requests:
+            request.model.rollback(request.keep)
+        passed = sum(request.model.owed + len(request.tokens) for request in requests)
+        began = self.clock()
+        if len(requests) == 1:
+            rows = [requests[0].model.evaluate(requests[0].tokens)[-requests[0].rows :]]
+        else:
+            assert self._shared is not None
+            parts = [Part(cast(SequenceModel, request.model), request.tokens, request.rows) for request in requests]
+            rows = self._shared.evaluate_together(parts)
+        self.pace.saw(passed, self.clock() - began)
+        self.texts = len(requests)
+        return rows
+
+    def worthwhile(self, requests: Mapping[int, PassRequest], price: TokenPrice | None) -> list[int]:
+        """Whose requests are worth a pass together: those that bring most beyond its time.
+
+        A pass over n tokens takes about a + b n. So requests compete by what they bring beyond b for each of their
+        tokens, and enough of them have to share a. What a text has to catch up with is read some time in any case.
+        """
+        if not self.joint or price is None or not price.seconds:
+            return list(requests)
+        time_of = price.worth / price.seconds
+        each = time_of * (self.pace.reading(2) - self.pace.token)
+        order = sorted(requests, key=lambda text: each * requests[text].rows - requests[text].gain)
+        count, most, gain, tokens = 0, 0.0, 0.0, 0
+        for n, text in enumerate(order, 1):
+            gain += requests[text].gain
+            tokens += requests[text].rows
+            value = gain - time_of * self.pace.reading(tokens)
+            if value > most or requests[text].gain == math.inf:
+                count, most = n, value
+        return order[:count]
+
+    def groups(self, texts: Sequence[int], requests: Mapping[int, PassRequest]) -> Iterator[list[int]]:
+        """The texts of each pass, as many as it has room for."""
+        group: list[int] = []
+        tokens = rows = 0
+        for text in texts:
+            request = requests[text]
+            tokens, rows = tokens + len(request.tokens), rows + request.rows
+            if group and not (self.joint and self._fits(tokens, rows)):
+                yield group
+                group, tokens, rows = [], len(request.tokens), request.rows
+            group.append(text)
+        if group:
+            yield group
+
+    def _fits(self, tokens: int, rows: int) -> bool:
+        assert self._shared is not None
+        return tokens <= self._shared.max_tokens and rows <= self._shared.max_rows
+
+
+def draft_alone(drafting: Drafting) -> Draft:
+    """The draft of one text, all of whose requests are granted."""
+    rows: Logits | None = None
+    while True:
+        try:
+            request = drafting.send(rows)
+        except StopIteration as done:
+            return cast(Draft, done.value)
+        rows = request.passes.evaluate([request])[0] if request.tokens else GRANTED
+
+
+def draft_together(draftings: Sequence[Drafting], price: TokenPrice | None) -> list[Draft]:
+    """The drafts of several texts, all at the same price, none of them begun."""
+    if len(draftings) == 1:
+        return [draft_alone(draftings[0])]
+    drafts = [NO_DRAFT] * len(draftings)
+    waiting: dict[int, PassRequest] = {}
+
+    def go_on(text: int, rows: Logits | None) -> None:
+        try:
+            waiting[text] = draftings[text].send(rows)
+        except StopIteration as done:
+            drafts[text] = done.value
+
+    for text in range(len(draftings)):
+        go_on(text, None)
+    while waiting:
+        requests = dict(waiting)
+        waiting.clear()
+        passes = next(iter(requests.values())).passes
+        chosen = passes.worthwhile(requests, price)
+        for text in requests.keys() - set(chosen):
+            go_on(text, None)
+        for text in chosen:
+            if not requests[text].tokens:
+                go_on(text, GRANTED)
+        for group in passes.groups([text for text in chosen if requests[text].tokens], requests):
+            for text, rows in zip(group, passes.evaluate([requests[text] for text in group]), strict=True):
+                go_on(text, rows)
+    return drafts

@@ -1,0 +1,270 @@
+"""Whether a text can be the same bit for bit with and without drafts, and at what price: how `exact="auto"` chooses.
+
+Three ways to decode are compared, by what was measured of each (`ngramspec.exactness.trial`):
+
+    fast     the fastest settings; batches of different sizes may differ in the last bits
+    padded   the same settings, single tokens padded to two, where all sizes from two on agree
+    exact    settings under which single tokens agree with the other sizes: on a CPU no flash attention, whose
+             kernel splits a single token's context over the threads
+
+The first is taken that agrees and takes at most `TOLERANCE` times as long as the fastest for a usual request. Only
+measurements decide, never drafts. They are kept beside the calibration and never repeated, so that every process
+decides the same way: a choice that changed with the noise of a measurement would change the text. They are made while a
+model is loaded, for a bounded time, in steps of some fifty passes each (that of rounding 170, but no choice depends on
+it). A step that does not fit into the time is left to the next time that the model is loaded, or to `ngramspec info`;
+until then the fastest way is chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol, runtime_checkable
+
+from ngramspec.errors import TargetError
+from ngramspec.exactness import trial
+from ngramspec.exactness.trial import DEPTHS, PROMPT, SIZES, Identity, Times
+from ngramspec.storage import cache_folder, keep_json, recall
+
+Exact = Literal["auto", "on", "off"]
+EXACT: tuple[Exact, ...] = ("auto", "on", "off")
+
+Way = Literal["fast", "padded", "exact"]
+WAYS: tuple[Way, ...] = ("fast", "padded", "exact")
+
+ANSWER = 256
+"""Tokens of the answer of the usual request that the price is for, to a prompt of `PROMPT`."""
+
+TOLERANCE = 1.05
+"""The most that bit-identical text may cost: time of the request / its time under the fastest settings."""
+
+
+@dataclass(slots=True)
+class Measured:
+    """What is known of one model, build, machine and settings: what was found at each of `DEPTHS`, as far as it was.
+
+    Attributes:
+        identities: by setting, "fast" or "exact".
+        times: of every way to decode.
+        rounding: largest absolute difference of one logit between batches and single tokens under the fastest
+            settings; None: not measured.
+    """
+
+    identities: dict[str, tuple[Identity, ...]] = field(default_factory=dict)
+    times: tuple[Mapping[str, Times], ...] = ()
+    rounding: float | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "identities": {setting: [asdict(one) for one in found] for setting, found in self.identities.items()},
+            "times": self.times,
+            "rounding": self.rounding,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Measured:
+        """The inverse of `to_json`; raises KeyError, TypeError, ValueError or AttributeError on anything else."""
+        identities = {
+            str(setting): tuple(Identity(_sizes(one["agreeing"]), _sizes(one["padded"])) for one in found)
+            for setting, found in data["identities"].items()
+        }
+        times = tuple(
+            {str(way): Times(float(single), float(prefill)) for way, (single, prefill) in found.items()}
+            for found in data["times"]
+        )
+        if max(map(len, (times, *identities.values()))) > len(DEPTHS):
+            raise ValueError(f"more than was measured at the depths {DEPTHS}")
+        return cls(identities, times, None if data["rounding"] is None else float(data["rounding"]))
+
+    def join(self, other: Measured) -> None:
+        """Take over what another one knows: as to what both know, it is right."""
+        for setting, found in other.identities.items():
+            self.identities[setting] = found + self.identities.get(setting, ())[len(found) :]
+        self.times = other.times + self.times[len(other.times) :]
+        self.rounding = self.rounding if other.rounding is None else other.rounding
+
+    def identity(self, setting: str) -> Identity | None:
+        """Which sizes agree at all depths; None where that is not known of each."""
+        found = self.identities.get(setting, ())
+        return found[0].merge(found[1]) if len(found) == len(DEPTHS) else None
+
+    def seconds(self, way: Way) -> float | None:
+        """Expected time of a usual request without drafts; None if unmeasured."""
+        if len(self.times) < len(DEPTHS) or any(way not in found for found in self.times):
+            return None
+        shallow, deep = (found[way] for found in self.times)
+        return PROMPT * (shallow.prefill + deep.prefill) / 2 + ANSWER * deep.single
+
+    def price(self, way: Way) -> float | None:
+        """Expected time of a usual request decoded that way / that of the fastest way; None if unmeasured."""
+        known = [seconds for other in WAYS if (seconds := self.seconds(other)) is not None]
+        mine = self.seconds(way)
+        return None if mine is None else mine / min(known)
+
+    def _worth(self, way: Way) -> bool:
+        price = self.price(way)
+        return price is not None and price <= TOLERANCE
+
+    def missing(self, ways: Sequence[Way]) -> str | None:
+        """What is to be measured next to choose: "times", or how sizes agree under a setting; None: nothing."""
+        fast = self.identity("fast")
+        if fast is None:
+            return "fast"
+        pads, other = fast.pads and "padded" in ways, "exact" in ways
+        if fast.whole or not (pads or other):
+            return None
+        if len(self.times) < len(DEPTHS):
+            return "times"
+        decided = not (other and self._worth("exact")) or (pads and self._worth("padded"))
+        return None if decided or self.identity("exact") is not None else "exact"
+
+    def choose(self, ways: Sequence[Way]) -> Way:
+        """How requests are decoded; "fast" also where nothing better is known.
+
+        Args:
+            ways: that may be chosen, "fast" among them.
+        """
+        fast, exact = self.identity("fast"), self.identity("exact")
+        if fast is None or fast.whole:
+            return "fast"
+        if fast.pads and "padded" in ways and self._worth("padded"):
+            return "padded"
+        if exact is not None and exact.whole and "exact" in ways and self._worth("exact"):
+            return "exact"
+        return "fast"
+
+
+def _sizes(values: Sequence[Any]) -> tuple[int, ...]:
+    sizes = tuple(int(n) for n in values)
+    if not set(sizes) <= set(SIZES):
+        raise ValueError(f"a trial of the sizes {sizes}, not of {SIZES}")
+    return sizes
+
+
+# --------------------------------------------------------------------------- measuring
+
+BUDGET = 8.0
+"""Seconds to measure in while a model is loaded."""
+
+UNMEASURED = 1.0
+"""How far batch sizes are taken to move a logit where there was no time to measure it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExactnessMode:
+    """Which batch sizes a request may use, and whether its text is bit-identical to plain decoding.
+
+    Attributes:
+        sizes: that may be used; None: all of them.
+        aligned: see `Target.prefill`.
+        same: whether the text is the same bit for bit with and without drafts.
+        bound: how far batch sizes move a logit; 0 if `same`, or where nobody asks.
+        agreeing: batch sizes that agree with a pass without a draft.
+    """
+
+    sizes: tuple[int, ...] | None = None
+    aligned: bool = False
+    same: bool = False
+    bound: float = 0.0
+    agreeing: tuple[int, ...] = (1,)
+
+
+@runtime_checkable
+class Decided(Protocol):
+    """A model that decided how its requests are decoded when it was loaded with `exact="auto"`."""
+
+    exactness: ExactnessMode
+
+
+class ExactAuto:
+    """What is known of a model, and what that decides.
+
+    Args:
+        model: to measure.
+        ways: the ways to decode that may be chosen, "fast" among them.
+        text: what rounding is measured on, where drafts may move last bits; empty: it is not.
+        folder: where measurements are kept; None for the user's cache folder.
+    """
+
+    def __init__(
+        self,
+        model: trial.Measurable,
+        ways: Sequence[Way] = WAYS,
+        text: Sequence[int] = (),
+        folder: Path | None = None,
+    ) -> None:
+        self.known = Measured()
+        self._model, self._text = model, text
+        self._path = (folder or cache_folder("calibration")) / f"{model.identity}-exact.json"
+        self._ways = tuple(way for way in ways if way != "exact" or way in model.settings)
+        self._read()
+
+    @property
+    def way(self) -> Way:
+        """How requests are decoded."""
+        return self.known.choose(self._ways)
+
+    @property
+    def exactness(self) -> ExactnessMode:
+        """What that means for requests."""
+        way = self.way
+        found = self.known.identity("exact" if way == "exact" else "fast")
+        if found is not None and (way == "padded" or found.whole):
+            return ExactnessMode(found.padded if way == "padded" else found.agreeing, same=True)
+        bound = UNMEASURED if self.known.rounding is None else self.known.rounding
+        return ExactnessMode(bound=bound, agreeing=(1,) if found is None else found.agreeing)
+
+    def measure(self, budget: float | None = None) -> None:
+        """Measure what still decides, as far as the time allows.
+
+        Args:
+            budget: seconds; None: BUDGET.
+        """
+        ends = time.perf_counter() + (BUDGET if budget is None else budget)
+        with suppress(TargetError):
+            while (missing := self._missing()) is not None and self._measure(missing, ends):
+                self._read()
+                if self._model.identity:
+                    keep_json(self._path, self.known.to_json())
+
+    def _missing(self) -> str | None:
+        """What is to be measured next; None if nothing is."""
+        wanted = self._text and self.known.rounding is None and not self.exactness.same
+        return self.known.missing(self._ways) or ("rounding" if wanted else None)
+
+    def _measure(self, what: str, ends: float) -> bool:
+        """Measure it at the next depth if a first pass shows that there is time; returns whether it was measured."""
+        known = self.known
+        if time.perf_counter() >= ends:
+            return False
+        settings = self._model.settings if what == "times" else ("exact" if what == "exact" else "fast",)
+        with ExitStack() as stack:
+            trials = {name: stack.enter_context(self._model.trial(name)) for name in settings}
+            cost = trial.ROUNDING_COST if what == "rounding" else trial.COST
+            expected = trial.single(trials[settings[0]]) * cost
+            if time.perf_counter() + expected > ends:
+                return False
+            if what == "times":
+                known.times = *known.times, trial.times(trials, DEPTHS[len(known.times)])
+            elif what == "rounding":
+                known.rounding = trial.rounding(trials["fast"], self._text)
+            else:
+                before = known.identities.get(what, ())
+                known.identities[what] = *before, trial.identity(trials[what], DEPTHS[len(before)])
+        return True
+
+    def _read(self) -> None:
+        """Take over what the file says: what was settled first, by whatever process, counts."""
+        if self._model.identity:
+            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError):
+                self.known.join(Measured.from_json(json.loads(recall(self._path) or "")))
+
+    def forget(self) -> None:
+        """Drop what is known, in the file too; other texts may then be decoded another way."""
+        self.known = Measured()
+        with suppress(OSError):
+            self._path.unlink(missing_ok=True)

@@ -1,0 +1,174 @@
+"""`Rival` and `compare`: the same prompts to a running server and to us, in turns, each asked once.
+
+    rival = Rival("http://127.0.0.1:8080", tokenizer=target)
+    for pair in compare(SpeculativeDecoder(target), rival, cases, max_tokens=128):
+        print(pair.case.id, pair.ours.tokens_per_second, pair.theirs.tokens_per_second)
+
+llama-server, and `ngramspec serve`, are asked at `/completion` for the tokens of the prompt, and tell themselves how
+long decoding took. Any other server that speaks OpenAI's `/v1/completions` is asked for the text, as a stream, and
+timed from its first piece to its last. A speed is the tokens after the first per second after the first token.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.request import Request, urlopen
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.errors import NGramSpecError
+from ngramspec.instruments.prompts import Case
+from ngramspec.sampling.settings import Sampling
+from ngramspec.tokens import Tokenizer
+
+SENT = ("temperature", "top_k", "top_p", "min_p", "seed")
+"""Sampling settings that every such server knows by these names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one side made of a prompt.
+
+    Attributes:
+        text: that it generated.
+        tokens: how many it was.
+        seconds: from the first token to the last.
+    """
+
+    text: str
+    tokens: int
+    seconds: float
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens after the first per second of decoding; None if there were none."""
+        return (self.tokens - 1) / self.seconds if self.tokens > 1 and self.seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Both answers to one prompt."""
+
+    case: Case
+    ours: Answer
+    theirs: Answer
+
+    @property
+    def ratio(self) -> float | None:
+        """Our tokens per second over theirs; None where a side has none."""
+        a, b = self.ours.tokens_per_second, self.theirs.tokens_per_second
+        return a / b if a and b else None
+
+
+class Rival:
+    """A server that is asked to continue prompts.
+
+    Args:
+        url: where it listens, as in "http://127.0.0.1:8080"; a key is read from OPENAI_API_KEY.
+        tokenizer: of the same vocabulary, to send texts to servers that take no tokens.
+        patience: seconds to wait for an answer.
+    """
+
+    def __init__(self, url: str, tokenizer: Tokenizer, *, patience: float = 3600.0) -> None:
+        self.url = url.rstrip("/").removesuffix("/v1")
+        self._tokenizer = tokenizer
+        self._patience = patience
+        self._native = True
+
+    def ask(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling) -> Answer:
+        """Let it continue a prompt, reading all of it.
+
+        Raises:
+            NGramSpecError: it does not answer, refuses, or answers with something else.
+        """
+        settings = {name: getattr(sampling, name) for name in SENT}
+        if self._native:
+            # Tokens, so that it continues the very same prompt whatever its template.
+            body = {"prompt": list(prompt), "n_predict": max_tokens, "cache_prompt": False, **settings}
+            lines = self._post("/completion", body)
+            if lines is not None:
+                return self._whole(b"".join(lines))
+            self._native = False
+        text = b"".join(self._tokenizer.piece(token) for token in prompt).decode("utf-8", "replace")
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
+        body = {"model": "any", "prompt": text, "max_tokens": max_tokens, **usage, **settings}
+        lines = self._post("/v1/completions", body)
+        if lines is None:
+            raise NGramSpecError(f"{self.url} has neither /completion nor /v1/completions")
+        return self._streamed(lines)
+
+    def _whole(self, raw: bytes) -> Answer:
+        try:
+            answer = json.loads(raw)
+            timings = answer["timings"]
+            return Answer(answer["content"], timings["predicted_n"], timings["predicted_ms"] / 1000)
+        except (ValueError, KeyError, TypeError) as error:
+            raise NGramSpecError(f"{self.url}/completion answered without text or timings") from error
+
+    def _streamed(self, lines: Iterable[bytes]) -> Answer:
+        text, tokens, first, last = "", 0, 0.0, 0.0
+        for line in lines:
+            if not line.startswith(b"data: {"):
+                continue
+            chunk = json.loads(line.removeprefix(b"data: "))
+            piece = "".join(choice.get("text") or "" for choice in chunk.get("choices", ()))
+            if piece:
+                last = time.perf_counter()
+                first = first or last
+                text += piece
+            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+        return Answer(text, tokens, last - first)
+
+    def _post(self, path: str, body: dict[str, Any]) -> Iterator[bytes] | None:
+        """The lines of the answer as they come; None if there is no such address."""
+        key = os.environ.get("OPENAI_API_KEY")
+        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
+        try:
+            response = urlopen(Request(self.url + path, json.dumps(body).encode(), headers), timeout=self._patience)
+        except HTTPError as error:
+            if error.code in (404, 405):
+                return None
+            body_text = error.read(2000).decode("utf-8", "replace")
+            raise NGramSpecError(f"{self.url}{path} refused, with status {error.code}: {body_text}") from error
+        except (URLError, OSError, ValueError, HTTPException) as error:
+            raise NGramSpecError(f"{self.url} does not answer: {getattr(error, 'reason', error)}") from error
+        return self._lines(response)
+
+    def _lines(self, response: Any) -> Iterator[bytes]:
+        with response:
+            try:
+                yield from response
+            except (OSError, HTTPException) as error:
+                raise NGramSpecError(f"{self.url} broke off its answer: {error}") from error
+
+
+def compare(
+    decoder: SpeculativeDecoder,
+    rival: Rival,
+    cases: Sequence[Case],
+    max_tokens: int,
+    sampling: Sampling,
+    acceptance: Acceptance | None = None,
+) -> Iterator[Pair]:
+    """Ask both sides for each case, one after the other, in alternating order; yields the pair of answers.
+
+    Neither side has the prompt in its cache, and neither is asked twice: a second time is text seen before.
+    """
+
+    def ours(case: Case) -> Answer:
+        decoder.target.clear()
+        steps = list(decoder.generate(case.tokens, max_tokens=max_tokens, sampling=sampling, verify=acceptance))
+        text, tokens = "".join(step.text for step in steps), sum(len(step.tokens) for step in steps)
+        return Answer(text, tokens, sum(step.elapsed for step in steps))
+
+    for number, case in enumerate(cases):
+        before = rival.ask(case.tokens, max_tokens, sampling) if number % 2 else None
+        mine = ours(case)
+        yield Pair(case, mine, before or rival.ask(case.tokens, max_tokens, sampling))

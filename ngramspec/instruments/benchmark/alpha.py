@@ -1,0 +1,135 @@
+"""Alpha by n-gram order: how often a draft from the counts of one order is right, measured in two ways.
+
+    measured   the mean of sum_x min(p(x), q(x)) over the judged positions, p the target's law, q the counts of the
+               context, normalised: what alpha is (Leviathan, Kalman, Matias 2023, definition 3.1 and corollary 3.6)
+    inferred   accepted over tested positions of the same drafts; one is tested if all before it were accepted
+
+At temperature 0 both laws are sure of one token, q of its likeliest, and the two agree (section 2.2: the standardised
+p and q). Orders 1 and 2 are the unigrams and bigrams of the paper's table 3, here counted in the context alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+
+from ngramspec.backend import Runner
+from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.draft import Chooser, Draft, Drafter
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.exactness.decision import Exact
+from ngramspec.policies.policy import FixedPolicy
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
+from ngramspec.tokens import common_prefix
+
+ORDERS = (1, 2, 3, 4)
+
+
+class OrderDrafter(Drafter):
+    """Drafts from the counts of one order over the whole context.
+
+    Args:
+        order: length of the n-grams; 1 counts tokens, whatever comes before them.
+    """
+
+    def __init__(self, order: int) -> None:
+        self.name = f"{order}-gram"
+        self._width = order - 1
+        self._counts: defaultdict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+        self._tail: tuple[int, ...] = ()
+        self._proposed: tuple[int, ...] = ()
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._counts.clear()
+        self._tail = ()
+        self._count(prompt)
+
+    def propose(
+        self, limit: int, choose: Chooser | None = None, *, blind: bool = False, price: TokenPrice | None = None
+    ) -> Draft:
+        tokens: list[int] = []
+        laws: list[dict[int, float]] = []
+        tail = self._tail
+        while len(tokens) < limit and (counts := self._counts.get(tail)):
+            token = choose(len(tokens), counts) if choose is not None else max(counts, key=lambda x: (counts[x], -x))
+            total = counts.total()
+            laws.append({x: count / total for x, count in counts.items()})
+            tokens.append(token)
+            tail = self._after(tail, token)
+        self._proposed = tuple(tokens)
+        return Draft(self._proposed, tuple(laws) if choose is not None else (), source=self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self._count(tokens)
+        return common_prefix(self._proposed, tokens)
+
+    def _count(self, tokens: Iterable[int]) -> None:
+        for token in tokens:
+            if len(self._tail) == self._width:
+                self._counts[self._tail][token] += 1
+            self._tail = self._after(self._tail, token)
+
+    def _after(self, tail: tuple[int, ...], token: int) -> tuple[int, ...]:
+        return (*tail, token)[-self._width :] if self._width else ()
+
+
+class AlphaOfOrder:
+    """Alpha of the drafts of one order, measured on the prompts that it is run on.
+
+    Args:
+        order: of the n-grams.
+        target: its KV cache must roll back.
+        sampling: the target's; above temperature 0 drafts are verified by rejection.
+        gamma: most tokens in a draft.
+        exact: as in `SpeculativeDecoder`.
+
+    Attributes:
+        stats: the counters of all passes.
+        judged: positions that were judged.
+        overlap: the sum of their sum_x min(p(x), q(x)).
+    """
+
+    def __init__(self, order: int, target: Runner, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
+        self.order, self.gamma = order, gamma
+        self.stats = Stats()
+        self.judged = 0
+        self.overlap = 0.0
+        self._sampling = sampling
+        self._decoder = SpeculativeDecoder(
+            target,
+            drafter=OrderDrafter(order),
+            policy=FixedPolicy(gamma),
+            exact=exact,
+            # Nothing here is timed.
+            curve=None if exact == "on" else GivenCurve({1: 1.0}),
+        )
+
+    def run(self, prompt: Sequence[int], max_tokens: int) -> None:
+        """Continue a prompt, and count."""
+        verify = None if self._sampling.greedy else "rejection"
+        for step in self._decoder.generate(
+            prompt, max_tokens=max_tokens, sampling=self._sampling, verify=verify, detail=True
+        ):
+            self.stats.add(step)
+            for one in step.detail:
+                if one.accepted is not None:
+                    self.judged += 1
+                    self.overlap += one.why.get("overlap", float(one.accepted))
+
+    @property
+    def measured(self) -> float | None:
+        """Alpha by its definition; None if nothing was drafted."""
+        return self.overlap / self.judged if self.judged else None
+
+    @property
+    def inferred(self) -> float | None:
+        """Alpha by what was accepted; None if nothing was drafted."""
+        tested = sum(self.stats.tested_at)
+        return sum(self.stats.accepted_at) / tested if tested else None
+
+    @property
+    def coverage(self) -> float:
+        """Share of passes with a draft."""
+        return 1 - self.stats.passes_without_draft / self.stats.passes if self.stats.passes else 0.0

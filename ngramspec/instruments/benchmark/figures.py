@@ -1,0 +1,217 @@
+"""Figures of a benchmark's runs, by category and overall, and what theory says they should have been.
+
+A *round* is the runs of one prompt in one repeat, drafted by one policy. Rounds whose comparison was not finished are
+left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.instruments.benchmark.runs import Kind, Run
+from ngramspec.instruments.reports.report import OVERALL
+from ngramspec.steps import Stats
+
+Round = dict[Kind, Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Median, least and greatest of some figures."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, figures: Sequence[float]) -> Spread | None:
+        """None where there are none."""
+        return cls(median(figures), min(figures), max(figures)) if figures else None
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The figures of one category, or of all.
+
+    Attributes:
+        category: its name, or `OVERALL`.
+        prompts: prompts with at least one finished round.
+        rounds: finished rounds.
+        plain, drafted, default: tokens per second of decoding, without the prefill, over rounds; None where none of
+            these runs emitted anything after its first token, or there was none.
+        ratio: drafted / plain tokens per second, each round by itself.
+        exact_price: plain decoding in exact mode / without it, each round by itself; None if not measured.
+        stats: counters of the drafted runs.
+        alpha: accepted / tested positions of drafts: Leviathan's alpha.
+        predicted: the gain that `predicted_gain` expects.
+        identical: prompts whose drafted output equalled the plain one in every finished round.
+    """
+
+    category: str
+    prompts: int
+    rounds: int
+    plain: Spread | None
+    drafted: Spread | None
+    default: Spread | None
+    ratio: Spread | None
+    exact_price: Spread | None
+    stats: Stats
+    alpha: float | None
+    predicted: float | None
+    identical: int
+
+    @property
+    def without_draft(self) -> float | None:
+        """Share of target passes that held no draft."""
+        return self.stats.passes_without_draft / self.stats.passes if self.stats.passes else None
+
+    @property
+    def acceptance_by_position(self) -> list[float | None]:
+        """Accepted / tested at each position of a draft; a position is tested if all before it were accepted."""
+        pairs = zip(self.stats.accepted_at, self.stats.tested_at, strict=True)
+        return [accepted / tested if tested else None for accepted, tested in pairs]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "tokens_per_pass": self.stats.tokens_per_pass,
+            "acceptance_rate": self.stats.acceptance_rate,
+            "acceptance_by_position": self.acceptance_by_position,
+            "share_of_passes_without_draft": self.without_draft,
+        }
+
+
+def summarise(runs: Iterable[Run], curve: CostCurve | None) -> list[Summary]:
+    """One `Summary` per category, in order of appearance, and the overall one last; none if no round is finished.
+
+    Args:
+        runs: of one policy, and what it is compared with (see `Benchmark.runs_of`).
+        curve: the measured cost of a pass; None if none was measured.
+    """
+    rounds: dict[tuple[str, str, int], Round] = {}
+    for run in runs:
+        rounds.setdefault((run.category, run.prompt, run.repeat), {})[run.kind] = run
+    finished = [r for r in rounds.values() if "plain" in r and "drafted" in r]
+    categories = dict.fromkeys(r["plain"].category for r in finished)
+    summaries = [_summary(c, [r for r in finished if r["plain"].category == c], curve) for c in categories]
+    return [*summaries, _summary(OVERALL, finished, curve)] if finished else []
+
+
+def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) -> Summary:
+    same: dict[tuple[str, str], bool] = {}
+    stats = Stats()
+    batches: Counter[int] = Counter()
+    plain_batches: Counter[int] = Counter()
+    for done in rounds:
+        plain, drafted = done["plain"], done["drafted"]
+        key = plain.category, plain.prompt
+        same[key] = same.get(key, True) and plain.output == drafted.output
+        stats.merge(drafted.stats)
+        batches += drafted.batches
+        plain_batches += plain.batches
+    tested = sum(stats.tested_at)
+    return Summary(
+        category,
+        prompts=len(same),
+        rounds=len(rounds),
+        plain=_speeds(rounds, "plain"),
+        drafted=_speeds(rounds, "drafted"),
+        default=_speeds(rounds, "default"),
+        ratio=_ratios(rounds, "drafted", "plain"),
+        exact_price=_ratios(rounds, "plain", "default"),
+        stats=stats,
+        alpha=sum(stats.accepted_at) / tested if tested else None,
+        predicted=predicted_gain(stats, batches, plain_batches, curve),
+        identical=sum(same.values()),
+    )
+
+
+def _speeds(rounds: Sequence[Round], kind: Kind) -> Spread | None:
+    speeds = [speed for done in rounds if kind in done and (speed := done[kind].tokens_per_second) is not None]
+    return Spread.of(speeds)
+
+
+def _ratios(rounds: Sequence[Round], above: Kind, below: Kind) -> Spread | None:
+    ratios = []
+    for done in rounds:
+        a, b = (done[kind].tokens_per_second if kind in done else None for kind in (above, below))
+        if a is not None and b is not None:
+            ratios.append(a / b)
+    return Spread.of(ratios)
+
+
+def expected_tokens(alpha: float, gamma: int) -> float:
+    """Expected tokens of a pass with gamma drafted ones, each accepted with probability alpha if all before it were.
+
+    (1 - alpha^(gamma + 1)) / (1 - alpha), equation (1) of Leviathan et al. 2023: the series 1 + alpha + ... +
+    alpha^gamma, summed as such, which also holds at alpha = 1 and loses no digits close to it.
+    """
+    total = 1.0
+    for _ in range(gamma):
+        total = 1.0 + alpha * total
+    return total
+
+
+def predicted_gain(
+    stats: Stats, batches: Mapping[int, int], plain_batches: Mapping[int, int], curve: CostCurve | None
+) -> float | None:
+    """The speed-up that theory expects of these passes, from alpha, their draft lengths and the cost curve.
+
+    Leviathan et al. 2023 (arXiv 2211.17192), theorem 3.8 with c = 0, takes one gamma for all passes and a pass
+    that costs the same at any width. Here pass i has its own draft length gamma_i (0 without a draft) and
+    the time T of its own batch size b_i, padding included, and plain decoding takes T(p) per token:
+
+        gain = sum_i E[tokens | alpha, gamma_i] * T(p) / sum_i T(b_i),    E as in their equation (1)
+
+    It leaves out the time of drafting and of Python, and that positions are not alike, so the measured gain differs by
+    these.
+
+    Args:
+        stats: counters of the drafted passes.
+        batches: drafted passes by batch size.
+        plain_batches: plain passes by batch size (1, or what exact mode pads to).
+        curve: the measured cost of a pass; None if none was measured.
+
+    Returns:
+        The gain; 1 where nothing was drafted and nothing measured; None without passes, or without a curve.
+    """
+    if not stats.passes or not plain_batches:
+        return None
+    if not stats.drafted:
+        return 1.0
+    if curve is None:
+        return None
+    tested = sum(stats.tested_at)
+    alpha = sum(stats.accepted_at) / tested if tested else 0.0
+    # Drafts of exactly k tokens: those that had a position k - 1, less those that had a position k.
+    lengths = [a - b for a, b in pairwise([*stats.drafted_at, 0])]
+    tokens = stats.passes_without_draft + sum(n * expected_tokens(alpha, k) for k, n in enumerate(lengths, 1))
+    plain = sum(n * curve.ratio(size) for size, n in plain_batches.items()) / sum(plain_batches.values())
+    return tokens * plain / sum(n * curve.ratio(size) for size, n in batches.items())
+
+
+def verdict(summaries: Sequence[Summary], caveat: str | None = None) -> str:
+    """One line: the median over categories of the median ratio, the worst category, and whether texts agree.
+
+    Args:
+        summaries: of `summarise`, at least one category with a ratio; else the line says that there is none.
+        caveat: why outputs are not meant to be equal, if they are not.
+    """
+    ratios = {s.category: s.ratio.median for s in summaries[:-1] if s.ratio is not None}
+    if not ratios:
+        return "no speed measured"
+    worst = min(ratios, key=lambda c: ratios[c])
+    gain = f"median over categories {median(ratios.values()):.2f}x, worst category {worst} {ratios[worst]:.2f}x"
+    same = f"output identical on {summaries[-1].identical} of {summaries[-1].prompts} prompts"
+    return f"{gain}; {caveat or same}"
+
+
+def verdicts(summaries: Mapping[str, Sequence[Summary]], caveat: str | None = None) -> list[str]:
+    """The verdict on each policy, by its name; the name is left out where there is one policy only."""
+    named = len(summaries) > 1
+    return [f"{policy}: {verdict(s, caveat)}" if named else verdict(s, caveat) for policy, s in summaries.items()]

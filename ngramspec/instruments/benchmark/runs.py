@@ -1,0 +1,292 @@
+"""`Benchmark`: plain and drafted decoding of the same prompts on the same target, run by run, interleaved.
+
+One drafted decoder is compared with plain decoding, or several are that differ in their policy.
+
+    cases, skipped = prepare(target, load_prompts(None), max_tokens=128, n_ctx=target.n_ctx)
+    unlearnt = lambda decoder: (make_drafter("mixture"), make_policy("cost"))
+    benchmark = Benchmark(SpeculativeDecoder(target), cases, max_tokens=128, repeat=3, unlearnt=unlearnt)
+    benchmark.warm_up()
+    for run in benchmark.measure():
+        ...                                     # every run is also in benchmark.runs
+
+The runs compared differ only in the drafts: target, sampling, seed and prompt are the same, and every run starts
+with the same prompt prefix in the KV cache, computed once per repeat. The order rotates from run to run
+(plain drafted, drafted plain, ...), so that a machine that slows down or warms up favours none.
+
+A repeat is all prompts in order, with drafters and policies that have learnt nothing when it begins. In it they keep
+what they learnt on the earlier prompts, as in real use, but no text is ever drafted by what has seen it before.
+
+`ngramspec.instruments.benchmark.figures` makes figures of the runs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting.draft import Drafter
+from ngramspec.instruments.prompts import Case
+from ngramspec.policies.policy import Policy
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats, Step, StopReason
+from ngramspec.tokens import common_prefix
+
+Kind = Literal["plain", "drafted", "default"]
+"""`plain` and `drafted` are the comparison. `default` is plain decoding on a target without exact mode: the
+price of exactness is measured against it."""
+
+Contender = tuple[Kind, str | None]
+"""Whose runs they are: their kind, and the policy of drafted ones."""
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Reading one prompt into an empty KV cache: its length in tokens, and seconds."""
+
+    category: str
+    prompt: str
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One generation.
+
+    Attributes:
+        category, prompt: whose it is.
+        kind: see `Kind`.
+        repeat: counted from 0; the runs of a prompt in one repeat follow each other directly.
+        output: token ids emitted, the prefill's included.
+        seconds: wall clock from the prefill's token to the end: target passes, drafting, verification, Python.
+        prefill_seconds: wall clock before that; most of the prompt is in the KV cache already.
+        stats: the counters of its steps.
+        batches: target passes by batch size, padding included.
+        stop: why it ended.
+        policy: what decided how much to draft; None for plain decoding.
+    """
+
+    category: str
+    prompt: str
+    kind: Kind
+    repeat: int
+    output: tuple[int, ...]
+    seconds: float
+    prefill_seconds: float
+    stats: Stats
+    batches: Counter[int]
+    stop: StopReason | None
+    policy: str | None = None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens of target passes per second of decoding; None if the prefill's token ended the text."""
+        return self.stats.tokens / self.seconds if self.stats.tokens and self.seconds > 0 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """Where the drafted output of a prompt first left the plain one.
+
+    Attributes:
+        category, prompt, repeat: which pair of runs it was, the first one that differs.
+        position: how many tokens were equal before.
+        plain, drafted: the token ids there; None where that output had ended.
+        policy: that of the drafted run.
+        margin: how far apart the target puts the logits of the two tokens when it reads the common text afresh;
+            greedy decoding of bare logits only. Rounding that depends on the batch size moves each logit by up to
+            `ProbeReport.max_difference`, so it explains margins of up to about twice that.
+    """
+
+    category: str
+    prompt: str
+    repeat: int
+    position: int
+    plain: int | None
+    drafted: int | None
+    policy: str
+    margin: float | None
+
+
+@dataclass(slots=True)
+class Benchmark:
+    """The runs of a benchmark, filled while `measure` is consumed.
+
+    Args:
+        drafted: the decoder that is compared with plain decoding on its own target, in the same mode.
+        cases: what to run; at least one.
+        max_tokens: most tokens per run, at least 2.
+        repeat: runs of each kind per case, at least 1.
+        sampling: of all runs; None is greedy.
+        acceptance: of drafts, in all runs.
+        default: a plain decoder on a target of the same model without exact mode, or None.
+        others: decoders like `drafted`, with its target and calibration, each with a drafter and a policy of its own.
+        unlearnt: makes a drafter and a policy like those of a decoder, which have learnt nothing.
+
+    Raises:
+        ValueError: no cases, a number too small, two decoders with the same policy, on different targets, or with
+            different calibrations.
+    """
+
+    drafted: SpeculativeDecoder
+    cases: Sequence[Case]
+    max_tokens: int
+    repeat: int = 3
+    sampling: Sampling | None = None
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    default: SpeculativeDecoder | None = None
+    others: Sequence[SpeculativeDecoder] = ()
+    _: KW_ONLY
+    unlearnt: Callable[[SpeculativeDecoder], tuple[Drafter | None, Policy]]
+    runs: list[Run] = field(default_factory=list, init=False)
+    prefills: list[Prefill] = field(default_factory=list, init=False)
+    differences: list[Difference] = field(default_factory=list, init=False)
+    _decoders: dict[Contender, SpeculativeDecoder] = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.cases or self.max_tokens < 2 or self.repeat < 1:
+            raise ValueError("a benchmark needs a case, 2 tokens per run and 1 repeat, or more")
+        drafted = {decoder.policy.name: decoder for decoder in (self.drafted, *self.others)}
+        target, calibration = self.drafted.target, self.drafted.calibration
+        # Exact mode must use the same batch sizes on all sides, whatever a probe of each would have chosen.
+        alike = all(other.target is target and other.calibration is calibration for other in self.others)
+        if len(drafted) != 1 + len(self.others) or not alike:
+            raise ValueError("the decoders that are compared need one calibration of one target, and a policy each")
+        plain = SpeculativeDecoder(target, drafter=None, exact=self.drafted.exact, calibration=calibration)
+        self._decoders = {("plain", None): plain, **{("drafted", policy): d for policy, d in drafted.items()}}
+        if self.default is not None:
+            self._decoders["default", None] = self.default
+
+    @property
+    def policies(self) -> dict[str, SpeculativeDecoder]:
+        """The drafted decoders, by the name of their policy."""
+        return {policy: decoder for (_, policy), decoder in self._decoders.items() if policy is not None}
+
+    def runs_of(self, policy: str) -> list[Run]:
+        """The runs drafted by a policy, and those they are compared with."""
+        return [run for run in self.runs if run.policy in (policy, None)]
+
+    @property
+    def total(self) -> int:
+        """How many runs `measure` makes."""
+        return len(self.cases) * self.repeat * len(self._decoders)
+
+    @property
+    def complete(self) -> bool:
+        """Whether `measure` came to its end."""
+        return len(self.runs) == self.total
+
+    @property
+    def _sampling(self) -> Sampling:
+        return self.sampling or Sampling()
+
+    @property
+    def caveat(self) -> str | None:
+        """Why plain and drafted outputs are not meant to be equal; None where they are."""
+        if self.acceptance.lossy is not None:
+            return f"{self.acceptance.lossy} changes the output"
+        if self.acceptance.method == "rejection" and not self._sampling.greedy:
+            return "rejection sampling: the output keeps its distribution, not its tokens"
+        return None
+
+    def warm_up(self) -> None:
+        """Run every decoder once, uncounted, after measuring what a drafted run of this length would measure."""
+        prompt, drafted = self.cases[0].tokens, self.drafted
+        if drafted.drafter is not None:
+            drafted.read(prompt)
+            drafted.calibration.ensure_curve(drafted.target, self.max_tokens)
+        for decoder in self._decoders.values():
+            self._generate(decoder, prompt, min(self.max_tokens, WARM_UP_TOKENS))
+        # Measured once, but from here on refreshed by the passes of each on its own, as in real use.
+        for other in self.others:
+            other.calibrate(drafted.calibration)
+
+    def measure(self) -> Iterator[Run]:
+        """Make the runs, one per `next`; stopping early leaves those made."""
+        order = list(self._decoders)
+        for repeat in range(self.repeat):
+            self.forget()
+            for number, case in enumerate(self.cases):
+                self._prefill(case)
+                # From run to run, and where the prompts are a multiple, from repeat to repeat: all go first as often.
+                first = (number + repeat * (len(self.cases) % len(order) or 1)) % len(order)
+                pair: dict[Contender, Run] = {}
+                for contender in order[first:] + order[:first]:
+                    pair[contender] = self._run(case, contender, repeat)
+                    self.runs.append(pair[contender])
+                    yield pair[contender]
+                for policy in self.policies if self.caveat is None else ():
+                    self._compare(case, pair["plain", None], pair["drafted", policy])
+
+    def forget(self) -> None:
+        """Let the drafted decoders begin again with what has learnt nothing; what was measured of passes stays."""
+        for decoder in self.policies.values():
+            decoder.draft_with(*self.unlearnt(decoder))
+
+    def _prefill(self, case: Case) -> None:
+        """Read the prompt into every target, so that all runs find the same tokens in the KV cache."""
+        for decoder in filter(None, (self.drafted, self.default)):
+            decoder.target.clear()
+            began = time.perf_counter()
+            decoder.read(case.tokens)
+            seconds = time.perf_counter() - began
+            if decoder is self.drafted:
+                self.prefills.append(Prefill(case.category, case.id, len(case.tokens), seconds))
+
+    def _run(self, case: Case, contender: Contender, repeat: int) -> Run:
+        steps, prefill_seconds, seconds = self._generate(self._decoders[contender], case.tokens, self.max_tokens)
+        stats = Stats()
+        for step in steps:
+            stats.add(step)
+        kind, policy = contender
+        return Run(
+            case.category,
+            case.id,
+            kind,
+            repeat,
+            output=tuple(token for step in steps for token in step.tokens),
+            seconds=seconds,
+            prefill_seconds=prefill_seconds,
+            stats=stats,
+            batches=Counter(step.batch for step in steps if step.batch),
+            stop=steps[-1].stop,
+            policy=policy,
+        )
+
+    def _generate(
+        self, decoder: SpeculativeDecoder, prompt: Sequence[int], max_tokens: int
+    ) -> tuple[list[Step], float, float]:
+        """(steps, seconds of the prefill, seconds of the rest)."""
+        steps: list[Step] = []
+        began = time.perf_counter()
+        generation = decoder.generate(prompt, max_tokens=max_tokens, sampling=self.sampling, verify=self.acceptance)
+        steps.append(next(generation))
+        first = time.perf_counter()
+        steps.extend(generation)
+        return steps, first - began, time.perf_counter() - first
+
+    def _compare(self, case: Case, plain: Run, drafted: Run) -> None:
+        """Note where two outputs of a case differ, unless an earlier repeat's did."""
+        a, b = plain.output, drafted.output
+        noted = {(d.category, d.prompt, d.policy) for d in self.differences}
+        if a == b or drafted.policy is None or (case.category, case.id, drafted.policy) in noted:
+            return
+        position = common_prefix(a, b)
+        x, y = (output[position] if position < len(output) else None for output in (a, b))
+        margin = None
+        bare = self._sampling.greedy and not self._sampling.moves_logits
+        if bare and x is not None and y is not None:
+            target = self.drafted.target
+            target.clear()
+            logits = target.prefill([*case.tokens, *a[:position]], aligned=self.drafted.exactness.aligned)
+            margin = abs(float(logits[x]) - float(logits[y]))
+        self.differences.append(
+            Difference(case.category, case.id, drafted.repeat, position, x, y, drafted.policy, margin)
+        )

@@ -1,0 +1,244 @@
+"""Figures of a replay, under the names that other drafters' results go by.
+
+`CurveComparison` runs the recordings through several replays, one per cost curve, since the policy drafts by the curve
+that it is judged on. It can also run them through the copy-oracle.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.given import LARGEST, GivenCurve
+from ngramspec.decoding.text import TextStream
+from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
+from ngramspec.instruments.reports.report import MACRO, OVERALL, MarkedText, Passage, Piece
+from ngramspec.steps import Step
+
+Figures = dict[str, Any]
+
+AVERAGED = (
+    "tokens",
+    "passes",
+    "tokens_per_pass",
+    "drafted_per_pass",
+    "acceptance",
+    "no_draft_share",
+    "cpu_us_per_pass",
+    "start_us_per_prompt_token",
+    "calibration_error",
+)
+
+
+def figures(tally: ReplayCounts, curves: Mapping[str, GivenCurve]) -> Figures:
+    """What was counted, as JSON.
+
+    `acceptance` is accepted / drafted. `accept_by_position` is the same for each position in the draft, among the
+    drafts that reach so far (`drafts_reaching_position`). Places that only pad a batch are not drafts. Microseconds are
+    CPU time.
+    """
+    stats = tally.stats
+    passes, prompt = max(1, stats.passes), max(1, tally.prompt_tokens)
+    return {
+        "transcripts": tally.transcripts,
+        "prompt_tokens": tally.prompt_tokens,
+        "tokens": stats.tokens,
+        "passes": stats.passes,
+        "tokens_per_pass": stats.tokens_per_pass,
+        "drafted_per_pass": stats.drafted / passes,
+        "acceptance": stats.acceptance_rate,
+        "no_draft_share": stats.passes_without_draft / passes,
+        "max_draft": len(stats.drafted_at),
+        "batches": {str(size): count for size, count in sorted(tally.batches.items())},
+        "accept_by_position": [
+            round(accepted / drafted, 4) for accepted, drafted in zip(stats.accepted_at, stats.drafted_at, strict=True)
+        ],
+        "drafts_reaching_position": list(stats.drafted_at),
+        "cpu_us_per_pass": 1e6 * tally.work_seconds / passes,
+        "start_us_per_prompt_token": 1e6 * tally.begin_seconds / prompt,
+        "reliability": tally.reliability.to_json(),
+        "calibration_error": tally.reliability.calibration_error,
+        "speedup": {name: tally.speedup(curve) for name, curve in curves.items()},
+    }
+
+
+def by_category(tallies: Mapping[str, ReplayCounts], curves: Mapping[str, GivenCurve]) -> dict[str, Figures]:
+    """Figures of each category, then "overall" (all tokens together) and "macro" (mean of the categories)."""
+    if not tallies:
+        return {}
+    total = ReplayCounts()
+    for tally in tallies.values():
+        total.merge(tally)
+    rows = {category: figures(tally, curves) for category, tally in tallies.items()}
+    macro: Figures = {}
+    for key in AVERAGED:
+        known = [row[key] for row in rows.values() if row[key] is not None]
+        macro[key] = sum(known) / len(known) if known else None
+    macro["speedup"] = {name: sum(row["speedup"][name] for row in rows.values()) / len(rows) for name in curves}
+    return {**rows, OVERALL: figures(total, curves), MACRO: macro}
+
+
+# --------------------------------------------------------------------------- the copy-oracle
+#
+# On every pass the oracle may copy one span from any earlier place in prompt and response where the preceding token
+# agrees. It knows how long each copy stays right, and chooses the lengths with the lowest total cost. No drafter that
+# copies one span of the context per pass is faster; one that splices spans, or knows other texts, may be.
+
+
+def copy_lengths(prompt: Sequence[int], response: Sequence[int]) -> NDArray[np.int32]:
+    """How many tokens a copy may get right at each position of the response, shape (len(response),).
+
+    Entry i is the longest common extension of response[i:] and any earlier place after the same token, at most
+    LARGEST - 1; the copy may run into what it copies. Entry 0 is 0: the prefill gives that token. Takes time
+    len(response) x (len(prompt) + len(response)), in numpy.
+
+        copy_lengths([1, 2, 3, 4], [1, 2, 3, 9])  ->  [0, 2, 1, 0]
+    """
+    text = np.concatenate([np.asarray(prompt, np.int32), np.asarray(response, np.int32)])
+    end, start = len(text), len(prompt)
+    # same[j], while p goes down: how far text[j:] and text[p:] agree. A copy at p + 1 starts right after an
+    # agreement at p, and is one token shorter.
+    same = np.zeros(end + 1, np.int32)
+    lengths = np.zeros(len(response), np.int32)
+    for p in range(end - 1, start - 1, -1):
+        earlier = same[:p]
+        np.multiply(same[1 : p + 1] + 1, text[:p] == text[p], out=earlier)
+        if p > 0 and p + 1 < end:
+            lengths[p + 1 - start] = min(LARGEST - 1, max(0, int(earlier.max()) - 1))
+    return lengths
+
+
+def least_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArray[np.float64]:
+    """The cheapest passes for a response, in units of T(1) of each curve, shape (len(curves),).
+
+    Dynamic programming from the end: a draft of k <= lengths[i] right tokens at position i costs T(1 + k) and
+    leads to position i + k + 1.
+
+    Args:
+        lengths: as from `copy_lengths`.
+        curves: what a pass costs.
+    """
+    total = len(lengths)
+    passes = np.array([[curve.ratio(size) for size in range(1, LARGEST + 1)] for curve in curves])
+    cost = np.zeros((len(curves), total + 1))
+    for i in range(total - 1, 0, -1):
+        most = min(int(lengths[i]), total - 1 - i)
+        if most == 0:
+            cost[:, i] = passes[:, 0] + cost[:, i + 1]
+        else:
+            cost[:, i] = (passes[:, : most + 1] + cost[:, i + 1 : i + most + 2]).min(axis=1)
+    least: NDArray[np.float64] = cost[:, min(1, total)]
+    return least
+
+
+# --------------------------------------------------------------------------- several curves
+
+
+class CurveComparison:
+    """The same recordings by several curves.
+
+    Args:
+        recordings: category by category.
+        drafter: its name.
+        replays: one per curve, by the curve's name.
+        oracle: also find what the copy-oracle reaches.
+        piece: the bytes of a token; to keep, as text, how the first answer of each category was drafted in the first of
+            the replays.
+
+    Attributes:
+        done: how many recordings went through all of it.
+    """
+
+    def __init__(
+        self,
+        recordings: Sequence[Recording],
+        drafter: str,
+        replays: Mapping[str, Replay],
+        *,
+        oracle: bool = True,
+        piece: Piece | None = None,
+    ) -> None:
+        self._piece = piece
+        self._texts: dict[str, tuple[str, MarkedText]] = {}
+        self._recordings = recordings
+        self._drafter = drafter
+        self._replays = replays
+        self._curves = {name: replay.curve for name, replay in replays.items()}
+        self._lengths: list[NDArray[np.int32]] | None = [] if oracle else None
+        self._counts: dict[str, dict[str, ReplayCounts]] = {name: {} for name in replays}
+        self.done = 0
+
+    def run(self) -> Iterator[Recording]:
+        """Replay them, one per `next`; stopping early leaves those that are through."""
+        for recording in self._recordings:
+            counts: dict[str, ReplayCounts] = {}
+            for name, replay in self._replays.items():
+                watch = None if counts else self._watch(recording)
+                counts[name] = replay.run(recording, watch)
+            if self._lengths is not None:
+                self._lengths.append(copy_lengths(recording.prompt, recording.response))
+            for name, found in counts.items():
+                self._counts[name].setdefault(recording.category, ReplayCounts()).merge(found)
+            self.done += 1
+            yield recording
+
+    def _watch(self, recording: Recording) -> Callable[[Step], None] | None:
+        """What to tell the steps of a recording, where its text is kept."""
+        piece = self._piece
+        if piece is None or recording.category in self._texts:
+            return None
+        stream, text = TextStream(), MarkedText(piece)
+        self._texts[recording.category] = recording.id, text
+        # A record has tokens only.
+        return lambda step: text.add(replace(step, pieces=tuple(stream.push(piece(token)) for token in step.tokens)))
+
+    @property
+    def passages(self) -> list[Passage]:
+        """The texts that were kept so far."""
+        return [Passage(f"{category}: {name}", text.spans) for category, (name, text) in self._texts.items()]
+
+    @property
+    def complete(self) -> bool:
+        """Whether `run` came to its end."""
+        return self.done == len(self._recordings)
+
+    def document(self) -> Figures:
+        """Everything counted, as JSON, under the keys of the harness for other drafters.
+
+        A result is named DRAFTER@CURVE after the curve that the policy drafted by, and has the speedups by all curves.
+        """
+        replayed = self._recordings[: self.done]
+        return {
+            "complete": self.complete,
+            "transcripts": self.done,
+            "decode_tokens": sum(len(r.response) - 1 for r in replayed),
+            "prompt_tokens": sum(len(r.prompt) for r in replayed),
+            "categories": dict(Counter(r.category for r in replayed)),
+            "curves": {name: curve.stated() for name, curve in self._curves.items()},
+            "results": {f"{self._drafter}@{name}": by_category(t, self._curves) for name, t in self._counts.items()},
+            "oracle": None if self._lengths is None else self._oracle(),
+        }
+
+    def _oracle(self) -> dict[str, dict[str, Figures]]:
+        """The copy-oracle's speedups by category, and curve."""
+        curves, tokens = list(self._curves.values()), Counter[str]()
+        costs: dict[str, NDArray[np.float64]] = {}
+        for recording, lengths in zip(self._recordings, self._lengths or (), strict=False):
+            tokens[recording.category] += len(lengths) - 1
+            costs[recording.category] = costs.get(recording.category, 0.0) + least_cost(lengths, curves)
+        if not costs:
+            return {}
+        rows = {category: tokens[category] / cost for category, cost in costs.items()}
+        macro = np.mean(list(rows.values()), axis=0)
+        rows[OVERALL] = tokens.total() / np.sum(list(costs.values()), axis=0)
+        rows[MACRO] = macro
+        return {
+            category: {name: {"oracle_copy1": round(x, 4)} for name, x in zip(self._curves, row.tolist(), strict=True)}
+            for category, row in rows.items()
+        }

@@ -1,0 +1,280 @@
+"""Replay: the decoding loop on recorded answers, as if each were the greedy output of a target.
+
+    replay, total = Replay(make_drafter("ngram"), curve=GivenCurve({1: 1.0, 8: 2.5})), ReplayCounts()
+    for recording in recordings:
+        total.merge(replay.run(recording))
+    total.stats.tokens_per_pass, total.speedup(curve)
+
+`SpeculativeDecoder` itself runs, so drafter, policy and loop are those of real decoding. Only the target is a record,
+whose passes take the time given by a cost curve, and the verifier compares with the record. No logits exist. One
+drafter and one policy serve all recordings, in order.
+
+The rules are those of the harness for other drafters, so that figures compare: the first token comes from the
+prefill and is not counted; a pass over k drafted tokens emits the accepted ones and one more, unless the record ended;
+nobody is told how long the record is.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ngramspec.acceptance.rules import Row, Rows, Verdict
+from ngramspec.backend import Logits, ModelBase, Progress
+from ngramspec.cost.given import LARGEST, GivenCurve
+from ngramspec.decoding.batch import Batch
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.decoding.drafts import Plan, Text
+from ngramspec.decoding.step import Speculation
+from ngramspec.drafting.chances import Reliability
+from ngramspec.drafting.draft import LEAVES, Chooser, Draft, Drafter, Question
+from ngramspec.policies.policy import Policy
+from ngramspec.sampling.sampler import Sampler
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats, Step
+from ngramspec.tokens import common_prefix
+
+ENDLESS = 1 << 30
+"""Room for an answer: the loop must not know where the record ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """A recorded answer as token ids.
+
+    Attributes:
+        category, id: whose it is.
+        prompt: all that the model saw before it answered.
+        response: what it answered, end of turn included; at least 2 tokens.
+    """
+
+    category: str
+    id: str
+    prompt: Sequence[int]
+    response: Sequence[int]
+
+
+class RecordedTarget(ModelBase):
+    """A model without weights: it counts tokens, and its clock runs by a cost curve. No token says or ends anything.
+
+    Attributes:
+        seconds: modelled time so far, in units of T(1).
+    """
+
+    n_ctx = ENDLESS
+    n_vocab = 0
+    max_batch = LARGEST
+    leaves = LEAVES
+
+    def __init__(self, curve: GivenCurve) -> None:
+        self.tokens: list[int] = []
+        self.seconds = 0.0
+        self._curve = curve
+        self._last = 1
+        # Rows without columns: what a verifier that knows the answer needs to see of logits.
+        self._rows = np.empty((LARGEST, 0), np.float32)
+
+    def clock(self) -> float:
+        """Modelled time."""
+        return self.seconds
+
+    def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
+        self.tokens = list(tokens)
+        row: Logits = self._rows[0]
+        return row
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        size = len(tokens)
+        self.seconds += self._curve.ratio(size)
+        if size != self._last:
+            self.seconds += self._curve.switch
+            self._last = size
+        self.tokens += tokens
+        return self._rows[:size]
+
+    def ask(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
+        rows = self.evaluate([*tokens, *[0] * len(questions)])
+        del self.tokens[len(self.tokens) - len(questions) :]
+        return rows
+
+    def rollback(self, length: int) -> None:
+        del self.tokens[length:]
+
+    def clear(self) -> None:
+        self.tokens.clear()
+
+    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
+        raise NotImplementedError("a record is tokens already")
+
+    def piece(self, token: int) -> bytes:
+        return b""
+
+    def is_eog(self, token: int) -> bool:
+        return False
+
+    def sampler(self, sampling: Sampling) -> Sampler:
+        raise NotImplementedError("a record is verified by RecordedVerifier")
+
+
+class RecordedVerifier:
+    """Keeps a draft while it equals the record, and gives the record's next token after it.
+
+    Args:
+        recording: what the target is taken to answer.
+    """
+
+    blind = False
+
+    def __init__(self, recording: Recording) -> None:
+        self._start = len(recording.prompt)
+        self._response = tuple(recording.response)
+
+    def choose(self, position: int) -> Chooser | None:
+        return None
+
+    def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
+        offset = position - self._start
+        truth = self._response[offset : offset + 1 + len(draft)]
+        right = common_prefix(draft.tokens, truth)
+        return Verdict(truth[: right + 1], right)
+
+    def answer(self, row: Row, position: int) -> int | None:
+        offset = position - self._start
+        return self._response[offset] if offset < len(self._response) else None
+
+
+@dataclass(slots=True)
+class ReplayCounts:
+    """The counts of some recordings.
+
+    Attributes:
+        transcripts: how many.
+        prompt_tokens: of their prompts.
+        stats: the counters of all their steps; its seconds are the target's (modelled ones: in units of T(1)).
+        batches: target passes by batch size, padding included.
+        changes: passes of another size than the one before.
+        begin_seconds: CPU time of the prefills, where no target takes any: the drafter's to read the prompts.
+        work_seconds: CPU time of drafting and learning, drafter and policy.
+        reliability: of the acceptance that the drafter predicted.
+    """
+
+    transcripts: int = 0
+    prompt_tokens: int = 0
+    stats: Stats = field(default_factory=Stats)
+    batches: Counter[int] = field(default_factory=Counter)
+    changes: int = 0
+    begin_seconds: float = 0.0
+    work_seconds: float = 0.0
+    reliability: Reliability = field(default_factory=Reliability)
+
+    def merge(self, other: ReplayCounts) -> None:
+        """Add another's counts to these."""
+        self.transcripts += other.transcripts
+        self.prompt_tokens += other.prompt_tokens
+        self.stats.merge(other.stats)
+        self.batches += other.batches
+        self.changes += other.changes
+        self.begin_seconds += other.begin_seconds
+        self.work_seconds += other.work_seconds
+        self.reliability.merge(other.reliability)
+
+    def speedup(self, curve: GivenCurve) -> float:
+        """Cost of emitting the same tokens in one-token passes / cost of these passes, both by `curve`."""
+        cost = sum(count * curve.ratio(size) for size, count in self.batches.items()) + self.changes * curve.switch
+        return self.stats.tokens / cost if cost else 1.0
+
+
+class Metered(Speculation):
+    """Speculation whose own work is timed: `work_seconds` of the thread's CPU time."""
+
+    work_seconds = 0.0
+
+    def plan(self, texts: Sequence[Text], batch: Batch | None = None) -> list[Plan]:
+        began = time.thread_time()
+        plans = super().plan(texts, batch)
+        self.work_seconds += time.thread_time() - began
+        return plans
+
+    def learn(self, text: Text, step: Step, overhead: float = 0.0) -> None:
+        began = time.thread_time()
+        super().learn(text, step, overhead)
+        self.work_seconds += time.thread_time() - began
+
+
+def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
+    """Refuse what needs logits: a record has none.
+
+    Raises:
+        ValueError: the drafter or the policy reads logits.
+    """
+    if drafter is not None and drafter.wants_logits:
+        raise ValueError(f"the drafter {drafter.name!r} needs a model's logits, and a recorded conversation has none")
+    if policy.wants_logits:
+        raise ValueError(f"the policy {policy.name!r} needs a model's logits, and a recorded conversation has none")
+
+
+class Replay:
+    """Replays recordings with one drafter and one policy, which serve all of them.
+
+    Args:
+        drafter: None replays plain decoding.
+        policy: a name or a policy.
+        draft_max: as in `SpeculativeDecoder`.
+        curve: what a pass costs; the policy drafts by it.
+
+    Raises:
+        ValueError: what `check_replayable` and `SpeculativeDecoder` refuse.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter | None,
+        policy: str | Policy = "cost",
+        draft_max: int | None = None,
+        *,
+        curve: GivenCurve,
+    ) -> None:
+        self.curve, recorded = curve, RecordedTarget(curve)
+        self.decoder = SpeculativeDecoder(
+            recorded,
+            drafter=drafter,
+            policy=policy,
+            draft_max=draft_max,
+            exact="off",
+            curve=curve,
+            clock=recorded.clock,
+        )
+        check_replayable(drafter, self.decoder.policy)
+        self.decoder.speculation = self._meter = Metered(self.decoder.policy, recorded.clock)
+        self._last = 1
+
+    def run(self, recording: Recording, watch: Callable[[Step], None] | None = None) -> ReplayCounts:
+        """Replay one recording, and count; `watch` is told of every step before the next pass."""
+        tally, meter = ReplayCounts(1, len(recording.prompt)), self._meter
+        meter.work_seconds = 0.0
+        emitted, end = 0, len(recording.response)
+        steps = self.decoder.generate(recording.prompt, max_tokens=ENDLESS, verify=RecordedVerifier(recording))
+        began = time.thread_time()
+        for step in steps:
+            proposal = self.decoder.drafts.proposal
+            if not step.batch:
+                tally.begin_seconds = time.thread_time() - began
+            else:
+                if proposal is not None:
+                    tally.reliability.add(proposal, recording.response[emitted : emitted + len(proposal)])
+                tally.batches[step.batch] += 1
+                tally.changes += step.batch != self._last
+                self._last = step.batch
+            tally.stats.add(step)
+            if watch is not None:
+                watch(step)
+            emitted += len(step.tokens)
+            if emitted == end:
+                steps.close()
+        assert emitted == end, "the loop stopped before the record did"
+        tally.work_seconds = meter.work_seconds
+        return tally

@@ -1,0 +1,322 @@
+"""Recorded conversations: reading them from files, and turning them into tokens for a replay.
+
+A file is JSON lines (or one JSON array, or one object, such as chat saves), with an object per answer in any of these
+shapes:
+
+    {"messages": [...], "response": "..."}                       a conversation and the answer to it
+    {"messages": [..., {"role": "assistant", "content": "..."}]} the last message is the answer
+    {"prompt": "...", "response": "..."}                         the very text that was continued, and what followed
+    {"request": {"messages": [...]}, "response": {"choices": [...]}}     an OpenAI chat log; {"body": {...}} around
+    {"messages": [...], "choices": [...]}                                either part, as in batch files, is seen through
+
+or plain text in pairs, each part after a line of its own that says which it is:
+
+    === prompt
+    Say hello.
+    === response
+    Hello!
+
+`category` and `id` may stand beside; a category is otherwise the file's name without its ending ("overall" and "macro",
+the names of totals, get a "_"). `content` may be a list of parts, of which the texts count.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+
+from ngramspec.errors import ModelError, TranscriptError
+from ngramspec.instruments.replay.replay import Recording
+from ngramspec.instruments.reports.report import TOTALS
+from ngramspec.storage import NotUtf8, utf8
+from ngramspec.tokens import ChatTokenizer
+
+MAX_TOTAL = 8192
+"""Tokens of a prompt and its response; of a longer prompt the head is left out."""
+
+MAX_RESPONSE = 1500
+"""Tokens of a response; a longer one is cut, and then has no end of turn."""
+
+SEED = 1234
+"""Seed of a sample."""
+
+_PROMPT, _RESPONSE = "=== prompt", "=== response"
+
+
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """A recorded answer.
+
+    Attributes:
+        category: the kind of text, by which results are grouped.
+        id: its own, or its place in the file.
+        prompt: a conversation, each message with "role" and "content", or the very text that was continued.
+        response: what was answered.
+    """
+
+    category: str
+    id: str
+    prompt: tuple[dict[str, str], ...] | str
+    response: str
+
+
+@dataclass(slots=True)
+class Transcripts:
+    """What was found in files.
+
+    Attributes:
+        usable: in the order of the files, and within a file as written.
+        broken: what is no transcript, a line for each: where, and what is wrong.
+        empty: how many have no response.
+    """
+
+    usable: list[Transcript] = field(default_factory=list)
+    broken: list[str] = field(default_factory=list)
+    empty: int = 0
+
+    def read(self, name: str, raw: bytes, *, strict: bool = False) -> None:
+        """Take in a file.
+
+        Args:
+            name: of the file, for complaints and as the category.
+            raw: its bytes.
+            strict: refuse the file for the first entry that is broken.
+
+        Raises:
+            TranscriptError: see `strict`.
+        """
+        category = PurePath(name).stem
+        for place, entry in _entries(raw):
+            if isinstance(entry, _Broken):
+                problem = str(entry)
+            else:
+                try:
+                    transcript = _transcript(entry, category, place)
+                except _Broken as error:
+                    problem = str(error)
+                else:
+                    if transcript.response:
+                        self.usable.append(transcript)
+                    else:
+                        self.empty += 1
+                    continue
+            if strict:
+                raise TranscriptError(f"{name}, {place}: {problem}")
+            self.broken.append(f"{name}, {place}: {problem}")
+
+
+class _Broken(ValueError):  # noqa: N818
+    """Why something is no transcript."""
+
+
+# --------------------------------------------------------------------------- files
+
+
+def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
+    """(place, object) of each entry; a _Broken instead of the object where there is none."""
+    raw = raw.removeprefix(b"\xef\xbb\xbf")
+    start = raw.lstrip()
+    if start.startswith(b"["):
+        yield from _array(raw)
+    elif re.match(rb"=== (prompt|response)\s*?(\n|$)", start):
+        yield from _pairs(raw)
+    elif b"\n" in start.rstrip() and isinstance(whole := _parse(raw), dict):
+        yield "the whole file", whole
+    else:
+        # Not splitlines(): JSON strings may hold U+2028 and others that it splits at.
+        for number, line in enumerate(raw.split(b"\n"), 1):
+            if line.strip():
+                yield f"line {number}", _parse(line)
+
+
+def _parse(raw: bytes) -> Any:
+    try:
+        return json.loads(utf8(raw))
+    except NotUtf8 as error:
+        return _Broken(str(error))
+    except (ValueError, RecursionError) as error:
+        return _Broken(f"not valid JSON: {error}")
+
+
+def _array(raw: bytes) -> Iterator[tuple[str, Any]]:
+    data = _parse(raw)
+    if isinstance(data, list):
+        yield from ((f"entry {number}", entry) for number, entry in enumerate(data, 1))
+    else:
+        yield "the whole file", data
+
+
+def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
+    """Plain text: the lines between the two separators, without the line break before the next separator."""
+    pair: dict[str, list[str]] = {}
+    part, began = "", 1
+
+    def finished() -> tuple[str, Any]:
+        if len(pair) < 2:
+            return f"line {began}", _Broken(f"a prompt and a response belong together, but here is only a {part}")
+        return f"line {began}", {key: "\n".join(lines) for key, lines in pair.items()}
+
+    try:
+        text = utf8(raw).replace("\r\n", "\n")
+    except NotUtf8 as error:
+        yield "the whole file", _Broken(str(error))
+        return
+    for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
+        separator = line.rstrip()
+        if separator == _PROMPT or (separator == _RESPONSE and "response" in pair):
+            if pair:
+                yield finished()
+            pair, began = {}, number
+        if separator in (_PROMPT, _RESPONSE):
+            part = separator.removeprefix("=== ")
+            pair[part] = []
+        elif pair:
+            pair[part].append(line)
+    yield finished()
+
+
+# --------------------------------------------------------------------------- shapes
+
+
+def _transcript(entry: Any, category: str, place: str) -> Transcript:
+    if not isinstance(entry, dict):
+        raise _Broken("not a JSON object")
+    request = _body(entry["request"]) if "request" in entry else _body(entry)
+    answer = entry.get("response")
+    if isinstance(answer, dict) or "choices" in entry:
+        response = _choice(_body(answer) if isinstance(answer, dict) else entry)
+    elif "response" in entry:
+        response = _text(answer)
+    else:
+        response = None
+    prompt: tuple[dict[str, str], ...] | str
+    if "messages" in request:
+        prompt = _messages(request["messages"])
+        if response is None:
+            if not prompt or prompt[-1]["role"] != "assistant":
+                raise _Broken("there is no response, and the last message is none of the assistant's")
+            response, prompt = prompt[-1]["content"], prompt[:-1]
+    elif isinstance(request.get("prompt"), str):
+        prompt = _clean(request["prompt"])
+    else:
+        raise _Broken("there are neither messages nor a prompt that is text")
+    if response is None:
+        raise _Broken("there is no response")
+    category = str(entry.get("category") or category)
+    category += "_" if category in TOTALS else ""
+    return Transcript(category, str(entry.get("id", place)), prompt, response)
+
+
+def _body(part: Any) -> Mapping[str, Any]:
+    """A request or response of OpenAI's, taken out of the envelope of a batch file."""
+    if not isinstance(part, dict):
+        raise _Broken("the request is not a JSON object")
+    body = part.get("body")
+    return body if isinstance(body, dict) else part
+
+
+def _choice(answer: Mapping[str, Any]) -> str:
+    choices = answer.get("choices")
+    if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
+        raise _Broken("the response has no choices")
+    message = choices[0].get("message")
+    if isinstance(message, dict):
+        return _text(message.get("content"))
+    if "text" in choices[0]:
+        return _text(choices[0]["text"])
+    raise _Broken("the response's first choice has neither a message nor a text")
+
+
+def _messages(value: Any) -> tuple[dict[str, str], ...]:
+    if not isinstance(value, list):
+        raise _Broken("messages is not a list")
+    messages = []
+    for number, message in enumerate(value, 1):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _Broken(f"message {number} has no role")
+        messages.append({"role": _clean(message["role"]), "content": _text(message.get("content"))})
+    return tuple(messages)
+
+
+def _text(content: Any) -> str:
+    """The text of a message's content: none, a string, or a list of parts."""
+    if content is None:
+        return ""
+    if isinstance(content, list):
+        return "".join(_text(part.get("text", "") if isinstance(part, dict) else part) for part in content)
+    if not isinstance(content, str):
+        raise _Broken(f"{str(content)[:40]!r} is not text")
+    return _clean(content)
+
+
+def _clean(text: str) -> str:
+    """JSON may hold half a surrogate pair, which no tokenizer takes."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+# --------------------------------------------------------------------------- tokens
+
+
+def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcript]:
+    """Category by category, in the order of their first transcripts; at most `limit` of each, drawn by a fixed seed."""
+    groups: dict[str, list[Transcript]] = {}
+    for transcript in transcripts:
+        groups.setdefault(transcript.category, []).append(transcript)
+    chosen: list[Transcript] = []
+    for group in groups.values():
+        if limit is not None and len(group) > limit:
+            keep = np.random.default_rng(SEED).choice(len(group), size=limit, replace=False)
+            chosen += [group[i] for i in sorted(keep.tolist())]
+        else:
+            chosen += group
+    return chosen
+
+
+class TranscriptReader:
+    """Turns transcripts into recordings.
+
+    Conversations are laid out as ChatML where the vocabulary has its two tokens, or has no chat template; else by
+    the template. Special tokens are parsed in prompts only.
+
+    Attributes:
+        layout: "ChatML" or "template".
+        spelled: ChatML is spelled out, as the vocabulary has neither its tokens nor a template of its own.
+    """
+
+    def __init__(self, tokenizer: ChatTokenizer) -> None:
+        self._tokenizer = tokenizer
+        marks = ("<|im_start|>", "<|im_end|>")
+        known = all(len(tokenizer.tokenize(mark, special=True, add_bos=False)) == 1 for mark in marks)
+        self.layout = "ChatML" if known or tokenizer.chat_template is None else "template"
+        self.spelled = self.layout == "ChatML" and not known
+
+    def record(self, transcript: Transcript) -> Recording | None:
+        """The transcript as tokens; None if it is too short to replay, or the template refuses it."""
+        tokenizer = self._tokenizer
+        response = tokenizer.tokenize(transcript.response, add_bos=False)
+        if len(response) >= MAX_RESPONSE:
+            del response[MAX_RESPONSE:]
+        elif tokenizer.end_of_turn is not None:
+            response.append(tokenizer.end_of_turn)
+        try:
+            prompt = self._prompt(transcript.prompt)
+        except ModelError:
+            return None
+        if len(response) < 2 or not prompt:
+            return None
+        prompt = prompt[max(0, len(prompt) - (MAX_TOTAL - len(response))) :]
+        return Recording(transcript.category, transcript.id, prompt, response)
+
+    def _prompt(self, prompt: tuple[dict[str, str], ...] | str) -> list[int]:
+        if isinstance(prompt, str):
+            return self._tokenizer.tokenize(prompt, special=True)
+        if self.layout == "template":
+            return self._tokenizer.chat_prompt(prompt)
+        turns = (f"<|im_start|>{m['role']}\n{m['content']}<|im_end|>\n" for m in prompt)
+        return self._tokenizer.tokenize("".join(turns) + "<|im_start|>assistant\n", special=True)

@@ -1,0 +1,149 @@
+"""A report as Markdown, in the style of llama-bench, and as a page of HTML: one file, which asks for and runs nothing.
+
+What models and files say is escaped. Beyond that the page's own policy forbids scripts and requests, whatever stands in
+it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from html import escape
+
+from ngramspec.instruments.reports.report import Figure, Mark, Passage, Report, Section, Table, shown
+from ngramspec.instruments.reports.svg import STYLE, chart
+
+_SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}
+
+
+def markdown(report: Report) -> str:
+    """The table, which lines up as it is, the line of its origin, and the notes."""
+    origin = f"{_cell(report.origin)}; {_code(report.command)}"
+    return "\n".join([*_lines(report.table), "", *(f"{line}\n" for line in (origin, *map(_cell, report.notes)))])
+
+
+def _lines(table: Table) -> list[str]:
+    cells = [[_cell(cell) for cell in row] for row in (table.headings, *table.rows)]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.headings))]
+    rule = ["-" * w if i < table.text else f"{'-' * (w - 1)}:" for i, w in enumerate(widths)]
+    padded = [
+        [c.ljust(w) if i < table.text else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True))]
+        for row in cells
+    ]
+    return [f"| {' | '.join(row)} |" for row in (padded[0], rule, *padded[1:])]
+
+
+def _code(text: str) -> str:
+    """Text as it is; a fence longer than any run of backticks in it ends where it should."""
+    text = " ".join(shown(text).split("\n"))
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def _cell(text: str) -> str:
+    return shown(text).translate(_SPECIAL)
+
+
+# ----------------------------------------------------------------------------------------- HTML
+
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+
+_PAGE = """\
+:root { color-scheme: light dark; --ground: #ffffff; --ink: #1f2328; --dim: #59636e; --rule: #d1d9e0;
+  --kept: #d2f0d8; --refused: #ffd9d3; --corrected: #d6e8ff }
+@media (prefers-color-scheme: dark) { :root { --ground: #0d1117; --ink: #f0f6fc; --dim: #9198a1; --rule: #3d444d;
+  --kept: #1d4429; --refused: #5a2622; --corrected: #1b3a63 } }
+body { margin: 0; background: var(--ground); color: var(--ink); font: 15px/1.5 system-ui, sans-serif }
+main { max-width: 68rem; margin: 0 auto; padding: 2rem 1.25rem 4rem }
+h1 { font-size: 1.5rem } h2 { font-size: 1.15rem; margin-top: 2.5rem }
+p { max-width: 46rem } .dim { color: var(--dim) }
+.wide { overflow-x: auto }
+table { border-collapse: collapse; font-variant-numeric: tabular-nums; margin: 1rem 0 }
+th, td { padding: .25rem .55rem; font-size: .92rem; text-align: right;
+  border-bottom: 1px solid var(--rule); white-space: nowrap }
+th.text, td.text { text-align: left } tr.total td { font-weight: 600 }
+svg { width: 100%; height: auto; max-width: 47.5rem }
+pre { padding: 1rem; border: 1px solid var(--rule); border-radius: 6px; white-space: pre-wrap; overflow-wrap: anywhere;
+  font: 13px/1.6 ui-monospace, monospace }
+.kept { background: var(--kept) } .refused { background: var(--refused) }
+ins { background: var(--corrected); text-decoration: none }"""
+
+_LEGEND = (
+    '<p class="dim"><span class="kept">drafted and kept</span> · <del class="refused">drafted and refused</del> ·'
+    " <ins>the model's own token in place of a refused one</ins> · the rest: not drafted</p>"
+)
+
+
+def html(report: Report) -> str:
+    """The whole page."""
+    body = [part for section in report.sections for part in _section(section)]
+    title = _escaped(report.title)
+    return "\n".join(
+        [
+            '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">',
+            f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{title}</title>\n<style>\n{_PAGE}\n{STYLE}\n</style>\n</head>\n<body>\n<main>",
+            f"<h1>{title}</h1>",
+            f'<p class="dim">{_escaped(report.origin)}; <code>{_escaped(report.command)}</code></p>',
+            *(f'<p class="dim">{_escaped(line)}</p>' for line in report.notes),
+            *body,
+            "</main>\n</body>\n</html>\n",
+        ]
+    )
+
+
+def _section(section: Section) -> Iterator[str]:
+    yield f"<section>\n<h2>{_escaped(section.heading)}</h2>\n<p>{_escaped(section.about)}</p>"
+    if any(isinstance(figure, Passage) for figure in section.figures):
+        yield _LEGEND
+    yield from map(_figure, section.figures)
+    yield "</section>"
+
+
+def _figure(figure: Figure) -> str:
+    if isinstance(figure, Table):
+        return _table(figure)
+    if isinstance(figure, Passage):
+        return _passage(figure)
+    return f"<figure>\n<figcaption>{_escaped(figure.about)}</figcaption>\n{chart(figure)}\n</figure>"
+
+
+def _table(table: Table) -> str:
+    def row(cells: list[str], kind: str, total: bool) -> str:
+        opened = [f'<{kind} class="text">' if i < table.text else f"<{kind}>" for i in range(len(cells))]
+        made = "".join(f"{before}{cell}</{kind}>" for before, cell in zip(opened, cells, strict=True))
+        return f'<tr class="total">{made}</tr>' if total else f"<tr>{made}</tr>"
+
+    below = len(table.rows) - table.totals
+    return "\n".join(
+        [
+            '<div class="wide"><table>',
+            f"<thead>{row([*map(_escaped, table.headings)], 'th', False)}</thead>",
+            "<tbody>",
+            *(row([*map(_escaped, cells)], "td", n >= below) for n, cells in enumerate(table.rows)),
+            "</tbody>\n</table></div>",
+        ]
+    )
+
+
+_TAGS: dict[Mark, tuple[str, str]] = {
+    "": ("", ""),
+    "kept": ('<span class="kept">', "</span>"),
+    "refused": ('<del class="refused">', "</del>"),
+    "corrected": ("<ins>", "</ins>"),
+}
+
+
+def _passage(passage: Passage) -> str:
+    parts = []
+    for text, mark in passage.spans:
+        before, after = _TAGS[mark]
+        # A refused line break would break a line that the text does not have.
+        parts.append(f"{before}{_escaped(text.replace(chr(10), '⏎') if mark == 'refused' else text)}{after}")
+    return f"<h3>{_escaped(passage.name)}</h3>\n<pre>{''.join(parts)}</pre>"
+
+
+def _escaped(text: str) -> str:
+    return escape(shown(text))

@@ -1,0 +1,250 @@
+"""`Report`: figures as data, to be shown to others: `markdown`, `svg` and `html` of this room write it.
+
+Report(title, table, origin, bars, sections)
+         |      |       |     |     `- everything, for a page of HTML
+         |      |       |     `------- the chart, for SVG
+         |      |       `------------- the line that says how to get these figures again
+         `------`--------------------- the heading and the table, for Markdown
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+if TYPE_CHECKING:  # steps need numpy, which the command line does without where it only shows help
+    from ngramspec.steps import Step
+
+Mark = Literal["", "kept", "refused", "corrected"]
+"""What became of a token: it was not drafted; drafted and kept, or refused; or the model's own in place of a refused
+one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Cells of text, row by row.
+
+    Attributes:
+        text: how many columns, from the left, are text; the others are figures.
+        totals: how many rows, from below, sum up the others.
+    """
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    text: int = 1
+    totals: int = 0
+
+
+class Bar(NamedTuple):
+    """A figure by its name.
+
+    Attributes:
+        low, high: its spread, None if there is none.
+        label: the figure in words.
+        other: it is not ours, but what ours is compared with.
+    """
+
+    name: str
+    value: float
+    low: float | None
+    high: float | None
+    label: str
+    other: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """A bar per figure, from above.
+
+    Attributes:
+        about: what the figures are, in a line.
+        even: where a line is drawn that says neither gain nor loss, and what it stands for; None: no line.
+    """
+
+    about: str
+    bars: Sequence[Bar]
+    even: tuple[float, str] | None = None
+
+
+class Series(NamedTuple):
+    """Points (across, up), joined in order; `guide`: it is no measurement, but what others are compared with."""
+
+    name: str
+    points: Sequence[tuple[float, float]]
+    guide: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """A chart of lines; `across` and `up`: what the axes count."""
+
+    about: str
+    across: str
+    up: str
+    series: Sequence[Series]
+
+
+class Span(NamedTuple):
+    """A piece of a text, and what became of it."""
+
+    text: str
+    mark: Mark = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A text, as it was drafted."""
+
+    name: str
+    spans: Sequence[Span]
+
+
+Figure = Table | Bars | Lines | Passage
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of a page: its heading, what its figures mean, and the figures."""
+
+    heading: str
+    about: str
+    figures: Sequence[Figure]
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All that is reported; see above.
+
+    Attributes:
+        origin: model, machine, build and the like, in a line.
+        command: what was typed, or what comes to the same.
+        notes: what must be known of the figures, a sentence each.
+    """
+
+    title: str
+    table: Table
+    bars: Bars
+    origin: str
+    command: str
+    sections: Sequence[Section] = ()
+    notes: Sequence[str] = ()
+
+
+# --------------------------------------------------------------------------- drafted texts
+
+Piece = Callable[[int], bytes]
+"""The bytes that a token stands for."""
+
+
+class MarkedText:
+    """Collects the steps of a text.
+
+    Args:
+        piece: of a token.
+
+    Attributes:
+        spans: neighbours with one mark are one span; none is empty.
+    """
+
+    def __init__(self, piece: Piece) -> None:
+        self._piece = piece
+        self.spans: list[Span] = []
+
+    def add(self, step: Step) -> None:
+        """Take in a step."""
+        for text, mark in spans_of(step, self._piece):
+            if self.spans and self.spans[-1].mark == mark:
+                self.spans[-1] = Span(self.spans[-1].text + text, mark)
+            elif text:
+                self.spans.append(Span(text, mark))
+
+
+def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
+    """A step's text, token by token. Refused tokens never were text; what is no whole character in them is U+FFFD."""
+    # A text that ended inside its draft has no token at index `accepted`: the rest was not refused, only unread.
+    for i, released in enumerate(step.pieces):
+        refused = i == step.accepted and step.refused
+        if refused:
+            yield Span(b"".join(map(piece, step.refused)).decode(errors="replace"), "refused")
+        yield Span(released, "kept" if i < step.accepted else "corrected" if refused else "")
+
+
+# --------------------------------------------------------------------------- figures and sections of several reports
+
+OVERALL, MACRO = TOTALS = "overall", "macro"
+"""The rows that stand for all kinds of text: all tokens together, and the mean of the kinds."""
+
+POSITIONS = 16
+"""Draft positions in a table; a chart has all."""
+
+
+def figure(value: float | None, form: str, unit: str = "") -> str:
+    """A figure for a cell; a dash where there is none."""
+    return "-" if value is None else f"{value:{form}}{unit}"
+
+
+def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, totals: int) -> Section:
+    """Acceptance by position in the draft.
+
+    Args:
+        rates: by name; the chart shows the last `totals` of them, which sum up the others.
+        about: what a rate is.
+    """
+    names = list(rates)
+    shown = min(POSITIONS, max(map(len, rates.values()), default=0))
+    rows = [[name, *(figure(rate, ".2f") for rate in [*rates[name], *[None] * shown][:shown])] for name in names]
+    series = [
+        Series(name, [(n, rate) for n, rate in enumerate(rates[name], 1) if rate is not None])
+        for name in names[len(names) - totals :]
+    ]
+    chart = Lines("Accepted, by position in the draft", "position in the draft", "accepted", series)
+    table = Table(["", *map(str, range(1, shown + 1))], rows, totals=totals)
+    return Section("Acceptance by position", about, [chart, table])
+
+
+def costs(curves: Mapping[str, Mapping[int, float]]) -> Section:
+    """The cost of a pass by its size; `curves`: seconds by size, by the name of the curve."""
+    by_name = {
+        name: {size: value / seconds[1] for size, value in sorted(seconds.items())} for name, seconds in curves.items()
+    }
+    sizes = sorted({size for ratios in by_name.values() for size in ratios})
+    rows = [[name, *(figure(ratios.get(size), ".2f") for size in sizes)] for name, ratios in by_name.items()]
+    about = (
+        "The time of a pass of the model over so many tokens, in times of a pass over one: drafts pay where it is low."
+    )
+    series = [Series(name, list(ratios.items())) for name, ratios in by_name.items()]
+    chart = Lines("Cost of a pass", "tokens in the pass", "times a single token", series)
+    return Section("What a pass costs", about, [chart, Table(["", *map(str, sizes)], rows)])
+
+
+def calibration(cells: Sequence[Mapping[str, Any]], about: str) -> Section:
+    """How right the odds were that drafts were given; `cells`: of `Reliability.to_json`."""
+    known = [cell for cell in cells if cell["count"]]
+    series = [
+        Series("as it came", [(cell["predicted"], cell["observed"]) for cell in known]),
+        Series("if the odds were always right", [(0.0, 0.0), (1.0, 1.0)], guide=True),
+    ]
+    rows = [
+        [f"{c['from']:.1f}-{c['to']:.1f}", str(c["count"]), f"{c['predicted']:.3f}", f"{c['observed']:.3f}"]
+        for c in known
+    ]
+    chart = Lines("Odds of acceptance", "predicted", "observed", series)
+    return Section("Calibration of the odds", about, [chart, Table(["odds", "positions", "mean", "observed"], rows)])
+
+
+# --------------------------------------------------------------------------- texts of models and files
+
+CONTROLS: Mapping[int, int] = {
+    **{number: 0x2400 + number for number in range(0x20) if chr(number) not in "\n\t"},
+    0x7F: 0x2421,
+    **dict.fromkeys(range(0x80, 0xA0), 0xFFFD),
+}
+"""For `str.translate`: the symbol of each (ESC: ␛), but not of \\n and \\t."""
+
+_SHOWN = {**CONTROLS, **dict.fromkeys((0xFFFE, 0xFFFF), 0xFFFD)}
+
+
+def shown(text: str) -> str:
+    """Text of a model or a file as XML and terminals may hold it: control characters as their symbols."""
+    return text.encode("utf-8", "replace").decode("utf-8").translate(_SHOWN)

@@ -1,0 +1,221 @@
+"""Charts as SVG: bars with their spread, and lines. Drawn here by hand, since a library would be larger than a report.
+
+Colours stand in classes, not in variables of CSS, which viewers beside browsers do not know; those for dark screens
+take the place of the others where the viewer says that it is dark.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from textwrap import wrap
+
+from ngramspec.instruments.reports.report import Bar, Bars, Lines, Report, Series, shown
+
+WIDTH = 760
+
+_COLOURS = (
+    # (class, what has the colour, on light screens, on dark ones)
+    ("ground", ("fill",), "#ffffff", "#0d1117"),
+    ("ink", ("fill",), "#1f2328", "#f0f6fc"),
+    ("dim", ("fill",), "#59636e", "#9198a1"),
+    ("gain", ("fill",), "#2a7f9e", "#57b3d4"),
+    ("loss", ("fill",), "#c2703d", "#e59a6b"),
+    ("other", ("fill",), "#afb8c1", "#656c76"),
+    ("grid", ("stroke",), "#d1d9e0", "#3d444d"),
+    ("spread", ("stroke",), "#1f2328", "#f0f6fc"),
+    ("even", ("stroke",), "#59636e", "#9198a1"),
+    ("guide", ("stroke",), "#8c959f", "#6e7681"),
+    ("line0", ("stroke", "fill"), "#2a7f9e", "#57b3d4"),
+    ("line1", ("stroke", "fill"), "#c2703d", "#e59a6b"),
+    ("line2", ("stroke", "fill"), "#6a9a3c", "#98c46c"),
+    ("line3", ("stroke", "fill"), "#8a63b8", "#b794e0"),
+    ("line4", ("stroke", "fill"), "#b0863c", "#d9b36c"),
+)
+_DASHES = {"even": "; stroke-dasharray: 4 3", "guide": "; stroke-dasharray: 4 3; fill: none"}
+
+
+def _rule(name: str, properties: Sequence[str], colour: str) -> str:
+    return f".chart .{name} {{ {'; '.join(f'{one}: {colour}' for one in properties)}"
+
+
+STYLE = "\n".join(
+    [
+        ".chart text { font: 13px system-ui, sans-serif }",
+        ".chart .title { font-size: 17px; font-weight: 600 }",
+        ".chart .small { font-size: 11px }",
+        *(f"{_rule(name, properties, light)}{_DASHES.get(name, '')} }}" for name, properties, light, _ in _COLOURS),
+        "@media (prefers-color-scheme: dark) {",
+        *(f"  {_rule(name, properties, dark)} }}" for name, properties, _, dark in _COLOURS),
+        "}",
+    ]
+)
+"""The look of all charts, which stand in an element of the class "chart"."""
+
+_CHARACTER = 7.2  # pixels of a character of 13 px, about
+_ROW, _BAR = 30, 16
+_MOST_NAME = 30
+
+
+def svg(report: Report) -> str:
+    """A file with the report's chart, its title and its origin."""
+    height, drawn = _bars(report.bars, top=64)
+    origin = [
+        line
+        for text in (f"{report.origin}; {report.command}", *report.notes)
+        for line in wrap(shown(text), 104, break_on_hyphens=False)
+    ]
+    lines = [_text(24, height + 16 + 16 * number, line, "dim small") for number, line in enumerate(origin)]
+    whole = height + 16 * len(origin) + 16
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" width="{WIDTH}" height="{whole}"'
+            f' viewBox="0 0 {WIDTH} {whole}">',
+            f"<title>{escape(shown(report.title))}</title>",
+            f"<style>\n{STYLE}\n</style>",
+            f'<rect class="ground" width="{WIDTH}" height="{whole}"/>',
+            _text(24, 32, report.title, "ink title"),
+            _text(24, 52, report.bars.about, "dim"),
+            *drawn,
+            *lines,
+            "</svg>",
+            "",
+        ]
+    )
+
+
+def chart(figure: Bars | Lines) -> str:
+    """A chart to stand in a page that has `STYLE`."""
+    height, drawn = _bars(figure, top=12) if isinstance(figure, Bars) else _lines(figure)
+    return "\n".join(
+        [
+            f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{escape(shown(figure.about))}">',
+            *drawn,
+            "</svg>",
+        ]
+    )
+
+
+# --------------------------------------------------------------------------- bars
+
+
+def _bars(figure: Bars, top: int) -> tuple[int, list[str]]:
+    """(height, elements)"""
+    names = [_short(bar.name) for bar in figure.bars]
+    left = 36 + _CHARACTER * max(map(len, names), default=0)
+    right = WIDTH - 36 - _CHARACTER * max((len(bar.label) for bar in figure.bars), default=0)
+    greatest = max([bar.value if bar.high is None else bar.high for bar in figure.bars], default=0.0)
+    greatest = max(greatest, figure.even[0] if figure.even else 0.0) or 1.0
+    scale = max(60.0, right - left) / greatest
+    below = top + _ROW * len(figure.bars)
+    drawn: list[str] = []
+    for number, (name, bar) in enumerate(zip(names, figure.bars, strict=True)):
+        drawn += _bar(bar, name, left, top + _ROW * number, scale, figure.even[0] if figure.even else None)
+    if figure.even:
+        at = left + scale * figure.even[0]
+        drawn.append(f'<line class="even" x1="{at:.1f}" y1="{top}" x2="{at:.1f}" y2="{below}"/>')
+        drawn.append(_text(at, below + 14, figure.even[1], "dim small", "middle"))
+    return below + (24 if figure.even else 8), drawn
+
+
+def _bar(bar: Bar, name: str, left: float, top: float, scale: float, even: float | None) -> Iterator[str]:
+    middle, base = top + _ROW / 2, top + _ROW / 2 + 4.5
+    kind = "other" if bar.other else "loss" if even is not None and round(bar.value, 2) < even else "gain"
+    end = left + scale * bar.value
+    yield _text(left - 8, base, name, "ink", "end")
+    yield (
+        f'<rect class="{kind}" x="{left:.1f}" y="{middle - _BAR / 2:.1f}" width="{max(0.0, end - left):.1f}"'
+        f' height="{_BAR}" rx="2"><title>{escape(shown(bar.name))}: {escape(shown(bar.label))}</title></rect>'
+    )
+    if bar.low is not None and bar.high is not None:
+        low, high = left + scale * bar.low, left + scale * bar.high
+        end = max(end, high)
+        yield f'<line class="spread" x1="{low:.1f}" y1="{middle}" x2="{high:.1f}" y2="{middle}"/>'
+        for x in (low, high):
+            yield f'<line class="spread" x1="{x:.1f}" y1="{middle - 4}" x2="{x:.1f}" y2="{middle + 4}"/>'
+    # Where the line of no gain would cross the label, the label stands behind it.
+    if even is not None and end < left + scale * even < end + 12 + _CHARACTER * len(bar.label):
+        end = left + scale * even
+    yield _text(end + 8, base, bar.label, "dim")
+
+
+# --------------------------------------------------------------------------- lines
+
+_TOP, _BOTTOM, _LEFT, _RIGHT = 16, 268, 64, WIDTH - 24
+
+
+def _lines(figure: Lines) -> tuple[int, list[str]]:
+    """(height, elements)"""
+    points = [point for series in figure.series for point in series.points] or [(0.0, 0.0)]
+    counts = all(float(x).is_integer() for x, _ in points) and max(x for x, _ in points) > 1
+    across = _ticks(min(x for x, _ in points), max(x for x, _ in points), counts)
+    up = _ticks(0.0, max(y for _, y in points), False)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            _LEFT + (_RIGHT - _LEFT) * (x - across[0]) / (across[-1] - across[0]),
+            _BOTTOM - (_BOTTOM - _TOP) * (y - up[0]) / (up[-1] - up[0]),
+        )
+
+    drawn: list[str] = []
+    for y in up:
+        _, at = place(across[0], y)
+        drawn.append(f'<line class="grid" x1="{_LEFT}" y1="{at:.1f}" x2="{_RIGHT}" y2="{at:.1f}"/>')
+        drawn.append(_text(_LEFT - 8, at + 4, f"{y:g}", "dim small", "end"))
+    for x in across:
+        drawn.append(_text(place(x, up[0])[0], _BOTTOM + 18, f"{x:g}", "dim small", "middle"))
+    drawn.append(_text((_LEFT + _RIGHT) / 2, _BOTTOM + 38, figure.across, "dim", "middle"))
+    drawn.append(
+        f'<text class="dim" text-anchor="middle" transform="translate(16 {(_TOP + _BOTTOM) / 2}) rotate(-90)">'
+        f"{escape(shown(figure.up))}</text>"
+    )
+    measured = 0
+    for series in figure.series:
+        placed = [place(*point) for point in series.points]
+        drawn += _series(series, placed, "guide" if series.guide else f"line{measured % 5}")
+        measured += not series.guide
+    names = [series for series in figure.series if len(figure.series) > 1]
+    height = _BOTTOM + 52
+    for number, series in enumerate(names):
+        kind = "guide" if series.guide else f"line{sum(not s.guide for s in names[:number]) % 5}"
+        y = height + 18 * number
+        drawn.append(
+            f'<line class="{kind}" x1="{_LEFT}" y1="{y - 4}" x2="{_LEFT + 24}" y2="{y - 4}" stroke-width="2"/>'
+        )
+        drawn.append(_text(_LEFT + 32, y, series.name, "dim"))
+    return height + 18 * len(names), drawn
+
+
+def _series(series: Series, placed: Sequence[tuple[float, float]], kind: str) -> Iterator[str]:
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
+    yield f'<polyline class="{kind}" style="fill: none" stroke-width="2" points="{path}"/>'
+    if not series.guide:
+        for (x, y), (across, up) in zip(placed, series.points, strict=True):
+            yield (
+                f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
+                f"<title>{escape(shown(series.name))}: {across:g}, {up:.4g}</title></circle>"
+            )
+
+
+def _ticks(least: float, greatest: float, whole: bool) -> list[float]:
+    """Five or so round numbers that take in both, two at least; `whole`: whole ones."""
+    greatest = max(greatest, least + 1e-9) if greatest > least else least + 1
+    rough = (greatest - least) / 5
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(n * power for n in (1, 2, 5, 10) if n * power >= rough)
+    step = max(1, step) if whole else step
+    first, last = math.floor(least / step + 1e-9), math.ceil(greatest / step - 1e-9)
+    return [round(number * step, 12) for number in range(first, max(last, first + 1) + 1)]
+
+
+# --------------------------------------------------------------------------- text
+
+
+def _text(x: float, y: float, text: str, kind: str, anchor: str = "start") -> str:
+    return f'<text class="{kind}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(shown(text))}</text>'
+
+
+def _short(name: str) -> str:
+    name = shown(name).replace("\n", " ")
+    return name if len(name) <= _MOST_NAME else f"{name[: _MOST_NAME - 1]}…"

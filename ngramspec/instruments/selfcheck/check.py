@@ -1,0 +1,260 @@
+"""`SelfCheck`: whether drafting changes nothing on this model, build and machine.
+
+    check = SelfCheck(target, cases, exact=True)
+    for doing in check.run():
+        ...                                     # its name; what was found so far is in `check`
+    verdicts = ngramspec.instruments.selfcheck.report.report(check)
+
+Three things are checked, as far as the time goes: a rollback leaves no trace in the logits, and the texts with drafts
+are the texts without, greedily and with a seed. An exception raised by the code under test is a finding too.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+from ngramspec.backend import Runner
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import LONG, POSITIONS, SHORT, SIZES, ProbeReport, probe
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting import DEFAULT
+from ngramspec.drafting.draft import Drafter
+from ngramspec.errors import GrammarError
+from ngramspec.instruments.prompts import Case
+from ngramspec.instruments.selfcheck.rollback import ROOM, RollbackTest, rollback_tests
+from ngramspec.instruments.selfcheck.texts import LogitsKeeper, Setting, TextComparison, TextPair, read, settings
+
+Name = Literal["rollback", "greedy", "same seed"]
+
+LEAST_PROMPT = 8
+"""Where time or context is short, prompts are cut from the front, but never below this many tokens."""
+
+_ROLLBACK_SHARE = 0.15  # the most of the time that the rollback tests may take
+_PROBE_SHARE = 0.25  # where two depths take more of the time, the probe looks at one
+_GREEDY_SHARE = 0.7  # of a prompt's time; if the greedy texts take more, the sampled ones wait for another prompt
+_READING_SHARE = 0.4  # the most of a prompt's time that reading it may take
+_PACE = 32  # tokens read to see how fast that goes
+
+
+class SelfCheck:
+    """The checks, made while `run` is consumed; stopping early leaves what was found.
+
+    Args:
+        cases: prompts; at least one. Long ones are cut to their ends.
+        drafter: what drafts, or its name; only the name is kept.
+        max_tokens: most tokens of a text, at least 2; slow models emit fewer.
+        seconds: the time for all checks, above 0. The least that each check must do may take longer, and so may the
+            first comparison of batch sizes for exact mode.
+        exact: the target runs under its exact settings, and everything must be equal bit for bit.
+        clock: tells seconds.
+
+    Attributes:
+        settings: the ways of choosing tokens under which texts are compared.
+        rollbacks, pairs: all that was found.
+        broken: what a check raised, by its name.
+        spent: seconds by check.
+        ungrammatical: why no text could be held to a grammar; None if there is no such reason.
+        complete: whether `run` came to its end.
+
+    Raises:
+        ValueError: no cases, a number out of its range or too large for the context, or an unknown drafter.
+    """
+
+    def __init__(
+        self,
+        target: Runner,
+        cases: Sequence[Case],
+        *,
+        drafter: str | Drafter = DEFAULT,
+        max_tokens: int = 64,
+        seconds: float = 50.0,
+        seed: int = 0,
+        exact: bool = False,
+        calibration_folder: Path | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        if not cases or max_tokens < 2 or not seconds > 0:
+            raise ValueError("a self-check needs a case, 2 tokens per text, and some time")
+        if target.n_ctx - max_tokens < LEAST_PROMPT:
+            raise ValueError(f"{max_tokens} tokens leave no room for a prompt in a context of {target.n_ctx}")
+        self.target = target
+        self.cases = cases
+        self.exact = exact
+        self.max_tokens = max_tokens
+        self.seconds = seconds
+        self.seed = seed
+        self.drafter = drafter if isinstance(drafter, str) else drafter.name
+        self.rollbacks: list[RollbackTest] = []
+        self.pairs: list[TextPair] = []
+        self.settings = settings(seed)
+        self.ungrammatical: str | None = None
+        self.broken: dict[Name, str] = {}
+        self.spent: defaultdict[Name, float] = defaultdict(float)
+        self.complete = False
+        self._clock = clock
+        self._calibration = Calibration.load(target, calibration_folder)
+        # Only the batch sizes of exact mode depend on what passes cost.
+        curve = None if exact else CostCurve({1: 1.0})
+        recorder = LogitsKeeper(target)
+        self.plain, self.drafted = (
+            SpeculativeDecoder(
+                recorder,
+                vocabulary=target,
+                drafter=name,
+                policy="fixed",
+                exact="on" if exact else "off",
+                calibration_folder=calibration_folder,
+                curve=curve,
+                calibration=self._calibration if exact else None,
+            )
+            for name in (None, drafter)
+        )
+        self._texts = TextComparison(recorder, self.plain, self.drafted, max_tokens, self.bound, clock)
+        self._next_sampled = 0
+        self._read = self._pass = 0.0  # seconds per token of a prompt, and of a pass
+        self._began = 0.0
+
+    def run(self) -> Iterator[str]:
+        """Do the checks; yields the name of each piece of work before it is done."""
+        yield "a first look"
+        self._began = self._clock()
+        self._take_pace()
+        if self.target.can_rollback:
+            yield "rollback"
+            with self._blaming("rollback"):
+                self._check_rollback()
+            if self.exact:
+                yield "batch sizes"
+                with self._blaming("greedy"):
+                    began = self._clock()
+                    self._calibration.ensure_exact(self.target)
+                    self._began += self._clock() - began  # outside the time
+            if not self._texts_broken:
+                yield from self._check_texts()
+        self.complete = True
+
+    @property
+    def probed(self) -> ProbeReport | None:
+        """What the batch-size probe said; None if it was not needed."""
+        return self._calibration.probe
+
+    @property
+    def exact_sizes(self) -> tuple[int, ...] | None:
+        """Batch sizes of exact mode; None before they were settled."""
+        return self._calibration.exact_sizes
+
+    def bound(self) -> float:
+        """How far batch sizes move a logit, by the probe, which runs when it is first asked; 0 in exact mode."""
+        if self.exact:
+            return 0.0
+        known = self._calibration.probe
+        if known is None:
+            # A batch of these sizes costs about two passes.
+            passes = 2 * 2 * sum(-(-POSITIONS // size) for size in SIZES)
+            both = passes * self._pass + LONG * self._read < _PROBE_SHARE * self.seconds
+            known = self._calibration.probe = probe(self.target, (SHORT, LONG) if both else (SHORT,))
+        return known.max_difference
+
+    @property
+    def _texts_broken(self) -> bool:
+        return not self.broken.keys().isdisjoint(("greedy", "same seed"))
+
+    def _left(self, share: float = 1.0) -> float:
+        """Seconds until this share of the time is over."""
+        return self._began + share * self.seconds - self._clock()
+
+    @contextmanager
+    def _blaming(self, name: Name) -> Iterator[None]:
+        """Add the block's time to a check; an exception in the block is recorded as the check's failure."""
+        began = self._clock()
+        try:
+            yield
+        except MemoryError:
+            raise
+        except Exception as error:
+            self.broken[name] = f"{type(error).__name__}: {error}"
+        finally:
+            self.spent[name] += self._clock() - began
+
+    def _take_pace(self) -> None:
+        """See how long reading and a pass take, after a pass that brings the weights into memory."""
+        text = self.cases[0].tokens[: min(_PACE, self.target.n_ctx)]
+        self.target.clear()
+        self.target.prefill(text[:1])
+        began = self._clock()
+        self.target.evaluate(text[:1])
+        self._pass = self._clock() - began
+        self.target.clear()
+        began = self._clock()
+        self.target.prefill(text)
+        self._read = (self._clock() - began) / len(text)
+
+    def _check_rollback(self) -> None:
+        text = [token for case in self.cases for token in case.tokens]
+        for test in rollback_tests(self.target, (text * -(-ROOM // len(text)))[:ROOM]):
+            self.rollbacks.append(test)
+            if test.left_over or self._left(_ROLLBACK_SHARE) < 0:
+                break
+        self.target.clear()
+
+    def _check_texts(self) -> Iterator[str]:
+        """Prompts in rounds, one of each category in each, until the time is over."""
+        done, spent = 0, 0.0
+        for cases in self._rounds():
+            for number, case in enumerate(cases):
+                left = self._left()
+                # The first round leaves no category out while there is time; later ones begin what they can finish.
+                usual = 0.0 if done < len(cases) else spent / done
+                if done and left <= usual:
+                    return
+                yield f"{case.category}/{case.id}"
+                began = self._clock()
+                self._check_prompt(case, max(usual, left / (len(cases) - number)))
+                if self._texts_broken:
+                    return
+                done, spent = done + 1, spent + self._clock() - began
+            self._next_sampled += 1  # or a category would always get the same one
+
+    def _rounds(self) -> Iterator[list[Case]]:
+        """The shortest prompt of every category, then the longest, since kernels change with the depth; then others."""
+        by_category: defaultdict[str, list[Case]] = defaultdict(list)
+        for case in sorted(self.cases, key=lambda case: len(case.tokens)):
+            by_category[case.category].append(case)
+        for turn in range(max(map(len, by_category.values()))):
+            yield [of.pop(-1 if turn == 1 else 0) for of in by_category.values() if of]
+
+    def _check_prompt(self, case: Case, seconds: float) -> None:
+        """Compare the greedy texts of a prompt, then those of the sampling settings whose turn it is."""
+        began = self._clock()
+        with self._blaming("greedy"):
+            # In exact mode each text reads it again.
+            most = int(_READING_SHARE * seconds / (5 if self.exact else 1) / self._read)
+            most = min(max(LEAST_PROMPT, most), self.target.n_ctx - self.max_tokens)
+            case = replace(case, tokens=case.tokens[-most:])
+            read(self.target, case.tokens, exact=self.exact)
+            self._read = (self._clock() - began) / len(case.tokens)
+            left = began + seconds - self._clock()
+            self.pairs.append(self._texts.compare(case, self.settings[0], left / 2))
+        sampled = self.settings[1:]
+        for _ in range(-(-len(sampled) // len(self.cases))):  # one, unless there are fewer prompts than settings
+            late = self._clock() - began > _GREEDY_SHARE * seconds
+            if self._texts_broken or (late and len(self.pairs) > 1):
+                return
+            setting = sampled[self._next_sampled % len(sampled)]
+            self._next_sampled += 1
+            if setting.sampling.grammar is None or not self.ungrammatical:
+                self._check_sampled(case, setting, began + seconds - self._clock())
+
+    def _check_sampled(self, case: Case, setting: Setting, seconds: float) -> None:
+        with self._blaming("same seed"):
+            try:
+                self.pairs.append(self._texts.compare(case, setting, seconds))
+            except GrammarError as error:
+                self.ungrammatical = str(error)

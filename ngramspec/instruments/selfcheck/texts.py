@@ -1,0 +1,288 @@
+"""Plain and drafted texts of the same prompt: are their tokens equal, and if not, does the batch size explain it?
+
+The last bits of logits may depend on the batch size (see `ngramspec.cost.measure`). A difference counts as explained by
+that only if two things are shown. Each of the two tokens is what the sampler takes, with the noise of that place, from
+the logits of its own pass. And some logits within the probe's bound of plain decoding's make the sampler take the
+drafted token.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from ngramspec.acceptance.rules import gumbel_pick
+from ngramspec.backend import Logits, Model
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.errors import GrammarError
+from ngramspec.instruments.prompts import Case
+from ngramspec.sampling.settings import Sampling
+from ngramspec.tokens import common_prefix
+
+FEWEST = 4
+"""A run emits at least this many tokens, however little time there is."""
+
+GREEDY = "greedy"
+
+GRAMMAR = r"""
+root   ::= record{8,}
+record ::= "{\"name\": \"" [a-z]{1,12} "\", \"size\": " [0-9]{1,6} "}\n"
+"""
+"""The grammar forces half of such a text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A way of choosing tokens under which drafts must not change the text."""
+
+    name: str
+    sampling: Sampling
+    verify: str | None = None
+
+
+def settings(seed: int) -> tuple[Setting, ...]:
+    """Greedy decoding, and ways of sampling with a seed."""
+    warm = partial(Sampling, temperature=0.8, seed=seed)
+    return (
+        Setting(GREEDY, Sampling()),
+        Setting("coupled", warm()),
+        Setting("match", warm(), "match"),
+        Setting("penalties", warm(repeat_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.2)),
+        Setting("grammar", warm(grammar=GRAMMAR)),
+    )
+
+
+Draw = Callable[[Logits], int]
+"""The token that is taken from logits of shape (n_vocab,), at one place of a text."""
+
+_BISECTIONS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class TextDifference:
+    """The first difference of two texts.
+
+    Attributes:
+        position: how many tokens were equal before.
+        plain, drafted: the token ids there; None where that text had ended.
+        plain_text, drafted_text: what they stand for.
+        plain_logit, drafted_logit: their logits in plain decoding.
+        bound: how far batch sizes move a logit here, by the probe; 0 in exact mode.
+        needed: how far any of these logits must move at most for the drafted token to be taken; in greedy decoding half
+            the gap between the two. None if `bound` is not enough, or if a token is not what the sampler takes.
+    """
+
+    position: int
+    plain: int | None
+    drafted: int | None
+    plain_text: str
+    drafted_text: str
+    plain_logit: float | None
+    drafted_logit: float | None
+    bound: float
+    needed: float | None
+
+    @property
+    def explained(self) -> bool:
+        """Whether the batch size alone can make the difference."""
+        return self.needed is not None
+
+
+def movement(
+    draw: Draw, plain_row: Logits, drafted_row: Logits, plain: int, drafted: int, bound: float
+) -> float | None:
+    """How far logits must move for the drafted token to be taken: `TextDifference.needed`.
+
+    A row within the distance returned does make the sampler take the drafted token. That no closer row does is certain
+    only without filters.
+
+    Args:
+        draw: the sampler at that place.
+        plain_row, drafted_row: the logits there, of each of the two passes.
+        plain, drafted: the tokens taken.
+        bound: the largest movement that counts; 0: none counts.
+    """
+    if bound <= 0 or draw(plain_row) != plain or draw(drafted_row) != drafted:
+        return None
+
+    def taken(distance: float) -> bool:
+        step = np.float32(distance)
+        # Without filters nothing within the distance favours a token more than this; filters look at other tokens too.
+        favoured = plain_row - step
+        favoured[drafted] = plain_row[drafted] + step
+        # These are the drafted pass's logits, moved no further than the distance from the plain ones.
+        clipped = np.clip(drafted_row, plain_row - step, plain_row + step)
+        return draw(favoured) == drafted or draw(clipped) == drafted
+
+    if not taken(bound):
+        return None
+    low, high = 0.0, bound
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if taken(middle) else (middle, high)
+    return high
+
+
+@dataclass(frozen=True, slots=True)
+class TextPair:
+    """The plain and the drafted text of one prompt under one setting.
+
+    Attributes:
+        prompt_tokens: how much of the prompt was read.
+        tokens: how many were compared.
+        drafted, accepted: draft tokens sent, and emitted.
+        cut: whether a run ended for want of time.
+        difference: the first one, if there is any.
+    """
+
+    category: str
+    prompt: str
+    setting: str
+    prompt_tokens: int
+    tokens: int
+    drafted: int
+    accepted: int
+    cut: bool
+    difference: TextDifference | None
+
+
+class LogitsKeeper:
+    """A model that holds on to the logits it returned last, which are valid until it returns others."""
+
+    def __init__(self, target: Model) -> None:
+        self._target = target
+        self.rows: Logits = np.empty((0, target.n_vocab), np.float32)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def prefill(self, tokens: Sequence[int], **options: Any) -> Logits:
+        row = self._target.prefill(tokens, **options)
+        self.rows = row[np.newaxis]
+        return row
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        self.rows = self._target.evaluate(tokens)
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A text so far. `row`: the logits of its last token, if that token differs from the expected one."""
+
+    tokens: list[int]
+    drafted: int
+    accepted: int
+    cut: bool
+    row: Logits | None
+
+
+@dataclass(slots=True)
+class TextComparison:
+    """Makes and compares texts.
+
+    Args:
+        target: what both decoders run on.
+        plain, drafted: in the same mode.
+        max_tokens: most tokens of a text.
+        bound: tells how far batch sizes move a logit; asked when a text differs, and may use the target.
+        clock: tells seconds.
+    """
+
+    target: LogitsKeeper
+    plain: SpeculativeDecoder
+    drafted: SpeculativeDecoder
+    max_tokens: int
+    bound: Callable[[], float]
+    clock: Callable[[], float]
+
+    def compare(self, case: Case, setting: Setting, seconds: float) -> TextPair:
+        """Make both texts of a prompt in about so many seconds; the drafted one ends where it differs.
+
+        Args:
+            case: the prompt.
+            setting: how tokens are chosen.
+            seconds: for both.
+
+        Raises:
+            GrammarError: the setting's grammar and this vocabulary do not go together.
+        """
+        began = self.clock()
+        a = self._generate(self.plain, case.tokens, setting, self.max_tokens, began + seconds / 2)
+        try:
+            b = self._generate(self.drafted, case.tokens, setting, len(a.tokens), began + seconds, a.tokens)
+        except GrammarError as error:
+            raise RuntimeError(f"a grammar that plain decoding keeps to stops drafting: {error}") from error
+        common = common_prefix(a.tokens, b.tokens)
+        # Tokens that the second text had no time to reach are not compared.
+        differs = b.row is not None or (len(b.tokens) < len(a.tokens) and not b.cut)
+        return TextPair(
+            case.category,
+            case.id,
+            setting.name,
+            len(case.tokens),
+            common,
+            b.drafted,
+            b.accepted,
+            a.cut or b.cut,
+            self._explain(case.tokens, setting, a, b) if differs else None,
+        )
+
+    def _generate(
+        self,
+        decoder: SpeculativeDecoder,
+        prompt: Sequence[int],
+        setting: Setting,
+        most: int,
+        until: float,
+        expected: Sequence[int] | None = None,
+    ) -> _Text:
+        tokens: list[int] = []
+        drafted = accepted = 0
+        row = stop = None
+        generation = decoder.generate(prompt, max_tokens=most, sampling=setting.sampling, verify=setting.verify)
+        for step in generation:
+            drafted += len(step.drafted)
+            accepted += step.accepted
+            stop = step.stop
+            for token, logits in zip(step.tokens, self.target.rows, strict=False):
+                tokens.append(token)
+                if expected is not None and token != expected[len(tokens) - 1]:
+                    row = logits.copy()
+                    break
+            if row is not None or (len(tokens) >= FEWEST and self.clock() > until):
+                generation.close()
+                break
+        return _Text(tokens, drafted, accepted, stop is None and row is None, row)
+
+    def _explain(self, prompt: Sequence[int], setting: Setting, plain: _Text, drafted: _Text) -> TextDifference:
+        """Look into the first difference of two texts, which is where the second one ends."""
+        common = common_prefix(plain.tokens, drafted.tokens)
+        bound, target, sampling = self.bound(), self.target, setting.sampling
+        vocabulary = self.plain.vocabulary
+        read(target, prompt, exact=self.plain.exact == "on")  # the probe may have emptied the cache
+        self._generate(self.plain, prompt, setting, common + 1, math.inf)
+        row = target.rows[0]
+        a, b, needed = plain.tokens[common], None, None
+        if drafted.row is not None:
+            b = drafted.tokens[common]
+            sampler = vocabulary.sampler(sampling)
+            sampler.begin(prompt)
+            for token in plain.tokens[:common]:
+                sampler.accept(token)
+            draw = partial(sampler.draw, pick=partial(gumbel_pick, sampling.seed, len(prompt) + common))
+            needed = movement(draw, row, drafted.row, a, b, bound)
+        texts = ["" if t is None else vocabulary.piece(t).decode("utf-8", "replace") for t in (a, b)]
+        logit = None if b is None else float(row[b])
+        return TextDifference(common, a, b, texts[0], texts[1], float(row[a]), logit, bound, needed)
+
+
+def read(target: Model, prompt: Sequence[int], *, exact: bool) -> None:
+    """Read a prompt into an empty cache, so that a generation finds it there."""
+    target.clear()
+    target.prefill(prompt, aligned=exact)

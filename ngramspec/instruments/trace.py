@@ -1,0 +1,274 @@
+"""A trace: the steps of the decoding loop, a line of JSON each. `TraceWriter` writes a file, `read_trace` reads one.
+
+with TraceWriter(path) as trace:
+    trace.begin(prompt, target.piece, TraceHeader.of(decoder, "my model", sampling))
+    for step in decoder.generate(prompt, max_tokens=200, sampling=sampling, detail=True):
+        trace.add(step)
+
+The lines are JSON objects in ASCII. The first is a header, {"ngramspec_trace": 2, ...}: the format's version, and the
+attributes of `TraceHeader`, which hold for all passes up to the next header. All others are passes: the attributes of
+`Step`, then the last tokens before it ("context") and the texts of all tokens in the line ("texts"), in which a byte
+that is no whole character of UTF-8 is the half surrogate U+DC00 + byte. How attributes become JSON: see
+`ngramspec.json_data`; those with a default are left out where they have it, but for the first five. The version rises
+with a change that would make existing programs misread a trace; new keys leave it.
+
+    {"position": 9, "batch": 3, "seconds": 0.012, "tokens": [7, 3], "pieces": [" cat", " ran"], "drafted": [7, 4],
+     "accepted": 1, "detail": [{"token": 7, "accepted": true, "p": 0.8, "why": {"margin": 0.0}}, ...],
+     "judged": {"tokens": [7, 4], "chances": [0.7, 0.6], "source": "mixture"},
+     "context": [5], "texts": {"3": " ran", "4": " sat", "5": " a", "7": " cat"}}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
+from heapq import nsmallest
+from types import TracebackType
+from typing import Any, NamedTuple
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.errors import NGramSpecError
+from ngramspec.instruments.reports.report import Piece
+from ngramspec.json_data import decode, encode
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
+from ngramspec.version import __version__
+
+VERSION = 2
+
+TOP = 5
+"""How many entries of a q are written: the likeliest ones, and the drafted token's."""
+
+CONTEXT = 12
+"""Tokens of context that are written with a pass."""
+
+_MARK = "ngramspec_trace"
+_ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
+
+
+class TraceError(NGramSpecError):
+    """A trace cannot be written, or a file is not a trace."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceHeader:
+    """What holds for the passes that follow it.
+
+    Attributes:
+        sampling: all settings by name, as JSON has them.
+        verify: see `RuleVerifier.name`.
+        lossy: what changes the output, None if nothing does.
+        drafter, policy: their names; the drafter's is "" in plain decoding.
+        exact: whether `SpeculativeDecoder`'s `exact` was "on".
+        date: when it was written, in ISO 8601; `TraceWriter` fills it in.
+    """
+
+    model: str
+    sampling: Mapping[str, Any]
+    verify: str
+    lossy: str | None = None
+    drafter: str
+    policy: str
+    exact: bool = False
+    date: str = ""
+    program: str
+
+    @classmethod
+    def of(
+        cls,
+        decoder: SpeculativeDecoder,
+        model: str,
+        sampling: Sampling | None = None,
+        verify: Acceptance | str | None = None,
+    ) -> TraceHeader:
+        """The header of a generation; `sampling`, `verify` and errors as in `SpeculativeDecoder.generate`."""
+        sampling = sampling or Sampling()
+        how = verify if isinstance(verify, Acceptance) else Acceptance(verify)
+        rule = how.resolve(sampling)
+        return cls(
+            model=model,
+            sampling=encode(asdict(sampling)),
+            verify=rule.name,
+            lossy=rule.lossy,
+            drafter=decoder.drafter.name if decoder.drafter is not None else "",
+            policy=decoder.policy.name,
+            exact=decoder.exact == "on",
+            program=f"ngramspec {__version__}",
+        )
+
+
+class TracedPass(NamedTuple):
+    """A step, the last tokens before it, and the bytes of all tokens in it."""
+
+    step: Step
+    context: tuple[int, ...]
+    texts: Mapping[int, bytes]
+
+
+class BrokenLine(NamedTuple):
+    """A line of a trace that is no pass.
+
+    Attributes:
+        number: counted from 1.
+        reason: what is wrong with it.
+        cut: it is the last one and lacks its end, as after a crash.
+    """
+
+    number: int
+    reason: str
+    cut: bool
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+class TraceWriter:
+    """Writes a trace, a line a pass, each to the operating system before `add` returns.
+
+    Args:
+        path: the file, which is emptied.
+
+    Raises:
+        TraceError: the file cannot be opened; from the methods: it cannot be written.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = path
+        self._context: deque[int] = deque(maxlen=CONTEXT)
+        self._piece: Piece | None = None
+        self._header: TraceHeader | None = None
+        with self._reporting():
+            # It holds texts: nobody but the user may read it.
+            self._file = open(path, "w", encoding="ascii", opener=_private)  # noqa: SIM115 - closed by close()
+
+    def begin(self, prompt: Sequence[int], piece: Piece, header: TraceHeader) -> None:
+        """Begin a generation: `prompt` is its context; `header` is written unless the last generation had the same."""
+        self._piece = piece
+        self._context.clear()
+        self._context.extend(prompt[-CONTEXT:])
+        if header != self._header:
+            self._header = header
+            dated = replace(header, date=datetime.now(UTC).isoformat(timespec="seconds"))
+            self._write({_MARK: VERSION, **encode(dated)})
+
+    def add(self, step: Step) -> None:
+        """Write a step of the generation that began.
+
+        Raises:
+            ValueError: it was generated without `detail=True`.
+            RuntimeError: none began.
+            TraceError: the file cannot be written.
+        """
+        if self._piece is None:
+            raise RuntimeError("a trace needs begin() before add()")
+        if not step.detail:
+            raise ValueError("only steps that were generated with detail=True can be traced")
+        step = _brief(step)
+        tokens = sorted({*self._context, *_tokens_of(step)})
+        texts = {str(token): self._piece(token).decode("utf-8", "surrogateescape") for token in tokens}
+        always = {name: encode(getattr(step, name)) for name in _ALWAYS}
+        self._write({**always, **encode(step), "context": list(self._context), "texts": texts})
+        self._context.extend(step.tokens)
+
+    def close(self) -> None:
+        """Close the file."""
+        with self._reporting():
+            self._file.close()
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self.close()
+        else:  # what went wrong first is what counts
+            with suppress(OSError):
+                self._file.close()
+
+    def _write(self, data: dict[str, Any]) -> None:
+        line = json.dumps(data, separators=(",", ":"), allow_nan=False)
+        with self._reporting():
+            self._file.write(f"{line}\n")
+            self._file.flush()
+
+    @contextmanager
+    def _reporting(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, ValueError) as error:  # ValueError: a name with a null character
+            reason = getattr(error, "strerror", None) or error
+            raise TraceError(f"cannot write the trace {self._path}: {reason}") from error
+
+
+def _brief(step: Step) -> Step:
+    """The step without what would fill the file: of each q the likeliest tokens."""
+    laws = []
+    for token, q in zip(step.judged.tokens, step.judged.q, strict=False):
+        top = nsmallest(TOP, q, key=lambda other, q=q: (-q[other], other))  # type: ignore[misc]
+        laws.append({one: q[one] for one in dict.fromkeys((*top, token)) if one in q})
+    return replace(step, judged=replace(step.judged, q=tuple(laws), entropy=None))
+
+
+def _tokens_of(step: Step) -> Iterator[int]:
+    yield from step.tokens
+    yield from step.drafted
+    yield from step.judged.tokens
+    yield from (token for q in step.judged.q for token in q)
+    yield from (decision.token for decision in step.detail)
+    for entry in step.logprobs:
+        yield entry.token
+        yield from (token for token, _ in entry.top)
+
+
+def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | BrokenLine]:
+    """What the lines of a trace hold, each as soon as it is there.
+
+    Raises:
+        TraceError: they are no trace, or one of another version.
+    """
+    begun = False
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            item = _parse(line)
+        except (ValueError, RecursionError) as error:
+            if not begun:
+                raise TraceError(f"this is not a trace: line {number} is not the header of one") from error
+            yield BrokenLine(number, str(error), cut=not line.endswith(b"\n"))
+            continue
+        if not begun and isinstance(item, TracedPass):
+            raise TraceError("the header is missing: a trace begins with a line that says its format and settings")
+        begun = True
+        yield item
+    if not begun:
+        raise TraceError("this is not a trace: it is empty")
+
+
+def _parse(line: bytes) -> TraceHeader | TracedPass:
+    try:
+        data = json.loads(line)
+    except ValueError as error:  # bytes that are not UTF-8 included
+        raise ValueError("it is not JSON") from error
+    version = data.get(_MARK) if isinstance(data, dict) else None
+    if version is None:
+        step = decode(Step, data)
+        context, texts = data.get("context", []), data.get("texts", {})
+        if not isinstance(context, list) or not all(type(token) is int for token in context):
+            raise ValueError("'context' is not a list of tokens")
+        if not isinstance(texts, dict) or not all(isinstance(text, str) for text in texts.values()):
+            raise ValueError("'texts' is not the texts of tokens")
+        raw = {int(token): text.encode("utf-8", "surrogateescape") for token, text in texts.items()}
+        return TracedPass(step, tuple(context), raw)
+    if version != VERSION:
+        raise TraceError(f"the trace has format {version}, and this ngramspec reads format {VERSION}")
+    return decode(TraceHeader, data)

@@ -1,0 +1,293 @@
+"""`Cache`: the KV cache and recurrent state of one sequence, its size, and the ways to take tokens out of it again.
+
+    cache.decoded(5)            # a llama_decode appended five tokens
+    cache.save()                # a checkpoint: the state here can be gone back to
+    cache.cut(100)              # at most the first 100 tokens are left: `cache.length` says how many
+
+The keys and values of attention can be cut anywhere. A recurrent state cannot: it goes back to a snapshot where that
+is provably right, else to a checkpoint, a copy of the state made earlier, else to the beginning. A sliding window is
+cut only if the cache still holds all that the window shows from there. Only what is provably right is kept, whatever
+llama.cpp answers: whoever cuts has to evaluate the missing tokens again.
+
+Snapshots are what a recurrent state was after each of the last tokens (`n_rs_seq` of them, where the architecture
+supports it). A pass over n tokens writes those of its own tokens alone: the states 0 to n - 1 tokens before its end.
+The state before the pass is not among them, older snapshots are of another pass, and going back uses them up.
+`llama_memory_seq_rm` accepts all of these, up to `n_rs_seq` tokens, and the logits are then wrong (llama-cpp-python
+0.3.36).
+
+llama.cpp is handed in by `ngramspec.llama.target`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
+
+# enum ggml_type and bytes per element (ggml.h; a quantised block holds 32 elements).
+CACHE_TYPES: dict[CacheType, tuple[int, float]] = {
+    "f32": (0, 4.0),
+    "f16": (1, 2.0),
+    "bf16": (30, 2.0),
+    "q8_0": (8, 34 / 32),
+    "q5_1": (7, 24 / 32),
+    "q5_0": (6, 22 / 32),
+    "q4_1": (3, 20 / 32),
+    "q4_0": (2, 18 / 32),
+}
+
+UNQUANTISED: tuple[CacheType, ...] = ("f32", "f16", "bf16")
+"""Element types that are not quantised: llama.cpp has a V cache of others with flash attention only."""
+
+KEPT = 4
+"""Checkpoints of prompts that are kept; the oldest goes first."""
+
+_WHOLE = 0
+_PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part, without keys and values
+
+
+LEAST, GRAIN = 512, 256
+"""A context is never capped below the one, and to multiples of the other, in tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """The recurrent state after the first `length` tokens."""
+
+    length: int
+    state: Any  # a ctypes array of bytes
+
+
+class Cache:
+    """The KV cache and recurrent state of a sequence.
+
+    Args:
+        api: the llama_cpp module.
+        context: llama.cpp's handle.
+        recurrent: whether a part of it is a recurrent state.
+        window: tokens that a sliding window shows, the shortest if there are several; 0: none slides.
+        sequence: its number.
+        sole: whether what any other sequence holds may be lost in `clear`.
+        pooled: whether sequences can share cells.
+
+    Attributes:
+        length: tokens that it holds.
+        snapshots: how many of them the memory keeps beside the state itself; 0: none.
+        sequence, recurrent, window: as above.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        context: Any,
+        *,
+        recurrent: bool,
+        window: int,
+        sequence: int = 0,
+        sole: bool = True,
+        pooled: bool = False,
+    ) -> None:
+        self._api = api
+        self._context = context
+        self._memory = api.llama_get_memory(context)
+        self.recurrent = recurrent
+        self.window = window
+        self.sequence = sequence
+        self._sole = sole
+        # A recurrent state that several sequences share forgets which snapshot it is to go back to.
+        self._shares = pooled and not recurrent
+        # What branches beside the only text hold of it in sequences of their own is cut with it.
+        self._cuts = -1 if self._shares and sole else sequence
+        self.length = 0
+        self.snapshots = int(api.llama_n_rs_seq(context)) if recurrent else 0
+        self._back = 0  # by how many tokens a snapshot of the last pass goes back
+        self._kept: list[Checkpoint] = []
+        self._mark: Checkpoint | None = None
+
+    def decoded(self, n: int, *, alone: bool = True) -> None:
+        """A pass appended n tokens, `alone` if it fed no other sequence."""
+        self.length += n
+        # llama.cpp splits a pass over several as it likes, and only the last part of it writes snapshots.
+        self._back = min(self.snapshots, n - 1) if alone else 0
+
+    def passed_by(self) -> None:
+        """A pass fed other sequences alone; it may have moved this one's state, and leaves the snapshots behind."""
+        self._back = 0
+
+    def disturbed(self) -> None:
+        """A pass that fed other sequences failed on its way, while it was moving this one's state perhaps."""
+        if self.recurrent and self.length:
+            self._go_back(self.length)
+
+    def take_over(self, length: int) -> None:
+        """Hold `length` tokens that somebody else evaluated, and nothing behind them; no checkpoint is left."""
+        self._api.llama_memory_seq_rm(self._memory, self.sequence, length, -1)
+        self._kept.clear()
+        self._mark = None
+        self.length = length
+        self._back = 0
+
+    def cut(self, length: int) -> None:
+        """Keep the first `length` tokens, or as many of them as can be kept: `self.length` tells."""
+        if length >= self.length:
+            return
+        depth = self.length - length
+        provable = not self.recurrent or depth <= self._back
+        if length and provable and self._remove(length):
+            self._drop_behind(length)
+            self.length = length
+            return
+        self._go_back(length)
+
+    def recover(self, length: int) -> None:
+        """A pass failed on its way: whatever it left behind, keep no more than the first `length` tokens."""
+        length = min(length, self.length)
+        if self.recurrent or not self._remove(length):
+            self._go_back(length)
+        else:
+            self.length = length
+
+    def save(self, *, keep: bool = False) -> None:
+        """Make it possible to go back to the present state; does nothing if the cache can be cut anywhere.
+
+        Args:
+            keep: keep it for later requests, among the last KEPT of these; else it lasts until the next `save`.
+        """
+        if not self.recurrent or self.length == 0:
+            return
+        found = next((c for c in self._checkpoints() if c.length == self.length), None)
+        checkpoint = found or Checkpoint(self.length, self._state())
+        if not keep:
+            self._mark = checkpoint
+        elif checkpoint not in self._kept:
+            self._kept = [*self._kept, checkpoint][-KEPT:]
+
+    @property
+    def saved(self) -> int:
+        """Tokens before the last checkpoint; 0 without one."""
+        return max((c.length for c in self._checkpoints()), default=0)
+
+    def clear(self) -> None:
+        """Hold nothing."""
+        if self._sole:
+            self._api.llama_memory_clear(self._memory, False)
+        else:
+            self._api.llama_memory_seq_rm(self._memory, self.sequence, -1, -1)
+        self._kept.clear()
+        self._mark = None
+        self.length = 0
+        self._back = 0
+
+    def _checkpoints(self) -> list[Checkpoint]:
+        return self._kept if self._mark is None else [*self._kept, self._mark]
+
+    def _remove(self, length: int) -> bool:
+        """Cut llama.cpp's memory; whether it is right then."""
+        self._back = 0
+        if not self._api.llama_memory_seq_rm(self._memory, self._cuts, length, -1):
+            return False
+        if self.recurrent or not self.window or not length:
+            return True
+        return self._shows(length)
+
+    def _shows(self, length: int) -> bool:
+        """Whether all that a sliding window shows after `length` tokens is there."""
+        # Cells outside the window are reused for newer tokens: what it would show may be gone, or all that is left cut.
+        first = int(self._api.llama_memory_seq_pos_min(self._memory, self.sequence))
+        return 0 <= first <= max(0, length - self.window)
+
+    def _go_back(self, length: int) -> None:
+        """Restore the last checkpoint that is not behind `length`, or forget everything."""
+        self._drop_behind(length)
+        last = max(self._checkpoints(), key=lambda c: c.length, default=None)
+        if last is None or not self._restore(last):
+            self.clear()
+
+    def _restore(self, checkpoint: Checkpoint) -> bool:
+        api, state = self._api, checkpoint.state
+        if not api.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _PARTIAL):
+            return False
+        if not self._remove(checkpoint.length):
+            return False
+        self.length = checkpoint.length
+        return self._ends_at(self.length)
+
+    def _ends_at(self, length: int) -> bool:
+        return int(self._api.llama_memory_seq_pos_max(self._memory, self.sequence)) == length - 1
+
+    def _drop_behind(self, length: int) -> None:
+        """Forget checkpoints of tokens that are no longer there."""
+        self._kept = [c for c in self._kept if c.length <= length]
+        if self._mark is not None and self._mark.length > length:
+            self._mark = None
+
+    def _state(self, flags: int = _PARTIAL) -> Any:
+        size = self._api.llama_state_seq_get_size_ext(self._context, self.sequence, flags)
+        buffer = (ctypes.c_uint8 * size)()
+        written = self._api.llama_state_seq_get_data_ext(self._context, buffer, size, self.sequence, flags)
+        return (ctypes.c_uint8 * written).from_buffer(buffer)
+
+    # ------------------------------------------------------------------ copies
+
+    def whole(self) -> tuple[Any, list[Checkpoint]]:
+        """All that it holds: (bytes for `load`, the checkpoints)."""
+        return self._state(_WHOLE), self._checkpoints()
+
+    def load(self, state: Any, length: int, checkpoints: Sequence[Checkpoint]) -> bool:
+        """Hold what `whole` of a cache of `length` tokens gave; False, and nothing is held, if that cannot be."""
+        self.clear()
+        done = self._api.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _WHOLE)
+        if not done or not self._ends_at(length) or not (self.recurrent or not self.window or self._shows(length)):
+            self.clear()
+            return False
+        self.length = length
+        self._kept = [*checkpoints][-KEPT:]
+        return True
+
+    def adopt(self, other: Cache, length: int) -> None:
+        """Hold the first `length` tokens of another cache of this context, or fewer: `self.length` tells."""
+        self.clear()
+        if self._shares:
+            self._api.llama_memory_seq_cp(self._memory, other.sequence, self.sequence, 0, length)
+            self.length = length
+            if self.window and not self._shows(length):
+                self.clear()
+            return
+        state, checkpoints = other.whole()
+        if self.load(state, other.length, checkpoints):
+            self.cut(length)
+
+
+# --------------------------------------------------------------------------- size
+
+
+def bytes_per_token(types: tuple[CacheType, CacheType], layers: int, heads: int, widths: tuple[int, int]) -> float:
+    """What a token takes in the KV cache, at most: sliding-window and recurrent layers take less.
+
+    Args:
+        types: of keys and values.
+        layers, heads: of the model; KV heads.
+        widths: of a head's key and value.
+    """
+    return layers * heads * sum(width * CACHE_TYPES[kind][1] for kind, width in zip(types, widths, strict=True))
+
+
+def fitting_context(trained: int, bytes_per_token: float, free: int, texts: int = 1) -> tuple[int, str | None]:
+    """The context size to use when none was asked for, and a line for the user if it is not the model's own.
+
+    Args:
+        trained: tokens the model was trained on; 0 when unknown.
+        bytes_per_token: of the KV cache.
+        free: bytes of free RAM or GPU memory; half of them may become KV cache.
+        texts: how many contexts of that size there will be.
+    """
+    trained = trained or 4096
+    fits = int(free / 2 / max(1.0, texts * bytes_per_token)) // GRAIN * GRAIN
+    if fits >= trained:
+        return trained, None
+    size = min(trained, max(LEAST, fits))
+    each = f", {texts} times," if texts > 1 else ""
+    return size, f"context capped at {size} of the model's {trained} tokens to fit{each} in memory (-c sets it)"

@@ -1,0 +1,324 @@
+"""`CacheTree`: many continuations of one prompt in one KV cache, as a tree; `Branches`: some beside a text.
+
+    root = Node(None, -1, len(prompt))
+    with target.tree(root) as tree:
+        a = root.child(token)                   # nodes are made freely
+        b = a.child(other)
+        logits = tree.evaluate([a, b])          # (2, n_vocab): ONE llama_decode
+        tree.keep([b])                          # frees the cells of whatever is neither `b` nor before it
+
+A node is a token and all that stands before it. llama.cpp has no trees, it has sequences: numbers that a cell of
+the cache carries, any of them at once. A path from the root to a leaf is one sequence, and the cells that paths
+share are shared: a fork copies no key and no value, it writes a number into cells (`llama_memory_seq_cp` in a
+unified cache). One llama_decode takes the tokens of many paths, each of which sees its own path only.
+
+llama.cpp is handed in by `ngramspec.llama.target`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Self
+
+from ngramspec.backend import Logits
+from ngramspec.drafting.draft import Question
+from ngramspec.errors import TargetError
+from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
+from ngramspec.llama.sequence import CacheSequence
+from ngramspec.tokens import Node, common_ancestor
+
+NEAR = 8
+"""How many nodes back along a path to look for a free sequence that holds the path's beginning and nothing else."""
+
+
+class CacheTree:
+    """A tree of continuations in the cache of a context whose sequence 0 holds the prompt, and goes on holding it.
+
+    Args:
+        api: the llama_cpp module.
+        context, memory: llama.cpp's handles.
+        logits: (n) -> the last n rows of logits.
+        root: the prompt.
+        count: sequences of the context, sequence 0 among them.
+        max_batch: most tokens of one pass.
+        windowed: the cache may give away what is behind a sliding window.
+
+    Attributes:
+        root: the prompt.
+        leaves: most leaves that the tree can have at once.
+        max_batch, windowed: as above. In a windowed tree, what is kept between two passes must not be longer than
+            any path that goes on: what is behind the window of the longer one may be gone.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        context: Any,
+        memory: Any,
+        logits: Callable[[int], Logits],
+        root: Node,
+        *,
+        count: int,
+        max_batch: int,
+        windowed: bool,
+    ) -> None:
+        self._api = api
+        self._context = context
+        self._memory = memory
+        self._logits = logits
+        self.leaves = count - 1
+        self.max_batch = max_batch
+        self.windowed = windowed
+        self.root = root
+        # Of each sequence the node up to which it holds the path; None: it is empty.
+        self._tips: list[Node | None] = [self.root, *[None] * self.leaves]
+        self._pinned: dict[Node, int] = {}
+        self._free: dict[Node | None, list[int]] = {}
+        self._keeps = 0
+        self._batch = api.llama_batch_init(max_batch, 0, count)
+        self.keep([])
+
+    def evaluate(self, nodes: Sequence[Node]) -> Logits:
+        """Put `nodes` into the cache, in one `llama_decode`.
+
+        Args:
+            nodes: none of them in the cache; the node before each of them is, or stands earlier in the list.
+
+        Returns:
+            logits after each of them, shape (len(nodes), n_vocab): a view, valid until anything is evaluated.
+
+        Raises:
+            ValueError: no nodes, too many, or too many leaves.
+            TargetError: llama.cpp could not evaluate them, for want of room perhaps.
+        """
+        if not 0 < len(nodes) <= self.max_batch:
+            raise ValueError(f"a pass takes 1 to {self.max_batch} tokens, got {len(nodes)}")
+        # 1. A sequence for each leaf. What stands before it belongs to the sequences of all leaves after it.
+        owners: dict[Node, list[int]] = {node: [] for node in nodes}
+        for node in reversed(owners):
+            sequences = owners[node]
+            if not sequences:
+                sequences.append(self._sequence_for(node))
+            if node.parent in owners:
+                owners[node.parent] += sequences
+        # 2. One pass.
+        rows = [(node.token, node.length - 1, sequences) for node, sequences in owners.items()]
+        status = _decode(self._api, self._context, self._batch, rows)
+        if status != 0:
+            raise TargetError(f"llama_decode returned {status} for {len(owners)} tokens of several sequences")
+        for node, sequences in owners.items():
+            node.mark = self._keeps
+            node.holder = sequences[0]
+            for sequence in sequences:
+                self._tips[sequence] = node
+        return self._logits(len(owners))
+
+    def keep(self, nodes: Iterable[Node]) -> None:
+        """Free the cells of all nodes but these, those before them, and the prompt.
+
+        Args:
+            nodes: nodes that the cache holds.
+
+        Raises:
+            TargetError: llama.cpp did not free a cell.
+        """
+        before, self._keeps = self._keeps, self._keeps + 1
+        self.root.mark = self._keeps
+        self._pinned.clear()
+        # The longest first: what stands before a leaf is held by that leaf's sequence, which stays as it is.
+        for node in sorted(nodes, key=_length, reverse=True):
+            if node.mark < before:
+                raise ValueError(f"token {node.token} at {node.length} is not in the cache")
+            if node.mark == before:
+                self._pinned[node] = node.holder
+            at: Node | None = node
+            while at is not None and at.mark != self._keeps:
+                at.mark, at.holder = self._keeps, node.holder
+                at = at.parent
+        self._free.clear()
+        pinned = set(self._pinned.values())
+        for sequence, tip in enumerate(self._tips):
+            at = tip
+            while at is not None and at.mark != self._keeps:
+                at = at.parent
+            if at is not tip:
+                cut_sequence(self._api, self._memory, sequence, at.length if at else 0)
+                self._tips[sequence] = at
+            if sequence and sequence not in pinned:
+                self._free.setdefault(at, []).append(sequence)
+
+    def close(self) -> None:
+        """Leave nothing in the cache but the prompt, in sequence 0."""
+        if self._batch is None:
+            return
+        self._api.llama_batch_free(self._batch)
+        self._batch = None
+        cut_sequence(self._api, self._memory, -1, self.root.length)
+        for sequence in range(1, len(self._tips)):
+            cut_sequence(self._api, self._memory, sequence, 0)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ------------------------------------------------------------------ sequences
+
+    def _sequence_for(self, leaf: Node) -> int:
+        """A sequence that holds what the cache has of the path to `leaf`, and no more."""
+        base = leaf.parent
+        while base is not None and base.mark != self._keeps:
+            base = base.parent
+        assert base is not None
+        sequence = self._pinned.pop(base, None)
+        if sequence is not None:
+            return sequence
+        start: Node | None = base
+        for _ in range(NEAR):
+            if start is None or self._free.get(start):
+                break
+            start = start.parent
+        sequence = self._take_free(start)
+        held = self._tips[sequence]
+        common = 0 if held is None or self.windowed else common_ancestor(held, base).length
+        if held is not None and held.length > common:
+            cut_sequence(self._api, self._memory, sequence, common)
+        if common < base.length:
+            self._api.llama_memory_seq_cp(self._memory, base.holder, sequence, common, base.length)
+        self._tips[sequence] = base
+        return sequence
+
+    def _take_free(self, tip: Node | None) -> int:
+        """A free sequence, one that ends at `tip` if there is one."""
+        if not self._free.get(tip):
+            tip = next((key for key, sequences in self._free.items() if sequences), None)
+        sequences = self._free.get(tip)
+        if not sequences:
+            raise ValueError(f"the tree has more leaves than {self.leaves} sequences can hold")
+        return sequences.pop()
+
+
+def _length(node: Node) -> int:
+    return node.length
+
+
+# --------------------------------------------------------------------------- branches beside a text
+
+
+class Branches:
+    """Evaluates branches beside a text that is alone in a cache whose sequences share their cells.
+
+        rows = branches.evaluate([last, a, b], [(0, (x,), p), (0, (x, y), p), (1, (z,), p)])   # last x y, and last a z
+
+    What the pass appends to the text lies where `CacheSequence.evaluate` would have put it, so its logits are those of
+    a padded batch of that size, bit for bit. Each branch has a sequence of its own, which has caught up with the text
+    before: numbers are copied, no key and no value is. After the pass its cells are free again, and nothing is left but
+    logits. Recurrent states and sliding windows would take memory for each sequence, so such models have no branches.
+
+    Args:
+        api: the llama_cpp module.
+        context: llama.cpp's handle.
+        passes: of the context.
+        text: in sequence 0; nothing slides out of its cache, and no state in it is recurrent.
+        leaves: sequences of the context beside that one.
+    """
+
+    def __init__(self, api: Any, context: Any, passes: Passes, text: CacheSequence, leaves: int) -> None:
+        self._api = api
+        self._context = context
+        self._memory = api.llama_get_memory(context)
+        self._passes = passes
+        self._text = text
+        self._leaves = leaves
+        self._batch = api.llama_batch_init(MAX_EVALUATE, 0, 1 + leaves)
+
+    def evaluate(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
+        """See `ngramspec.decoding.branches.Asked.ask`.
+
+        Raises:
+            ValueError: too many tokens or branches, or more than the context has room for.
+            TargetError: llama.cpp could not evaluate them; the text is as before.
+        """
+        text, n = self._text, len(tokens) + len(questions)
+        text.settle()
+        start = len(text.tokens)
+        if not tokens or n > MAX_EVALUATE or start + n > text.n_ctx + MAX_EVALUATE:
+            raise ValueError(f"{len(tokens)} tokens and {len(questions)} questions do not fit behind {start}")
+        owners, used = self._owners(len(tokens), questions)
+        if used > self._leaves:
+            raise ValueError(f"the questions have {used} branches, more than {self._leaves} sequences can hold")
+        for sequence in range(1, used + 1):
+            held = self._api.llama_memory_seq_pos_max(self._memory, sequence) + 1
+            if held < start:
+                self._api.llama_memory_seq_cp(self._memory, 0, sequence, held, start)
+        positions = [*range(start, start + len(tokens)), *(start + fork + len(path) for fork, path, _ in questions)]
+        asked = [*tokens, *(path[-1] for _, path, _ in questions)]
+        rows = list(zip(asked, positions, owners, strict=True))
+        passes = self._passes
+        if passes.busy:  # as in `Passes.decode`
+            raise UsedAtOnceError
+        passes.busy = True
+        try:
+            status = _decode(self._api, self._context, self._batch, rows)
+        finally:
+            passes.busy = False
+        for sequence in range(1, used + 1):
+            cut_sequence(self._api, self._memory, sequence, start)
+        if status != 0:
+            cut_sequence(self._api, self._memory, 0, start)
+            raise TargetError(
+                f"llama_decode returned {status} for {n} tokens at position {start}, questions among them"
+            )
+        text.cache.decoded(len(tokens))
+        text.tokens += tokens
+        return self._passes.logits(n)
+
+    @staticmethod
+    def _owners(count: int, questions: Sequence[Question]) -> tuple[list[list[int]], int]:
+        """The sequences of each row, and how many there are beside the text's: one for each branch at or behind it."""
+        numbers = {(fork, path): count + i for i, (fork, path, _) in enumerate(questions)}
+        owners: list[list[int]] = [*([0] for _ in range(count)), *([] for _ in questions)]
+        used = 0
+        for fork, path, _ in reversed(questions):
+            of = owners[numbers[fork, path]]
+            if not of:
+                used += 1
+                of.append(used)
+            if len(path) > 1:
+                owners[numbers[fork, path[:-1]]] += of
+            else:
+                for i in range(fork + 1):
+                    owners[i] += of
+        return owners, used
+
+    def leave(self) -> None:
+        """Empty the sequences beside the text's."""
+        for sequence in range(1, 1 + self._leaves):
+            cut_sequence(self._api, self._memory, sequence, 0)
+
+    def close(self) -> None:
+        """Free the batch, and nothing else."""
+        self._api.llama_batch_free(self._batch)
+
+
+# --------------------------------------------------------------------------- llama.cpp
+
+
+def _decode(api: Any, context: Any, batch: Any, rows: Sequence[tuple[int, int, Sequence[int]]]) -> int:
+    """One `llama_decode` of (token, position, the sequences that hold it), logits after each; llama.cpp's status."""
+    batch.n_tokens = len(rows)
+    for i, (token, position, sequences) in enumerate(rows):
+        batch.token[i] = token
+        batch.pos[i] = position
+        batch.n_seq_id[i] = len(sequences)
+        for j, sequence in enumerate(sequences):
+            batch.seq_id[i][j] = sequence
+        batch.logits[i] = 1
+    return int(api.llama_decode(context, batch))
+
+
+def cut_sequence(api: Any, memory: Any, sequence: int, length: int) -> None:
+    """Leave the first `length` tokens in a sequence of llama.cpp's memory; -1: in all. TargetError if it does not."""
+    if not api.llama_memory_seq_rm(memory, sequence, length, -1):
+        raise TargetError(f"llama.cpp did not cut sequence {sequence} to {length} tokens")

@@ -1,0 +1,177 @@
+"""What a `Llama` of llama-cpp-python has loaded, as a sequence and a vocabulary of this room.
+
+    sequence, vocabulary = BorrowedSequence(owner), BorrowedVocabulary(owner)
+    sequence.follow(text)                       # that the owner has evaluated
+    rows = sequence.evaluate([token, *draft])   # as in any other sequence
+    sequence.rollback(length); sequence.settle()    # before the owner goes on by itself
+
+The owner keeps the model and the context, and frees them: both must not be used afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import llama_cpp.llama_cpp as llama
+from llama_cpp import Llama as LlamaCpp
+from llama_cpp._ggml import libggml
+from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
+
+from ngramspec.exactness.trial import ROOM
+from ngramspec.llama import amx, log, rpc
+from ngramspec.llama.cache import Cache
+from ngramspec.llama.passes import Passes
+from ngramspec.llama.sequence import CacheSequence, append
+from ngramspec.llama.trial_context import TrialContext
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.weights import has_broken_amx, is_recurrent, machine_key
+from ngramspec.models.gguf import read_header
+
+__all__ = [
+    "BorrowedSequence",
+    "BorrowedVocabulary",
+    "DraftModel",
+    "LlamaCpp",
+    "log_given_back",
+    "mend",
+    "obstacle",
+    "spread",
+]
+
+
+def mend(n_gpu_layers: int) -> None:
+    """Before a `Llama` is made: leave AMX out for the rest of the process if this build's kernels for it are broken."""
+    if has_broken_amx(n_gpu_layers):
+        amx.hide(libggml)
+
+
+def spread(rpc_servers: str) -> None:
+    """Before a `Llama` is made: make other machines devices of this process; see `ngramspec.llama.rpc`.
+
+    Raises:
+        ValueError: a name is not HOST:PORT.
+        ModelError: as of `ngramspec.llama.rpc.connect`.
+    """
+    names = rpc.workers(rpc_servers)
+    with log_given_back():
+        rpc.connect(names)
+
+
+@contextmanager
+def log_given_back() -> Iterator[None]:
+    """Within the block a model of this room is loaded: after it llama.cpp's log goes where the parent prints it."""
+    try:
+        yield
+    finally:
+        log.give_back()
+
+
+def obstacle(owner: LlamaCpp) -> str | None:
+    """Why nothing can be drafted in the context of a `Llama`; None if something can."""
+    model, params = owner.model, owner.context_params
+    slides = llama.llama_model_n_swa(model) > 0
+    # llama.cpp answers 0 for DeepSeek4; the file tells.
+    told = f"{owner.metadata.get('general.architecture')}.attention.sliding_window" in owner.metadata
+    reasons = {
+        "it was loaded for embeddings": params.embeddings,
+        "the model has an encoder": llama.llama_model_has_encoder(model) or not llama.llama_model_has_decoder(model),
+        "the model does not decode token by token": llama.llama_model_is_diffusion(model),
+        "swa_full=False: a sliding window cannot go back": slides and not params.swa_full,
+        "a recurrent state with a sliding window comes back in another order": (slides or told) and is_recurrent(model),
+        "n_batch is below 2": owner.n_batch < 2,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+class BorrowedSequence(CacheSequence):
+    """The text of a `Llama`, which is also `ngramspec.exactness.trial.Measurable`.
+
+    Args:
+        owner: a `Llama` without an `obstacle`.
+    """
+
+    settings = ("fast",)
+
+    def __init__(self, owner: LlamaCpp) -> None:
+        model, context = owner.model, owner.ctx
+        self._model, self._context_params = model, owner.context_params
+        self._recurrent = is_recurrent(model)
+        cache = Cache(llama, context, recurrent=self._recurrent, window=llama.llama_model_n_swa(model))
+        # Rows keep what they were given alive, and the owner holds rows.
+        passes = Passes(llama, context, [cache], owner._ctx, n_batch=owner.n_batch, n_vocab=owner.n_vocab())
+        # The owner's list of tokens may be shorter than the cache, whose size llama.cpp rounds up.
+        super().__init__(passes, cache, n_ctx=min(owner.n_ctx(), len(owner.input_ids)))
+        self.max_batch = min(self.max_batch, owner.n_batch)
+        self.identity = self.fingerprint = _key(owner)
+
+    def follow(self, text: Sequence[int]) -> None:
+        """Take over a text that the owner has evaluated, and nothing behind it."""
+        self.tokens[:] = text
+        self.cache.take_over(len(self.tokens))
+
+    def goes_back(self) -> bool:
+        """Whether what is evaluated can be taken back here."""
+        if not self.replays:
+            return True
+        self.checkpoint()
+        self.evaluate([0])
+        self.rollback(len(self.tokens) - 1)
+        return not self.owed
+
+    def settle(self) -> None:
+        """Evaluate all that is owed, so that the owner finds the logits after the last token."""
+        self._passes.check()
+        while self.owed > self._passes.n_batch:
+            self.pay()
+        if self.owed:
+            append(self._passes, [(self, (), 1)])
+
+    def trial(self, setting: str) -> TrialContext:
+        """A separate small context under the owner's settings.
+
+        Raises:
+            TargetError: the machine lacks the memory for it.
+        """
+        params = type(self._context_params).from_buffer_copy(self._context_params)
+        params.n_ctx = ROOM
+        return TrialContext(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
+
+    def release(self) -> None:
+        """End the loan."""
+        self._passes.release()
+
+
+class BorrowedVocabulary(Vocabulary):
+    """The vocabulary of a `Llama`, under which its grammars are read."""
+
+    def __init__(self, owner: LlamaCpp) -> None:
+        self.path = Path(owner.model_path)
+        self._model = owner.model
+        self._vocab = llama.llama_model_get_vocab(self._model)
+        self.n_vocab = llama.llama_vocab_n_tokens(self._vocab)
+        self.vocabulary_hash = read_header(self.path).vocabulary
+        self._pieces, self._ends = {}, {}
+
+    def close(self) -> None:
+        """End the loan."""
+        self._model = None
+
+
+def _key(owner: LlamaCpp) -> str:
+    """What costs of passes depend on: file, build, machine and settings; "" if the file cannot be read."""
+    model, context = owner.model_params, owner.context_params
+    parts = [getattr(model, name) for name in ("n_gpu_layers", "split_mode", "main_gpu")]
+    parts += [owner.tensor_split, owner.lora_path]
+    parts += [
+        getattr(context, name)
+        for name in (
+            *("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "flash_attn_type", "type_k", "type_v"),
+            *("offload_kqv", "op_offload", "swa_full", "attention_type"),
+        )
+    ]
+    try:
+        return machine_key(Path(owner.model_path), f"Llama {parts}")
+    except OSError:
+        return ""

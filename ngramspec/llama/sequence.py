@@ -1,0 +1,287 @@
+"""`CacheSequence`: a text in one sequence of a context; `append` grows several in one pass.
+
+    sequence.prefill(prompt)            # the four calls of a `Model`, on this sequence alone
+    append(passes, [(sequence, tokens, rows), (other, tokens, rows)])
+
+A target is a sequence, and has further ones if it holds several texts. What a sequence holds is the tokens in `tokens`;
+of these the cache may miss some at the end, which are then owed: the next pass evaluates them in front of its own.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Callable, Generator, Sequence
+
+from ngramspec.backend import Logits, Progress
+from ngramspec.errors import TargetError
+from ngramspec.llama.cache import Cache, Checkpoint
+from ngramspec.llama.passes import MAX_EVALUATE, Feed, Passes, UsedAtOnceError
+from ngramspec.shared_model import SequenceModel
+from ngramspec.tokens import common_prefix
+
+TAIL = 8
+"""A prompt's checkpoint stands so many tokens before its end, since templates often end the same prompt differently
+later on."""
+
+APART = 64
+"""Fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass."""
+
+_HEAD = struct.Struct("<8sQQQ")
+_PIECE = struct.Struct("<QQ")
+_MAGIC = b"nglane1\0"
+
+
+class CacheSequence:
+    """A text in the cache of a context.
+
+    Args:
+        passes: of the context.
+        cache: of the sequence.
+        n_ctx: most tokens that may stay in it.
+
+    Attributes:
+        tokens: what the cache stands for.
+        cache: as above.
+        number: of the sequence.
+        n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see `ngramspec.backend.Model`.
+    """
+
+    def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int) -> None:
+        self._passes = passes
+        self.cache = cache
+        self.tokens: list[int] = []
+        self.number = cache.sequence
+        self.n_vocab = passes.n_vocab
+        self.n_ctx = n_ctx
+        self._aligned = 0
+        kept = cache.snapshots
+        self.replays = cache.recurrent and kept == 0
+        # A checkpoint holds the cells of a sliding window too, and restored they may lie in another order. Where tokens
+        # are evaluated again, it is in passes of other sizes.
+        self.exact_rollback = not cache.recurrent or (kept > 0 and not cache.window)
+        self.max_batch = min(MAX_EVALUATE, kept + 1) if kept else MAX_EVALUATE
+        self.can_rollback = True
+        self.fingerprint = ""
+
+    def goes_back(self) -> bool:
+        """Whether what was evaluated can be taken back here; the sequence is then empty.
+
+        It cannot where llama.cpp does not hand out the state of a recurrent memory, or does not take it back.
+        """
+        if not self.replays:
+            return True
+        try:
+            self.evaluate([0])
+            self.cache.save()
+            self.evaluate([0])
+            self.cache.cut(1)
+            return self.cache.length == 1
+        finally:
+            self.clear()
+
+    # ------------------------------------------------------------------ the calls of a model
+
+    def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
+        """See `ngramspec.llama.target.Target.prefill`."""
+        reader = self.reading(tokens, aligned=aligned)
+        next(reader)
+        while True:
+            try:
+                done = next(reader)
+            except StopIteration as end:
+                row: Logits = end.value
+                done = len(tokens)
+            if progress is not None:
+                progress(done, len(tokens))
+            if done == len(tokens):
+                return row
+
+    def reading(
+        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+    ) -> Generator[int, None, Logits]:
+        """See `ngramspec.shared_model.SequenceModel.reading`; what is raised is as of `Target.prefill`."""
+        total, n_batch = len(tokens), self._passes.n_batch
+        if not 0 < total <= self.n_ctx:
+            raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {total}")
+        keep = min(common_prefix(self.tokens, tokens), total - 1)
+        if aligned:
+            keep = min(keep, self._aligned) // n_batch * n_batch
+        self.rollback(keep)
+        if aligned and self.cache.length % n_batch:
+            self.clear()
+        was_aligned = self._aligned
+        done = self.cache.length
+        del self.tokens[done:]
+        stop = self._checkpoint_at(total, aligned=aligned)
+        while done < total:
+            yield done
+            size = n_batch if aligned or most is None else max(1, min(n_batch, most()))
+            end = stop if done < stop < done + size else min(total, done + size)
+            append(self._passes, [(self, tokens[done:end], 1)], states=not aligned)
+            done = end
+            if done == stop:
+                self.cache.save(keep=True)
+        self._aligned = total // n_batch * n_batch if aligned else min(keep, was_aligned)
+        row: Logits = self._passes.logits(1)[0]
+        return row
+
+    def _checkpoint_at(self, total: int, *, aligned: bool) -> int:
+        """After how many tokens of a prompt to keep the recurrent state for later prompts; 0: do not keep it."""
+        n_batch = self._passes.n_batch
+        # In exact mode the chunks of a prompt must be the same whatever is there already.
+        stop = (total - 1) // n_batch * n_batch if aligned else total - TAIL
+        return stop if self.cache.recurrent and stop - self.cache.saved >= APART else 0
+
+    def evaluate(self, tokens: Sequence[int]) -> Logits:
+        """See `ngramspec.llama.target.Target.evaluate`."""
+        n = len(tokens)
+        if not 0 < n <= MAX_EVALUATE:
+            raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {n}")
+        append(self._passes, [(self, tokens, n)])
+        return self._passes.logits(n)
+
+    def rollback(self, length: int) -> None:
+        """See `ngramspec.llama.target.Target.rollback`."""
+        self._passes.check()
+        if not 0 <= length <= len(self.tokens):
+            raise ValueError(f"cannot roll back to {length}: the cache holds {len(self.tokens)} tokens")
+        self._aligned = min(self._aligned, length)
+        del self.tokens[length:]
+        self.cache.cut(length)
+
+    def clear(self) -> None:
+        """Forget everything that the sequence holds."""
+        self._passes.check()
+        self.cache.clear()
+        self.tokens.clear()
+        self._aligned = 0
+
+    @property
+    def owed(self) -> int:
+        """How many tokens of the cache the next call must evaluate again before its own."""
+        return len(self.tokens) - self.cache.length
+
+    def checkpoint(self) -> None:
+        """See `ngramspec.llama.target.Target.checkpoint`."""
+        self.settle()
+        self.cache.save()
+
+    def settle(self) -> None:
+        """Evaluate all that is owed."""
+        self._passes.check()
+        while self.owed:
+            self.pay()
+
+    def pay(self) -> None:
+        """Evaluate of what is owed as much as goes into a pass."""
+        start = self.cache.length
+        self._passes.decode([Feed(self.cache, self.tokens[start : start + self._passes.n_batch], 0)])
+
+    # ------------------------------------------------------------------ copies
+
+    def adopt(self, other: SequenceModel, length: int) -> None:
+        """Hold the first `length` tokens of another sequence of the same context, or fewer.
+
+        Fewer where the memory cannot be cut there: a recurrent state is what it is at the end, or at a checkpoint
+        before, and a sliding window has left behind what stood in front of it.
+
+        Raises:
+            ValueError: not a sequence of this context, or it holds fewer than `length` tokens.
+        """
+        self._passes.check()
+        if not isinstance(other, CacheSequence) or other._passes is not self._passes or other is self:
+            raise ValueError("a sequence adopts from another sequence of its own context")
+        if not 0 <= length <= len(other.tokens):
+            raise ValueError(f"cannot adopt {length} tokens: the other sequence holds {len(other.tokens)}")
+        self.clear()
+        if found := min(length, other.cache.length):
+            self.cache.adopt(other.cache, found)
+            self.tokens[:] = other.tokens[: self.cache.length]
+            self._aligned = min(other._aligned, len(self.tokens))
+
+    def saved(self) -> bytes:
+        """What the sequence holds, its checkpoints included. What it owes is evaluated first.
+
+        Raises:
+            TargetError: llama.cpp does not hand it out.
+        """
+        self.settle()
+        if not self.tokens:
+            return _HEAD.pack(_MAGIC, 0, 0, 0)
+        state, checkpoints = self.cache.whole()
+        if not len(state):
+            raise TargetError("llama.cpp did not give the state of a sequence")
+        pieces: list[object] = [_HEAD.pack(_MAGIC, len(self.tokens), self._aligned, len(checkpoints))]
+        for length, piece in (*((c.length, c.state) for c in checkpoints), (len(self.tokens), state)):
+            pieces += (_PIECE.pack(length, len(piece)), piece)
+        return b"".join(pieces)  # type: ignore[arg-type]
+
+    def restore(self, tokens: Sequence[int], state: bytes) -> None:
+        """Hold what `saved` gave when this sequence, or another one of the same model, held `tokens`.
+
+        Raises:
+            TargetError: the sequence cannot hold it, and is now empty.
+        """
+        self.clear()
+        try:
+            magic, length, aligned, count = _HEAD.unpack_from(state)
+            at, pieces = _HEAD.size, []
+            for _ in range(count + bool(length)):
+                where, size = _PIECE.unpack_from(state, at)
+                at += _PIECE.size
+                pieces.append(Checkpoint(where, (ctypes.c_uint8 * size).from_buffer_copy(state, at)))
+                at += size
+        except (struct.error, ValueError, OverflowError) as error:
+            raise TargetError(f"this is not what a sequence held: {error}") from error
+        if magic != _MAGIC or at != len(state) or length != len(tokens) or length > self.n_ctx + MAX_EVALUATE:
+            raise TargetError(f"this is not what a sequence held that could hold these {len(tokens)} tokens")
+        if length and not self.cache.load(pieces[-1].state, length, pieces[:-1]):
+            raise TargetError("llama.cpp did not take the state of a sequence")
+        self.tokens[:] = tokens
+        self._aligned = aligned
+
+
+Piece = tuple[CacheSequence, Sequence[int], int]
+"""What a pass appends to a sequence, and for how many of the last tokens logits are wanted."""
+
+
+def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> None:
+    """Append to several sequences, each in it once, in one pass, behind what they owe; what does not fit goes before.
+
+    Args:
+        pieces: at most n_batch tokens and MAX_EVALUATE rows in all.
+        states: as in `Passes.decode`.
+
+    Raises:
+        ValueError: more tokens than a sequence has room for.
+        TargetError: llama.cpp could not evaluate them; the sequences are as before, though they may owe tokens.
+    """
+    passes.check()
+    before = []
+    needed = 0
+    for sequence, tokens, _ in pieces:
+        length = len(sequence.tokens)
+        if length + len(tokens) > sequence.n_ctx + MAX_EVALUATE:
+            raise ValueError(f"{length + len(tokens)} tokens do not fit in a context of {sequence.n_ctx}")
+        before.append(length)
+        needed += length - sequence.cache.length + len(tokens)
+    try:
+        while needed > passes.n_batch:
+            max((sequence for sequence, _, _ in pieces), key=lambda sequence: sequence.owed).pay()
+            needed = sum(sequence.owed + len(tokens) for sequence, tokens, _ in pieces)
+        feeds = [
+            Feed(sequence.cache, [*sequence.tokens[sequence.cache.length :], *new], rows)
+            for sequence, new, rows in pieces
+        ]
+        passes.decode(feeds, states=states)
+        for sequence, tokens, _ in pieces:
+            sequence.tokens.extend(tokens)
+    except UsedAtOnceError:
+        raise  # what is in the sequences is another thread's
+    except BaseException:
+        for (sequence, _, _), length in zip(pieces, before, strict=True):
+            del sequence.tokens[length:]
+            if sequence.cache.length > length:
+                sequence.cache.recover(length)
+        raise

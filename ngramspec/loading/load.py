@@ -1,0 +1,280 @@
+"""`load`: from a model's name to a target, a decoder that drafts for it, and the user's memory.
+
+    with ngramspec.load("model.gguf", draft_model="small.gguf") as model:
+        for step in model.decoder.generate(model.target.tokenize("def fib(n):"), max_tokens=200):
+            print(step.text, end="")
+
+All that opens a model comes through here: the commands, the server, the plugin for `llm`, and the draft model of
+`ngramspec.Llama`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
+from ngramspec.drafting.draft import Drafter
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.drafting.mixture.learnt import file_of
+from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.llama.rpc import PATIENCE, connect, workers
+from ngramspec.llama.same_vocabulary import common_tokens
+from ngramspec.llama.target import Target
+from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.llama.weights import tuning_key
+from ngramspec.loading.settings import ALONE, LoadSettings, LoadSettingsError
+from ngramspec.machine_settings import flags, path_of, recalled
+from ngramspec.memory import Memory, MemoryFileError, Store
+from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
+from ngramspec.memory.memory import memory_folder, remembers
+from ngramspec.models.find import ModelSource, resolve
+from ngramspec.models.hub import PREFIX, Progress
+
+Tell = Callable[[str], object]
+"""Takes what the user should know of what is opened, a line each."""
+
+
+class Found(NamedTuple):
+    """The files of a model and of its draft model, if it has one."""
+
+    model: ModelSource
+    draft: ModelSource | None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, ready to generate.
+
+    Attributes:
+        target: the model.
+        decoder: generates with it, and drafts.
+        memory: the user's texts that are drafted from; it remembers what it is told by `hear`. None: there is none.
+        settings: how it was loaded, with those that tuning keeps.
+        tuned: what tuning changed.
+        draft_model: a second model that drafts.
+    """
+
+    target: Target
+    decoder: SpeculativeDecoder
+    memory: Memory | None
+    settings: LoadSettings
+    tuned: Mapping[str, Any]
+    draft_model: Target | None
+
+    def close(self) -> None:
+        """Free the models."""
+        self.target.close()
+        if self.draft_model is not None:
+            self.draft_model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load(
+    model: str | os.PathLike[str] | None = None,
+    settings: LoadSettings | None = None,
+    *,
+    tell: Tell = lambda _: None,
+    progress: Progress | None = None,
+    **changes: Any,
+) -> Loaded:
+    """Load a model as the command line does: checked, with tuned settings, drafts, and the user's memory.
+
+    Args:
+        model: a GGUF file, or a name as `resolve` takes it; None: the default model.
+        settings: how; None: as by default.
+        tell: gets what the user should know, a line each.
+        progress: is told about downloads.
+        changes: settings by name, in place of those of `settings`.
+
+    Raises:
+        LoadSettingsError: a setting has a value that it cannot have, or two contradict each other.
+        NGramSpecError: there is no such model or memory, it cannot be loaded, or the draft model cannot draft for it.
+    """
+    settings = replace(settings or LoadSettings(), **changes)
+    return open_found(find(model, settings, progress), settings, tell=tell)
+
+
+def find(model: str | os.PathLike[str] | None, settings: LoadSettings, progress: Progress | None = None) -> Found:
+    """Connect to the machines, and find, fetch if need be, and check the files. Errors as of `load`."""
+    # Without machines too: a process that is connected to some would spread every model over them.
+    connect(() if settings.rpc is None else workers(settings.rpc), settings.rpc_timeout or PATIENCE)
+    name = None if model is None else os.fspath(model)
+    if settings.hf_repo is not None:
+        if name is not None:
+            raise LoadSettingsError(f"two models are named: {name} and, with {{hf_repo}}, {settings.hf_repo}; give one")
+        name = f"{PREFIX}{settings.hf_repo}"
+    found = resolve(name, progress=progress)
+    return Found(found, None if settings.draft_model is None else resolve(settings.draft_model, progress=progress))
+
+
+def open_found(
+    found: Found,
+    settings: LoadSettings,
+    *,
+    tell: Tell = lambda _: None,
+    texts: int | None = None,
+    learn: bool = True,
+    remember: bool = False,
+) -> Loaded:
+    """`load`, of files that were found.
+
+    Args:
+        found, settings, tell: as there.
+        texts: as of `Target`: how many are generated at once, by an engine.
+        learn: the drafter goes on from what earlier sessions learnt, and leaves what it learns to later ones.
+        remember: answers that the memory is told to keep are kept, if the user has switched that on.
+    """
+    settings, changes = tuned(found.model.path, settings, tell)
+    target = open_target(found.model.path, settings, tell, texts=texts, head=settings.mtp)
+    try:
+        drafter, memory, small = open_drafter(target, found, settings, tell=tell, learn=learn, remember=remember)
+    except BaseException:
+        target.close()
+        raise
+    decoder = SpeculativeDecoder(
+        target, drafter=drafter, policy=settings.policy, draft_max=settings.draft_max, exact=target.exact
+    )
+    if decoder.exact == "on" and decoder.calibration.exact_sizes is None and target.can_rollback:
+        tell("comparing batch sizes bit by bit for --exact on; this happens once per model and machine")
+    return Loaded(target, decoder, memory, settings, changes, small)
+
+
+def open_target(path: Path, settings: LoadSettings, tell: Tell = lambda _: None, **more: Any) -> Target:
+    """Load a model alone, of a file that was checked: the one place where a target or a draft model is made.
+
+    Args:
+        path, settings: what and how, as they are: `tuned` gives those that tuning keeps.
+        tell: as in `load`.
+        more: arguments of `Target` that are no settings.
+    """
+    target = Target(path, **settings.for_target, **more)
+    for line in target.notes:
+        tell(line)
+    return target
+
+
+# --------------------------------------------------------------------------- tuned settings
+
+
+def tuned_file(path: Path, settings: LoadSettings) -> Path:
+    """Where `ngramspec tune` keeps the settings that are the fastest for a model, loaded so."""
+    return path_of(tuning_key(path, settings.gpu_layers, (settings.cache_type_k, settings.cache_type_v)))
+
+
+def tuned(path: Path, settings: LoadSettings, tell: Tell) -> tuple[LoadSettings, dict[str, Any]]:
+    """The settings with those that `tune --apply` keeps for the model, and these alone."""
+    if settings.no_tuned:
+        return settings, {}
+    settings, changes = settings.tuned(recalled(tuned_file(path, settings)))
+    if changes:
+        tell(f"tuned: {flags(changes)} (--no-tuned leaves it out, ngramspec tune --forget takes it away)")
+    return settings, changes
+
+
+# --------------------------------------------------------------------------- drafts
+
+
+def open_drafter(
+    target: Target, found: Found, settings: LoadSettings, *, tell: Tell, learn: bool, remember: bool = False
+) -> tuple[Drafter | None, Memory | None, Target | None]:
+    """What drafts for a target, None for plain decoding; the memory that it looks into; and the second model.
+
+    Arguments and errors are those of `open_found`.
+    """
+    if settings.no_draft:
+        return None, None, None
+    if not target.can_rollback:
+        tell("this model's memory cannot be taken back (recurrent or hybrid), so drafting is off")
+        return None, None, None
+    if not target.exact_rollback and target.exact == "on":
+        tell("drafting is off with --exact on: taking tokens back may move last bits on this model")
+    memory = kept = None
+    if not settings.no_memory and settings.drafter in REMEMBERING:
+        memory = open_memory(settings.memory, target, tell=tell, keep=remember)
+        kept = file_of(target.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
+    asked = small = None
+    if target.head is not None:
+        asked = AskedModel(target.head, n_vocab=target.n_vocab)
+    elif found.draft is not None:
+        small = open_draft_model(target, found.draft.path, settings, tell)
+        try:
+            asked = as_drafter(target, small)
+        except ModelError:
+            small.close()
+            raise
+    if asked is None:
+        name = DEFAULT if settings.drafter == ALONE else settings.drafter
+        return make_drafter(name, memory=memory, kept=kept), memory, None
+    return asked if settings.drafter == ALONE else HybridDrafter(asked, memory, kept), memory, small
+
+
+def open_draft_model(target: Target, path: Path, settings: LoadSettings, tell: Tell) -> Target:
+    """The second model of a target, for as many texts of the same length."""
+    own, known = settings.for_draft_model(target.n_ctx, target.threads), target.notes
+    return open_target(
+        path, own, lambda line: None if line in known else tell(f"draft model: {line}"), texts=target.texts
+    )
+
+
+def as_drafter(target: Vocabulary, model: Target) -> AskedModel:
+    """A loaded model as what drafts for a target.
+
+    Args:
+        target: what the tokens mean there.
+        model: the caller leaves it to what is returned. One with several texts drafts for as many, by
+            `AskedModel.beside`.
+
+    Raises:
+        ModelError: it has another vocabulary, or cannot take back what it has evaluated.
+    """
+    known = common_tokens(target, model)
+    if not model.can_rollback:
+        raise ModelError(
+            f"{model.path} cannot draft: what it has evaluated cannot be taken back; take another draft model"
+        )
+    return AskedModel(model, n_vocab=known, shared=model if model.texts is not None else None)
+
+
+def open_memory(name: str | None, target: Vocabulary, *, tell: Tell, keep: bool) -> Memory:
+    """The memory `name` for the tokenizer of `target`.
+
+    Args:
+        name: None for the default memory, which need not exist.
+        target: the loaded model, or its vocabulary.
+        tell: as in `load`.
+        keep: answers are kept for later sessions, if the user has switched that on.
+
+    Raises:
+        NGramSpecError: the memory is named, and holds nothing for this tokenizer.
+    """
+    keep = keep and remembers()
+    folder = memory_folder(name or DEFAULT_MEMORY)
+    there = Store.all_in(folder)
+    store = Store(folder, target.vocabulary_hash, target.n_vocab, target.path.name)
+    if not there and name is None and not keep:
+        return Memory(store=store)
+    try:
+        contents = store.read()
+    except MemoryFileError as error:
+        tell(f"memory {name or DEFAULT_MEMORY!r} is not used: {error}")
+        return Memory()
+    if contents.path is None and not keep:
+        missing = f"memory {name or DEFAULT_MEMORY!r} holds nothing for this model's tokenizer"
+        advice = f"ngramspec memory add --memory {name or DEFAULT_MEMORY} --model {target.path} PATH adds files"
+        if name is not None:
+            raise NGramSpecError(f"{missing} ({advice})")
+        tell(f"{missing}, only for others' ({advice})")
+    if contents.journal.damaged:
+        tell(f"{contents.path}: {contents.journal.damaged} remembered answers are damaged and left out")
+    return Memory(contents, store=store, keeps=keep)

@@ -1,0 +1,289 @@
+"""`LoadSettings`: all that a user sets about how a model is loaded and drafted for, each setting told once.
+
+A setting is a field with its type, its default, the values it may have, its flags and its line of help, as in
+`ngramspec.sampling.settings`. The options of the command line and of the plugin for `llm` are made of these.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, get_args
+
+from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
+from ngramspec.exactness.decision import EXACT, Exact
+from ngramspec.llama.cache import UNQUANTISED, CacheType
+from ngramspec.llama.rpc import PATIENCE, workers
+from ngramspec.machine_settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Flash, Tuned, wanted
+from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
+from ngramspec.memory.memory import memory_folder
+from ngramspec.policies import POLICIES, make_policy
+from ngramspec.policies.policy import FixedPolicy
+from ngramspec.sampling.option import Allowed, between, one_of, option, options
+
+ALONE = "model"
+"""What `drafter` calls a draft model that drafts alone."""
+
+LEAST_CONTEXT = 16
+CONTEXT = Allowed(
+    lambda x: isinstance(x, int) and (x == 0 or LEAST_CONTEXT <= x <= 2**24),
+    f"0, or from {LEAST_CONTEXT} to {2**24}",
+    0,
+    2**24,
+)
+LAYERS = between(-1, 9999)
+THREADS = between(1, MOST_THREADS)
+TYPES = one_of(*get_args(CacheType))
+
+
+class LoadSettingsError(ValueError):
+    """A setting has a value that it cannot have, or two contradict each other.
+
+    Args:
+        text: what is wrong, with settings as {draft_model}.
+    """
+
+    def __str__(self) -> str:
+        return self.worded({})
+
+    def worded(self, names: Mapping[str, str]) -> str:
+        """What is wrong, with the settings called by these names, by their fields'; those left out keep theirs."""
+        return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[1]), self.args[0])
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSettings:
+    """How a model is loaded, and what drafts for it."""
+
+    hf_repo: str | None = option(
+        None,
+        "-hf",
+        "--hf-repo",
+        metavar="USER/REPO[:QUANT]",
+        help="The model, from Hugging Face, instead of MODEL; quant: Q4_K_M, else Q8_0, else the first.",
+    )
+    ctx_size: int | None = option(
+        None,
+        "-c",
+        "--ctx-size",
+        help="Context in tokens; default, as 0: the model's, if memory allows.",
+        allowed=CONTEXT,
+    )
+    gpu_layers: int = option(-1, "-ngl", "--gpu-layers", help="Layers on the GPU; -1: all.", allowed=LAYERS)
+    rpc: str | None = option(
+        None,
+        "--rpc",
+        metavar="HOST:PORT,...",
+        help="Machines to spread the layers over, where ngramspec rpc-worker runs; trusted networks only.",
+    )
+    rpc_timeout: float | None = option(
+        None,
+        "--rpc-timeout",
+        help=f"Seconds without an answer after which a machine counts as lost; default: {PATIENCE:g}.",
+        allowed=Allowed(lambda x: x >= 1, "at least 1", 1),
+    )
+    threads: int | None = option(
+        None, "-t", "--threads", help="CPU threads; default: the physical cores.", allowed=THREADS
+    )
+    threads_batch: int | None = option(
+        None, "-tb", "--threads-batch", help="CPU threads for prompts and drafts; default: as -t.", allowed=THREADS
+    )
+    ubatch_size: int | None = option(
+        None,
+        "-ub",
+        "--ubatch-size",
+        help="Tokens of a prompt per pass; default: 512, without flash attention 128.",
+        allowed=between(LEAST_MICRO, MOST_MICRO),
+    )
+    flash_attn: Flash | None = option(
+        None,
+        "-fa",
+        "--flash-attn",
+        help="Flash attention; auto, the default: llama.cpp decides, off on a CPU for --exact.",
+        allowed=one_of(*get_args(Flash)),
+    )
+    cache_type_k: CacheType = option("f16", "-ctk", "--cache-type-k", help="Type of the K cache.", allowed=TYPES)
+    cache_type_v: CacheType = option("f16", "-ctv", "--cache-type-v", help="Type of the V cache.", allowed=TYPES)
+    no_mmap: bool = option(False, "--no-mmap", help="Read the model instead of mapping it.")
+    no_repack: bool = option(
+        False, "--no-repack", help="Leave the weights in the file's order, not that of CPU kernels."
+    )
+    no_tuned: bool = option(False, "--no-tuned", help="Leave out the settings that ngramspec tune --apply keeps.")
+    exact: Exact = option(
+        "auto",
+        "--exact",
+        help="The same text bit for bit, whatever is drafted: on, off; auto: where it costs at most 5 %.",
+        allowed=one_of(*EXACT),
+    )
+    draft_model: str | None = option(
+        None,
+        "-md",
+        "--draft-model",
+        metavar="MODEL",
+        help="Draft with this model of the same vocabulary too; named as MODEL is.",
+    )
+    gpu_layers_draft: int | None = option(
+        None,
+        "-ngld",
+        "--gpu-layers-draft",
+        help="Layers of the draft model on the GPU; default: all, with -ngl 0 none.",
+        allowed=LAYERS,
+    )
+    threads_draft: int | None = option(
+        None, "-td", "--threads-draft", help="CPU threads of the draft model; default: as -t.", allowed=THREADS
+    )
+    mtp: bool = option(False, "--mtp", help="Draft with the model's own NextN (MTP) layer, where it has one.")
+    no_draft: bool = option(False, "--no-draft", help="Plain decoding: one token per pass.")
+    drafter: str = option(
+        DEFAULT, "--drafter", help=f"What drafts: {', '.join(DRAFTERS)}; {ALONE}: the draft model without n-grams."
+    )
+    policy: str = option("cost", "--policy", help=f"How much to draft: {', '.join(POLICIES)}.")
+    draft_max: int | None = option(
+        None, "--draft-max", help="Most tokens in a draft; default: the policy's.", allowed=between(1, 63)
+    )
+    memory: str | None = option(
+        None,
+        "--memory",
+        metavar="NAME",
+        help=f"Draft from this memory too (ngramspec memory --help); default: {DEFAULT_MEMORY!r}, if it exists.",
+    )
+    no_memory: bool = option(
+        False, "--no-memory", help="Draft from the context alone; remember nothing, nor what drafts have learnt."
+    )
+
+    def __post_init__(self) -> None:
+        for name, known in options(self).items():
+            value = getattr(self, name)
+            if value is not None and known.allowed is not None and not known.allowed.holds(value):
+                raise LoadSettingsError(f"{{{name}}} is {value!r}, but must be {known.allowed.words}")
+        if self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED:
+            raise LoadSettingsError(
+                f"{{cache_type_v}} {self.cache_type_v} needs flash attention; leave out {{flash_attn}} off"
+            )
+        self._check_machines()
+        self._check_drafter()
+        self._check_memory()
+
+    def _check_machines(self) -> None:
+        if self.rpc is None:
+            if self.rpc_timeout is not None:
+                raise LoadSettingsError("{rpc_timeout} is for {rpc}; leave it out")
+            return
+        if self.gpu_layers == 0:
+            raise LoadSettingsError("{gpu_layers} 0 leaves no layer to {rpc}; leave out one of them")
+        try:
+            workers(self.rpc)
+        except ValueError as error:
+            raise LoadSettingsError(f"{{rpc}}: {error}") from None
+
+    def _check_drafter(self) -> None:
+        flag = "{draft_model}" if self.draft_model is not None else "{mtp}" if self.mtp else ""
+        if self.draft_model is not None and self.mtp:
+            raise LoadSettingsError("{draft_model} and {mtp} exclude each other")
+        if self.draft_model is None and (self.gpu_layers_draft, self.threads_draft) != (None, None):
+            raise LoadSettingsError(
+                "{gpu_layers_draft} and {threads_draft} are for a draft model; name it with {draft_model}, or leave"
+                " them out"
+            )
+        if flag and self.drafter not in (DEFAULT, ALONE):
+            raise LoadSettingsError(
+                f"with {flag} a model drafts, beside {DEFAULT}, or alone with {{drafter}} {ALONE};"
+                f" leave out {{drafter}} {self.drafter}"
+            )
+        if not flag and self.drafter == ALONE:
+            raise LoadSettingsError(
+                f"{{drafter}} {ALONE} is for a draft model; name it with {{draft_model}}, or leave out {{drafter}}"
+            )
+        if self.drafter not in (*DRAFTERS, ALONE):
+            choices = ", ".join([*DRAFTERS, ALONE])
+            raise LoadSettingsError(f"unknown drafter {self.drafter!r}; choose one of: {choices}")
+        try:
+            if self.drafter not in (DEFAULT, ALONE):
+                make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
+            make_policy(self.policy, self.draft_max)
+        except ValueError as error:
+            raise LoadSettingsError(str(error)) from None
+        if flag and self.no_draft:
+            raise LoadSettingsError(f"{flag} is for drafts; leave out {{no_draft}}")
+
+    def _check_memory(self) -> None:
+        if self.memory is None:
+            return
+        memory_folder(self.memory)
+        if self.no_memory:
+            raise LoadSettingsError("{memory} and {no_memory} exclude each other")
+        if self.no_draft:
+            raise LoadSettingsError("{memory} is for drafts; leave out {no_draft}")
+        if self.drafter not in REMEMBERING:
+            raise LoadSettingsError(
+                f"the drafter {self.drafter!r} looks at no memory; leave out {{memory}} or {{drafter}}"
+            )
+
+    @property
+    def longest_draft(self) -> int | None:
+        """The longest draft that there can be, as far as the settings say so."""
+        return 1 if self.no_draft else self.draft_max or (FixedPolicy.DRAFT_MAX if self.policy == "fixed" else None)
+
+    @property
+    def for_target(self) -> dict[str, Any]:
+        """The arguments of `Target` that are settings."""
+        return {
+            "n_ctx": self.ctx_size or None,
+            "n_gpu_layers": self.gpu_layers,
+            "threads": self.threads,
+            "threads_batch": self.threads_batch,
+            "micro_batch": self.ubatch_size,
+            "flash_attn": self.flash_attn or "auto",
+            "cache_type_k": self.cache_type_k,
+            "cache_type_v": self.cache_type_v,
+            "mmap": not self.no_mmap,
+            "extra_buffers": False if self.no_repack else None,
+            # In exact mode the sizes of passes must not depend on whether or how much is drafted.
+            "draft_max": None if self.exact == "on" else self.longest_draft,
+            "exact": self.exact,
+        }
+
+    def for_draft_model(self, n_ctx: int, threads: int) -> LoadSettings:
+        """The settings of the draft model of a target with such a context and so many threads.
+
+        It is wholly on the GPU, as it is small, even where the target has no room there; but on the CPU where
+        `gpu_layers` is 0, which keeps off the GPU.
+        """
+        layers = self.gpu_layers_draft
+        if layers is None:
+            layers = -1 if self.gpu_layers else 0
+        return LoadSettings(
+            ctx_size=max(LEAST_CONTEXT, n_ctx), gpu_layers=layers, threads=self.threads_draft or threads, exact="off"
+        )
+
+    # ------------------------------------------------------------------ what `ngramspec tune --apply` keeps
+
+    def tuned(self, kept: Tuned | None) -> tuple[LoadSettings, dict[str, Any]]:
+        """These settings with the kept ones that are applied, as far as these say nothing else; and those alone."""
+        said = {
+            "threads": self.threads is not None,
+            "threads_batch": self.threads is not None or self.threads_batch is not None,
+            "flash_attn": self.flash_attn is not None,
+            # Wide pieces of a prompt are found to be faster with flash attention only.
+            "micro_batch": self.ubatch_size is not None or self.flash_attn == "off",
+            "mmap": self.no_mmap,
+            "repack": self.no_repack,
+        }
+        changes = {} if self.no_tuned else wanted(kept, {name for name, is_said in said.items() if is_said})
+        fields: dict[str, Any] = {}
+        for name, value in changes.items():
+            match name:
+                case "mmap" | "repack":
+                    fields[f"no_{name}"] = not value
+                case "micro_batch":
+                    fields["ubatch_size"] = value
+                case _:
+                    fields[name] = value
+        return replace(self, no_tuned=True, **fields), changes
+
+
+_NAMES = tuple(options(LoadSettings))
+
+LOADING, DRAFTING = _NAMES[: _NAMES.index("draft_model")], _NAMES[_NAMES.index("draft_model") :]
+"""The settings of the model itself, and those of drafts."""

@@ -1,0 +1,167 @@
+"""`Settings`: how a model runs on a machine, the model unchanged; what is timed under them; and which are kept.
+
+`ngramspec.instruments.tuning` finds the fastest. One small file per model, build and machine keeps them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.json_data import decode
+from ngramspec.storage import cache_folder, recall, write_whole
+
+Flash = Literal["auto", "on", "off"]
+
+MOST_THREADS = 512
+
+LEAST_MICRO, MOST_MICRO = 64, 4096
+"""Tokens that can be asked for in a micro-batch of a prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of a runner.
+
+    Attributes:
+        threads: CPU threads of a pass over one token.
+        threads_batch: of a pass over more: prompts, and drafts that are checked.
+        flash_attn: flash attention.
+        micro_batch: tokens of a prompt per pass; None: the runner's default under these settings.
+        mmap: whether the weights stay in the mapped file where they can.
+        repack: whether weights may be put into the order that CPU kernels like.
+        cache_types: element types of the K and the V cache.
+    """
+
+    threads: int
+    threads_batch: int
+    flash_attn: Flash = "auto"
+    micro_batch: int | None = None
+    mmap: bool = True
+    repack: bool = True
+    cache_types: tuple[str, str] = ("f16", "f16")
+
+    def changes(self, base: Settings) -> dict[str, Any]:
+        """The fields in which these differ from `base`; both numbers of threads where one does, as it sets the other's
+        default."""
+        named = {f.name: getattr(self, f.name) for f in fields(self)}
+        found = {name: value for name, value in named.items() if value != getattr(base, name)}
+        if found.keys() & {"threads", "threads_batch"}:
+            found = {"threads": self.threads, "threads_batch": self.threads_batch} | found
+        return found
+
+    def flags(self, base: Settings) -> str:
+        """The options of the command line that lead from `base` to these, as llama.cpp names them."""
+        return flags(self.changes(base))
+
+
+def flags(changes: Mapping[str, Any]) -> str:
+    """The options of the command line that make these changes; see `Settings.changes`."""
+    return " ".join(word for name, value in changes.items() for word in _words(name, value))
+
+
+def _words(name: str, value: Any) -> tuple[str, ...]:
+    match name:
+        case "mmap" | "repack":
+            return (f"--no-{name}",)
+        case "cache_types":
+            return "-ctk", value[0], "-ctv", value[1]
+    return {"threads": "-t", "threads_batch": "-tb", "flash_attn": "-fa", "micro_batch": "-ub"}[name], str(value)
+
+
+# --------------------------------------------------------------------------- what is timed
+
+LEAST_READ = 64
+"""From so many tokens on, a pass reads a prompt: logits are computed after its last token only."""
+
+
+class Measure(NamedTuple):
+    """A time to take.
+
+    Attributes:
+        size: tokens of the pass. From LEAST_READ on they are a prompt, and the time is that of one of them.
+        deep: whether after a long context, and not after next to nothing.
+    """
+
+    size: int
+    deep: bool = False
+
+    @property
+    def reads(self) -> bool:
+        return self.size >= LEAST_READ
+
+    def named(self, depth: int) -> str:
+        """Its name in a report; `depth`: tokens of the long context."""
+        name = f"reading {self.size}" if self.reads else f"T({self.size})"
+        return f"{name} at {depth}" if self.deep else name
+
+
+SINGLE, DRAFTS, READING, LONG_READING = Measure(1), (Measure(4), Measure(8)), Measure(LEAST_READ), Measure(1024)
+DEEP = (Measure(1, deep=True), Measure(4, deep=True), Measure(LEAST_READ, deep=True))
+
+
+# --------------------------------------------------------------------------- kept settings
+
+_THREADS = range(1, MOST_THREADS + 1)
+_FOUND: Mapping[str, Sequence[Any]] = {
+    **{"threads": _THREADS, "threads_batch": _THREADS, "micro_batch": range(LEAST_MICRO, MOST_MICRO + 1)},
+    **{"mmap": (False,), "repack": (False,), "flash_attn": ("on", "off")},
+}
+"""The values that a tuning finds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tuned:
+    """The outcome of a tuning, as it is kept.
+
+    Attributes:
+        changes: the settings that were found faster (see `Settings.changes`); empty: none is.
+        ratio: their time / that of the settings without them, where something was found.
+        date: the day, as in 2026-11-22.
+        applied: whether they are to be used.
+    """
+
+    changes: Mapping[str, Any]
+    ratio: float | None
+    date: str
+    applied: bool
+
+
+def path_of(key: str) -> Path:
+    """The file of a model, build and machine, of which `key` is the name; in the cache folder."""
+    return cache_folder("tuned") / f"{key}.json"
+
+
+def recalled(path: Path) -> Tuned | None:
+    """What was kept; None where nothing was, or nothing that makes sense."""
+    with suppress(ValueError, KeyError):
+        kept = decode(Tuned, json.loads(recall(path) or ""))
+        if all(type(value) is type(_FOUND[name][0]) and value in _FOUND[name] for name, value in kept.changes.items()):
+            return replace(kept, date=kept.date[:10])
+    return None
+
+
+def wanted(kept: Tuned | None, said: Collection[str]) -> dict[str, Any]:
+    """The changes to make: those kept and applied, without the settings (`said`) that the user has chosen."""
+    if kept is None or not kept.applied:
+        return {}
+    return {name: value for name, value in kept.changes.items() if name not in said}
+
+
+def keep(path: Path, kept: Tuned) -> None:
+    """Write the file.
+
+    Raises:
+        NGramSpecError: the settings are to be used, and the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(path, json.dumps(asdict(kept)))
+    except OSError as error:
+        if kept.applied:
+            raise NGramSpecError(f"cannot keep the settings in {path}: {error.strerror or error}") from error

@@ -1,0 +1,171 @@
+"""The policies of others, to compare with: `heuristic`, `entropy` and `threshold`. None knows what a pass costs."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.drafting.draft import Draft
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.policies.policy import Debt, FixedPolicy, smallest
+from ngramspec.sampling.distribution import normalised_entropy
+from ngramspec.steps import Step
+
+
+class HeuristicPolicy(FixedPolicy):
+    """Two more after a draft that was accepted whole, one fewer after any other, between 1 and `draft_max`.
+
+    The schedule of Hugging Face's assisted generation (`num_assistant_tokens_schedule="heuristic"`).
+    """
+
+    name = "heuristic"
+
+    def __init__(self, draft_max: int = 16) -> None:
+        super().__init__(draft_max)
+        self._length = min(4, draft_max)
+
+    def limit(self) -> int:
+        return self._length
+
+    def record(self, done: Step) -> None:
+        if not done.drafted:
+            return
+        step = 2 if len(done.tokens) == len(done.drafted) + 1 else -1
+        self._length = max(1, min(self._draft_max, self._length + step))
+
+
+class EntropyPolicy(FixedPolicy):
+    """The surer the models lately were, the more is drafted: gamma from the entropy of their last distributions.
+
+    Per pass, with z the logits that decided the token emitted last and n_vocab their number:
+
+        h      = H(softmax(z)) / ln(n_vocab)                                0: certain, 1: all tokens alike
+        h_mean = WEIGHT h + (1 - WEIGHT) h_mean                             an EMA; the first h as it is
+        gamma  = gamma_min + (gamma_max - gamma_min) / n_vocab^h_mean       rounded to the nearest, half to even
+
+    n_vocab^h = exp(H) is the perplexity: the number of equally likely tokens that would be as hard to guess. So
+    certainty gives gamma_max, two even choices half of what lies between the bounds, ten a tenth. A gamma that falls
+    linearly with h would hardly move: among 150,000 tokens ten even choices are an h of 0.19.
+
+    A draft model's entropy counts in the same way, once a draft: that of its first token, known before any is drawn (so
+    that rejection sampling stays exact). What the draft has beyond the gamma that follows is not sent.
+
+    The record of every pass gives h_mean and gamma before its draft, as `entropy` and `gamma`. At the end of a text or
+    a context, fewer than gamma tokens may have been asked for.
+
+    The logits are taken at temperature 1 and unfiltered, whatever the sampling: the policy never decides on a token.
+
+    Args:
+        draft_max: gamma_max.
+        gamma_min: 1 to `draft_max`.
+
+    Raises:
+        ValueError: `gamma_min` is out of its range.
+    """
+
+    name = "entropy"
+    wants_logits = True
+
+    WEIGHT = 0.5
+
+    def __init__(self, draft_max: int = 16, gamma_min: int = 1) -> None:
+        if not 1 <= gamma_min <= draft_max:
+            raise ValueError(f"gamma_min is {gamma_min}, but must be 1 to draft_max, {draft_max}")
+        super().__init__(draft_max)
+        self._gamma = self._gamma_min = gamma_min
+        self._entropy: float | None = None
+
+    def see(self, row: NDArray[np.float32]) -> None:
+        self._n_vocab = row.size
+        self._learn(normalised_entropy(row))
+
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
+        if draft.entropy is not None and self._entropy is not None:
+            self._learn(draft.entropy())
+        return super().plan(draft, curve, sizes, debt)
+
+    def _learn(self, entropy: float) -> None:
+        if not math.isfinite(entropy):
+            return
+        if self._entropy is not None:
+            entropy = self.WEIGHT * entropy + (1 - self.WEIGHT) * self._entropy
+        share = float(self._n_vocab) ** -entropy
+        self._entropy = entropy
+        self._gamma = round(self._gamma_min + (self._draft_max - self._gamma_min) * share)
+
+    def explain(self) -> dict[str, float]:
+        return {} if self._entropy is None else {"entropy": self._entropy, "gamma": self._gamma}
+
+    def limit(self) -> int:
+        return self._gamma
+
+
+class ThresholdPolicy(FixedPolicy):
+    """Draft while the drafter is sure enough, by a threshold that adapts.
+
+    The confidence in a position is the drafter's estimate that it will be emitted if it is sent: the product of
+    `Draft.chances` up to it. The draft ends before the first position whose confidence is below the threshold, or
+    after `draft_max`. After each pass the threshold
+
+        rises   by the factor e^(STEP EDGE)            if a token that was sent was refused,
+        falls   by the factor e^(-STEP (1 - EDGE))     if all were accepted, and the next that was proposed, but not
+                                                       sent, would have been right,
+        stays                                          else: nothing says that the draft had a wrong length.
+
+    Rises and falls balance where the last token that is sent and the first that is not are right with probability
+    EDGE: there, drafts end at the right place on average. It is this observed frequency that is held at EDGE, however
+    good the drafter's estimates are: a drafter that is too sure of itself gets a higher threshold. Since a right guess
+    that was not sent counts, the threshold falls even while nothing is sent. It stays between LOW and HIGH.
+
+    The end of a draft depends on nothing but the estimates and earlier passes: rejection sampling needs that (see
+    `blind` in `Drafter.propose`).
+
+    Prior art: assisted generation in Hugging Face's transformers stops drafting at the first token that the draft
+    model gives less than `assistant_confidence_threshold` (0.4, a constant, per token); Draft & Verify (Zhang et al.
+    2023, arXiv 2309.08168) and AdaEDL (Agrawal et al. 2024, arXiv 2410.18351) adapt such a threshold towards an
+    acceptance rate.
+    """
+
+    name = "threshold"
+
+    START = 0.4
+    LOW, HIGH = 0.01, 0.95
+    STEP = 0.1
+    EDGE = 1 / 3
+
+    def __init__(self, draft_max: int = 16) -> None:
+        super().__init__(draft_max)
+        self.threshold = self.START
+        self._slopes = array("d", [1.0]) * (draft_max + 1)
+
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
+        # The drafter goes on to the first token below the threshold: whether that one was right is learnt from.
+        return TokenPrice(self.threshold, self._slopes)
+
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
+        most = min(len(draft), self.limit(), sizes[-1] - 1)
+        reach = 1.0
+        for k, p in enumerate(draft.chances[:most]):
+            reach *= p
+            if reach < self.threshold:
+                most = k
+                break
+        return most, smallest(1 + most, sizes)
+
+    def record(self, done: Step) -> None:
+        if len(done.tokens) <= len(done.drafted):
+            change = self.STEP * self.EDGE
+        elif done.guessed > len(done.drafted):
+            change = -self.STEP * (1 - self.EDGE)
+        else:
+            return
+        self.threshold = min(self.HIGH, max(self.LOW, self.threshold * math.exp(change)))

@@ -1,0 +1,307 @@
+# cython: language_level=3
+"""`CostPolicy`, the default: draft the length that pays on this machine, by what a pass costs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
+from operator import mul
+
+import cython
+
+if cython.compiled:
+    from cython.cimports.ngramspec.cost.curve import CostCurve
+    from cython.cimports.ngramspec.policies.draft_value import DraftValue
+else:
+    from ngramspec.cost.curve import CostCurve
+    from ngramspec.policies.draft_value import DraftValue
+
+from ngramspec.drafting.draft import Draft, Question
+from ngramspec.drafting.price import TokenPrice
+from ngramspec.policies.loss_budget import LossBudget
+from ngramspec.policies.policy import Batches, Debt, Policy, smallest
+from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
+from ngramspec.steps import Step
+
+
+class CostPolicy(Policy):
+    """Draft the length that pays on this machine, and nothing when nothing does.
+
+    With p_i the estimated acceptance of position i, a draft of k tokens yields
+
+        E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
+
+    tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), and what the passes after it can
+    make of the rest (see `DraftValue`); lambda is the recent throughput in tokens per second: time is worth what it
+    lately bought. T is the cost of the cheapest allowed batch that holds the draft (a padded batch may cost less than
+    an exact one). Where a change of batch size costs something, it is charged, and a size that recurs is credited (see
+    `RecurringSizes`).
+
+    Never slower, by construction:
+
+    - Gains and losses are booked in a `LossBudget`. When it is used up, drafting stops until time has diluted the loss.
+    - A draft is a bet that may be lost whole, so its pass may cost at most STAKE of what is left more than a plain one.
+      It is a fraction because the estimates are uncertain (fractional Kelly betting; Thorp 2006, "The Kelly criterion
+      in blackjack, sports betting, and the stock market"). The cheapest draft that takes at most SURE of the time of
+      its tokens one by one is always allowed; otherwise nothing would ever be won.
+    - A token known a pass ahead counts as ANSWER tokens: its draft is not yet made, and the text may end before.
+    - After PLAIN_EVERY drafted passes in a row come two without a draft. If such passes were never timed, nothing would
+      show that a measured curve is wrong about them.
+
+    Args:
+        draft_max: most tokens in a draft.
+        texts: how many texts share a pass. Each then takes a token of a pass without drafts, and plain decoding is
+            that: `texts` tokens in T(texts) seconds.
+    """
+
+    name = "cost"
+
+    STAKE = 1 / 2
+    SURE = 0.8
+    DECAY = 0.93
+    PLAIN_EVERY = 48
+    ANSWER = 0.8
+
+    def __init__(self, draft_max: int = 63, texts: int = 1) -> None:
+        self._draft_max = draft_max
+        self._texts = texts
+        self._tokens = self._seconds = 0.0
+        self._budget = LossBudget(texts)
+        self._in_a_row = self._plain_due = 0
+        self._measured = False
+        self._recurring = RecurringSizes()
+        self._value = DraftValue()
+        self._shared: dict[int, CostPolicy] = {}
+
+    def begin(self) -> None:
+        self._budget.begin()
+        for policy in self._shared.values():
+            policy.begin()
+
+    def shared(self, texts: int) -> CostPolicy:
+        """A policy with a loss budget of its own: drafting must pay against what *that* many texts take without.
+
+        Plain decoding of several texts is cheaper per token than of one, and a batch that is larger already has less
+        room for drafts.
+        """
+        if texts == self._texts:
+            return self
+        if texts not in self._shared:
+            self._shared[texts] = CostPolicy(self._draft_max, texts)
+        return self._shared[texts]
+
+    def limit(self) -> int:
+        return self._draft_max if not self._plain_due and self._budget.can_ask() else 0
+
+    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
+        if curve is None:
+            return None
+        costs = curve.padded(sizes)
+        plain, level = costs[self._texts][1], curve.level
+        # Every text has a drafter of its own, and what all of them take may be lost.
+        stake = self.STAKE * max(0.0, self._budget.left(plain, level)) / self._texts
+        slopes = curve.slopes(sizes)[self._texts - 1 :]
+        return TokenPrice(
+            self._rate(curve, sizes),
+            slopes,
+            level,
+            stake,
+            lambda: [cost - plain for _, cost in costs[self._texts :]],
+            self._texts,
+        )
+
+    def _rate(self, curve: CostCurve, sizes: Sequence[int]) -> float:
+        """Recent throughput, in tokens per time of a one-token pass; never less than that of plain decoding."""
+        return max(self._texts / curve.padded(sizes)[self._texts][1], self._recent * curve.level)
+
+    @property
+    def _recent(self) -> float:
+        """Recent throughput, in tokens per second."""
+        return self._tokens / self._seconds if self._seconds else 0.0
+
+    def plan(
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+    ) -> tuple[int, int]:
+        if curve is None:
+            return 0, smallest(1, sizes)
+        k: cython.Py_ssize_t
+        size: cython.Py_ssize_t
+        plain: cython.Py_ssize_t
+        best: cython.Py_ssize_t = 0
+        longest: cython.Py_ssize_t
+        cost: cython.double
+        value: cython.double
+        self._measured = curve.measured
+        costs = curve.padded(sizes)
+        plain, plain_cost = costs[1]
+        if not draft.tokens and (debt is not None or not curve.switch):
+            return 0, plain
+        left = self._budget.left(plain_cost, curve.level)
+        if left < 0:
+            return 0, plain
+        stake = self.STAKE * left
+        rate: cython.double = self._rate(curve, sizes)
+        if debt is not None:
+            return self._plan_in_debt(draft, curve, sizes, rate, debt, stake)
+        ahead: DraftValue = self._value
+        dearest: cython.double = max(plain_cost + stake, self._least(draft, costs))
+        longest = ahead.read(draft.chances, costs, rate, dearest)
+        candidates = [Candidate(0, ahead.tokens[0], plain, plain_cost)] if curve.switch else None
+        last: cython.Py_ssize_t = curve.last
+        pads: cython.bint = last != plain and last in sizes
+        best_size: cython.Py_ssize_t = plain
+        best_value: cython.double = ahead.tokens[0] - rate * plain_cost
+        for k in range(1, longest + 1):
+            size, cost = costs[1 + k]
+            if cost > dearest:
+                continue
+            if candidates is not None:
+                candidates.append(Candidate(k, ahead.tokens[k], size, cost))
+                continue
+            # What was padded to before may have become a little cheaper.
+            if pads and last > k + 1 and curve.ratio(last) < cost:
+                size, cost = last, curve.ratio(last)
+            value = ahead.tokens[k] - rate * cost
+            if value > best_value:
+                best, best_size, best_value = k, size, value
+        if candidates is not None:
+            best, _, best_size, _ = self._recurring.choose(candidates, curve, sizes, rate, dearest)
+        # `chances` may be longer than the draft: see `blind` in `Drafter.propose`.
+        if best > len(draft.tokens):
+            best = len(draft.tokens)
+            best_size = costs[1 + best][0]
+        return best, best_size
+
+    def ask(
+        self, questions: Sequence[Question], length: int, size: int, curve: CostCurve | None, sizes: Sequence[int]
+    ) -> tuple[int, int]:
+        """As many as are worth their rows; those that pad the batch anyway cost nothing.
+
+        What the target says behind a token that comes is a token of the next pass, for a row there: worth
+        ANSWER * (1 - lambda * slope) tokens of this one.
+        """
+        if curve is None:
+            return 0, size
+        costs = curve.padded(sizes)
+        plain_cost = costs[1][1]
+        rate, now = self._rate(curve, sizes), curve.ratio(size)
+        most = max(now, plain_cost + self.STAKE * self._budget.left(plain_cost, curve.level))
+        share = self.ANSWER * max(0.0, 1.0 - rate * curve.slopes(sizes)[length])
+        best, best_size, best_value, expected = 0, size, 0.0, 0.0
+        for k, question in enumerate(questions[: sizes[-1] - 1 - length], 1):
+            expected += share * question.chance
+            wider, cost = (size, now) if 1 + length + k <= size else costs[1 + length + k]
+            if cost > most:
+                continue
+            change = curve.switching(wider, costs[1][0]) - curve.switching(size, costs[1][0])
+            value = expected - rate * (cost - now + change)
+            if value > best_value:
+                best, best_size, best_value = k, wider, value
+        return best, best_size
+
+    def _least(self, draft: Draft, costs: Sequence[tuple[int, float]]) -> float:
+        """Cost of the cheapest draft that takes at most SURE of the time of its tokens one by one; 0: there is none."""
+        most = min(len(draft.chances), len(costs) - 2)
+        return min((costs[n][1] for n in range(2, most + 2) if costs[n][1] <= self.SURE * n), default=0.0)
+
+    def plan_together(
+        self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
+    ) -> list[tuple[int, int]]:
+        """See `Policy.plan_together`.
+
+        The tokens of all drafts compete: one that is accepted with probability r (it and all before it in its draft)
+        adds r tokens, whichever text it is of. So the best K of them are the K with the largest r, and K maximises
+        sum of r - lambda * T(texts + K). Where the pass falls into batches of its own for texts with longer drafts,
+        drafts padded to one length are looked at too.
+        """
+        n = self._texts
+        self._measured = curve.measured
+        plain_cost = sum(map(curve.ratio, batches([1] * n)))
+        left = self._budget.left(plain_cost, curve.level)
+        best = [(0, 1)] * n
+        if left < 0:
+            return best
+        rate, most = max(n / plain_cost, self._recent * curve.level), sizes[-1]
+        best_value, least = n - rate * plain_cost, math.inf
+        reaches = [list(accumulate(draft.chances[: len(draft)], mul)) for draft in drafts]
+        for lengths, shape in (*_by_reach(reaches, most - n), *_by_depth(reaches, most - n)):
+            parts = batches(shape)
+            if any(part not in sizes for part in parts):
+                continue
+            cost = sum(map(curve.ratio, parts))
+            if cost <= self.SURE * plain_cost * (1 + sum(lengths) / n):
+                least = min(least, cost)
+            if cost > max(plain_cost + self.STAKE * left, least):
+                continue
+            expected = n + sum(sum(of[:length]) for of, length in zip(reaches, lengths, strict=True))
+            value = expected - rate * (cost + curve.switching(parts[0], n))
+            if value > best_value:
+                best, best_value = list(zip(lengths, shape, strict=True)), value
+        return best
+
+    def record(self, done: Step) -> None:
+        drafting = self._recurring.passed() or bool(done.drafted)
+        self._tokens = self._tokens * self.DECAY + len(done.tokens)
+        self._seconds = self._seconds * self.DECAY + (done.seconds - done.disturbed + done.draft_seconds)
+        self._budget.book(done, drafting)
+        self._in_a_row = self._in_a_row + 1 if drafting else 0
+        if not drafting:
+            self._plain_due = max(0, self._plain_due - 1)
+        elif self._measured and self._in_a_row % self.PLAIN_EVERY == 0:
+            self._plain_due = 2
+
+    def _plan_in_debt(
+        self, draft: Draft, curve: CostCurve, sizes: Sequence[int], rate: float, debt: Debt, stake: float
+    ) -> tuple[int, int]:
+        """The length that pays where a refusal means going back to the state before the pass.
+
+        The pass and all it kept are then evaluated again, in front of the next pass: after j accepted tokens that
+        pass is owed + 1 + j tokens longer than a plain one. So a draft of k tokens is worth
+
+            E[tokens(k)] - lambda (T(owed + 1 + k) + save + sum over j < k of P(j) (restore + T(owed + 2 + j) - T(1)))
+
+        with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted. At stake is what a
+        draft costs that is refused at its first token: the longer pass, going back, and the longer pass after it.
+        """
+        level, ratio = curve.level, curve.ratio
+        plain = ratio(debt.owed + 1)
+        best, best_value = 0, 1.0 - rate * plain
+        refused = (debt.save + debt.restore) / level + ratio(debt.owed + 2) - 1.0 - plain
+        least = math.inf
+        reach = expected = 1.0
+        again = debt.save / level
+        for k, p in enumerate(draft.chances[: min(len(draft), sizes[-1] - 1 - debt.owed)], 1):
+            cost = ratio(debt.owed + 1 + k)
+            again += reach * (1.0 - p) * (debt.restore / level + cost - 1.0)
+            reach *= p
+            expected += reach
+            if cost - plain + 1.0 + debt.save / level <= self.SURE * (1 + k):
+                least = min(least, cost)
+            if cost > max(stake - refused, least):
+                continue
+            value = expected - rate * (cost + again)
+            if value > best_value:
+                best, best_value = k, value
+        return best, 1 + best
+
+
+def _by_reach(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[list[int], list[int]]]:
+    """(draft tokens, batch size) of each text: the best K tokens of all, for every K up to `room`.
+
+    Args:
+        reaches: for each text and draft token, the probability that it and all before it are accepted.
+        room: most draft tokens in all.
+    """
+    lengths = [0] * len(reaches)
+    # Sorting is stable, so that no token comes before one that it follows.
+    for _, text in sorted(((r, i) for i, of in enumerate(reaches) for r in of), key=lambda x: -x[0])[:room]:
+        lengths[text] += 1
+        yield lengths[:], [1 + length for length in lengths]
+
+
+def _by_depth(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[list[int], list[int]]]:
+    """The same with all texts padded to one size, for every size: in caches of their own they then share a batch."""
+    n = len(reaches)
+    for depth in range(1, min(room // n, max(map(len, reaches))) + 1):
+        yield [min(depth, len(of)) for of in reaches], [1 + depth] * n

@@ -1,0 +1,87 @@
+"""`LossBudget`: the time that drafting saved, and how much of it may still be lost.
+
+>>> budget = LossBudget()
+>>> budget.book(Step((7, 7, 7), drafted=(7, 7), seconds=1.5, plain_seconds=1.0), drafting=True)  # saved 1.5 s
+>>> round(budget.left(1.0, 1.0), 3)
+2.506
+>>> budget.begin()  # the next text may lose one plain pass of that, and the credit of another
+>>> budget.left(1.0, 1.0)
+2.0
+"""
+
+from __future__ import annotations
+
+from ngramspec.steps import Step
+
+
+class LossBudget:
+    """What drafting gained and lost, in seconds; what may still be lost follows from it.
+
+    - It holds the seconds that drafting saved: those that the tokens of drafted passes would have taken one by one,
+      less those they took. The past fades. What is left to lose is this, plus ALLOWANCE of the time spent, plus
+      CREDIT plain passes. When it is used up, drafting stops until time has diluted the loss.
+    - A new text may lose at most START plain passes of what earlier texts left, so that none is much slower because
+      others were faster.
+    - Where drafts do not pay, the drafter is asked less often: asking in vain takes less than OVERHEAD of the time, and
+      a credit of ASKING_CREDIT plain passes. A right guess is not in vain, even if it did not pay yet.
+    - What asking takes beyond CHEAP plain passes, as a draft model does, is booked too, and once nothing is left to
+      lose such a drafter is not asked.
+
+    Args:
+        texts: how many texts share a pass.
+    """
+
+    ALLOWANCE = 0.004
+    CREDIT = 1.0
+    START = 1.0
+    OVERHEAD = 0.004
+    FADE = 0.995
+    ASKING_CREDIT = 0.25
+    CHEAP = 0.05
+
+    def __init__(self, texts: int = 1) -> None:
+        self._texts = texts
+        self._saved = self._spent = self._asked = 0.0
+        self._plain_seconds = 0.0
+        self._dear = self._drafting = False
+
+    def begin(self) -> None:
+        """Start a text."""
+        self._saved = min(self._saved, self.START * self._plain_seconds - self.ALLOWANCE * self._spent)
+
+    def left(self, plain: float, level: float) -> float:
+        """What may still be lost, in units of `level` seconds; a plain pass takes `plain` of them."""
+        return (self._saved + self.ALLOWANCE * self._spent + self.CREDIT * (plain * level)) / level
+
+    def can_ask(self) -> bool:
+        """Whether asking the drafter can be afforded now."""
+        if self._asked > self.OVERHEAD * self._spent + self.ASKING_CREDIT * self._plain_seconds:
+            return False
+        return not self._dear or self.left(self._plain_seconds, 1.0) >= 0
+
+    def book(self, done: Step, drafting: bool) -> None:
+        """Book a pass.
+
+        Args:
+            done: its record.
+            drafting: whether it is what it is because of drafts: it has one, or keeps to a size that they made worth
+                keeping (see `RecurringSizes`).
+        """
+        passed = done.seconds - done.disturbed
+        seconds = passed + done.draft_seconds
+        self._spent = self._spent * self.FADE + seconds
+        self._saved *= self.FADE
+        self._asked *= self.FADE
+        self._plain_seconds = self._texts * done.plain_seconds
+        dear = max(0.0, done.draft_seconds - self.CHEAP * self._plain_seconds)
+        self._dear = dear > 0 or (self._dear and not done.draft_seconds)
+        if drafting:
+            self._saved += len(done.tokens) * done.plain_seconds - seconds
+        else:
+            if self._drafting:
+                # The first pass of another size builds its graph anew, for which the drafts before it are to blame.
+                self._saved -= max(0.0, passed - self._plain_seconds)
+            self._saved -= dear
+            if not done.guessed:
+                self._asked += done.draft_seconds - dear
+        self._drafting = drafting

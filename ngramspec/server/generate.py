@@ -1,0 +1,314 @@
+"""`generate`: the texts of one or more requests of the engine, as pieces and ends; what goes wrong is an `ApiError`.
+
+What every endpoint that generates text is made of, chats included. `LineLimits` ends an editor's suggestion early.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.request import Done, Event, Failed, Listener, Prefilled, Request, Scored, Started
+from ngramspec.sampling.distribution import Logprobs
+from ngramspec.server.errors import leaving, of_failure, overflow
+from ngramspec.server.state import Call, Counters
+from ngramspec.steps import Step
+
+
+class Begun(NamedTuple):
+    """A text left the queue: the slot it works in, and the tokens of its prompt, `cached` of which need no work."""
+
+    slot: int
+    cached: int
+    prompt_tokens: int
+
+
+class Piece(NamedTuple):
+    """Some more of a text.
+
+    Attributes:
+        text: that can be shown now; "" while it is held back.
+        logprobs: where they were asked for: of the tokens whose text is out by now, those that end a text left out.
+        step: the engine's.
+    """
+
+    text: str
+    logprobs: tuple[Logprobs, ...]
+    step: Step
+
+
+class End(NamedTuple):
+    """The end of a text.
+
+    Attributes:
+        reason: "stop" at the model's own end or a stop string, "length" at the most tokens, a full context or limits of
+            lines; "tool_calls" where an answer calls tools.
+        stop_string: that ended it, where one did.
+        full: whether the context was full.
+        done: what the engine says.
+        thought: how many of the tokens it emitted told thoughts, the ones around these included.
+    """
+
+    reason: Literal["stop", "length", "tool_calls"]
+    stop_string: str | None
+    full: bool
+    done: Done
+    thought: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LineRules:
+    """Where an editor's suggestion ends before the model ends it. Lines are what it is cut into.
+
+    Attributes:
+        seconds: from the first token on, after which the text ends with the next line end (`t_max_predict_ms`); None:
+            never.
+        indent: the text ends before a line, other than its first, that begins with fewer spaces and tabs (`n_indent`).
+            A blank line has none, so it ends a text, as in llama-server, for which editors set this. 0: any line may
+            come.
+    """
+
+    seconds: float | None = None
+    indent: int = 0
+
+
+NO_RULES = LineRules()
+
+
+TextEvent = Begun | Prefilled | Scored | Piece | End
+
+
+def check_room(prompt: Sequence[int], n_ctx: int, max_tokens: int | None = None) -> None:
+    """Refuse a prompt that leaves no room for a token, unless none is asked for.
+
+    Raises:
+        ApiError: the overflow that clients know.
+    """
+    if len(prompt) + (max_tokens != 0) > n_ctx:
+        raise overflow(len(prompt), n_ctx)
+
+
+async def generate(
+    call: Call, requests: Sequence[Request], rules: LineRules = NO_RULES
+) -> AsyncGenerator[tuple[int, TextEvent], None]:
+    """Generate texts at once: what happens to each, as it comes, with the text's number. The first error ends all.
+
+    Where the call is not streamed, all may come at the end.
+
+    Args:
+        call: that they belong to; counts what they cost.
+        requests: of the engine, one for each text.
+        rules: where a text ends before the engine ends it.
+
+    Raises:
+        ApiError: a request is wrong, the engine failed, or the server is being stopped.
+    """
+    for request in requests:
+        check_room(request.prompt, call.model.n_ctx, request.max_tokens)
+    limited = rules != NO_RULES
+    texts = [_Text(len(one.prompt), LineLimits(rules) if limited else None) for one in requests]
+    left = len(requests)
+    async with Running(call.model.service, requests, call.counters, streamed=call.streamed or limited) as running:
+        while left:
+            number, event = await running.next()
+            text = texts[number]
+            told = text.take(event)
+            if text.ended and isinstance(told, Piece):
+                running.cancel(number)
+            if told is not None:
+                left -= isinstance(told, End)
+                yield number, told
+
+
+class _Text:
+    """A text that the engine writes."""
+
+    def __init__(self, prompt_tokens: int, limits: LineLimits | None) -> None:
+        self.ended = False
+        self._prompt_tokens, self._limits = prompt_tokens, limits
+        self._started = self._written = False
+        self._stop_string: str | None = None
+        self._held: list[Logprobs] = []  # of tokens whose text is held back
+
+    def take(self, event: Event) -> TextEvent | None:
+        """What an event of the engine is to those who read the text; None: nothing."""
+        if isinstance(event, Step):
+            return None if self.ended else self._piece(event)  # steps come while the engine is told of the end
+        if isinstance(event, Done):
+            return self._end(event)
+        if isinstance(event, Failed):
+            raise of_failure(event.error, started=self._started)
+        if isinstance(event, Started):
+            self._started = True
+            return Begun(event.slot, event.cached, self._prompt_tokens)
+        return event
+
+    def _piece(self, step: Step) -> Piece:
+        self._written = True
+        self._stop_string, text = step.stop_string, step.text
+        if self._limits is not None:
+            text = self._limits.push(text) + (self._limits.finish() if step.stop is not None else "")
+            self.ended = self._limits.ended
+        return Piece(text, self._logprobs(step), step)
+
+    def _end(self, done: Done) -> End:
+        if done.reason == "cancelled" and not self._written:
+            raise leaving()  # else what is written is told: the server is being stopped
+        by_itself = not self.ended and done.reason in ("eog", "stop")
+        full = done.reason == "context" and not self.ended
+        stop_string = self._stop_string if by_itself else None
+        return End("stop" if by_itself else "length", stop_string, full, done)
+
+    def _logprobs(self, step: Step) -> tuple[Logprobs, ...]:
+        """Those that are due with a step; tokens that end a text never have any."""
+        if not step.logprobs:
+            return ()
+        due: list[Logprobs] = []
+        for one, piece in zip(step.logprobs, step.pieces, strict=True):
+            self._held.append(one)
+            if piece:
+                due += self._held
+                self._held.clear()
+        if step.stop in ("length", "context"):
+            due += self._held
+        return tuple(due)
+
+
+LEAVING_SECONDS = 5.0
+"""How long what a client left is waited for, to be counted: a pass, as a rule."""
+
+
+class Running:
+    """Requests at work, whose events can be awaited; they are cancelled, and counted, when the `with` block ends.
+
+    Every time the loop's thread wakes up, it takes a core from the pass that is being made, and Python's lock from the
+    engine. So it is woken once for all that came meanwhile, and where nothing is streamed only at the end.
+
+    Args:
+        service: what answers.
+        requests: what is asked of it.
+        counters: count what the requests cost.
+        streamed: whether events are wanted as they come; else all may come with the last one.
+    """
+
+    def __init__(self, service: Engine, requests: Sequence[Request], counters: Counters, *, streamed: bool) -> None:
+        loop = asyncio.get_running_loop()
+        self._requests, self._counters = requests, counters
+        self._events: deque[tuple[int, Event]] = deque()
+        self._arrived = asyncio.Event()
+        self._waking = False
+        self._ended: list[int] = []  # numbers; a list, since appending to one is safe from any thread
+
+        def listener(number: int) -> Listener:
+            def listen(event: Event) -> None:
+                self._events.append((number, event))
+                if isinstance(event, Done | Failed):
+                    self._ended.append(number)
+                if not self._waking and (streamed or self._all_ended or isinstance(event, Failed)):
+                    self._waking = True
+                    with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                        loop.call_soon_threadsafe(self._wake)
+
+            return listen
+
+        self._tickets = [service.submit(request, listener(number)) for number, request in enumerate(requests)]
+
+    @property
+    def _all_ended(self) -> bool:
+        return len(self._ended) == len(self._requests)
+
+    def _wake(self) -> None:
+        self._waking = False
+        self._arrived.set()
+
+    async def next(self) -> tuple[int, Event]:
+        """The next event, and the number of its request; the last of each is `Done` or `Failed`."""
+        while not self._events:
+            self._arrived.clear()
+            await self._arrived.wait()
+        number, event = self._events.popleft()
+        if isinstance(event, Done):
+            self._counters.add(len(self._requests[number].prompt), event)
+        return number, event
+
+    def cancel(self, number: int) -> None:
+        """End a request soon; `Done` follows. After its end this does nothing."""
+        self._tickets[number].cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for ticket in self._tickets:
+            ticket.cancel()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LEAVING_SECONDS):
+                while self._events or not self._all_ended:
+                    await self.next()
+
+
+# --------------------------------------------------------------------------- limits of lines
+
+
+class LineLimits:
+    """`LineRules` at work on one text.
+
+    What a line's indentation is shows with its first other character: until then it is held back, so that the text
+    depends on no token's or draft's length.
+
+    Args:
+        rules: the rules.
+        clock: seconds from some moment on.
+
+    Attributes:
+        ended: whether the text has ended by the rules. What comes afterwards is no part of it.
+    """
+
+    def __init__(self, rules: LineRules, clock: Callable[[], float] = time.monotonic) -> None:
+        self.ended = False
+        self._rules, self._clock = rules, clock
+        self._began: float | None = None
+        self._at_margin = False
+        self._held = ""
+
+    def push(self, text: str) -> str:
+        """What can be shown, now that `text` was generated; call it for tokens without text as well."""
+        if self.ended:
+            return ""
+        now = self._clock()
+        if self._began is None:
+            self._began = now
+        line_end = text.find("\n")
+        if self._rules.seconds is not None and now - self._began > self._rules.seconds and line_end >= 0:
+            self.ended = True
+            text = text[: line_end + 1]
+        return self._indented(text) if self._rules.indent else text
+
+    def finish(self) -> str:
+        """What was held back of a text that has ended in another way."""
+        rest, self._held = self._held, ""
+        return "" if self.ended else rest
+
+    def _indented(self, text: str) -> str:
+        text, self._held = self._held + text, ""
+        line = 0
+        while True:
+            if self._at_margin:
+                margin = len(text) - line - len(text[line:].lstrip(" \t"))
+                if line + margin == len(text):
+                    self._held = text[line:]
+                    return text[:line]
+                if margin < self._rules.indent:
+                    self.ended = True
+                    return text[:line]
+            line_end = text.find("\n", line)
+            self._at_margin = line_end >= 0
+            if not self._at_margin:
+                return text
+            line = line_end + 1

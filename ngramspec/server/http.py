@@ -1,0 +1,229 @@
+"""`Endpoint`: an address of the server. A request is read, checked, handed to its handler, counted and logged.
+
+It is given up as soon as its client leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from starlette.datastructures import QueryParams
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.server.errors import ApiError, Wording, bad_field, of_failure, worded
+from ngramspec.server.fields import Fields
+from ngramspec.server.state import Call, Counters, Server
+
+CLIENT_LEFT = 499
+_SLOT = re.compile("/slots/[0-9]{1,4}")
+_COUNTERS = "ngramspec.counters"  # where a request's scope holds them
+
+Handler = Callable[[Call], Awaitable[Response]]
+"""Answers a request. Raises ApiError or NGramSpecError for what is wrong with the request; anything else is a defect of
+the server."""
+
+
+dumped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
+"""An object as JSON in one line, which never holds a nan or an infinity: these are no JSON."""
+
+
+class JsonAnswer(Response):
+    """A response that is JSON."""
+
+    media_type = "application/json"
+
+    def __init__(self, data: Any, status: int = 200) -> None:
+        super().__init__(dumped(data), status)
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """An address.
+
+    Attributes:
+        paths: its names.
+        handler: what answers.
+        method: of HTTP.
+        wording: its errors as JSON.
+        public: whether it answers without an API key.
+    """
+
+    paths: tuple[str, ...]
+    handler: Handler
+    method: Literal["GET", "POST"] = "POST"
+    wording: Wording = worded
+    public: bool = False
+
+    def refusal(self, error: ApiError) -> Response:
+        return JsonAnswer(self.wording(error), error.status)
+
+
+class EndpointApp:
+    """An endpoint of a server, as ASGI has it."""
+
+    def __init__(self, endpoint: Endpoint, server: Server) -> None:
+        self._endpoint, self._server = endpoint, server
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            raw = await _read_body(scope, receive, self._server.most_bytes)
+        except ApiError as error:
+            await self._endpoint.refusal(error)(scope, receive, send)
+            return
+        if raw is None:
+            return
+        work = asyncio.ensure_future(self._respond(raw, scope, receive, send))
+        gone = asyncio.ensure_future(_until_gone(receive))
+        try:
+            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if work.done():
+                work.result()
+        finally:
+            work.cancel()
+            gone.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+
+    async def _respond(self, raw: bytes, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
+            # Whoever erases a slot need not send anything.
+            fields = Fields(_read_json(raw or b"{}")) if self._endpoint.method == "POST" else query
+            response = await self._handle(Call(self._server, fields, scope[_COUNTERS], query))
+        except ApiError as error:
+            response = self._endpoint.refusal(error)
+        except Exception:
+            await self._endpoint.refusal(ApiError(500, "internal error"))(scope, receive, send)
+            raise
+        await response(scope, receive, send)
+
+    async def _handle(self, call: Call) -> Response:
+        try:
+            return await self._endpoint.handler(call)
+        except (ApiError, NGramSpecError) as error:
+            told = of_failure(error)
+            call.counters.field = told.param or ""
+            return self._endpoint.refusal(told)
+
+
+async def _until_gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+# --------------------------------------------------------------------------- the log
+
+
+class Entry(NamedTuple):
+    """A request that ended, for the log; nothing in it was written by a user or a model.
+
+    Attributes:
+        method, path: what was asked; the path is "?" where there is no such address.
+        status: of HTTP; 499 where the client left before there was one.
+        seconds: from the request's first byte to the answer's last.
+        counters: what it cost.
+    """
+
+    method: str
+    path: str
+    status: int
+    seconds: float
+    counters: Counters
+
+
+Log = Callable[[Entry], None]
+
+
+class Logged:
+    """An ASGI application whose requests are counted, and told to a log when they end."""
+
+    def __init__(self, app: ASGIApp, paths: frozenset[str], log: Log | None) -> None:
+        self._app, self._paths, self._log = app, paths, log
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        counters, status, began = Counters(), CLIENT_LEFT, time.monotonic()
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app({**scope, _COUNTERS: counters}, receive, noted)
+        finally:
+            if self._log is not None and scope["type"] == "http":
+                known = scope["path"] in self._paths or _SLOT.fullmatch(scope["path"])
+                path = scope["path"] if known else "?"
+                self._log(Entry(scope["method"], path, status, time.monotonic() - began, counters))
+
+
+# --------------------------------------------------------------------------- the body
+
+
+async def _read_body(scope: Scope, receive: Receive, most: int) -> bytes | None:
+    """The body of a request, None where its client left before it was whole. Raises ApiError beyond `most` bytes."""
+    too_large = ApiError(413, f"the request is larger than {most / 2**20:g} MiB, the most that this server reads")
+    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
+    if any(not value.isdigit() or len(value) > 15 or int(value) > most for value in lengths):
+        raise too_large
+    parts, size, more = list[bytes](), 0, True
+    while more:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            return None
+        part = message.get("body", b"")
+        parts.append(part)
+        size += len(part)
+        more = message.get("more_body", False)
+        if size > most:
+            raise too_large
+    return b"".join(parts)
+
+
+def _read_json(raw: bytes) -> dict[str, Any]:
+    """The JSON object of a body.
+
+    Raises:
+        ApiError: it is none, or holds a nan, an infinity, or half a surrogate pair, which no text can hold.
+    """
+    try:
+        text = raw.decode("utf-8-sig")
+        data = json.loads(text, parse_constant=_refuse)
+    except RecursionError:
+        raise ApiError(400, "the request's JSON is nested too deeply") from None
+    except ValueError as error:  # not JSON, not UTF-8, or a number of thousands of digits
+        raise ApiError(400, f"the request is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ApiError(400, "the request must be a JSON object")
+    if "\\ud" in text.lower():  # there is no other way to write one
+        for path, value in _texts(data):
+            if any("\ud800" <= character <= "\udfff" for character in value):
+                raise bad_field(path, f"{path} holds half a surrogate pair, which is not valid text")
+    return data
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not part of JSON")
+
+
+def _texts(data: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every text of an object, its keys too, and where it stands."""
+    left: list[tuple[str, Any]] = [("", data)]
+    while left:
+        path, value = left.pop()
+        if isinstance(value, str):
+            yield path, value
+        elif isinstance(value, list):
+            left += [(f"{path}[{i}]", item) for i, item in enumerate(value)]
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                yield path or "the request", key
+                left.append((f"{path}.{key}".lstrip("."), item))

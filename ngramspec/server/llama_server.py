@@ -1,0 +1,215 @@
+"""llama-server's own endpoints: `/completion`, which continues texts, `/tokenize`, `/detokenize`, `/apply-template`."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any
+
+from starlette.responses import Response
+
+from ngramspec.batching.request import Prefilled, Request
+from ngramspec.sampling.settings import Sampling
+from ngramspec.server.chat import chat_prompt
+from ngramspec.server.common_fields import (
+    check_token,
+    read_answers,
+    read_max_tokens,
+    read_prompts,
+    read_sampling,
+    read_slot,
+    read_stop,
+    several,
+    several_seeds,
+)
+from ngramspec.server.errors import bad_field
+from ngramspec.server.fields import Fields
+from ngramspec.server.generate import End, LineRules, Piece, check_room, generate
+from ngramspec.server.http import JsonAnswer
+from ngramspec.server.openai_chat import read_conversation
+from ngramspec.server.reply import Event, Reply, respond
+from ngramspec.server.sse import event
+from ngramspec.server.state import Call
+from ngramspec.server.usage import logprobs_content, timings
+
+
+async def completion(call: Call) -> Response:
+    """Continue one text, or several."""
+    prompts = await asyncio.to_thread(read_prompts, call.model, call.given)
+    return await continue_prompts(call, prompts, listed=several(call.given.data["prompt"]))
+
+
+async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, listed: bool = False) -> Response:
+    """Continue each prompt as often as answers are wanted; `listed`: the answer is a list, even of one.
+
+    Raises:
+        ApiError: a field is wrong, or a prompt leaves no room for an answer.
+    """
+    given, model = call.given, call.model
+    answers, max_tokens = read_answers(given, len(prompts)), read_max_tokens(given)
+    if given.flag("post_sampling_probs"):
+        raise bad_field("post_sampling_probs", "post_sampling_probs is not supported; n_probs tells the model's own")
+    sampling, stop, slot = read_sampling(call), read_stop(given), read_slot(call)
+    n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=model.vocabulary.n_vocab) or None
+    rules = _read_rules(given)
+    requests: list[Request] = []
+    reply_fields = given.texts("response_fields") if "response_fields" in given else None
+    tokens_too, cache_prompt = given.flag("return_tokens"), given.flag("cache_prompt", True)
+    for prompt in prompts:
+        check_room(prompt, model.n_ctx, max_tokens)
+        most = model.most(max_tokens)
+        request = Request(prompt, most, sampling, stop, n_probs, slot=slot, cache_prompt=cache_prompt)
+        requests += several_seeds(request, answers)
+    shown = -1 if max_tokens is None else max_tokens
+    reply = NativeReply(call, requests, shown, tokens_too, reply_fields, listed or len(requests) > 1)
+    return await respond(call, generate(call, requests, rules), reply)
+
+
+def _read_rules(given: Fields) -> LineRules:
+    milliseconds = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
+    return LineRules(milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0)
+
+
+class NativeReply(Reply):
+    """Continued texts, or their stream.
+
+    Args:
+        call: that asks for them.
+        requests: one for each text.
+        most: the most tokens that were asked for; -1: as many as the context holds.
+        tokens_too: whether the answer names its tokens.
+        shown: names of the fields to answer with; None: all.
+        listed: whether the answer is a list.
+    """
+
+    def __init__(
+        self,
+        call: Call,
+        requests: Sequence[Request],
+        most: int,
+        tokens_too: bool,
+        shown: Sequence[str] | None,
+        listed: bool,
+    ) -> None:
+        super().__init__(len(requests))
+        self._model, self._requests, self._most = call.model, requests, most
+        self._tokens_too, self._shown, self._listed = tokens_too, shown, listed
+        self._progress_too = call.streamed and call.given.flag("return_progress")
+
+    def whole(self) -> Any:
+        told = [self._end(number, streamed=False) for number in range(len(self.answers))]
+        return told if self._listed else told[0]
+
+    def chunks(self, number: int, told: Event) -> Iterator[str]:
+        self.answers[number].take(told)
+        if isinstance(told, Piece):
+            yield event(self._piece(number, told))
+        elif isinstance(told, End):
+            yield event(self._end(number, streamed=True))
+        elif isinstance(told, Prefilled) and self._progress_too:
+            progress = {"total": told.total, "cache": self.answers[number].cached, "processed": told.done}
+            yield event({"index": number, "content": "", "tokens": [], "stop": False, "prompt_progress": progress})
+
+    def _piece(self, number: int, piece: Piece) -> dict[str, Any]:
+        answer = self.answers[number]
+        told = {
+            "index": number,
+            "content": piece.text,
+            "tokens": list(piece.step.tokens),
+            "stop": False,
+            "id_slot": answer.slot,
+            "tokens_predicted": len(answer.tokens),
+            "tokens_evaluated": answer.prompt_tokens,
+        }
+        if self._requests[number].logprobs is not None:
+            told["completion_probabilities"] = logprobs_content(self._model, piece.logprobs)
+        return told
+
+    def _end(self, number: int, *, streamed: bool) -> dict[str, Any]:
+        """The answer, or the last chunk of a stream."""
+        answer, request = self.answers[number], self._requests[number]
+        end, text = answer.end, answer.text()
+        assert end is not None
+        told: dict[str, Any] = {
+            "index": number,
+            "content": "" if streamed else text,
+            "tokens": answer.tokens if self._tokens_too and not streamed else [],
+            "id_slot": answer.slot,
+            "stop": True,
+            "model": self._model.name,
+            "tokens_predicted": end.done.stats.generated,
+            "tokens_evaluated": answer.prompt_tokens,
+            "generation_settings": generation_settings(request.sampling, self._most, request.stop),
+            "has_new_line": "\n" in text,
+            "truncated": end.full,
+            "stop_type": "limit" if end.reason == "length" else "eos" if end.stop_string is None else "word",
+            "stopping_word": end.stop_string or "",
+            # The last token was never evaluated.
+            "tokens_cached": answer.prompt_tokens + max(0, len(answer.tokens) - 1),
+            "timings": timings(answer.prompt_tokens, *end.done[1:]),
+        }
+        if request.logprobs is not None and not streamed:
+            told["completion_probabilities"] = logprobs_content(self._model, answer.logprobs)
+        return told if self._shown is None else _chosen(told, self._shown)
+
+
+def _chosen(told: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """The fields of these names, of which "a/b" is b within a; names of nothing name nothing."""
+    found: dict[str, Any] = {}
+    for name in names:
+        value: Any = told
+        for part in name.split("/"):
+            value = value.get(part) if isinstance(value, Mapping) else None
+        if value is not None:
+            found[name] = value
+    return found
+
+
+def generation_settings(sampling: Sampling, max_tokens: int, stop: Sequence[str]) -> dict[str, Any]:
+    """What a text is generated with: every field of `Sampling` under its own name, and a few more.
+
+    `max_tokens` -1: as many as the context holds.
+    """
+    told: dict[str, Any] = {f.name: getattr(sampling, f.name) for f in fields(sampling)}
+    told["logit_bias"] = [
+        {"id": token, "bias": False if bias == -math.inf else bias} for token, bias in sampling.logit_bias
+    ]
+    told["grammar"] = sampling.grammar or ""
+    return told | {"n_predict": max_tokens, "max_tokens": max_tokens, "stop": list(stop)}
+
+
+# --------------------------------------------------------------------------- text to tokens and back
+
+
+async def tokenize(call: Call) -> Response:
+    """Token ids of a text; `with_pieces`: with the text of each, in bytes where it is none."""
+    given, vocabulary = call.given, call.model.vocabulary
+    content = given.text("content") or ""
+    special, bos = given.flag("parse_special", True), given.flag("add_special")
+    tokens = await asyncio.to_thread(vocabulary.tokenize, content, special=special, add_bos=bos)
+    if not given.flag("with_pieces"):
+        return JsonAnswer({"tokens": tokens})
+    return JsonAnswer({"tokens": [{"id": token, "piece": _piece(vocabulary.shown(token))} for token in tokens]})
+
+
+def _piece(raw: bytes) -> str | list[int]:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return list(raw)
+
+
+async def detokenize(call: Call) -> Response:
+    """The text of token ids, control tokens by their names, so that tokenizing it gives the tokens again."""
+    vocabulary = call.model.vocabulary
+    tokens = [check_token(vocabulary, token, "tokens") for token in call.given.list("tokens")]
+    return JsonAnswer({"content": b"".join(map(vocabulary.shown, tokens)).decode("utf-8", "replace")})
+
+
+async def apply_template(call: Call) -> Response:
+    """The prompt of a chat as text, with the control tokens that the template writes."""
+    model, task = call.model, read_conversation(call.given)
+    prompt = await asyncio.to_thread(chat_prompt, model, task)
+    return JsonAnswer({"prompt": prompt.text})

@@ -1,0 +1,375 @@
+"""`/v1/chat/completions`: a chat in OpenAI's words, with what llama-server adds to them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from starlette.responses import Response
+
+from ngramspec.batching.request import Prefilled
+from ngramspec.server.chat import ChatPiece, ChatTask, as_json, count_prompt, read_prediction, run_chat
+from ngramspec.server.common_fields import (
+    read_answers,
+    read_max_tokens,
+    read_sampling,
+    read_slot,
+    read_stop,
+    read_usage_too,
+)
+from ngramspec.server.constraints import read_format
+from ngramspec.server.drafted_text import DraftedText
+from ngramspec.server.errors import bad_field
+from ngramspec.server.fields import Fields
+from ngramspec.server.generate import Begun, End
+from ngramspec.server.http import JsonAnswer
+from ngramspec.server.reply import Answer, Block, Event, Reply, respond
+from ngramspec.server.sse import DONE, chunk_maker
+from ngramspec.server.state import Call, ServedModel
+from ngramspec.server.tools import Toolbox, free_text
+from ngramspec.server.usage import FINGERPRINT, logprobs_content, prediction_usage, timings, usage
+from ngramspec.steps import Stats, Step
+from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Span
+
+_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
+"""As templates know them."""
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+
+
+async def chat_completions(call: Call) -> Response:
+    """Answer a chat."""
+    given, model = call.given, call.model
+    conversation, toolbox = read_chat(given)
+    schema, strict = read_format(given)
+    task = replace(
+        conversation,
+        parallel=given.flag("parallel_tool_calls", "functions" not in given),
+        schema=schema,
+        strict=strict,
+        max_tokens=read_max_tokens(given),
+        sampling=read_sampling(call, schemas=False),
+        stop=read_stop(given),
+        logprobs=_read_logprobs(given, model),
+        slot=read_slot(call),
+        prediction=read_prediction(given),
+    )
+    reply = ChatReply(call, read_answers(given), toolbox, task.prediction)
+    return await respond(call, run_chat(call, task, len(reply.answers)), reply)
+
+
+async def input_tokens(call: Call) -> Response:
+    """How many tokens the prompt of a chat has."""
+    call.server.ready()
+    count = await count_prompt(call, read_conversation(call.given))
+    return JsonAnswer({"object": "response.input_tokens", "input_tokens": count})
+
+
+def _read_logprobs(given: Fields, model: ServedModel) -> int | None:
+    top = given.whole("top_logprobs", most=model.vocabulary.n_vocab)
+    if given.flag("logprobs"):
+        return top or 0
+    if top:
+        raise bad_field("top_logprobs", "top_logprobs needs logprobs to be true")
+    return None
+
+
+# --------------------------------------------------------------------------- the conversation
+
+
+def read_conversation(given: Fields) -> ChatTask:
+    """The fields that say what the prompt is: messages, tools, and variables of the template."""
+    return read_chat(given)[0]
+
+
+def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
+    """The same, and what the tools stand for."""
+    toolbox = Toolbox()
+    for item in given.objects("tools"):
+        kind = item.choice("type", ("function", "custom"), "function")
+        toolbox.add_one(item.needed_object(kind), kind, unique=False)
+    for item in given.objects("functions"):  # as they were before there were tools
+        toolbox.add_one(item, "function", unique=False)
+    variables = given.object("chat_template_kwargs")
+    effort = given.text("reasoning_effort")
+    messages = [_message(message, i) for i, message in enumerate(given.objects("messages"))]
+    if not messages:
+        raise bad_field("messages", "messages is empty, but must hold at least one message")
+    answered = given.flag("add_generation_prompt", True)
+    begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+    continued = given.flag("continue_final_message", begun)
+    if continued and not begun:
+        raise given.refused("continue_final_message", "the last message is no text of the assistant to go on with")
+    if continued and answered and "continue_final_message" in given and "add_generation_prompt" in given:
+        raise given.refused("add_generation_prompt", "excludes continue_final_message")
+    choice = _tool_choice(given, toolbox)
+    task = ChatTask(
+        messages=messages,
+        tools=toolbox.tools,  # those that the choice allows
+        tool_choice=choice,
+        variables=({} if effort is None else {"reasoning_effort": effort})
+        | ({} if variables is None else dict(variables.data)),
+        continued=continued,
+        answered=answered,
+    )
+    return task, toolbox
+
+
+def _message(given: Fields, number: int) -> dict[str, Any]:
+    if "role" not in given:
+        raise given.missing("role")
+    role = _ROLES[given.choice("role", tuple(_ROLES), "")]
+    calls = [_call(call) for call in given.objects("tool_calls")]
+    if (older := given.object("function_call")) is not None:
+        calls.append(_function_call(older) | {"id": f"call_{number}"})
+    if "content" not in given and not calls and role != "assistant":
+        raise given.missing("content")
+    listed = isinstance(given.data.get("content"), list)
+    content = "\n".join(given.parts("content", _part)) if listed else given.text("content") or ""
+    message: dict[str, Any] = {"role": role, "content": content}
+    if calls:
+        message["tool_calls"] = calls
+    for name in ("tool_call_id", "name", "reasoning_content"):
+        if (text := given.text(name)) is not None:
+            message[name] = text
+    if given.data["role"] == "function":
+        message["tool_call_id"] = f"call_{number - 1}"
+    return message
+
+
+def _part(part: Fields) -> str:
+    if part.text("type") not in _TEXT_PARTS:
+        raise part.wrong("type", "text: this server reads nothing else")
+    return part.needed_text("text")
+
+
+def _call(given: Fields) -> dict[str, Any]:
+    if (custom := given.object("custom")) is not None:
+        function = {"name": custom.needed_text("name"), "arguments": as_json({"input": custom.needed_text("input")})}
+        return {"id": given.text("id") or "", "type": "function", "function": function}
+    return {"id": given.text("id") or "", **_function_call(given.needed_object("function"))}
+
+
+def _function_call(function: Fields) -> dict[str, Any]:
+    arguments = function.data.get("arguments")
+    if isinstance(arguments, dict):  # not OpenAI's form, but what some clients keep
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    else:
+        arguments = function.text("arguments")
+    return {
+        "type": "function",
+        "function": {"name": function.needed_text("name"), "arguments": arguments or "{}"},
+    }
+
+
+def _tool_choice(given: Fields, toolbox: Toolbox) -> str:
+    """Which tools are to be called: see `ChatTask`."""
+    name = given.name("tool_choice", "function_call")
+    if not isinstance(given.data.get(name), dict):
+        choice = given.choice(name, ("auto", "none", "required"), "auto")
+        if choice == "required" and not toolbox.tools:
+            raise bad_field(name, f"{name} is 'required', but there are no tools")
+        return choice
+    asked = given.needed_object(name)
+    if asked.data.get("type") == "allowed_tools":
+        allowed = asked.object("allowed_tools") or asked
+        return toolbox.allow(allowed, [_chosen(tool, toolbox, name) for tool in allowed.objects("tools")])
+    return _chosen(asked, toolbox, name)
+
+
+def _chosen(choice: Fields, toolbox: Toolbox, name: str) -> str:
+    """The tool that a choice names; `name`: of the field."""
+    named = choice.object("function") or choice.object("custom") or choice
+    chosen = named.text("name")
+    if chosen not in toolbox.origins:
+        raise bad_field(name, f"{name} names no function that is in tools")
+    return str(chosen)
+
+
+# --------------------------------------------------------------------------- the answer
+
+
+class ChatReply(Reply):
+    """A chat completion, or its stream: of each choice its role, its deltas and its finish; then usage and timings."""
+
+    def __init__(self, call: Call, count: int, toolbox: Toolbox, prediction: str) -> None:
+        super().__init__(count)
+        given, self._prediction = call.given, prediction
+        self._toolbox, self._older = toolbox, "functions" in given
+        self._inputs: list[tuple[int, list[str]] | None] = [None for _ in self.answers]  # of calls of custom tools
+        self._model = call.model
+        self._likely, self._usage_too = given.flag("logprobs"), read_usage_too(call)
+        self._progress_too = given.flag("return_progress")
+        self._paces = [_Pace() for _ in self.answers] if call.streamed and given.flag("timings_per_token") else []
+        self._texts = [DraftedText() for _ in self.answers] if given.flag("return_drafts") else []
+        self._drafted: list[list[Span]] = [[] for _ in self.answers]
+        self._lengths = [0 for _ in self.answers]  # of the content so far
+        self._begun: set[int] = set()
+        self._ended = 0
+        self._head = {
+            "id": f"chatcmpl-{secrets.token_urlsafe(18)}",
+            "created": int(time.time()),
+            "model": given.text("model") or self._model.name,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._chunk = chunk_maker({**self._head, "object": "chat.completion.chunk"})
+
+    def add(self, number: int, event: Event) -> None:
+        if self._texts and isinstance(event, ChatPiece):
+            for delta in self._texts[number].mark(event):
+                if isinstance(delta, Content):
+                    at = self._lengths[number]
+                    self._drafted[number] += [(at + start, at + end) for start, end in delta.drafted]
+                    self._lengths[number] += len(delta.text)
+        self.answers[number].take(event)
+
+    def whole(self) -> dict[str, Any]:
+        choices = []
+        for number, answer in enumerate(self.answers):
+            assert answer.end is not None
+            message: dict[str, Any] = {"role": "assistant", "content": answer.text()}
+            if thoughts := answer.text("thought"):
+                message["reasoning_content"] = thoughts
+            calls = [block for block in answer.blocks if block.kind == "call"]
+            if calls and self._older:
+                message["function_call"] = {"name": calls[0].name, "arguments": calls[0].text}
+            elif calls:
+                message["tool_calls"] = [self._call(one) for one in calls]
+            choice = {"index": number, "message": message, "finish_reason": self._reason(answer.end)}
+            if self._likely:
+                choice["logprobs"] = {"content": logprobs_content(self._model, answer.logprobs)}
+            if self._texts:
+                choice["drafted"] = self._drafted[number]
+            choices.append(choice)
+        return {**self._head, "object": "chat.completion", "choices": choices, **self._totals(usage_too=True)}
+
+    def chunks(self, number: int, event: Event) -> Iterator[str]:
+        if not isinstance(event, ChatPiece):
+            self.answers[number].take(event)
+        if isinstance(event, Begun) and self._paces:
+            self._paces[number].begin()
+        elif isinstance(event, Prefilled) and self._progress_too:
+            yield from self._beginning(number)
+            progress = {"total": event.total, "cache": self.answers[number].cached, "processed": event.done}
+            choice = {"index": number, "delta": {}, "finish_reason": None}
+            yield self._chunk({"choices": [choice], "prompt_progress": progress})
+        elif isinstance(event, ChatPiece):
+            if self._prediction and event.step is not None:
+                self.answers[number].tokens += event.step.tokens
+            if self._paces and event.step is not None:
+                self._paces[number].add(event.step)
+            yield from self._pieces(number, event)
+        elif isinstance(event, End):
+            yield from self._beginning(number)
+            self._ended += 1
+            last = not self._usage_too and self._ended == len(self.answers)
+            more = self._totals(usage_too=False) if last else self._timings(number)
+            yield from self._input(number)
+            choice = {"index": number, "delta": {}, "finish_reason": self._reason(event)}
+            yield self._chunk({"choices": [choice], **more})
+
+    def last_chunks(self) -> Iterator[str]:
+        if self._usage_too:
+            yield self._chunk({"choices": [], **self._totals(usage_too=True)})
+        yield DONE
+
+    def _pieces(self, number: int, piece: ChatPiece) -> Iterator[str]:
+        deltas = self._texts[number].mark(piece) if self._texts else list(piece.deltas)
+        if piece.logprobs and not (deltas and isinstance(deltas[-1], Content)):
+            deltas.append(Content(""))
+        if number not in self._begun and (deltas or self._paces):
+            yield from self._beginning(number)
+        for place, delta in enumerate(deltas):
+            if isinstance(delta, CallArguments) and (waiting := self._inputs[number]) is not None:
+                waiting[1].append(delta.text)
+                continue
+            if self._inputs[number] is not None and (not isinstance(delta, Content) or delta.text):
+                yield from self._input(number)
+            if isinstance(delta, CallBegin) and self._toolbox.origin(delta.name).custom:
+                self._inputs[number] = delta.call, []
+            choice: dict[str, Any] = {"index": number, "delta": self._fields(delta), "finish_reason": None}
+            if self._texts and isinstance(delta, Content | Reasoning):
+                choice["drafted"] = delta.drafted
+            if piece.logprobs and place == len(deltas) - 1:
+                choice["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs)}
+            yield self._chunk({"choices": [choice], **(self._timings(number) if self._paces else {})})
+
+    def _input(self, number: int) -> Iterator[str]:
+        """The input of a custom tool, which stands within JSON, once that has ended."""
+        if (waiting := self._inputs[number]) is not None:
+            self._inputs[number] = None
+            delta = {"tool_calls": [{"index": waiting[0], "custom": {"input": free_text("".join(waiting[1]))}}]}
+            choice = {"index": number, "delta": delta, "finish_reason": None}
+            yield self._chunk({"choices": [choice], **self._timings(number)})
+
+    def _call(self, call: Block) -> dict[str, Any]:
+        if self._toolbox.origin(call.name).custom:
+            return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": free_text(call.text)}}
+        return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.text}}
+
+    def _fields(self, delta: Delta) -> dict[str, Any]:
+        """A delta in OpenAI's form: a name once, then only pieces."""
+        if isinstance(delta, Content):
+            return {"content": delta.text}
+        if isinstance(delta, Reasoning):
+            return {"reasoning_content": delta.text}
+        if isinstance(delta, CallArguments):
+            told: dict[str, Any] = {"function": {"arguments": delta.text}}
+        else:
+            told = self._call(Block(0, "call", delta.id, delta.name))
+        return {"function_call": told["function"]} if self._older else {"tool_calls": [{"index": delta.call, **told}]}
+
+    def _reason(self, end: End) -> str:
+        return "function_call" if self._older and end.reason == "tool_calls" else end.reason
+
+    def _beginning(self, number: int) -> Iterator[str]:
+        if number not in self._begun:
+            self._begun.add(number)
+            start = {"index": number, "delta": {"role": "assistant", "content": None}, "finish_reason": None}
+            yield self._chunk({"choices": [start]})
+
+    def _timings(self, number: int) -> dict[str, Any]:
+        """How far a choice is, where each chunk tells it."""
+        if not self._paces:
+            return {}
+        return {"timings": self._paces[number].timings(self.answers[number])}
+
+    def _totals(self, usage_too: bool) -> dict[str, Any]:
+        """What is told once, at the end: of several answers to one prompt, the timings are the last one's."""
+        ends = [answer.end for answer in self.answers if answer.end is not None]
+        prompt_tokens = self.answers[0].prompt_tokens
+        told: dict[str, Any] = {"timings": timings(prompt_tokens, *ends[-1].done[1:])}
+        if usage_too:
+            cached = min(end.done.cached for end in ends)
+            told["usage"] = usage(prompt_tokens, cached, sum(end.done.stats.generated for end in ends))
+            texts = [answer.tokens for answer in self.answers]
+            if predicted := prediction_usage(self._model, self._prediction, texts):
+                told["usage"]["completion_tokens_details"] = predicted
+        return told
+
+
+class _Pace:
+    """Counts the steps of an answer, and the time they take to come."""
+
+    def __init__(self) -> None:
+        self._stats = Stats()
+        self._first: float | None = None
+        self.begin()
+
+    def begin(self) -> None:
+        """It left the queue."""
+        self._began = self._now = time.monotonic()
+
+    def add(self, step: Step) -> None:
+        self._now = time.monotonic()
+        if self._first is None:
+            self._first = self._now
+        self._stats.add(step)
+
+    def timings(self, answer: Answer) -> dict[str, Any]:
+        first = self._now if self._first is None else self._first
+        return timings(answer.prompt_tokens, self._stats, answer.cached, first - self._began, self._now - first)

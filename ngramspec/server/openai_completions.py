@@ -1,0 +1,202 @@
+"""`/v1/completions`: texts continued, in OpenAI's words; with `suffix` and `echo`."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from starlette.responses import Response
+
+from ngramspec.batching.request import Request, Scored
+from ngramspec.sampling.distribution import Logprobs
+from ngramspec.server.common_fields import (
+    read_answers,
+    read_max_tokens,
+    read_prompts,
+    read_sampling,
+    read_slot,
+    read_stop,
+    read_usage_too,
+    several_seeds,
+)
+from ngramspec.server.constraints import grammar_of, read_format
+from ngramspec.server.errors import bad_field
+from ngramspec.server.fields import Fields
+from ngramspec.server.generate import Begun, End, Piece, check_room, generate
+from ngramspec.server.infill import gap_prompt
+from ngramspec.server.reply import Event, Reply, respond
+from ngramspec.server.sse import DONE, chunk_maker
+from ngramspec.server.state import Call, ServedModel
+from ngramspec.server.usage import FINGERPRINT, finite, timings, token_text, usage
+
+
+async def completions(call: Call) -> Response:
+    """Continue one or more texts."""
+    task = await asyncio.to_thread(_read, call)
+    return await respond(call, generate(call, task.requests), CompletionReply(call, task))
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """What is asked for: one request for each text, those of one prompt together; `echoes` are told before texts."""
+
+    prompts: Sequence[Sequence[int]]
+    requests: Sequence[Request]
+    echoes: Sequence[str]
+
+
+def _read(call: Call) -> _Task:
+    """What is asked for; tokenizes."""
+    given, model = call.given, call.model
+    answers = read_answers(given)
+    if (given.whole("best_of", answers) or 0) != answers:
+        raise bad_field("best_of", "best_of is not supported: leave it out, or ask for several answers with n")
+    logprobs = _read_logprobs(given, model)
+    echo = given.flag("echo")
+    suffix = given.text("suffix")
+    if echo and suffix and logprobs is not None:
+        raise bad_field("echo", "echo with logprobs and suffix is not supported: leave out one")
+    prompts = [_filled_in(model, given, suffix)] if suffix else read_prompts(model, given)
+    read_answers(given, len(prompts))
+    sampling = read_sampling(call, schemas=False)
+    schema, strict = read_format(given)
+    if schema is not None:
+        if sampling.grammar is not None:
+            raise bad_field("response_format", "response_format and grammar exclude each other")
+        sampling = replace(sampling, grammar=grammar_of(schema, "response_format", strict))
+    max_tokens, stop, slot = read_max_tokens(given), read_stop(given), read_slot(call)
+    scored = echo and logprobs is not None
+    requests: list[Request] = []
+    for prompt in prompts:
+        check_room(prompt, model.n_ctx, max_tokens)
+        most = model.most(max_tokens)
+        requests += several_seeds(Request(prompt, most, sampling, stop, logprobs, scored=scored, slot=slot), answers)
+    texts = _texts(model, given, prompts) if echo else [""] * len(prompts)
+    return _Task(prompts, requests, [text for text in texts for _ in range(answers)])
+
+
+def _filled_in(model: ServedModel, given: Fields, suffix: str) -> list[int]:
+    """The prompt that asks for what stands between `prompt` and `suffix`; all of both is shown."""
+    if not isinstance(given.data.get("prompt"), str):
+        raise bad_field("suffix", "suffix goes with one prompt that is text")
+    return gap_prompt(model, given.data["prompt"], suffix)
+
+
+def _read_logprobs(given: Fields, model: ServedModel) -> int | None:
+    if isinstance(given.data.get("logprobs"), bool):  # as a chat spells it
+        return (given.whole("top_logprobs", most=model.vocabulary.n_vocab) or 0) if given.flag("logprobs") else None
+    return given.whole("logprobs", most=model.vocabulary.n_vocab)
+
+
+def _texts(model: ServedModel, given: Fields, prompts: Sequence[Sequence[int]]) -> list[str]:
+    """The prompts' own texts."""
+    value = given.data["prompt"]
+    if isinstance(value, str):
+        return [value]
+    if all(isinstance(item, str) for item in value):
+        return list(value)
+    return [b"".join(map(model.vocabulary.piece, prompt)).decode("utf-8", "replace") for prompt in prompts]
+
+
+class CompletionReply(Reply):
+    """A completion of texts, or its stream."""
+
+    def __init__(self, call: Call, task: _Task) -> None:
+        super().__init__(len(task.requests))
+        self._model, self._task = call.model, task
+        self._usage_too = read_usage_too(call)
+        self._untold = dict(enumerate(task.echoes))  # by the choices whose streams have not begun
+        self._scored: list[tuple[Logprobs, ...]] = [() for _ in self.answers]  # of the prompts that are told
+        self._offsets = [0 for _ in self.answers]  # characters of each text that its logprobs have told
+        self._ended = 0
+        self._head = {
+            "id": f"cmpl-{secrets.token_urlsafe(18)}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": call.given.text("model") or self._model.name,
+            "system_fingerprint": FINGERPRINT,
+        }
+        self._told = chunk_maker(self._head)
+
+    def add(self, number: int, told: Event) -> None:
+        if isinstance(told, Scored):
+            self._scored[number] = told.logprobs
+        super().add(number, told)
+
+    def whole(self) -> dict[str, Any]:
+        choices = [
+            self._choice(number, self._task.echoes[number] + one.text(), one.logprobs, one.end, echoed=True)
+            for number, one in enumerate(self.answers)
+        ]
+        return {**self._head, "choices": choices, **self._totals(usage_too=True)}
+
+    def chunks(self, number: int, told: Event) -> Iterator[str]:
+        if isinstance(told, Scored):
+            self._scored[number] = told.logprobs
+        if isinstance(told, Piece | End) and (echo := self._untold.pop(number, "")):
+            yield self._chunk(number, echo, echoed=True)
+        if isinstance(told, Piece) and (told.text or told.logprobs):
+            yield self._chunk(number, told.text, told.logprobs)
+        elif isinstance(told, Begun | End):
+            self.answers[number].take(told)
+        if isinstance(told, End):
+            self._ended += 1
+            last = self._ended == len(self.answers) and not self._usage_too
+            yield self._chunk(number, "", (), told, self._totals(usage_too=False) if last else None)
+
+    def last_chunks(self) -> Iterator[str]:
+        if self._usage_too:
+            yield self._told({"choices": [], **self._totals(usage_too=True)})
+        yield DONE
+
+    def _chunk(
+        self,
+        number: int,
+        text: str,
+        logprobs: Sequence[Logprobs] = (),
+        end: End | None = None,
+        more: dict[str, Any] | None = None,
+        echoed: bool = False,
+    ) -> str:
+        return self._told({"choices": [self._choice(number, text, logprobs, end, echoed)], **(more or {})})
+
+    def _choice(
+        self, number: int, text: str, logprobs: Sequence[Logprobs], end: End | None, echoed: bool = False
+    ) -> dict[str, Any]:
+        """A choice, or a part of one; `echoed`: with the prompt."""
+        request, table = self._task.requests[number], None
+        if request.logprobs is not None:
+            before = [(request.prompt[0], None), *[(one.token, one) for one in self._scored[number]]]
+            rows = [(one.token, one) for one in logprobs]
+            table = self._table(number, [*before, *rows] if echoed and request.scored else rows)
+        reason = None if end is None else end.reason
+        return {"index": number, "text": text, "finish_reason": reason, "logprobs": table}
+
+    def _table(self, number: int, rows: Sequence[tuple[int, Logprobs | None]]) -> dict[str, Any]:
+        """OpenAI's table of logprobs: columns, with the likeliest tokens by their text; a first token has none."""
+        table: dict[str, list[Any]] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        for token, one in rows:
+            top: dict[str, float] = {}
+            for other, logprob in (*one.top, (token, one.logprob)) if one is not None else ():
+                top.setdefault(token_text(self._model, other), finite(logprob))
+            table["tokens"].append(token_text(self._model, token))
+            table["token_logprobs"].append(None if one is None else finite(one.logprob))
+            table["top_logprobs"].append(None if one is None else top)
+            table["text_offset"].append(self._offsets[number])
+            self._offsets[number] += len(self._model.vocabulary.piece(token).decode("utf-8", "ignore"))
+        return table
+
+    def _totals(self, usage_too: bool) -> dict[str, Any]:
+        """What is told once, at the end; the timings are the last text's."""
+        ends = [answer.end for answer in self.answers if answer.end is not None]
+        told: dict[str, Any] = {"timings": timings(self.answers[-1].prompt_tokens, *ends[-1].done[1:])}
+        if usage_too:
+            each = len(ends) // len(self._task.prompts)
+            cached = sum(min(e.done.cached for e in ends[i : i + each]) for i in range(0, len(ends), each))
+            prompt_tokens = sum(len(prompt) for prompt in self._task.prompts)
+            told["usage"] = usage(prompt_tokens, cached, sum(end.done.stats.generated for end in ends))
+        return told

@@ -1,0 +1,95 @@
+"""What answers tell of themselves in the words of OpenAI and llama-server: usage, timings, logprobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from typing import Any
+
+from ngramspec.sampling.distribution import Logprobs
+from ngramspec.server.state import ServedModel
+from ngramspec.steps import Stats
+from ngramspec.version import __version__
+
+FINGERPRINT = f"ngramspec-{__version__}"
+
+
+def timings(prompt_tokens: int, stats: Stats, cached: int, prompt_seconds: float, seconds: float) -> dict[str, Any]:
+    """llama-server's `timings`; what was drafted is told only where something was, and so are close calls.
+
+    `gain` is the time that the tokens would have taken one by one, by the cost curve, over the time they took.
+    """
+    told = {
+        "cache_n": cached,
+        **_rates("prompt", prompt_tokens - cached, prompt_seconds),
+        **_rates("predicted", stats.generated, seconds),
+    }
+    if stats.drafted:
+        told |= {"draft_n": stats.drafted, "draft_n_accepted": stats.accepted}
+    if stats.estimated_gain is not None:
+        told["gain"] = stats.estimated_gain
+    if stats.close_calls:
+        told["close_calls"] = stats.close_calls
+    return told
+
+
+def prediction_usage(model: ServedModel, prediction: str, texts: Sequence[Sequence[int]]) -> dict[str, int]:
+    """How many tokens of a prediction came in the texts, and how many did not; nothing where there is none."""
+    if not prediction:
+        return {}
+    tokens = model.vocabulary.tokenize(prediction, add_bos=False)
+    blocks = [block for text in texts for block in SequenceMatcher(None, tokens, text).get_matching_blocks()]
+    accepted = sum([block.size for block in blocks])
+    return {
+        "accepted_prediction_tokens": accepted,
+        "rejected_prediction_tokens": len(tokens) * len(texts) - accepted,
+    }
+
+
+def _rates(what: str, tokens: int, seconds: float) -> dict[str, Any]:
+    return {
+        f"{what}_n": tokens,
+        f"{what}_ms": 1000 * seconds,
+        f"{what}_per_token_ms": 1000 * seconds / tokens if tokens else 0.0,
+        f"{what}_per_second": tokens / seconds if seconds else 0.0,
+    }
+
+
+def usage(prompt_tokens: int, cached: int, completion_tokens: int) -> dict[str, Any]:
+    """OpenAI's `usage`; `cached`: how many of the prompt's tokens were in the cache."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }
+
+
+def logprobs_content(model: ServedModel, found: Sequence[Logprobs]) -> list[dict[str, Any]]:
+    """Logprobs as a chat tells them, with llama-server's ids."""
+    return [
+        {
+            **_token(model, one.token, one.logprob),
+            "top_logprobs": [_token(model, token, logprob) for token, logprob in one.top],
+        }
+        for one in found
+    ]
+
+
+def _token(model: ServedModel, token: int, logprob: float) -> dict[str, Any]:
+    raw = model.vocabulary.shown(token)
+    return {"id": token, "token": raw.decode("utf-8", "replace"), "bytes": list(raw), "logprob": finite(logprob)}
+
+
+def finite(logprob: float) -> float:
+    """A logprob that JSON can hold: that of a token which cannot come is OpenAI's, -9999."""
+    return max(logprob, -9999.0)
+
+
+def token_text(model: ServedModel, token: int) -> str:
+    """A token as a key of a table: half a character is spelled in bytes, as OpenAI does it."""
+    raw: bytes = model.vocabulary.shown(token)
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)

@@ -1,0 +1,469 @@
+// The page: what is shown, and what its controls do.
+"use strict";
+
+const KEPT = "ngramspec.settings";
+const FIELDS = ["system", ...NUMBERS, "json_schema"];
+
+let chat = newChat("");
+let running = null; // {abort, answer, before}: the answer that is being written, and the chat without it
+let editing = null; // which message the composer's text replaces
+let files = []; // that the next question has with it
+let presets = {};
+let contextSize = 0;
+let shown = []; // the messages in the log, each with its view
+
+// ---------------------------------------------------------------- the conversation
+
+// What shows an answer.
+class AnswerView {
+  constructor(answer, at) {
+    this.element = make("article", "", $("log"));
+    this.element.ariaLabel = "Answer";
+    this.details = make("details", "thoughts", this.element);
+    make("summary", "", this.details, "Thoughts");
+    this.thoughts = new Markdown(make("div", "", this.details));
+    this.answer = new Markdown(make("div", "answer", this.element));
+    this.note = make("p", "note", this.element);
+    const actions = make("div", "actions", this.element);
+    button("Copy", actions, () => copy(answer.content), "Copy answer");
+    button("Regenerate", actions, () => regenerate(at));
+    button("Continue", actions, () => goOn()).classList.add("continue");
+    this.show(answer, true);
+  }
+
+  show(answer, whole) {
+    const { content, reasoning_content: thoughts } = answer;
+    following(() => {
+      this.details.hidden = !thoughts;
+      this.note.textContent = answer.note;
+    });
+    const shown = [content && this.answer.show(content, answer.drafted, whole)];
+    if (thoughts) shown.push(this.thoughts.show(thoughts, answer.thoughts_drafted, whole));
+    return Promise.all(shown);
+  }
+}
+
+class QuestionView {
+  constructor(message, at) {
+    this.element = make("div", "", $("log"));
+    const box = make("div", "question", this.element);
+    if (message.files?.length) {
+      const names = make("ul", "files", box);
+      for (const { name } of message.files) make("li", "", names, name);
+    }
+    make("div", "plain", box, message.typed ?? message.content).dir = "auto";
+    button("Edit", make("div", "actions", this.element), () => edit(at));
+  }
+}
+
+// Shows the conversation; what of it is shown already stays.
+function show() {
+  let same = 0;
+  while (same < shown.length && shown[same].message === chat.messages[same]) same++;
+  for (const { view } of shown.splice(same)) view.element.remove();
+  for (const [at, message] of chat.messages.entries()) {
+    if (at < same) continue;
+    const view = message.role === "user" ? new QuestionView(message, at) : new AnswerView(message, at);
+    shown.push({ message, view });
+  }
+  $("empty").hidden = shown.length > 0;
+  $("scroller").scrollTop = $("scroller").scrollHeight;
+  list();
+}
+
+function open(next) {
+  running?.work.abort();
+  running = null;
+  busy(false);
+  cancelEdit();
+  fail("");
+  chat = next;
+  $("system").value = chat.system;
+  show();
+  if (!wide.matches) listed(false);
+  $("question").focus();
+}
+
+// Where later messages would be lost, a copy of the conversation goes on.
+function cut(at) {
+  const kept = chat.messages.slice(0, at);
+  const forked = chat.messages.length > at + 2;
+  return { ...chat, ...(forked && { id: newChat("").id }), messages: kept, changed: Date.now() };
+}
+
+function regenerate(at) {
+  answer(cut(at), newAnswer());
+}
+
+function goOn() {
+  const last = structuredClone(chat.messages.at(-1));
+  answer({ ...chat, messages: chat.messages.slice(0, -1), changed: Date.now() }, last);
+}
+
+const newAnswer = () => ({ role: "assistant", content: "", reasoning_content: "", drafted: [], thoughts_drafted: [], note: "" });
+
+// Lets the model write an answer, or go on with it, at the end of a chat. If nothing comes, all is as it was before, and
+// the question is in the composer again.
+async function answer(asked, written, question = null) {
+  if (running) return;
+  const before = chat;
+  const length = sizeOf(written);
+  const mine = (chat = { ...asked, messages: [...asked.messages, written] });
+  const mark = (running = { work: new AbortController(), written, before, question });
+  cancelEdit();
+  fail("");
+  busy(true);
+  if (!loadChat(mine.id)) saveChat(asked);
+  show();
+  const { view } = shown.at(-1);
+  view.element.ariaBusy = "true";
+  tell("The model answers.");
+  const ending = await receive(length ? mine : asked, written, mark.work.signal, () => view.show(written, false));
+  const here = running === mark;
+  const came = ending.done || sizeOf(written) > length;
+  if (loadChat(mine.id)) {
+    // It was not deleted meanwhile.
+    if (!came) deleteChat(mine.id);
+    saveChat(came ? mine : before);
+  }
+  if (!here) return list();
+  running = null;
+  busy(false);
+  fail(ending.fault);
+  tell(ending.done ? "The answer is complete." : "The answer was broken off.");
+  if (ending.keyless) settings(true, $("key"));
+  if (!came) return retract(before, question);
+  list();
+  if (!contextSize) identify();
+  await view.show(written, true);
+  view.element.ariaBusy = "false";
+}
+
+const sizeOf = ({ content, reasoning_content: thoughts }) => content.length + thoughts.length;
+
+// Lets a question that was not answered be put again.
+function retract(before, question) {
+  chat = { ...before, title: chat.title, system: chat.system };
+  show();
+  if (!question || $("question").value) return;
+  $("question").value = question.typed;
+  files = question.files;
+  showFiles();
+}
+
+function busy(yes) {
+  $("send").hidden = yes;
+  $("stop").hidden = !yes;
+  document.body.classList.toggle("busy", yes);
+}
+
+// ---------------------------------------------------------------- questions
+
+// What the model reads: the files, each between fences that do not occur in it, then what was typed.
+function contentOf(typed, files) {
+  const parts = files.map(({ name, text }) => {
+    const ticks = Math.max(2, ...(text.match(/`+/g) ?? []).map((found) => found.length));
+    const fence = "`".repeat(ticks + 1);
+    return `${name}\n${fence}\n${text.replace(/\n$/, "")}\n${fence}`;
+  });
+  return [...parts, typed].filter((part) => part.trim()).join("\n\n");
+}
+
+function ask() {
+  const typed = $("question").value;
+  const content = contentOf(typed, files);
+  if (running || !content) return;
+  const question = { role: "user", content, typed, files };
+  const next = editing === null ? { ...chat, changed: Date.now() } : cut(editing);
+  $("question").value = "";
+  files = [];
+  showFiles();
+  $("question").focus();
+  answer({ ...next, messages: [...next.messages, question] }, newAnswer(), question);
+}
+
+function edit(at) {
+  if (running) return;
+  const { content, typed = content, files: attached = [] } = chat.messages[at];
+  editing = at;
+  files = attached;
+  showFiles();
+  $("question").value = typed;
+  $("editing").hidden = false;
+  $("question").focus();
+}
+
+function cancelEdit() {
+  if (editing === null) return;
+  editing = null;
+  files = [];
+  showFiles();
+  $("question").value = "";
+  $("editing").hidden = true;
+}
+
+async function attach(chosen) {
+  for (const file of chosen) {
+    try {
+      const text = new TextDecoder("utf-8", { fatal: true }).decode(await file.arrayBuffer());
+      if (text.includes("\0")) throw new TypeError("binary");
+      files = [...files, { name: file.name, text }];
+    } catch {
+      fail(`${file.name} is no text in UTF-8.`);
+    }
+  }
+  showFiles();
+  $("question").focus();
+}
+
+function showFiles() {
+  $("files").replaceChildren();
+  for (const file of files) {
+    const item = make("li", "", $("files"), file.name);
+    const remove = () => {
+      files = files.filter((one) => one !== file);
+      showFiles();
+      $("question").focus();
+    };
+    button("×", item, remove, `Remove ${file.name}`);
+  }
+}
+
+// ---------------------------------------------------------------- the list of conversations
+
+const wide = matchMedia("(min-width: 60rem)");
+
+function listed(yes) {
+  $("chats").hidden = !yes;
+  $("menu").ariaExpanded = String(yes);
+}
+
+function list() {
+  const wanted = $("filter").value.toLowerCase();
+  const found = allChats().filter(
+    (one) => `${one.title}\n${one.messages.map(({ content }) => content).join("\n")}`.toLowerCase().includes(wanted)
+  );
+  $("list").replaceChildren();
+  for (const one of found) {
+    const item = make("li", "", $("list"));
+    const opener = button(titleOf(one), item, () => open(loadChat(one.id) ?? one));
+    opener.title = titleOf(one);
+    if (one.id !== chat.id) continue;
+    opener.ariaCurrent = "true";
+    const actions = make("div", "tools", item);
+    button("Rename", actions, () => rename(one));
+    button("Export", actions, () => download(titleOf(one), exported(one)));
+    button("Delete", actions, () => discard(one));
+  }
+}
+
+function rename(one) {
+  const title = prompt("Name of the conversation", titleOf(one));
+  if (title === null) return;
+  chat.title = title;
+  saveChat({ ...one, title });
+  list();
+}
+
+function discard(one) {
+  if (!confirm(`Delete “${titleOf(one)}”?`)) return;
+  open(newChat($("system").value));
+  deleteChat(one.id);
+  list();
+}
+
+async function imports(chosen) {
+  for (const file of chosen) {
+    try {
+      readChats(await file.text()).forEach(saveChat);
+    } catch {
+      fail(`${file.name} holds no conversation.`);
+    }
+  }
+  list();
+}
+
+// ---------------------------------------------------------------- settings
+
+function settings(open, focus = null) {
+  $("settings").hidden = !open;
+  $("options").ariaExpanded = String(open);
+  focus?.focus();
+}
+
+function keep() {
+  const fields = Object.fromEntries(FIELDS.map((id) => [id, $(id).value]));
+  store(KEPT, { fields, presets, green: $("green").checked });
+  sessionStorage.setItem("ngramspec.key", $("key").value);
+}
+
+function recall() {
+  let kept = {};
+  try {
+    kept = JSON.parse(localStorage.getItem(KEPT)) ?? {};
+  } catch {
+    // As if there were none.
+  }
+  for (const id of FIELDS) $(id).value = kept.fields?.[id] ?? "";
+  presets = kept.presets ?? {};
+  $("green").checked = kept.green ?? false;
+  $("key").value = sessionStorage.getItem("ngramspec.key") ?? "";
+  $("question").value = sessionStorage.getItem("ngramspec.question") ?? "";
+  chat = loadChat(sessionStorage.getItem("ngramspec.open")) ?? newChat($("system").value);
+  $("system").value = chat.system;
+  coloured();
+  showPresets();
+}
+
+function coloured() {
+  document.body.classList.toggle("green", $("green").checked);
+}
+
+function showPresets() {
+  const text = $("system").value;
+  $("preset").replaceChildren();
+  make("option", "", $("preset"), "Saved ones …").value = "";
+  for (const name of Object.keys(presets).sort()) {
+    const option = make("option", "", $("preset"), name);
+    option.selected = presets[name] === text;
+  }
+}
+
+function changeSystem() {
+  chat.system = $("system").value;
+  if (!running) saveChat(chat);
+  showPresets();
+  keep();
+}
+
+function savePreset() {
+  const name = prompt("Name of this system message", $("preset").value)?.trim();
+  if (!name) return;
+  presets[name] = $("system").value;
+  showPresets();
+  keep();
+}
+
+function deletePreset() {
+  delete presets[$("preset").value];
+  showPresets();
+  keep();
+}
+
+// What the server says of its model and its settings.
+async function identify() {
+  const [models, props] = await Promise.all(["v1/models", "props"].map((path) => request(path).catch(() => null)));
+  if (models?.status === 503) setTimeout(identify, 2000);
+  $("model").textContent = models?.status === 503 ? "Loading the model …" : "";
+  if (!models?.ok || !props?.ok) return;
+  const { id, meta } = (await models.json()).data[0];
+  contextSize = meta.n_ctx;
+  $("model").textContent = $("model").title = `${id} · context ${contextSize}`;
+  const { params } = (await props.json()).default_generation_settings;
+  for (const name of NUMBERS.slice(0, -2)) $(name).placeholder = params[name];
+}
+
+// ---------------------------------------------------------------- controls
+
+$("composer").onsubmit = (event) => {
+  event.preventDefault();
+  ask();
+};
+$("question").onkeydown = (event) => {
+  if (event.key === "ArrowUp" && !$("question").value) {
+    const at = chat.messages.findLastIndex(({ role }) => role === "user");
+    if (at >= 0) edit(at);
+  } else if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
+    $("composer").requestSubmit();
+  } else return;
+  event.preventDefault();
+};
+document.onkeydown = (event) => {
+  if (event.key !== "Escape") return;
+  if (running) running.work.abort();
+  else if (editing !== null) cancelEdit();
+  else if (!wide.matches && !$("chats").hidden) {
+    listed(false);
+    $("menu").focus();
+  }
+};
+$("stop").onclick = () => {
+  running?.work.abort();
+  $("question").focus();
+};
+$("cancel").onclick = () => {
+  cancelEdit();
+  $("question").focus();
+};
+$("new").onclick = () => open(newChat($("system").value));
+$("menu").onclick = () => {
+  listed($("chats").hidden);
+  if (!wide.matches && !$("chats").hidden) $("filter").focus();
+};
+$("chat").onpointerdown = (event) => {
+  if (!wide.matches && event.target !== $("menu")) listed(false);
+};
+$("options").onclick = () => settings($("settings").hidden, $("system"));
+$("green").onchange = () => {
+  coloured();
+  keep();
+};
+for (const [by, input, take] of [["attach", "attached", attach], ["import", "imported", imports]]) {
+  $(by).onclick = () => $(input).click();
+  $(input).onchange = async () => {
+    await take([...$(input).files]);
+    $(input).value = "";
+  };
+}
+$("export").onclick = () => download("conversations", { conversations: allChats().map(exported) });
+$("filter").oninput = list;
+$("preset").onchange = () => {
+  $("system").value = presets[$("preset").value] ?? "";
+  changeSystem();
+};
+$("save-preset").onclick = savePreset;
+$("delete-preset").onclick = deletePreset;
+$("system").onchange = changeSystem;
+for (const id of FIELDS.slice(1)) $(id).onchange = keep;
+$("key").onchange = () => {
+  keep();
+  identify();
+  for (const { message, view } of shown) view.show?.(message, true);
+};
+const held = (event) => event.dataTransfer?.types.includes("Files");
+document.ondragover = (event) => {
+  if (held(event)) event.preventDefault();
+};
+document.ondrop = (event) => {
+  if (!held(event)) return;
+  event.preventDefault();
+  attach([...event.dataTransfer.files]);
+};
+$("question").onpaste = (event) => {
+  if (!event.clipboardData.files.length) return;
+  event.preventDefault();
+  attach([...event.clipboardData.files]);
+};
+wide.onchange = () => listed(wide.matches);
+addEventListener("storage", list);
+addEventListener("pagehide", () => {
+  keep();
+  let [left, draft] = [chat, $("question").value];
+  if (running) {
+    const { written, before, question } = running;
+    written.note += " · broken off";
+    if (!sizeOf(written)) {
+      deleteChat(chat.id);
+      left = before;
+      draft ||= question?.typed ?? "";
+    }
+    saveChat(left);
+  }
+  sessionStorage.setItem("ngramspec.open", left.id);
+  sessionStorage.setItem("ngramspec.question", draft);
+});
+
+recall();
+listed(wide.matches);
+show();
+identify();

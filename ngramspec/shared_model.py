@@ -1,0 +1,106 @@
+"""Several texts in one cache: a pass of a `SharedModel` over its sequences reads the weights once for all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import NamedTuple, Protocol
+
+from ngramspec.backend import Logits, Model
+
+
+class SequenceModel(Model, Protocol):
+    """One of the texts in a shared cache: a model of its own, which can also take part in passes with others.
+
+    Attributes:
+        number: from 0 on.
+    """
+
+    number: int
+
+    def reading(
+        self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
+    ) -> Generator[int, None, Logits]:
+        """`prefill` chunk by chunk, so that other sequences can have passes in between.
+
+        Yields how many of the tokens are held: first those that need not be evaluated again, then after each chunk
+        but the last. Returns the logits after the last token. Whoever closes it early leaves what was read.
+
+        Args:
+            tokens, aligned: as in `prefill`.
+            most: asked before each chunk for its most tokens; aligned chunks have a size of their own.
+        """
+
+    def adopt(self, other: SequenceModel, length: int) -> None:
+        """Make the cache of this sequence hold the first `length` tokens of another's, or fewer: `tokens` tells.
+
+        Copies what the other holds; nothing is evaluated.
+        """
+
+    def saved(self) -> bytes:
+        """What the cache holds, to be `restore`d later, by any sequence of the same model under the same settings.
+
+        Raises:
+            TargetError: the runner cannot hand it out.
+        """
+
+    def restore(self, tokens: Sequence[int], state: bytes) -> None:
+        """Make the cache hold what `saved` gave when it held `tokens`.
+
+        Raises:
+            TargetError: it cannot; the sequence is then empty.
+        """
+
+
+class Part(NamedTuple):
+    """What a pass does for one sequence.
+
+    Attributes:
+        sequence: whose text grows.
+        tokens: that are appended to it, at least one.
+        rows: for how many of the last of them logits are wanted.
+    """
+
+    sequence: SequenceModel
+    tokens: Sequence[int]
+    rows: int
+
+
+class SharedModel(Protocol):
+    """Several texts evaluated together: one pass reads the weights once for all of them.
+
+    Attributes:
+        sequences: as many as texts can be held.
+        n_ctx: most tokens of a sequence; one pass may go beyond by `max_rows`, to be taken back after it.
+        max_tokens, max_rows: most tokens, and most rows of logits, of a pass.
+        drafts_alone: whether a sequence's draft can be taken back only if its pass held no other sequence.
+    """
+
+    n_ctx: int
+    max_tokens: int
+    max_rows: int
+    drafts_alone: bool
+
+    @property
+    def sequences(self) -> Sequence[SequenceModel]: ...
+
+    def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
+        """Append to several sequences in one pass; for each part its logits, shape (rows, n_vocab).
+
+        What a sequence owes is evaluated too, in front of its tokens.
+
+        Raises:
+            ValueError: no parts, two of one sequence, too many tokens or rows, or a sequence that has no room for them.
+            TargetError: the pass failed; every sequence is as before, though it may owe tokens.
+        """
+
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
+        """The sizes of the batches that a pass over parts of these lengths is made of; each reads the weights again.
+
+        One batch of their sum, where all sequences share one pool of cells. Where each has a cache of its own, a batch
+        holds as many tokens of each sequence as of any other, so that sequences with more of them go on in further
+        batches, and takes in sequences only as long as their numbers follow each other.
+
+        Args:
+            lengths: at least one token each.
+            sequences: whose parts they are; empty: of the first sequences, in order.
+        """

@@ -1,0 +1,180 @@
+"""What happened: `Step`, one target pass and the text that came of it, and `Stats`, the counters over many."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Literal
+
+from ngramspec.acceptance.rules import TokenDecision
+from ngramspec.drafting.draft import NO_DRAFT, Draft
+from ngramspec.sampling.distribution import Logprobs
+
+StopReason = Literal["eog", "stop", "length", "context"]
+
+
+@dataclass(slots=True)
+class Step:
+    """The record of one target pass, or of the prefill and the token it yields (`batch` 0).
+
+    It is filled in while the pass is made. Policies and readers of steps find it complete, and must not change it.
+
+    Attributes:
+        tokens: token ids emitted, in order; the last is the target's own, those before it were drafted.
+        pieces: the text that each token released; text is held back while a character or a stop string may still be
+            incomplete.
+        drafted: token ids sent as a draft.
+        accepted: how many of them were emitted.
+        guessed: how many tokens of the drafter's proposal were right, sent or not.
+        batch: tokens in the pass, padding, questions and tokens that were evaluated again included.
+        seconds: of the target pass (of the whole prefill at the first step).
+        disturbed: how many of them an interruption by the system added (see `CostCurve.undisturbed`).
+        draft_seconds: spent on asking the drafter, and on being able to take a refused draft back.
+        plain_seconds: what a pass without a draft costs now; 0 when that was not measured.
+        elapsed: seconds since the step before, on the wall: choosing tokens, grammar, and what a reader of the steps
+            did in between are in it; 0 at the first step, and where nobody took the time.
+        source: the drafter, or "" without a draft.
+        close_calls: tokens that rounding could have decided otherwise than in undrafted decoding (see
+            `ngramspec.exactness.close_calls`), where `exact="auto"` did not take settings that rule it out.
+        explained: the numbers behind the policy's decision; see `Policy.explain`.
+        position: absolute index in the sequence of the first token that the pass decided.
+        stop: why the generation ended with this step, or None.
+        stop_string: the stop string that ended it, where one did.
+        logprobs: of each emitted token, where they were asked for.
+        detail: how the tokens were decided on, where that was asked for: a judgement for each drafted token that was
+            reached, and one for each token of the target's own, in order.
+        judged: the draft that `detail` speaks of: what was sent. Where a grammar cut a draft that was drawn blindly,
+            the forbidden token follows; it is refused unsent.
+    """
+
+    tokens: tuple[int, ...]
+    pieces: tuple[str, ...] = ()
+    _: KW_ONLY
+    drafted: tuple[int, ...] = ()
+    accepted: int = 0
+    guessed: int = 0
+    batch: int = 0
+    seconds: float = 0.0
+    disturbed: float = 0.0
+    draft_seconds: float = 0.0
+    plain_seconds: float = 0.0
+    elapsed: float = 0.0
+    source: str = ""
+    close_calls: int = 0
+    explained: Mapping[str, float] = field(default_factory=dict)
+    position: int = 0
+    stop: StopReason | None = None
+    stop_string: str | None = None
+    logprobs: tuple[Logprobs, ...] = ()
+    detail: tuple[TokenDecision, ...] = ()
+    judged: Draft = NO_DRAFT
+
+    @property
+    def text(self) -> str:
+        """The text this step released."""
+        return "".join(self.pieces)
+
+    @property
+    def refused(self) -> tuple[int, ...]:
+        """Draft tokens that were not emitted."""
+        return self.drafted[self.accepted :]
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counters over passes. `tokens` and `passes` exclude the prefill and the token it yields.
+
+    Attributes:
+        tokens: emitted by target passes.
+        passes: target passes.
+        passes_without_draft: passes whose batch held no draft.
+        drafted, accepted: draft tokens sent, and emitted.
+        drafted_at, accepted_at: the same by position in the draft.
+        tested_at: how often a position was reached (all before it were accepted).
+        seconds: of target passes.
+        draft_seconds: of asking the drafter.
+        plain_seconds: what the same tokens would have taken one by one, by the cost curve.
+        prefill_seconds: of prefills.
+        decode_seconds: from each first token to the last, on the wall; see `Step.elapsed`.
+        generated: all tokens emitted, the prefill's included.
+        close_calls: see `Step`.
+    """
+
+    tokens: int = 0
+    passes: int = 0
+    passes_without_draft: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    drafted_at: list[int] = field(default_factory=list)
+    tested_at: list[int] = field(default_factory=list)
+    accepted_at: list[int] = field(default_factory=list)
+    seconds: float = 0.0
+    draft_seconds: float = 0.0
+    plain_seconds: float = 0.0
+    prefill_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    generated: int = 0
+    close_calls: int = 0
+
+    def add(self, done: Step) -> None:
+        """Count a pass."""
+        self.generated += len(done.tokens)
+        self.close_calls += done.close_calls
+        if done.batch == 0:
+            self.prefill_seconds += done.seconds
+            return
+        self.tokens += len(done.tokens)
+        self.passes += 1
+        self.seconds += done.seconds
+        self.draft_seconds += done.draft_seconds
+        self.plain_seconds += done.plain_seconds * len(done.tokens)
+        self.decode_seconds += done.elapsed
+        k = len(done.drafted)
+        self.passes_without_draft += k == 0
+        self.drafted += k
+        self.accepted += done.accepted
+        while len(self.drafted_at) < k:
+            for counts in (self.drafted_at, self.tested_at, self.accepted_at):
+                counts.append(0)
+        # A text that ended inside the draft says nothing about the positions after its end.
+        reached = done.accepted if done.accepted == len(done.tokens) else done.accepted + 1
+        for i in range(k):
+            self.drafted_at[i] += 1
+            self.tested_at[i] += i < reached
+            self.accepted_at[i] += i < done.accepted
+
+    def merge(self, other: Stats) -> None:
+        """Add another's counters to these."""
+        for name in self.__dataclass_fields__:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if isinstance(mine, list):
+                length = max(len(mine), len(theirs))
+                pad = [x + [0] * (length - len(x)) for x in (mine, theirs)]
+                setattr(self, name, [a + b for a, b in zip(*pad, strict=True)])
+            else:
+                setattr(self, name, mine + theirs)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """MAT: emitted tokens per target pass, bonus token and passes without a draft included; 1.0 is plain."""
+        return self.tokens / self.passes if self.passes else 1.0
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted / drafted; None when nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens after the first per second from the first to the last; None where nobody took the time."""
+        return self.tokens / self.decode_seconds if self.decode_seconds > 0 else None
+
+    @property
+    def estimated_gain(self) -> float | None:
+        """Plain decoding's time for these tokens, by the cost curve, over the time taken; None if nobody measured that.
+
+        None too where nothing was drafted: the curve was measured at another moment, and would be compared with that.
+        """
+        seconds = self.seconds + self.draft_seconds
+        known = self.drafted and seconds > 0 and self.plain_seconds > 0
+        return self.plain_seconds / seconds if known else None

@@ -1,0 +1,231 @@
+"""Drafters that read logits, `recycle` and `lookahead`: what they draft, by brute force, and what they are shown."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from numpy.typing import NDArray
+from support.mock_target import MockTarget, rows_to
+
+from ngramspec.cost.given import GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting import make_drafter
+from ngramspec.drafting.baselines import target_logits
+from ngramspec.drafting.baselines.target_logits import (
+    LONGEST,
+    WINDOW,
+    LookaheadDrafter,
+    RecycleDrafter,
+    SuccessorDrafter,
+    top_two,
+)
+from ngramspec.drafting.chances import HOPELESS
+from ngramspec.drafting.draft import Draft
+from ngramspec.instruments.replay.replay import Replay
+
+FREE = GivenCurve({1: 1.0, 64: 1.0})
+NAN = float("nan")
+SEEDS = st.integers(0, 10**6)
+
+
+@given(row=arrays.arrays(np.float32, st.integers(1, 40), elements=st.floats(-30, 30, width=32)))
+def test_the_best_two_are_those_of_a_sort(row: NDArray[np.float32]) -> None:
+    best, likely = top_two(row)
+    order = sorted(range(row.size), key=lambda token: -row[token])
+    assert best == int(row.argmax())
+    assert sum(likely.values()) == pytest.approx(1)
+    assert min(likely.values()) > 0
+    assert sorted((row[t] for t in likely), reverse=True) == [row[t] for t in order[: len(likely)]]
+    assert len(likely) == min(2, row.size)
+    if len(likely) == 2:
+        (a, p), (b, q) = likely.items()
+        assert np.log(p / q) == pytest.approx(float(row[a]) - float(row[b]), abs=1e-6)
+
+
+def test_logits_that_are_no_numbers_teach_nothing() -> None:
+    inf = float("inf")
+    for values, likely in (
+        ([1, NAN, 3], {}),
+        ([1, inf, 3], {}),
+        ([-inf, -inf], {}),
+        ([-inf, 2, -inf], {1: 1.0}),
+    ):
+        assert top_two(np.array(values, np.float32))[1] == likely
+    drafter: SuccessorDrafter = RecycleDrafter()
+    drafter.begin([1])
+    drafter.see([1], rows_to([2]))
+    drafter.see([1], np.full((1, 12), NAN, np.float32))
+    assert drafter.propose(1).tokens == (2,)
+    drafter = LookaheadDrafter()
+    drafter.begin([5])
+    rows = rows_to([1, 2, 3])
+    rows[1] = NAN
+    drafter.see([5, 7, 8], rows)
+    drafter.accept([1])
+    assert drafter.propose(2).tokens == (1, 3), "nothing is expected at the first position"
+
+
+@given(seed=SEEDS, n_vocab=st.integers(3, 9))
+def test_recycle_drafts_the_chain_of_the_latest_best_successors(seed: int, n_vocab: int) -> None:
+    """Of tokens that were evaluated, refused or not, in this request or an earlier one, with this model."""
+    rng = np.random.default_rng(seed)
+    drafter, successor = RecycleDrafter(), dict[int, int]()
+    for request in range(4):
+        text = rng.integers(n_vocab, size=3).tolist()
+        drafter.begin(text)
+        for turn in range(10):
+            draft = drafter.propose(8)
+            chain = [text[-1]]
+            while chain[-1] in successor and len(chain) <= 8:
+                chain.append(successor[chain[-1]])
+            assert [text[-1], *draft.tokens] == chain[: 1 + len(draft)]
+            assert len(draft) == len(chain) - 1 or (draft and np.prod(draft.chances) < HOPELESS)
+            assert draft.match == (1,) * len(draft)
+            if (request, turn) == (2, 0):  # another model
+                n_vocab, successor = n_vocab + 1, {}
+            sent = [text[-1], *draft.tokens, *rng.integers(n_vocab, size=2).tolist()]
+            rows = rng.standard_normal((len(sent), n_vocab)).astype(np.float32)
+            drafter.see(sent, rows)
+            successor |= dict(zip(sent, rows.argmax(axis=1).tolist(), strict=True))
+            text += rng.integers(n_vocab, size=2).tolist()
+            drafter.accept(text[-2:])
+
+
+def test_what_stays_the_best_is_surer() -> None:
+    chances = []
+    for times in (1, 2, 4):
+        drafter = RecycleDrafter()
+        for _ in range(times):
+            drafter.see([1], rows_to([2]))
+        drafter.begin([1])
+        chances += drafter.propose(1).chances
+    assert chances == sorted(set(chances))
+
+
+def expected_window(
+    evaluated: Sequence[tuple[Sequence[int], int]], trajectory: Sequence[int], text: Sequence[int], limit: int
+) -> Draft:
+    """By the rule: the latest of what followed the longest context, else the trajectory, else the last token again.
+
+    Args:
+        evaluated: (text, what was likeliest or came after it), the latest last.
+        trajectory: what was likeliest in the pass before, at the positions to come.
+        text: so far.
+        limit: of the draft.
+    """
+    text, match, start = list(text), [], len(text)
+    while text and len(match) < min(limit, WINDOW):
+        for length in range(min(LONGEST, len(text)), 0, -1):
+            found = [best for before, best in evaluated if list(before[-length:]) == text[-length:]]
+            if found:
+                break
+        else:
+            length, found = 0, [*trajectory, *[text[-1]] * WINDOW][len(match) : len(match) + 1]
+        match.append(length)
+        text.append(found[-1])
+    return Draft(tuple(text[start:]), (), tuple(match), source="lookahead")
+
+
+@given(seed=SEEDS, limit=st.integers(1, 20), n_vocab=st.integers(3, 12))
+def test_lookahead_drafts_what_the_rule_says(seed: int, limit: int, n_vocab: int) -> None:
+    """The prompt is pooled once its model is known; the pool outlasts the request, the trajectory does not."""
+    rng = np.random.default_rng(seed)
+    drafter, evaluated = LookaheadDrafter(), list[tuple[list[int], int]]()
+    for request in range(4):
+        text = rng.integers(n_vocab, size=rng.integers(1, 12)).tolist()
+        drafter.begin(text)
+        trajectory: list[int] = []
+        for turn in range(6):
+            draft = drafter.propose(limit)
+            expected = expected_window(evaluated, trajectory, text, limit)
+            assert (draft.tokens, draft.match) == (expected.tokens, expected.match)
+            if (request, turn) == (2, 0):  # another model
+                n_vocab, evaluated = n_vocab + 1, []
+            if turn == 0:
+                evaluated += [(text[:i], token) for i, token in enumerate(text)]
+            sent = [text[-1], *draft.tokens]
+            rows = rng.standard_normal((len(sent), n_vocab)).astype(np.float32)
+            drafter.see(sent, rows)
+            best = rows.argmax(axis=1).tolist()
+            evaluated += [([*text, *sent[1 : 1 + i]], token) for i, token in enumerate(best)]
+            emitted = [*draft.tokens[: rng.integers(len(draft) + 1)], int(rng.integers(n_vocab))]
+            drafter.accept(emitted)
+            trajectory = best[len(emitted) :]
+            text += emitted
+
+
+def after_a_pass() -> LookaheadDrafter:
+    """The docstring's: 5 6 is the text, 7 8 9 was sent, the target would have 1 4 4 2."""
+    drafter = LookaheadDrafter()
+    drafter.begin([5, 6])
+    drafter.see([6, 7, 8, 9], rows_to([1, 4, 4, 2]))
+    drafter.accept([1])
+    return drafter
+
+
+def test_the_docstrings_example_and_the_longer_the_context_the_surer() -> None:
+    drafter = after_a_pass()
+    assert drafter.propose(63).tokens == (4, 4, 2, *[2] * (WINDOW - 3))
+    chances = []
+    for prompt in ([10], [7], [6, 7], [5, 6, 7]):
+        drafter.begin(prompt)
+        chances.append(drafter.propose(1).chances[0])
+    assert drafter.propose(1).tokens == (4,)
+    assert chances == sorted(set(chances))
+
+
+def test_the_pool_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_logits, "POOLED", 30)
+    drafter, rng = LookaheadDrafter(), random.Random(0)
+    drafter.begin([0])
+    for _ in range(50):
+        tokens = [drafter._tail[-1], *(rng.randrange(12) for _ in range(6))]
+        drafter.see(tokens, rows_to([rng.randrange(12) for _ in tokens]))
+        drafter.accept(tokens[1:3])
+        assert len(drafter._pool) <= 30
+    assert len(drafter._pool) == 30
+    assert tuple(tokens[-LONGEST:]) in drafter._pool
+
+
+class Reader(RecycleDrafter):
+    """Keeps what it is shown, and drafts a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[tuple[tuple[int, ...], NDArray[np.float32], int]] = []
+
+    def propose(self, limit: int, *args: Any, **options: Any) -> Draft:
+        return Draft((5,) * limit, chances=(0.9,) * limit, source=self.name)
+
+    def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
+        self.seen.append((tuple(tokens), rows.copy(), accepted))
+
+
+def test_the_loop_shows_the_logits_of_all_positions_refused_ones_too(tmp_path: Path) -> None:
+    mock, reader = MockTarget(12, peak=6.0), Reader()
+    decoder = SpeculativeDecoder(
+        mock, drafter=reader, policy="fixed", draft_max=3, curve=FREE, calibration_folder=tmp_path
+    )
+    context = [1, 2]
+    steps = list(decoder.generate(context, max_tokens=30))
+    refused = 0
+    for step, (tokens, rows, accepted) in zip(steps, reader.seen, strict=True):
+        assert accepted == step.accepted
+        assert tokens == (context[-1], *step.drafted)
+        assert rows.tolist() == [mock.row([*context, *step.drafted[:i]]).tolist() for i in range(len(tokens))]
+        refused += len(step.refused)
+        context += step.tokens
+    assert refused > 20
+
+
+def test_a_record_has_no_logits_to_read() -> None:
+    with pytest.raises(ValueError, match="'recycle' needs a model's logits"):
+        Replay(make_drafter("recycle"), curve=FREE)

@@ -1,0 +1,196 @@
+"""`exact="auto"` at work on a model that only pretends: what is measured when, what is kept, and what is chosen."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.mock_target import Clock, MockTarget
+
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.errors import TargetError
+from ngramspec.exactness import decision
+from ngramspec.exactness.decision import UNMEASURED, ExactAuto, ExactnessMode, Way
+from ngramspec.exactness.trial import DEPTHS, SIZES, Identity, Times
+
+ALL, SPLIT = Identity(SIZES, SIZES[1:]), Identity((1,), SIZES[1:])
+FAST_STEPS = [f"{what} {depth}" for what in ("fast", "times") for depth in DEPTHS]
+ALL_STEPS = FAST_STEPS + [f"exact {depth}" for depth in DEPTHS]
+
+
+class Model:
+    """A model with two settings. `identity_of` and `times_of` are what a trial finds, `single` seconds for a pass."""
+
+    settings: tuple[str, ...] = ("fast", "exact")
+    identity = "mock"
+
+    def __init__(self, single: float = 0.001) -> None:
+        self.single = single
+        self.opened: list[str] = []
+        self.identity_of = {"fast": SPLIT, "exact": ALL}
+        self.times_of = {"fast": Times(0.01, 0.001), "exact": Times(0.01, 0.001), "padded": Times(0.02, 0.001)}
+
+    def trial(self, setting: str) -> Any:
+        self.opened.append(setting)
+        return Trial(self, setting)
+
+
+class Trial:
+    def __init__(self, model: Model, setting: str) -> None:
+        self.model, self.setting = model, setting
+
+    def __enter__(self) -> Trial:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture(autouse=True)
+def measured(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was measured, in order; each step takes as long as is expected of it."""
+    done: list[str] = []
+    clock = Clock(0.0)
+    monkeypatch.setattr(decision, "time", clock)
+    monkeypatch.setattr(decision, "BUDGET", 8.0)
+
+    def note(model: Model, what: str) -> None:
+        done.append(what)
+        clock.now += model.single * decision.trial.COST
+
+    def identity(trial: Trial, depth: int) -> Identity:
+        note(trial.model, f"{trial.setting} {depth}")
+        return trial.model.identity_of[trial.setting]
+
+    def times(trials: Mapping[str, Trial], depth: int) -> dict[str, Times]:
+        model = trials["fast"].model
+        note(model, f"times {depth}")
+        return {way: model.times_of[way] for way in (*trials, "padded")}
+
+    def rounding(trial: Trial, text: Sequence[int]) -> float:
+        assert [*text] == [1, 2]
+        note(trial.model, "rounding")
+        return 0.5
+
+    monkeypatch.setattr(decision.trial, "rounding", rounding)
+    monkeypatch.setattr(decision.trial, "identity", identity)
+    monkeypatch.setattr(decision.trial, "times", times)
+    monkeypatch.setattr(decision.trial, "single", lambda trial: trial.model.single)
+    return done
+
+
+def chosen(model: Model, folder: Path, **options: Any) -> tuple[Way, ExactnessMode]:
+    """What a process chooses that loads the model."""
+    auto = ExactAuto(model, folder=folder, **options)
+    auto.measure()
+    return auto.way, auto.exactness
+
+
+def test_settings_under_which_sizes_agree_are_found_and_taken(tmp_path: Path, measured: list[str]) -> None:
+    assert chosen(Model(), tmp_path, text=[1, 2]) == ("exact", ExactnessMode(SIZES, same=True))
+    assert measured == ALL_STEPS
+
+
+def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str]) -> None:
+    model = Model()
+    model.identity_of["fast"] = ALL
+    assert chosen(model, tmp_path) == ("fast", ExactnessMode(SIZES, same=True))
+    assert measured == FAST_STEPS[:2]
+    model.identity_of["fast"], model.settings = SPLIT, ("fast",)
+    assert chosen(model, tmp_path / "other", ways=("fast", "exact"))[0] == "fast"
+    assert measured == FAST_STEPS[:2] * 2
+
+
+def test_dear_settings_are_not_taken_and_rounding_is_known(tmp_path: Path, measured: list[str]) -> None:
+    model = Model()
+    model.times_of["exact"] = Times(0.011, 0.001)
+    assert chosen(model, tmp_path) == ("fast", ExactnessMode(bound=UNMEASURED))
+    assert measured == FAST_STEPS
+    assert chosen(model, tmp_path, text=[1, 2]) == ("fast", ExactnessMode(bound=0.5))
+    assert measured == [*FAST_STEPS, "rounding"]
+
+
+def test_sizes_from_two_on_are_taken_where_a_pass_of_two_costs_what_one_does(tmp_path: Path) -> None:
+    model = Model()
+    model.times_of["padded"] = model.times_of["fast"]
+    assert chosen(model, tmp_path) == ("padded", ExactnessMode(SIZES[1:], same=True))
+
+
+def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Path, measured: list[str]) -> None:
+    first = chosen(Model(), tmp_path)
+    later = Model()
+    later.times_of["exact"] = Times(9.0, 9.0)
+    later.identity_of["exact"] = SPLIT
+    assert chosen(later, tmp_path) == first
+    assert (measured, later.opened) == (ALL_STEPS, [])
+
+
+def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
+    late = Model()
+    late.times_of["exact"] = Times(9.0, 9.0)
+    both = [ExactAuto(model, folder=tmp_path) for model in (Model(), late)]  # both have read an empty folder
+    for auto in both:
+        auto.measure()
+    assert [auto.way for auto in both] == ["exact", "exact"]
+
+
+def test_a_slow_model_is_measured_step_by_step_each_time_that_it_is_loaded(tmp_path: Path, measured: list[str]) -> None:
+    found = []
+    for number in range(len(ALL_STEPS)):
+        found.append(chosen(Model(0.1), tmp_path))
+        assert len(measured) == number + 1
+    assert measured == ALL_STEPS
+    assert found[0] == ("fast", ExactnessMode(bound=UNMEASURED))
+    assert [way for way, _ in found] == ["fast"] * 5 + ["exact"]
+
+
+def test_a_very_slow_one_takes_whoever_has_the_time(tmp_path: Path, measured: list[str]) -> None:
+    assert chosen(Model(4.0), tmp_path)[0] == "fast"
+    assert measured == []
+    ExactAuto(Model(4.0), folder=tmp_path).measure(math.inf)
+    assert measured == ALL_STEPS
+    assert chosen(Model(4.0), tmp_path)[0] == "exact"
+
+
+def test_without_memory_for_a_trial_the_fastest_settings_are_taken(tmp_path: Path) -> None:
+    def refuse(_: str) -> Any:
+        raise TargetError("no memory")
+
+    model = Model()
+    model.trial = refuse  # type: ignore[method-assign]
+    assert chosen(model, tmp_path) == ("fast", ExactnessMode(bound=UNMEASURED))
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"identities": {}, "times": [{"fast": [1]}]}', "\0"])
+def test_a_damaged_file_counts_as_nothing_known(content: str, tmp_path: Path, measured: list[str]) -> None:
+    (tmp_path / "mock-exact.json").write_text(content)
+    assert chosen(Model(), tmp_path)[0] == "exact"
+    assert measured == ALL_STEPS
+
+
+def test_what_has_no_name_is_not_kept(tmp_path: Path) -> None:
+    model = Model()
+    model.identity = ""
+    assert chosen(model, tmp_path)[0] == "exact"
+    assert not list(tmp_path.iterdir())
+
+
+def test_forgetting_measures_again(tmp_path: Path, measured: list[str]) -> None:
+    chosen(Model(), tmp_path)
+    ExactAuto(Model(), folder=tmp_path).forget()
+    chosen(Model(), tmp_path)
+    assert measured == ALL_STEPS * 2
+
+
+@pytest.mark.parametrize("exact", ["auto", "on", "off"])
+def test_a_decoder_goes_by_what_was_decided_if_it_is_to(exact: Any, tmp_path: Path) -> None:
+    target: Any = MockTarget(8, seed=1, max_batch=16)
+    target.exactness = ExactnessMode((2, 4, 32), same=True)
+    decoder = SpeculativeDecoder(target, policy="fixed", exact=exact, calibration_folder=tmp_path)
+    steps = list(decoder.generate([1, 2, 3, 4, 5, 6] * 10, max_tokens=20))
+    assert decoder.exactness.same is (exact != "off")
+    if exact == "auto":
+        assert {step.batch for step in steps[1:]} <= {2, 4}, "no draft is longer than can be taken back"

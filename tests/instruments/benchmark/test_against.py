@@ -1,0 +1,144 @@
+"""Our speed beside a running server's: what it is asked, what its answers are worth, and what it may do wrong."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+import pytest
+from support.cli_runner import DEMO, run
+from support.mock_target import Clock, MockTarget
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.errors import NGramSpecError
+from ngramspec.instruments.benchmark.against import Answer, Pair, Rival, compare
+from ngramspec.instruments.prompts import Case
+from ngramspec.sampling.settings import Sampling
+
+Reply = tuple[int, bytes]
+PROMPT = (1, 2, 3, 1, 2)
+TIMINGS = {"predicted_n": 5, "predicted_ms": 2000.0}
+
+
+class Quiet(WSGIRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@contextmanager
+def server(reply: Callable[[str, dict[str, Any]], Reply]) -> Iterator[tuple[str, list[tuple[str, dict[str, Any]]]]]:
+    """The address of a server that answers as `reply` says, and what it was asked."""
+    asked: list[tuple[str, dict[str, Any]]] = []
+
+    def answer(request: dict[str, Any], begin: Callable[..., Any]) -> list[bytes]:
+        asked.append((request["PATH_INFO"], json.loads(request["wsgi.input"].read(int(request["CONTENT_LENGTH"])))))
+        status, raw = reply(*asked[-1])
+        begin(f"{status} of a test", [("Content-Length", str(len(raw)))])
+        return [raw]
+
+    with make_server("127.0.0.1", 0, answer, handler_class=Quiet) as listening:
+        thread = threading.Thread(target=listening.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.server_port}", asked
+        finally:
+            listening.shutdown()
+            thread.join()
+
+
+def native(_path: str, _body: dict[str, Any]) -> Reply:
+    return 200, json.dumps({"content": "abc", "timings": TIMINGS}).encode()
+
+
+def openai_only(path: str, _body: dict[str, Any]) -> Reply:
+    if path != "/v1/completions":
+        return 404, b"{}"
+    chunks = [{"choices": [{"text": text}]} for text in ("a", "", "bc")]
+    chunks.append({"choices": [], "usage": {"completion_tokens": 4}})
+    return 200, b"".join(b"data: %s\n\n" % json.dumps(c).encode() for c in chunks) + b"data: [DONE]\n\n"
+
+
+def test_a_server_is_asked_for_the_same_tokens_and_tells_its_own_time() -> None:
+    with server(native) as (url, asked):
+        answer = Rival(url + "/v1/", MockTarget()).ask(PROMPT, 5, Sampling(0.8, seed=7))
+    assert answer == Answer("abc", 5, 2.0)
+    assert answer.tokens_per_second == 2.0  # the first token came with the prompt
+    path, body = asked[0]
+    assert path == "/completion"
+    assert body["prompt"] == list(PROMPT)
+    assert (body["n_predict"], body["cache_prompt"], body["temperature"], body["seed"]) == (5, False, 0.8, 7)
+
+
+def test_another_server_is_sent_the_text_and_timed_from_its_first_piece() -> None:
+    with server(openai_only) as (url, asked):
+        rival = Rival(url, MockTarget())
+        first, second = (rival.ask(PROMPT, 5, Sampling()) for _ in range(2))
+    assert (first.text, first.tokens) == (second.text, second.tokens) == ("abc", 4)
+    assert [path for path, _ in asked] == ["/completion", "/v1/completions", "/v1/completions"]
+    assert asked[1][1]["prompt"] == "bcdbc"
+    assert asked[1][1]["stream"] is True
+
+
+def test_what_a_server_does_wrong_is_an_error_in_words() -> None:
+    for reply, words in (
+        ((401, b"no key"), "refused, with status 401: no key"),
+        ((404, b""), "neither /completion nor /v1/completions"),
+        ((200, b"<html>"), "without text or timings"),
+    ):
+        with server(lambda *_, reply=reply: reply) as (url, _), pytest.raises(NGramSpecError, match=words):
+            Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
+    # The last one has gone.
+    with pytest.raises(NGramSpecError, match=f"{url} does not answer"):
+        Rival(url, MockTarget()).ask(PROMPT, 5, Sampling())
+
+
+def test_both_sides_take_turns_and_each_prompt_is_asked_once() -> None:
+    clock, order = Clock(), list[str]()
+    target = MockTarget(seconds=lambda n: 0.5, clock=clock)
+
+    class Ours(SpeculativeDecoder):
+        def generate(self, *arguments: Any, **options: Any) -> Any:
+            order.append("ours")
+            return super().generate(*arguments, **options)
+
+    def reply(path: str, body: dict[str, Any]) -> Reply:
+        order.append("theirs")
+        return native(path, body)
+
+    decoder = Ours(target, drafter=None, curve=CostCurve({1: 0.5}), clock=clock.perf_counter)
+    cases = [Case("kind", str(i), (*PROMPT, i)) for i in range(3)]
+    with server(reply) as (url, asked):
+        pairs = list(compare(decoder, Rival(url, target), cases, 5, Sampling()))
+    assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
+    assert [tuple(body["prompt"]) for _, body in asked] == [case.tokens for case in cases]
+    assert target.prefilled == [6, 6, 6]
+    assert [pair.ours.tokens_per_second for pair in pairs] == pytest.approx([2.0] * 3, rel=0.01)
+    assert [pair.ratio for pair in pairs] == pytest.approx([1.0] * 3, rel=0.01)
+    # A text of one token has no speed.
+    assert Pair(cases[0], Answer("ab", 2, 1.0), Answer("a", 1, 0.0)).ratio is None
+
+
+def test_the_command_compares_and_says_what_is_missing(env: dict[str, str], tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts"
+    prompts.mkdir()
+    for name in ("a.txt", "b.txt"):
+        (prompts / name).write_text(f"It was a dark night in {name}")
+    bench = ["bench", DEMO, "--prompts", prompts, "-n", "5", "-t", "1", "-c", "256", "--against"]
+    with server(native) as (url, asked):
+        done = run(env, *bench, url, "--json", tmp_path / "found.json")
+        assert done.code == 0, done.err
+        assert len(asked) == 3  # whether it is there, and each prompt once
+        table = [line.split() for line in done.out.splitlines() if line.startswith(("prompts ", "overall "))]
+        assert [row[:3] for row in table] == [["prompts", "2", "2.00"], ["overall", "2", "2.00"]]
+        assert table[0][-3:] == ["0", "of", "2"]
+    told = json.loads((tmp_path / "found.json").read_text())
+    assert [pair["theirs"]["tokens_per_second"] for pair in told["pairs"]] == [2.0, 2.0]
+    assert "does not answer" in run(env, *bench, url).complaint
+    assert "leave out --repeat, --html" in run(env, *bench, url, "--repeat", "2", "--html", "x.html").complaint
+    assert "leave out other settings" in run(env, *bench, url, "--repeat-penalty", "1.1").complaint

@@ -1,0 +1,81 @@
+"""Alpha by n-gram order: the drafter against counting by hand, and the measurement against a law that is known."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from support.cli_runner import run
+from support.mock_target import MockTarget
+
+from ngramspec.instruments.benchmark.alpha import ORDERS, AlphaOfOrder, OrderDrafter
+from ngramspec.sampling.settings import Sampling
+
+HOT = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
+TEXT = [1, 2, 3, 1, 2, 4, 1, 2, 3, 1]
+
+
+def test_q_is_what_followed_the_last_tokens_before() -> None:
+    for order in ORDERS:
+        drafter = OrderDrafter(order)
+        drafter.begin(TEXT[:4])
+        drafter.accept(TEXT[4:])
+        width = order - 1
+        tail = TEXT[len(TEXT) - width :]
+        followers = Counter(TEXT[i + width] for i in range(len(TEXT) - width) if TEXT[i : i + width] == tail)
+        draft = drafter.propose(1, lambda _offset, weights: min(weights))
+        assert draft.q == (({x: n / followers.total() for x, n in followers.items()},) if followers else ())
+        assert draft.tokens == ((min(followers),) if followers else ())
+    # A greedy draft is the likeliest chain.
+    drafter = OrderDrafter(2)
+    drafter.begin([*TEXT, 2])
+    assert drafter.propose(3).tokens == (3, 1, 2)
+    assert drafter.accept([3, 1, 5]) == 2
+
+
+def measured(mock: MockTarget, sampling: Sampling, gamma: int, prompts: list[list[int]], n: int) -> list[AlphaOfOrder]:
+    orders = [AlphaOfOrder(order, mock, sampling, gamma) for order in ORDERS]
+    for prompt in prompts:
+        for one in orders:
+            one.run(prompt, max_tokens=n)
+    return orders
+
+
+def test_alpha_on_a_known_law() -> None:
+    """p uniform over 8 tokens, q of 4 or 5 different ones, none rarer than 1/5: sum min(p, q) is their number / 8."""
+    unigram = measured(MockTarget(8, peak=0.0), replace(HOT, seed=4), 1, [[0, 1, 2, 3]], 3)[0]
+    assert unigram.judged == 1
+    assert unigram.measured in (pytest.approx(4 / 8), pytest.approx(5 / 8))  # the prefill's token is counted too
+
+
+# Hoeffding: at so many judged positions it is off by more with probability below 1e-8.
+@pytest.mark.parametrize(
+    ("prompts", "judged", "off"), [(2, 360, 0.17), pytest.param(8, 1500, 0.08, marks=pytest.mark.exhaustive)]
+)
+def test_the_two_alphas_agree(prompts: int, judged: int, off: float) -> None:
+    starts = [[start, 1, 2] for start in range(prompts)]
+    for one in measured(MockTarget(8, peak=1.5, seed=2), HOT, 3, starts, 400)[:3]:
+        assert one.judged > judged
+        assert one.measured is not None
+        assert one.inferred == pytest.approx(one.measured, abs=off)
+
+
+def test_greedy_alphas_are_the_same_count() -> None:
+    for one in measured(MockTarget(12, peak=6.0), Sampling(), 1, [[3, 1, 4, 1, 5]], 200):
+        assert one.measured == pytest.approx(one.inferred)
+
+
+def test_the_command_line(env: dict[str, str], tmp_path: Path) -> None:
+    report, prompt = tmp_path / "report.json", tmp_path / "prompt.txt"
+    prompt.write_text("a b c d a b c d a b c d")
+    quick = ["--repeat", "1", "-n", "16", "-t", "1", "--exact", "off", "--policy", "fixed"]
+    done = run(env, "bench", "--alpha", *quick, "--prompts", prompt, "--json", report)
+    assert done.code == 0, done.err
+    assert "Alpha of n-gram counts by order (greedy, drafts of up to 4)" in done.out
+    rows = json.loads(report.read_text())["alpha"]
+    assert [row["order"] for row in rows] == [1, 2, 3, 4]
+    assert all(row["accepted"] <= row["drafted"] for row in rows)
+    assert rows[0]["judged"] > 0

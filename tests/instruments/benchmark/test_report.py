@@ -1,0 +1,78 @@
+"""Texts with their drafts, on a mock target: every token has its mark, and the odds are counted; and the report."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from support.mock_target import MockTarget
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting import make_drafter
+from ngramspec.instruments.benchmark.figures import Spread, Summary
+from ngramspec.instruments.benchmark.report import COLUMNS, DraftedTexts, Setup, benchmark_report
+from ngramspec.instruments.benchmark.runs import Benchmark
+from ngramspec.instruments.prompts import Case
+from ngramspec.instruments.reports.report import Report
+from ngramspec.policies import make_policy
+from ngramspec.steps import Stats
+
+SETUP = Setup("m.gguf", "tiny", 2**20, 10**6, "CPU", 1, "here", "llama-cpp-python 9")
+
+
+def benchmark(folder: Path) -> Benchmark:
+    rng = np.random.default_rng(5)
+    texts = [tuple(int(t) for t in rng.integers(0, 16, 20)) for _ in range(3)]
+    cases = [Case("even" if i % 2 == 0 else "odd", f"p{i}", text) for i, text in enumerate(texts)]
+    how = {"drafter": "ngram", "policy": "fixed", "exact": "off", "calibration_folder": folder}
+    decoder = SpeculativeDecoder(MockTarget(peak=8.0), **how)
+    return Benchmark(decoder, cases, 40, 1, unlearnt=lambda _: (make_drafter("ngram"), make_policy("fixed")))
+
+
+def test_a_sample_of_each_kind_has_every_token_with_its_mark(tmp_path: Path) -> None:
+    made = benchmark(tmp_path)
+    texts = DraftedTexts(made)
+    cases = list(texts.run())
+    assert [passage.name for passage in texts.passages] == ["even: p0", "odd: p1"]
+    assert texts.total == 2
+    for passage, case in zip(texts.passages, cases, strict=True):
+        steps = list(made.drafted.generate(case.tokens, max_tokens=40))
+        assert "".join(span.text for span in passage.spans if span.mark != "refused") == "".join(s.text for s in steps)
+    marks = {span.mark for passage in texts.passages for span in passage.spans}
+    assert marks == {"", "kept", "refused", "corrected"}
+    assert sum(texts.reliability.seen) > sum(texts.reliability.right) > 0
+
+
+# --------------------------------------------------------------------------- the report
+
+
+def row(report: Report, number: int) -> dict[str, str]:
+    return dict(zip(report.table.headings, report.table.rows[number], strict=True))
+
+
+def a_summary(identical: int, ratio: Spread | None = None) -> Summary:
+    return Summary("a", 3, 3, ratio, ratio, None, ratio, None, Stats(), None, None, identical)
+
+
+def test_a_text_that_is_not_the_same_is_told_of(tmp_path: Path) -> None:
+    summaries = [a_summary(2, Spread(1.0, 0.5, 2.0)), a_summary(3)]
+    made = benchmark(tmp_path)
+    report = benchmark_report(SETUP, "c", made, {"cost": summaries})
+    assert row(report, 0)["same text"] == "no (1 of 3 differ)"
+    assert row(report, 0)["gain"] == "1.00x (0.50-2.00)"
+    assert row(report, 1) | {"gain": "-", "plain t/s": "-", "same text": "yes"} == row(report, 1)
+    assert "INCOMPLETE: stopped after 0 of 6 runs" in report.notes
+    assert benchmark_report(SETUP, "c", made, {"cost": []}).table.rows == []
+    made.acceptance = Acceptance(lenience=0.5)
+    lossy = benchmark_report(SETUP, "c", made, {"cost": summaries})
+    assert row(lossy, 0)["same text"] == "-"
+    assert any("lenience 0.5 changes the output" in note for note in lossy.notes)
+
+
+def test_a_setup_is_told_as_llama_bench_tells_it() -> None:
+    build = "llama-cpp-python 0.3.36; CPU : SSE3 = 1 | AVX2 = 1 | LLAMAFILE = 0 | OPENMP = 1 |"
+    setup = Setup("model.gguf", "llama 1B Q4_0", 3 * 2**30, 1_240_000_000, "CUDA", 8, "a machine", build)
+    assert COLUMNS == ("model", "size", "params", "backend", "threads")
+    assert list(setup.cells()) == ["llama 1B Q4_0", "3.00 GiB", "1.24 B", "CUDA", "8"]
+    assert "llama-cpp-python 0.3.36 (SSE3 AVX2 OPENMP); ngramspec" in setup.line()

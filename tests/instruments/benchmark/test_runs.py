@@ -1,0 +1,487 @@
+"""The benchmark on a mock target whose passes take a known time: pairing, timing, figures, and what theory says."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.mock_target import Clock, MockTarget
+
+from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.cost import measure
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting import DRAFTERS, make_drafter
+from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
+from ngramspec.errors import ModelError
+from ngramspec.instruments.benchmark.figures import (
+    Spread,
+    Summary,
+    expected_tokens,
+    predicted_gain,
+    summarise,
+    verdict,
+    verdicts,
+)
+from ngramspec.instruments.benchmark.runs import Benchmark, Kind, Run
+from ngramspec.instruments.prompts import Case, Prompt, prepare
+from ngramspec.policies import make_policy
+from ngramspec.policies.policy import Policy
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats, Step
+
+PREDICTABLE = 8.0
+"""A peak at which the mock's text soon runs in circles, so that drafts are accepted."""
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(time, "perf_counter", clock.perf_counter)
+    return clock
+
+
+def cases(count: int = 2, length: int = 20) -> list[Case]:
+    rng = np.random.default_rng(5)
+    return [
+        Case("even" if i % 2 == 0 else "odd", f"p{i}", tuple(int(t) for t in rng.integers(0, 16, length)))
+        for i in range(count)
+    ]
+
+
+def unlearnt(decoder: SpeculativeDecoder) -> tuple[Drafter | None, Policy]:
+    drafter = decoder.drafter
+    if drafter is not None and drafter.name in DRAFTERS:
+        drafter = make_drafter(drafter.name)
+    return drafter, make_policy(decoder.policy.name)
+
+
+def bench(
+    target: MockTarget, prompts: int = 2, *, policies: Sequence[str] = ("fixed",), tokens: int = 40, **options: Any
+) -> Benchmark:
+    """One that has warmed up; `options`: of the decoders, and of the benchmark."""
+    how = {"drafter": options.pop("drafter", "ngram"), "exact": options.pop("exact", "off")}
+    decoder = SpeculativeDecoder(target, policy=policies[0], **how)
+    others = [SpeculativeDecoder(target, policy=p, calibration=decoder.calibration, **how) for p in policies[1:]]
+    options = {"repeat": 2, "others": others, "unlearnt": unlearnt, **options}
+    benchmark = Benchmark(decoder, options.pop("cases", cases(prompts)), tokens, **options)
+    benchmark.warm_up()
+    return benchmark
+
+
+def measured(target: MockTarget, prompts: int = 2, **options: Any) -> Benchmark:
+    """A benchmark that was run."""
+    benchmark = bench(target, prompts, **options)
+    list(benchmark.measure())
+    return benchmark
+
+
+def overall(benchmark: Benchmark) -> Summary:
+    return summarise(benchmark.runs, benchmark.drafted.calibration.curve)[-1]
+
+
+def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
+    class Chatty(MockTarget):
+        def chat_prompt(self, messages: Sequence[dict[str, str]]) -> list[int]:
+            if messages[0]["role"] == "system":
+                raise ModelError("no system message, please")
+            return self.tokenize(messages[0]["content"])
+
+    system, user = ({"role": role, "content": "ab"} for role in ("system", "user"))
+    prompts = [
+        *(Prompt(name, "c", text="x" * length) for name, length in (("fits", 22), ("long", 23))),
+        *(Prompt(name, "c", messages=said) for name, said in (("chat", (user,)), ("refused", (system, user)))),
+    ]
+    run, skipped = prepare(Chatty(256), prompts, max_tokens=10, n_ctx=32)
+    assert [(case.id, len(case.tokens)) for case in run] == [("fits", 22), ("chat", 2)]
+    assert run[1].tokens == (0, 1)
+    assert [s.id for s in skipped] == ["long", "refused"]
+    assert "23 tokens" in skipped[0].reason
+    assert "no system message" in skipped[1].reason
+
+
+@pytest.mark.parametrize("policy", ["fixed", "cost"])
+def test_no_repeat_drafts_from_what_an_earlier_one_saw(clock: Clock, policy: str) -> None:
+    """The default drafter learns facts about tokens from every text, and its own text is what it learns most from."""
+    target = MockTarget(64, peak=3.0, seconds=lambda n: 1.0 + 0.02 * n, clock=clock)
+    runs = measured(target, cases=cases(3, 60), drafter="mixture", policies=[policy], repeat=3, tokens=120).runs
+    drafted = {(run.repeat, run.prompt): run.stats for run in runs if run.kind == "drafted"}
+    assert sum(stats.accepted for stats in drafted.values()) > 50
+    for (repeat, prompt), stats in drafted.items():
+        first = drafted[0, prompt]
+        assert (stats.passes, stats.drafted_at) == (first.passes, first.drafted_at)
+        assert stats.accepted_at == first.accepted_at
+        assert stats.tokens / stats.seconds == pytest.approx(first.tokens / first.seconds, rel=1e-9), repeat
+
+
+def test_runs_of_a_repeat_follow_each_other_in_alternating_order() -> None:
+    runs = measured(MockTarget(), repeat=3).runs
+    assert [(run.prompt, run.repeat) for run in runs[::2]] == [(p, r) for r in range(3) for p in ("p0", "p1")]
+    assert [(run.prompt, run.repeat) for run in runs[::2]] == [(run.prompt, run.repeat) for run in runs[1::2]]
+    first = [run.kind for run in runs[::2]]
+    assert first == ["plain", "drafted", "drafted", "plain", "plain", "drafted"]
+    assert all({a.kind, b.kind} == {"plain", "drafted"} for a, b in zip(runs[::2], runs[1::2], strict=True))
+
+
+def test_decode_time_is_that_of_passes_and_the_prefill_is_timed_apart_and_once_in_whole(clock: Clock) -> None:
+    class Reading(MockTarget):
+        def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
+            logits = super().prefill(tokens, **options)
+            clock.now += float(self.prefilled[-1])
+            return logits
+
+    benchmark = measured(Reading(seconds=lambda n: 1.0 + 0.25 * n, clock=clock))
+    for run in benchmark.runs:
+        assert len(run.output) == run.stats.generated == 40
+        assert sum(run.batches.values()) == run.stats.passes
+        passes = sum(n * (1.0 + 0.25 * size) for size, n in run.batches.items())
+        assert run.seconds == pytest.approx(passes, abs=0.01)
+        assert run.prefill_seconds == pytest.approx(1.0, abs=0.01)
+        assert run.tokens_per_second == pytest.approx(39 / passes, rel=0.01)
+        if run.kind == "plain":
+            assert run.batches == {1: 39}
+    assert [(p.prompt, p.tokens) for p in benchmark.prefills] == [("p0", 20), ("p1", 20)] * 2
+    assert [p.seconds for p in benchmark.prefills] == pytest.approx([20.0] * 4, abs=0.01)
+
+
+def test_drafting_work_counts(clock: Clock) -> None:
+    class Slow(Always):
+        def begin(self, prompt: Sequence[int]) -> None:
+            clock.now += 7.0
+
+        def propose(self, limit: int, choose: object = None, *, blind: bool = False, price: object = None) -> Draft:
+            clock.now += 3.0
+            return super().propose(limit)
+
+    target = MockTarget(seconds=lambda n: 1.0, clock=clock)
+    drafted = [run for run in bench(target, drafter=Slow()).measure() if run.kind == "drafted"]
+    assert drafted
+    for run in drafted:
+        # The drafter reads the prompt while the target does. The last token is never drafted for: nothing to gain.
+        assert run.prefill_seconds >= 7.0
+        assert run.seconds == pytest.approx(run.stats.passes * 4.0, abs=3.01)
+
+
+def test_with_free_batches_the_gain_is_the_tokens_per_pass_and_where_tokens_cost_refused_ones_lose(
+    clock: Clock,
+) -> None:
+    target = MockTarget(peak=PREDICTABLE, seconds=lambda n: 1.0, clock=clock)
+    benchmark = measured(target, 4, tokens=100)
+    found = overall(benchmark)
+    assert found.stats.tokens_per_pass > 1.5
+    assert found.plain.median == pytest.approx(1.0, rel=0.01)
+    drafted_seconds = sum(r.seconds for r in benchmark.runs if r.kind == "drafted")
+    assert found.stats.tokens / drafted_seconds == pytest.approx(found.stats.tokens_per_pass, rel=0.01)
+    assert found.ratio.low <= found.stats.tokens_per_pass <= found.ratio.high
+    # Positions of a circling text are not alike, as theory would have them; it must come near all the same.
+    assert found.predicted == pytest.approx(found.stats.tokens_per_pass, rel=0.25)
+    found = overall(measured(MockTarget(seconds=float, clock=clock)))
+    assert found.ratio.median < 0.9
+    assert found.predicted < 0.9
+
+
+class Always(Drafter):
+    """Drafts the same token whatever came before, so that every pass is one of two tokens."""
+
+    name = "always"
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        pass
+
+    def propose(self, limit: int, choose: object = None, *, blind: bool = False, price: object = None) -> Draft:
+        return Draft((0,), ({0: 1.0},), (0,), (1,), (0.5,), self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        return 0
+
+
+class Flipped(MockTarget):
+    """At one position, passes of two tokens see the two best tokens the wrong way round."""
+
+    flip_at = 22
+
+    def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+        start = len(self.tokens)
+        rows = super().evaluate(tokens)
+        for i, row in enumerate(rows):
+            if len(tokens) > 1 and start + i + 1 == self.flip_at:
+                second, best = np.argsort(row)[-2:]
+                row[[second, best]] = row[[best, second]]
+        return rows
+
+
+def test_a_planted_difference_is_found_with_its_margin() -> None:
+    benchmark = measured(Flipped(), 1, drafter=Always())
+    (difference,) = benchmark.differences
+    assert (difference.category, difference.prompt, difference.repeat) == ("even", "p0", 0)
+    assert difference.position == 22 - 20
+    plain = next(run for run in benchmark.runs if run.kind == "plain")
+    row = MockTarget().row([*benchmark.cases[0].tokens, *plain.output[:2]])
+    second, best = np.argsort(row)[-2:]
+    assert (difference.plain, difference.drafted) == (best, second)
+    assert plain.output[1] != plain.output[2]  # or a margin of the wrong position would pass, too
+    assert difference.margin == pytest.approx(float(row[best] - row[second]))
+    found = overall(benchmark)
+    assert (found.identical, found.prompts) == (0, 1)
+    assert "identical on 0 of 1 prompts" in verdict([found, found])
+
+
+def test_sampled_texts_are_compared_token_by_token_but_under_rejection_sampling() -> None:
+    sampling = Sampling(temperature=1.0, seed=3)
+    coupled = measured(MockTarget(peak=PREDICTABLE), 3, sampling=sampling)
+    assert coupled.differences == []
+    assert [s.identical for s in summarise(coupled.runs, None)] == [2, 1, 3]
+    rejection = measured(MockTarget(), 1, sampling=sampling, acceptance=Acceptance("rejection"))
+    outputs = {run.kind: run.output for run in rejection.runs}
+    assert outputs["plain"] != outputs["drafted"]
+    assert rejection.differences == []
+    assert "identical" not in verdict(summarise(rejection.runs, None), rejection.caveat)
+
+
+def test_rounding_by_batch_size_shows_and_exact_mode_hides_it() -> None:
+    def inexact() -> MockTarget:
+        return MockTarget(peak=PREDICTABLE, kernels=lambda size, _depth: size % 2, noise=4.0, n_batch=64)
+
+    assert len(measured(inexact(), 3).differences) > 0
+    exact = measured(inexact(), 3, exact="on", default=SpeculativeDecoder(inexact(), drafter=None))
+    assert exact.differences == []
+    sizes = {size for run in exact.runs if run.kind != "default" for size in run.batches}
+    assert sizes <= set(exact.drafted.calibration.exact_sizes)
+    assert [run.kind for run in exact.runs[:6]] == ["plain", "drafted", "default", "drafted", "default", "plain"]
+    assert overall(exact).identical == 3
+
+
+def test_both_sides_share_one_probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    probe = Mock(side_effect=measure.probe)
+    monkeypatch.setattr(measure, "probe", probe)
+    unwritable = tmp_path / "file"
+    unwritable.touch()
+    decoder = SpeculativeDecoder(MockTarget(), exact="on", calibration_folder=unwritable)
+    benchmark = Benchmark(decoder, cases(1), max_tokens=8, unlearnt=unlearnt)
+    benchmark.warm_up()
+    list(benchmark.measure())
+    assert probe.call_count == 1
+
+
+def test_a_target_that_cannot_roll_back_is_compared_with_itself(clock: Clock) -> None:
+    benchmark = measured(MockTarget(fail_rollback=True, seconds=lambda n: 1.0, clock=clock))
+    assert benchmark.drafted.drafter is None
+    found = summarise(benchmark.runs, None)[-1]
+    assert found.ratio.median == pytest.approx(1.0, abs=0.001)
+    assert (found.predicted, found.identical) == (1.0, 2)
+
+
+def test_an_interrupted_benchmark_keeps_its_finished_rounds() -> None:
+    benchmark = bench(MockTarget(), repeat=2)
+    measuring = benchmark.measure()
+    for _ in range(3):
+        next(measuring)
+    assert not benchmark.complete
+    category, whole = summarise(benchmark.runs, None)
+    assert (category.category, whole.category) == ("even", "overall")
+    assert (whole.prompts, whole.rounds) == (1, 1)
+    list(measuring)
+    assert benchmark.complete
+
+
+# ---------------------------------------------------------------- several policies
+
+POLICIES = ("fixed", "entropy", "threshold", "cost")
+
+
+def test_policies_take_turns_on_the_same_prompts() -> None:
+    benchmark = measured(MockTarget(peak=PREDICTABLE), policies=POLICIES, repeat=3)
+    runs = benchmark.runs
+    assert len(runs) == benchmark.total == 2 * 3 * 5
+    assert benchmark.complete
+    rounds = [runs[i : i + 5] for i in range(0, len(runs), 5)]
+    for done in rounds:
+        assert len({(run.prompt, run.repeat) for run in done}) == 1
+        assert sorted(run.policy or "" for run in done) == sorted(["", *POLICIES])
+        assert all((run.kind == "plain") == (run.policy is None) for run in done)
+    # Every one goes first before any does so again, over prompts too.
+    firsts = [done[0].policy for done in rounds]
+    assert sorted(p or "" for p in firsts[:5]) == sorted(["", *POLICIES])
+    assert firsts[5] is None  # the first of the second prompt's last round
+    assert benchmark.differences == []
+
+
+def test_figures_are_those_of_one_policy() -> None:
+    benchmark = measured(MockTarget(peak=PREDICTABLE), 3, policies=("fixed", "heuristic"), tokens=60)
+    assert list(benchmark.policies) == ["fixed", "heuristic"]
+    summaries = {policy: summarise(benchmark.runs_of(policy), None) for policy in benchmark.policies}
+    for policy, (*_, found) in summaries.items():
+        drafted = [run for run in benchmark.runs if run.policy == policy]
+        assert len(drafted) == found.rounds == 6
+        assert found.stats.passes == sum(run.stats.passes for run in drafted)
+        assert found.identical == found.prompts == 3
+    assert summaries["fixed"][-1].stats.passes > summaries["heuristic"][-1].stats.passes
+    assert len(summaries["fixed"][-1].acceptance_by_position) == 4
+    assert [line.split(":")[0] for line in verdicts(summaries)] == ["fixed", "heuristic"]
+    assert verdicts({"fixed": summaries["fixed"]}) == [verdict(summaries["fixed"])]
+
+
+def test_costs_are_measured_once_and_then_each_policy_keeps_its_own(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measuring = Mock(return_value=CostCurve({1: 1.0, 5: 1.5}))
+    monkeypatch.setattr(measure, "measure", measuring)
+    target = MockTarget(seconds=lambda n: 1 + 0.2 * (n - 1), clock=clock)
+    benchmark = bench(target, 1, policies=("fixed", "heuristic", "cost"), repeat=1)
+    assert measuring.call_count == 1
+    first, second, third = (d.calibration.curve for d in benchmark.policies.values())
+    assert first.to_json() == second.to_json() == third.to_json()
+    second.observe(5, 3.0)
+    assert first.to_json() == third.to_json() != second.to_json()
+    list(benchmark.measure())
+    assert measuring.call_count == 1
+    assert len(list(tmp_path.rglob("*.json"))) == 1
+
+
+def test_a_difference_names_its_policy() -> None:
+    class Never(Always):
+        def propose(self, limit: int, *arguments: object, **options: object) -> Draft:
+            return NO_DRAFT
+
+    target = Flipped()
+    decoder = SpeculativeDecoder(target, drafter=Never(), policy="fixed")
+    flipped = SpeculativeDecoder(target, drafter=Always(), policy="heuristic", calibration=decoder.calibration)
+    benchmark = Benchmark(decoder, cases(1), 40, others=[flipped], unlearnt=unlearnt)
+    list(benchmark.measure())
+    assert [(d.policy, d.repeat, d.position) for d in benchmark.differences] == [("heuristic", 0, 2)]
+    assert summarise(benchmark.runs_of("fixed"), None)[-1].identical == 1
+    assert summarise(benchmark.runs_of("heuristic"), None)[-1].identical == 0
+
+
+def test_decoders_that_cannot_be_told_apart_or_differ_in_more_are_refused() -> None:
+    target = MockTarget()
+    one = SpeculativeDecoder(target, policy="fixed")
+    known = one.calibration
+    same, fit = (SpeculativeDecoder(target, policy=policy, calibration=known) for policy in ("fixed", "cost"))
+    elsewhere = SpeculativeDecoder(MockTarget(), policy="cost", calibration=known)
+    Benchmark(one, cases(), 8, others=[fit], unlearnt=unlearnt)
+    for other in (same, elsewhere, SpeculativeDecoder(target, policy="cost")):
+        with pytest.raises(ValueError, match="one target, and a policy each"):
+            Benchmark(one, cases(), 8, others=[other], unlearnt=unlearnt)
+    for nothing in (([], 8, 1), (cases(), 1, 1), (cases(), 8, 0)):
+        with pytest.raises(ValueError, match="needs a case"):
+            Benchmark(one, *nothing, unlearnt=unlearnt)
+
+
+def test_outputs_are_compared_where_they_are_meant_to_be_equal() -> None:
+    decoder = SpeculativeDecoder(MockTarget())
+    for acceptance, temperature, caveat in (
+        (Acceptance(), 1.0, None),
+        (Acceptance("coupled"), 1.0, None),
+        (Acceptance("rejection"), 1.0, "keeps its distribution"),
+        (Acceptance("rejection"), 0.0, None),
+        (Acceptance(lenience=0.5), 0.0, "lenience 0.5 changes the output"),
+        (Acceptance(typical=True), 1.0, "typical acceptance changes the output"),
+    ):
+        settings = 8, 1, Sampling(temperature), acceptance
+        found = Benchmark(decoder, cases(), *settings, unlearnt=unlearnt).caveat
+        assert found is None if caveat is None else caveat in found
+
+
+# ---------------------------------------------------------------- figures
+
+
+def a_run(category: str, kind: Kind, tokens: int, seconds: float, *, prompt: str = "p", repeat: int = 0) -> Run:
+    stats = Stats(tokens=tokens, passes=tokens, passes_without_draft=tokens, generated=tokens + 1)
+    output = tuple(range(tokens + 1))
+    return Run(category, prompt, kind, repeat, output, seconds, 0.5, stats, Counter({1: tokens}), "length")
+
+
+def test_ratios_are_of_pairs_and_figures_are_medians() -> None:
+    runs = [a_run("a", "plain", 8, seconds, repeat=repeat) for repeat, seconds in enumerate((1.0, 2.0, 4.0))]
+    runs += [a_run("a", "drafted", 8, seconds, repeat=repeat) for repeat, seconds in enumerate((0.5, 2.0, 1.0))]
+    runs += [a_run("b", "plain", 8, 1.0), a_run("b", "drafted", 8, 2.0), a_run("b", "default", 8, 0.8)]
+    runs.append(a_run("b", "plain", 8, 1.0, repeat=1))  # its partner was never run
+    a, b, both = summarise(runs, None)
+    assert (a.category, a.prompts, a.rounds) == ("a", 1, 3)
+    assert (a.plain, a.drafted) == (Spread(4.0, 2.0, 8.0), Spread(8.0, 4.0, 16.0))
+    assert a.ratio == Spread(2.0, 1.0, 4.0)
+    assert a.exact_price is None
+    assert b.ratio == Spread(0.5, 0.5, 0.5)
+    assert b.exact_price == Spread(0.8, 0.8, 0.8)
+    assert (b.prompts, b.rounds) == (1, 1)
+    assert both.ratio == Spread(1.5, 0.5, 4.0)
+    assert (both.prompts, both.stats.tokens) == (2, 32)
+    line = "median over categories 1.25x, worst category b 0.50x; output identical on 2 of 2 prompts"
+    assert verdict([a, b, both]) == line
+
+
+def test_a_prompt_is_identical_if_all_its_rounds_are_and_a_text_that_ends_at_once_has_no_speed() -> None:
+    runs = [a_run("a", kind, 8, 1.0, repeat=repeat) for repeat in (0, 1) for kind in ("plain", "drafted")]
+    runs[1] = replace(runs[1], output=(9,))
+    summary = summarise(runs, None)[0]
+    assert (summary.identical, summary.prompts, summary.rounds) == (0, 1, 2)
+    summaries = summarise([a_run("a", "plain", 0, 0.0), a_run("a", "drafted", 0, 0.0)], None)
+    assert (summaries[0].plain, summaries[0].ratio, summaries[0].identical) == (None, None, 1)
+    assert verdict(summaries) == verdict([]) == "no speed measured"
+    assert summarise([], None) == []
+
+
+def counted(lengths: Mapping[int, int], accept: Callable[[int], int]) -> tuple[Stats, Counter[int]]:
+    """Stats and batches of `lengths[k]` passes with a draft of k, of which `accept(number)` tokens are kept."""
+    stats, drafts = Stats(), [k for k, passes in lengths.items() for _ in range(passes)]
+    for number, k in enumerate(drafts):
+        kept = min(k, accept(number))
+        tokens = tuple(range(kept + 1))
+        stats.add(Step(tokens, ("",) * len(tokens), drafted=(0,) * k, accepted=kept, batch=k + 1, seconds=1.0))
+    return stats, Counter(k + 1 for k in drafts)
+
+
+CURVE = CostCurve({1: 1.0, 2: 1.2, 3: 1.5, 4: 1.7, 5: 2.0, 8: 4.0})
+
+
+def test_expected_tokens_are_those_of_the_paper_and_of_the_closed_form() -> None:
+    # Leviathan et al. 2023, table 1, where a drafted token costs nothing: alpha, gamma, speed.
+    for alpha, gamma, speed in ((0.6, 2, 1.96), (0.7, 3, 2.53), (0.8, 5, 3.69), (0.9, 10, 6.86)):
+        assert expected_tokens(alpha, gamma) == pytest.approx(speed, abs=0.005)
+        assert expected_tokens(alpha, gamma) == pytest.approx((1 - alpha ** (gamma + 1)) / (1 - alpha))
+    assert (expected_tokens(0.0, 7), expected_tokens(1.0, 7), expected_tokens(0.3, 0)) == (1, 8, 1)
+
+
+def test_prediction_is_the_theorem_and_mixes_lengths_and_passes_without_a_draft() -> None:
+    stats, batches = counted({3: 40}, lambda number: number % 4)
+    alpha = sum(stats.accepted_at) / sum(stats.tested_at)
+    assert 0 < alpha < 1
+    gain = predicted_gain(stats, batches, {1: 5}, CURVE)
+    assert gain == pytest.approx((1 - alpha**4) / (1 - alpha) * 1.0 / 1.7)
+    stats, batches = counted({0: 30, 1: 10, 4: 20}, lambda _number: 4)
+    tokens = 30 + 10 * 2 + 20 * 5
+    seconds = 30 * 1.0 + 10 * 1.2 + 20 * 2.0
+    assert predicted_gain(stats, batches, {1: 5}, CURVE) == pytest.approx(tokens / seconds)
+    # Exact mode may pad plain passes: what drafting is compared with costs more then.
+    assert predicted_gain(stats, batches, {2: 5}, CURVE) == pytest.approx(1.2 * tokens / seconds)
+    # Where there is nothing to predict.
+    assert predicted_gain(*counted({0: 5}, lambda _number: 0), {1: 5}, None) == 1.0
+    assert predicted_gain(Stats(), {}, {1: 5}, CURVE) is None
+    assert predicted_gain(*counted({2: 5}, lambda _number: 1), {1: 5}, None) is None
+
+
+def test_figures_of_acceptance() -> None:
+    stats, batches = counted({0: 2, 2: 6}, lambda number: number % 3)
+    runs = [a_run("a", "plain", 8, 1.0), Run("a", "p", "drafted", 0, (1,), 1.0, 0.5, stats, batches, "length")]
+    summary = summarise(runs, CURVE)[0]
+    # Of the six drafts two each keep 2, 0 and 1 tokens.
+    assert summary.acceptance_by_position == [pytest.approx(4 / 6), pytest.approx(2 / 4)]
+    assert summary.alpha == pytest.approx(6 / 10)
+    assert summary.without_draft == pytest.approx(2 / 8)
+    assert summary.identical == 0
+    data = summary.to_json()
+    assert data["acceptance_rate"] == pytest.approx(6 / 12)
+    assert data["share_of_passes_without_draft"] == pytest.approx(2 / 8)
+    assert data["ratio"]["median"] == pytest.approx(14 / 8)

@@ -1,0 +1,257 @@
+"""Replay: the real loop on a record. Its counts against a loop written out here, and against what must hold."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from support.mock_target import Clock, MockTarget, plain_generate
+from support.recordings import recordings
+
+from ngramspec.acceptance.rules import Verdict
+from ngramspec.acceptance.verifier import RuleVerifier
+from ngramspec.cost.given import CURVES, GivenCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.drafting import make_drafter
+from ngramspec.drafting.draft import Draft, Drafter
+from ngramspec.instruments.replay.comparison import CurveComparison, by_category, figures
+from ngramspec.instruments.replay.replay import ENDLESS, Metered, RecordedTarget, Recording, Replay, ReplayCounts
+from ngramspec.policies.policy import FixedPolicy
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
+
+CPU = GivenCurve(CURVES["cpu-1.5b-q4_0"][0])
+FLAT = GivenCurve(CURVES["flat"][0])
+
+
+class Scripted(Drafter):
+    """Proposes what it is told to, pass by pass; the acceptance of everything is 0.75."""
+
+    name = "scripted"
+
+    def __init__(self, *drafts: Sequence[int]) -> None:
+        self._drafts = iter(drafts)
+        self.told: list[tuple[int, ...]] = []
+        self.limits: list[int] = []
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self.told = []
+
+    def propose(self, limit: int, *_: object, **__: object) -> Draft:
+        self.limits.append(limit)
+        tokens = tuple(next(self._drafts))
+        return Draft(tokens, chances=(0.75,) * len(tokens), source=self.name)
+
+    def accept(self, tokens: Sequence[int]) -> int:
+        self.told.append(tuple(tokens))
+        return 0
+
+
+def replayed(drafter: Scripted, response: Sequence[int], most: int = 8, curve: GivenCurve = CPU) -> ReplayCounts:
+    return Replay(drafter, FixedPolicy(most), curve=curve).run(Recording("c", "i", [1, 2, 3], response))
+
+
+# --------------------------------------------------------------------------- the rules
+
+
+def test_a_pass_emits_what_is_right_and_one_more() -> None:
+    drafter = Scripted([11, 12, 99, 14], [], [15, 16])
+    tally = replayed(drafter, [10, 11, 12, 13, 14, 15, 16, 17])
+    assert drafter.told == [(10,), (11, 12, 13), (14,), (15, 16, 17)]
+    stats = tally.stats
+    assert (stats.tokens, stats.passes, stats.passes_without_draft, stats.drafted, stats.accepted) == (7, 3, 1, 6, 4)
+    assert (tally.batches, tally.changes) == ({5: 1, 1: 1, 3: 1}, 3)
+    assert stats.seconds == pytest.approx(CPU.ratio(5) + CPU.ratio(1) + CPU.ratio(3))
+    assert tally.speedup(CPU) == pytest.approx(7 / (2.33 + 1 + 2.16))
+    assert (stats.drafted_at, stats.accepted_at) == ([2, 2, 1, 1], [2, 2, 0, 0])
+
+
+@pytest.mark.parametrize(("draft", "accepted"), [([11, 12, 13, 14], 2), ([11, 12], 2), ([11], 1)])
+def test_the_record_ends_inside_a_draft_at_its_end_and_behind_it(draft: list[int], accepted: int) -> None:
+    # All that was right is emitted, and nothing follows it; the whole batch is paid for.
+    drafter = Scripted(draft)
+    tally = replayed(drafter, [10, 11, 12], most=63)
+    assert (tally.stats.tokens, tally.stats.passes, tally.stats.accepted) == (2, 1, accepted)
+    assert tally.batches == {1 + len(draft): 1}
+    assert drafter.limits == [63]  # nobody knows where the record ends
+
+
+def test_without_drafts_it_is_plain_decoding() -> None:
+    total = ReplayCounts()
+    for recording in recordings(5):
+        total.merge(Replay(None, curve=CPU).run(recording))
+    assert total.stats.tokens == total.stats.passes == sum(len(r.response) - 1 for r in recordings(5))
+    assert total.speedup(CPU) == pytest.approx(total.stats.tokens_per_pass) == 1.0
+
+
+def test_a_change_of_size_costs_what_the_curve_says() -> None:
+    curve = GivenCurve({1: 1.0, 64: 1.0}, switch=0.5)
+    tally = replayed(Scripted([11], [], []), [10, 11, 12, 13, 14], 4, curve)
+    assert tally.changes == 2
+    assert tally.stats.seconds == pytest.approx(3 + 2 * 0.5)
+    assert tally.speedup(curve) == pytest.approx(4 / 4.0)
+
+
+def test_it_drafts_as_real_decoding_does() -> None:
+    """What a target decodes greedily, replayed at the same costs, takes the same passes."""
+    drafter = "ngram"  # which looks at no logits: a record has none
+    points = {1: 1.0, 2: 1.2, 4: 1.3, 8: 2.0, 64: 12.0}
+    clock = Clock(0.0)
+    mock = MockTarget(12, seconds=GivenCurve(points).ratio, clock=clock, peak=6.0)
+    decoder = SpeculativeDecoder(mock, drafter=drafter, curve=GivenCurve(points), clock=clock.perf_counter)
+    replay = Replay(make_drafter(drafter), curve=GivenCurve(points))
+    for first in range(6):
+        prompt = [first, 2, 3]
+        steps: list[Step] = []
+        # A record says nothing of its end: here too nobody knows it beforehand.
+        running = decoder.generate(prompt, max_tokens=3000)
+        while sum(len(step.tokens) for step in steps) < 200:
+            steps.append(next(running))
+        running.close()
+        response = [token for step in steps for token in step.tokens]
+        assert response == plain_generate(MockTarget(12, peak=6.0), prompt, len(response), Sampling())
+        tally = replay.run(Recording("c", str(first), prompt, response))
+        assert tally.batches == Counter(step.batch for step in steps[1:])
+        assert tally.stats.accepted == sum(step.accepted for step in steps)
+        assert tally.stats.accepted > 20
+
+
+# --------------------------------------------------------------------------- what is counted
+
+
+def test_what_was_not_sent_counts_for_reliability() -> None:
+    tally = replayed(Scripted([11, 12, 13], [99]), [10, 11, 12, 13], most=1)
+    assert tally.stats.drafted == 2
+    assert tally.reliability.seen[7] == 4
+    assert tally.reliability.right[7] == 3
+
+
+def test_the_meter_counts_drafting_and_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(1000))
+    monkeypatch.setattr("ngramspec.instruments.replay.replay.time", Mock(thread_time=lambda: float(next(ticks))))
+    target = RecordedTarget(CPU)
+    options = {"drafter": Scripted([11], []), "policy": FixedPolicy(4), "curve": CPU, "clock": target.clock}
+    decoder = SpeculativeDecoder(target, **options)
+    decoder.speculation = meter = Metered(decoder.policy, target.clock)
+    verifier = Mock(blind=False, **{"choose.return_value": None, "verify.return_value": Verdict((10,), 0)})
+    steps = decoder.generate([1, 2], max_tokens=ENDLESS, verify=verifier)
+    for _ in range(3):
+        next(steps)
+    steps.close()
+    assert meter.work_seconds == 4.0  # two passes, before and after
+
+
+def test_what_was_asked_saves_passes_where_rows_are_cheap_and_is_not_asked_where_they_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = random.Random(6)
+    answer = [t for _ in range(150) for t in (1, 2, *rng.choice([[3, 5, 6], [4, 7, 8]]))]
+    recording = Recording("kind", "one", [1, 2, 3, 5, 6, 1, 2, 4, 7, 8], answer)
+
+    def replay(curve: GivenCurve, leaves: int) -> ReplayCounts:
+        monkeypatch.setattr(RecordedTarget, "leaves", leaves)
+        steps: list[Step] = []
+        tally = Replay(make_drafter("mixture"), curve=curve).run(recording, steps.append)
+        assert [t for step in steps for t in step.tokens] == answer
+        return tally
+
+    assert replay(FLAT, 8).stats.passes < 0.9 * replay(FLAT, 0).stats.passes
+    steep = GivenCurve({1: 1.0, 64: 58.0})
+    assert replay(steep, 8).batches == replay(steep, 0).batches
+
+
+def test_figures_by_category_overall_and_macro() -> None:
+    replay = Replay(make_drafter("ngram"), curve=CPU)
+    tallies: dict[str, ReplayCounts] = {}
+    for recording in recordings(12):
+        tallies.setdefault(recording.category, ReplayCounts()).merge(replay.run(recording))
+    rows = by_category(tallies, {"cpu": CPU, "flat": FLAT})
+    assert list(rows) == ["even", "odd", "overall", "macro"]
+    for key in ("tokens", "passes", "transcripts", "prompt_tokens"):
+        assert rows["overall"][key] == rows["even"][key] + rows["odd"][key]
+    for key in ("tokens_per_pass", "acceptance", "no_draft_share"):
+        assert rows["macro"][key] == pytest.approx((rows["even"][key] + rows["odd"][key]) / 2)
+    for name in ("cpu", "flat"):
+        mean = (rows["even"]["speedup"][name] + rows["odd"]["speedup"][name]) / 2
+        assert rows["macro"]["speedup"][name] == pytest.approx(mean)
+    assert rows["overall"]["speedup"]["flat"] == pytest.approx(rows["overall"]["tokens_per_pass"])
+    assert by_category({}, {"cpu": CPU}) == {}
+    empty = figures(ReplayCounts(), {"cpu": CPU})
+    assert (empty["tokens"], empty["acceptance"], empty["speedup"]) == (0, None, {"cpu": 1.0})
+    reaching = rows["overall"]["drafts_reaching_position"]
+    assert reaching == sorted(reaching, reverse=True)
+    assert len(reaching) == rows["overall"]["max_draft"]
+    assert sum(cell["count"] for cell in rows["overall"]["reliability"]) > 0
+
+
+# --------------------------------------------------------------------------- several curves
+
+
+def comparison() -> CurveComparison:
+    curves = {"cpu": CPU, "flat": FLAT}
+    replays = {name: Replay(make_drafter("ngram"), curve=curve) for name, curve in curves.items()}
+    return CurveComparison(recordings(10), "ngram", replays)
+
+
+def test_each_curve_is_drafted_by() -> None:
+    runs = comparison()
+    assert len(list(runs.run())) == 10
+    document = runs.document()
+    assert document["complete"]
+    cpu, flat = document["results"]["ngram@cpu"], document["results"]["ngram@flat"]
+    assert cpu["overall"]["drafted_per_pass"] < flat["overall"]["drafted_per_pass"]
+    assert cpu["overall"]["speedup"]["cpu"] > flat["overall"]["speedup"]["cpu"]
+    for category in ("even", "odd", "overall", "macro"):
+        for name in ("cpu", "flat"):
+            assert document["oracle"][category][name]["oracle_copy1"] >= 1.0
+    assert document["categories"] == {"even": 5, "odd": 5}
+
+
+def test_what_was_replayed_before_an_interruption_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls, plain = itertools.count(1), Replay.run
+
+    def interrupted(self: Replay, *of: Any) -> ReplayCounts:
+        if next(calls) == 6:  # the second curve of the third recording
+            raise KeyboardInterrupt
+        return plain(self, *of)
+
+    runs = comparison()
+    monkeypatch.setattr(Replay, "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        list(runs.run())
+    document = runs.document()
+    assert (document["complete"], document["transcripts"]) == (False, 2)
+    for rows in document["results"].values():
+        assert rows["overall"]["transcripts"] == 2
+        assert rows["overall"]["tokens"] == document["decode_tokens"]
+
+
+# --------------------------------------------------------------------------- what the decoder offers for it
+
+
+@pytest.fixture
+def decoder(tmp_path: Path) -> SpeculativeDecoder:
+    return SpeculativeDecoder(MockTarget(12, peak=6.0), curve=CPU, calibration_folder=tmp_path)
+
+
+def test_a_given_curve_is_neither_measured_nor_kept(decoder: SpeculativeDecoder, tmp_path: Path) -> None:
+    steps = list(decoder.generate([1, 2, 3], max_tokens=100))
+    assert decoder.target.batches == [step.batch for step in steps[1:]]
+    assert {step.plain_seconds for step in steps[1:]} == {1.0}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_verifier_that_is_handed_in_has_its_own_sampling(decoder: SpeculativeDecoder) -> None:
+    for sampling in (Sampling(), Sampling(1.0, seed=3)):
+        given = RuleVerifier(decoder.target.sampler(sampling))
+        ways: list[dict[str, Any]] = [{"verify": given}, {"sampling": sampling}]
+        one, other = (list(decoder.generate([1, 2, 3], max_tokens=50, **how)) for how in ways)
+        assert [t for s in one for t in s.tokens] == [t for s in other for t in s.tokens]
+        with pytest.raises(ValueError, match="has its own"):
+            decoder.generate([1, 2, 3], max_tokens=5, sampling=sampling, verify=given)

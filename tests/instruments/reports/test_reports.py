@@ -1,0 +1,95 @@
+"""Reports as Markdown, SVG and HTML: they parse, they say what the report says, and nothing in them runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from support.browser import chromium
+from support.pages import Page, drawn, markdown_table
+
+from ngramspec.instruments.reports.render import html, markdown
+from ngramspec.instruments.reports.report import Bar, Bars, Lines, Passage, Report, Section, Series, Span, Table
+from ngramspec.instruments.reports.svg import svg
+
+HOSTILE = (
+    "</pre></text><script>fetch('http://evil.test')</script><img src=x onerror=alert(1)>|`*[x](http://evil.test)\\ &"
+)
+CONTROLS = "a\0b\x1b[31mc\x85d\ufffee\ud800f\x7f"
+SHOWN = "a␀b␛[31mc\ufffdd\ufffde?f␡"
+
+
+def report(name: str = "json", text: str = "x", bars: Bars | None = None) -> Report:
+    table = Table(["kind", "t/s", "gain"], [[name, "10.00", "1.20x"], ["overall", "9.00", "1.10x"]], totals=1)
+    chart = bars or Bars(f"about {name}", [Bar(name, 1.2, 0.9, 1.4, "1.20x"), Bar("low", 0.5, None, None, "0.50x")])
+    lines = Lines(
+        name, name, name, [Series(name, [(1, 0.5), (2, 0.25)]), Series("guide", [(0, 0), (2, 1)], guide=True)]
+    )
+    passage = Passage(name, [Span(text), Span(text, "kept"), Span(f"{text}\n", "refused"), Span(text, "corrected")])
+    section = Section(name, name, [chart, table, lines, passage])
+    return Report(
+        f"title {name}", table, chart, f"made on {name}", f"ngramspec bench {name}", [section], [f"note {name}"]
+    )
+
+
+def test_markdown_is_a_table_that_lines_up_and_a_line_to_repeat_it() -> None:
+    text = markdown(report())
+    assert markdown_table(text) == [["kind", "t/s", "gain"], ["json", "10.00", "1.20x"], ["overall", "9.00", "1.10x"]]
+    assert text.splitlines()[1] == "| ------- | ----: | ----: |"
+    assert text.splitlines()[5:] == ["made on json; `ngramspec bench json`", "", "note json"]
+
+
+@pytest.mark.parametrize("hostile", [HOSTILE, CONTROLS, "two\nlines", "``", "ü漢字🌍", ""])
+def test_whatever_a_model_or_a_file_says_is_text(hostile: str) -> None:
+    made = report(hostile, hostile)
+    row = markdown_table(markdown(made))[1]
+    assert (len(row), row[1]) == (3, "10.00")
+    assert "<" not in markdown(made).partition("\n\n")[0]
+    assert any("1.20x" in words for words in drawn(svg(made)))
+    page = Page(html(made))
+    assert not {"script", "img", "a", "link", "iframe"} & set(page.tags)
+    legend, marked = page.marked[:3], page.marked[3:]
+    assert [kind for kind, _ in legend] == [kind for kind, _ in marked] == ["kept", "refused", "ins"]
+    if hostile == HOSTILE:
+        assert [text.rstrip("⏎") for _, text in marked] == [HOSTILE] * 3
+        assert row[0] == HOSTILE
+    if hostile == CONTROLS:
+        assert marked[0][1] == row[0] == SHOWN
+
+
+@pytest.mark.exhaustive
+def test_a_browser_runs_nothing_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "page.html"
+    file.write_text(html(report(HOSTILE, HOSTILE)).replace("</main>", f"{HOSTILE}</main>"), "utf-8")
+    requests: list[str] = []
+    with chromium() as browser:
+        page = browser.new_page()
+        page.on("request", lambda request: requests.append(request.url))
+        page.goto(file.as_uri())
+        assert page.locator("svg.chart").count() == 2
+    assert requests[0].startswith("file:")
+    assert not [address for address in requests if "evil" in address]
+
+
+def test_a_drawing_keeps_everything_within_its_edges() -> None:
+    bars = [Bar("a name of a category that is far too long to be shown", 9.0, 1.0, 12.0, "9.00x (1.00-12.00)")]
+    text = svg(
+        report(bars=Bars("about", [*bars, *(Bar(str(n), n / 10, None, None, "-") for n in range(40))], (1, "even")))
+    )
+    root = ET.fromstring(text)
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for one in root.iter():
+        for name, most in (("x", width), ("x1", width), ("x2", width), ("y", height), ("y1", height), ("y2", height)):
+            assert 0 <= float(one.attrib.get(name, 0)) <= most
+        if one.tag.endswith("rect") and "x" in one.attrib:
+            assert float(one.attrib["x"]) + float(one.attrib["width"]) <= width
+
+
+@pytest.mark.parametrize("points", [[], [(1.0, 1.0)], [(1.0, 0.0), (1.0, 0.0)], [(1, 1e-9), (64, 1e9)]])
+def test_any_points_can_be_drawn(points: list[tuple[float, float]]) -> None:
+    lines = Lines("about", "across", "up", [Series("one", points)])
+    made = report()
+    page = html(Report("t", made.table, made.bars, "o", "c", [Section("h", "a", [lines, Bars("none", [])])]))
+    assert Page(page).words.count("about")
+    assert "nan" not in page

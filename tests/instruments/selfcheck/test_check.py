@@ -1,0 +1,361 @@
+"""The self-check passes what is sound, and fails every kind of target and verifier that is not."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from support.mock_target import Clock, MockTarget
+from support.numpy_sampler import NumpySampler
+
+import ngramspec.acceptance.verifier
+from ngramspec.acceptance.rules import Verdict
+from ngramspec.errors import GrammarError
+from ngramspec.instruments.prompts import Case
+from ngramspec.instruments.selfcheck.check import SelfCheck
+from ngramspec.instruments.selfcheck.report import Check, report, verdict
+from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Step
+
+EXHAUSTIVE = pytest.mark.exhaustive
+VOCAB = 16
+CATEGORIES = ("code", "json", "prose", "qa", "chat")
+TICK = 5e-4
+"""What a look at the clock takes: time passes as the self-check looks at it, and tests do not depend on the machine."""
+
+
+def cases(length: int = 40, prompts: int = 1) -> list[Case]:
+    rng = np.random.default_rng(5)
+    return [
+        Case(category, f"{category}-{i}", tuple(int(t) for t in rng.integers(0, VOCAB, length + 7 * i)))
+        for category in CATEGORIES
+        for i in range(prompts)
+    ]
+
+
+def mock(kind: type[MockTarget] = MockTarget, **options: Any) -> MockTarget:
+    return kind(VOCAB, **{"peak": 4.0, "n_ctx": 2048, **options})
+
+
+class Watched(SelfCheck):
+    """A self-check whose report can be asked for by name."""
+
+    def finish(self) -> Self:
+        for _ in self.run():
+            pass
+        return self
+
+    def __getitem__(self, name: str) -> Check:
+        return next(check for check in report(self) if check.name == name)
+
+    @property
+    def statuses(self) -> dict[str, str]:
+        return {check.name: check.status for check in report(self)}
+
+    @property
+    def verdict(self) -> str:
+        return verdict(report(self), complete=self.complete)
+
+
+Make = Callable[..., Watched]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def made(target: MockTarget, **options: Any) -> Watched:
+        settings = {"max_tokens": 24, "seconds": 6.0, "clock": Clock(TICK).perf_counter, "calibration_folder": tmp_path}
+        return Watched(target, options.pop("cases", cases()), **{**settings, **options})
+
+    return made
+
+
+SOUND = dict.fromkeys(("rollback", "greedy", "same seed"), "passed")
+
+
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
+def test_a_sound_target_passes_and_everything_was_looked_at(make: Make, exact: bool) -> None:
+    found = make(mock(), exact=exact, cases=cases(prompts=2), max_tokens=40).finish()
+    assert found.statuses == SOUND
+    assert found.verdict == "all that must hold does"
+    assert not any(check.reason or check.missing for check in report(found))
+    greedy = [pair for pair in found.pairs if pair.setting == "greedy"]
+    assert [pair.category for pair in greedy[:5]] == list(CATEGORIES)
+    assert {pair.prompt for pair in greedy} == {case.id for case in found.cases}
+    assert {pair.setting for pair in found.pairs} == {"greedy", "coupled", "match", "penalties", "grammar"}
+    assert all(pair.tokens == 40 and not pair.cut for pair in found.pairs)
+    assert sum(pair.accepted for pair in found.pairs) > 50
+    assert sum(pair.drafted - pair.accepted for pair in found.pairs) > 50
+    assert {(test.depth, test.size) for test in found.rollbacks} == {(d, n) for d in (24, 300) for n in (1, 2, 5, 16)}
+
+
+def test_the_same_seed_finds_the_same_and_another_one_other_texts(make: Make) -> None:
+    first, again, other = (make(mock(), seed=seed, seconds=1.0).finish() for seed in (0, 0, 1))
+    assert first.pairs == again.pairs
+    assert [pair for pair in first.pairs if pair.setting == "greedy"] != first.pairs != other.pairs
+
+
+# ------------------------------------------------------------------ rounding that depends on the batch size
+
+
+def several(n: int, _depth: int) -> int:
+    return int(n > 1)
+
+
+def test_differences_within_the_probe_s_bound_are_explained_and_exact_mode_has_none(make: Make) -> None:
+    found = make(mock(kernels=several, noise=0.3)).finish()
+    assert found.statuses == {**SOUND, "greedy": "explained", "same seed": "explained"}
+    differing = [(pair.setting, pair.difference) for pair in found.pairs if pair.difference is not None]
+    assert len(differing) > 4
+    for setting, d in differing:
+        assert 0 < d.needed <= d.bound == found.bound()
+        assert d.plain != d.drafted
+        assert d.plain_text == chr(97 + d.plain)
+        if setting == "greedy":
+            assert d.needed == pytest.approx((d.plain_logit - d.drafted_logit) / 2, abs=d.bound / 1000)
+    assert found.verdict.startswith("all that must hold does; some texts differ by the batch size alone")
+
+    exact = make(mock(kernels=several, noise=0.3), exact=True).finish()
+    assert exact.statuses == SOUND
+    assert exact.exact_sizes is not None
+    assert not any(pair.difference for pair in exact.pairs)
+
+
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
+def test_rounding_beyond_what_the_probe_saw_fails(make: Make, exact: bool) -> None:
+    # The probe looks at depths of 96 and 640.
+    target = mock(kernels=lambda n, depth: n if depth > 690 else 0, noise=0.3)
+    found = make(target, exact=exact, cases=cases(700, 1), seconds=60.0).finish()
+    assert found["rollback"].status == "passed"
+    assert found.verdict == "FAILED: greedy, same seed"
+    assert "texts that differ unexplained" in found["greedy"].reason
+
+
+@pytest.mark.parametrize(
+    ("noise", "slow", "depths"), [(1e-4, False, None), (2.0, True, (96,)), (2.0, False, (96, 640))]
+)
+def test_the_probe_waits_until_a_difference_asks_for_it(
+    make: Make, noise: float, slow: bool, depths: tuple[int, ...] | None
+) -> None:
+    clock = Clock(TICK)
+    target = mock(kernels=several, noise=noise, seconds=lambda n: 0.3 if slow else 0.003, clock=clock)
+    found = make(target, clock=clock.perf_counter, seconds=50.0).finish()
+    assert any(pair.difference is not None for pair in found.pairs) == (depths is not None)
+    assert (found.probed.depths if found.probed else None) == depths
+
+
+# ------------------------------------------------------------------ rollback
+
+
+def test_a_rollback_that_leaves_a_token_behind_fails(make: Make) -> None:
+    class LeavesOne(MockTarget):
+        def rollback(self, length: int) -> None:
+            super().rollback(min(length + 1, len(self.tokens)))
+
+    found = make(mock(LeavesOne)).finish()
+    assert found["rollback"].reason == "1 tokens too many in the cache after a batch of 5 at 24"
+    # Decoding notices it too.
+    assert (found["rollback"].status, found["greedy"].status) == ("failed", "failed")
+    assert found["greedy"].reason.startswith("RuntimeError: another generation began")
+
+
+def test_a_rollback_that_leaves_a_trace_in_the_logits_fails(make: Make) -> None:
+    class LeavesTrace(MockTarget):
+        trace = 0.0
+
+        def rollback(self, length: int) -> None:
+            self.trace += sum(self.tokens[length:])
+            super().rollback(length)
+
+        def _inexact(self, length: int) -> NDArray[np.float32]:
+            return super()._inexact(length) + np.float32(1e-5 * (self.trace % 7))
+
+        def clear(self) -> None:
+            super().clear()
+            self.trace = 0.0
+
+    found = make(mock(LeavesTrace)).finish()
+    assert found["rollback"].status == "failed"
+    assert any(test.kept and not test.identical for test in found.rollbacks)
+    assert 0 < max(test.difference for test in found.rollbacks) < 1e-4
+
+
+def test_logits_that_are_or_become_nan(make: Make) -> None:
+    class Decays(MockTarget):
+        def evaluate(self, tokens: Sequence[int]) -> NDArray[np.float32]:
+            rows = super().evaluate(tokens)
+            if len(self.batches) == 4:  # the first batch again
+                rows[-1, 0] = np.nan
+            return rows
+
+    class Broken(MockTarget):
+        def _inexact(self, length: int) -> NDArray[np.float32]:
+            return super()._inexact(length) * np.float32(np.nan)
+
+    found = make(mock(Decays)).finish()
+    assert found["rollback"].status == "failed"
+    assert max(test.difference for test in found.rollbacks) == math.inf
+    assert make(mock(Broken)).finish()["greedy"].reason.startswith("BadLogits: ")
+
+
+# ------------------------------------------------------------------ verifiers
+
+SOUND_COUPLED = ngramspec.acceptance.verifier.verify_coupled
+
+
+def accepts_all(*args: Any, **_: Any) -> Verdict:
+    rows, draft, sampler = args[0], args[1], next(a for a in args[2:] if isinstance(a, NumpySampler))
+    tokens = (*draft, int(np.argmax(list(rows)[-1])))
+    for token in tokens:
+        sampler.accept(token)
+    return Verdict(tokens, len(draft))
+
+
+def draws_anew(rows: Any, draft: Sequence[int], sampler: NumpySampler, position: int, watch: Any = None) -> Verdict:
+    """After a refusal; the law stays right, and a seed's text does not."""
+    return SOUND_COUPLED(rows, draft, sampler, position + 1000 * bool(draft), watch)
+
+
+@pytest.mark.parametrize(
+    ("rule", "wrong", "failing", "exact"),
+    [
+        ("verify_greedy", accepts_all, "greedy", False),
+        ("verify_coupled", accepts_all, "same seed", True),
+        pytest.param("verify_coupled", accepts_all, "same seed", False, marks=EXHAUSTIVE),
+        ("verify_coupled", draws_anew, "same seed", False),
+    ],
+)
+def test_a_verifier_that_is_wrong_fails(
+    make: Make, monkeypatch: pytest.MonkeyPatch, rule: str, wrong: Callable[..., Verdict], failing: str, exact: bool
+) -> None:
+    monkeypatch.setattr(ngramspec.acceptance.verifier, rule, wrong)
+    found = make(mock(kernels=None if exact else several, noise=1e-3), exact=exact, seconds=3.0).finish()
+    assert [name for name, status in found.statuses.items() if status == "failed"] == [failing]
+    assert "skipped" not in found.statuses.values()
+
+
+def with_texts(found: Watched, change: Callable[..., Iterator[Step]], decoder: str = "drafted") -> Watched:
+    """A self-check, finished, of which one decoder's `generate` is `change`, which is given the sound one first."""
+    changed = getattr(found, decoder)
+    changed.generate = partial(change, changed.generate)
+    return found.finish()
+
+
+def test_a_drafted_text_that_ends_early_fails(make: Make) -> None:
+    def short(whole: Any, *args: Any, max_tokens: int, **options: Any) -> Iterator[Step]:
+        return whole(*args, max_tokens=max_tokens - 1, **options)
+
+    found = with_texts(make(mock(kernels=several, noise=1e-3), seconds=2.0), short)
+    assert found["greedy"].status == "failed"
+    assert found.pairs[0].difference is not None
+    assert found.pairs[0].difference.drafted is None
+
+
+# ------------------------------------------------------------------ what cannot be checked, and what breaks
+
+
+def test_what_a_check_raises_is_its_failure_and_the_others_go_on(make: Make) -> None:
+    def broken(*_: Any, **__: Any) -> Iterator[Step]:
+        raise ZeroDivisionError("oh")
+
+    found = with_texts(make(mock(), seconds=2.0), broken)
+    assert found.complete
+    assert (found["greedy"].status, found["greedy"].reason) == ("failed", "ZeroDivisionError: oh")
+    assert found["rollback"].status == "passed"
+
+
+@pytest.mark.parametrize("to_blame", ["plain", "drafted"])
+def test_a_grammar_that_the_vocabulary_cannot_follow_is_left_out_unless_drafting_is_to_blame(
+    make: Make, to_blame: str
+) -> None:
+    def refusing(whole: Any, *args: Any, sampling: Sampling, **options: Any) -> Iterator[Step]:
+        if sampling.grammar is not None:
+            raise GrammarError("a dead end")
+        return whole(*args, sampling=sampling, **options)
+
+    found = with_texts(make(mock(), seconds=2.0), refusing, to_blame)
+    check = found["same seed"]
+    if to_blame == "plain":
+        assert check.status == "passed"
+        assert "cannot be held to the grammar: a dead end" in check.missing
+        assert found.verdict.startswith("all that must hold does; checked in part: same seed")
+    else:
+        assert check.status == "failed"
+        assert "stops drafting: a dead end" in check.reason
+
+
+def test_without_rollback_there_is_nothing_to_check(make: Make) -> None:
+    found = make(mock(fail_rollback=True)).finish()
+    assert found.statuses == dict.fromkeys(SOUND, "skipped")
+    assert all("cannot be taken back" in check.reason for check in report(found))
+    assert found.verdict == "all that must hold does; not checked: rollback, greedy, same seed"
+
+
+def test_what_was_found_before_a_stop_is_reported(make: Make) -> None:
+    found = make(mock())
+    work = found.run()
+    while len(found.pairs) < 3:
+        next(work)
+    work.close()
+    assert found.statuses == SOUND
+    assert found["greedy"].missing == "no time for prose, qa, chat"
+    assert found["same seed"].missing == "no time for penalties, grammar"
+    assert found.verdict == "INCOMPLETE: what was checked holds"
+
+
+@pytest.mark.parametrize("seconds_per_pass", [0.3, pytest.param(0.02, marks=EXHAUSTIVE)])
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
+def test_a_slow_model_is_checked_in_about_the_time_given(
+    make: Make, monkeypatch: pytest.MonkeyPatch, seconds_per_pass: float, exact: bool
+) -> None:
+    """Reading takes time too: a quarter of a pass per token, as on a CPU."""
+    clock = Clock(TICK)
+    monkeypatch.setattr("ngramspec.cost.measure.time.perf_counter", clock.perf_counter)
+
+    class Slow(MockTarget):
+        def prefill(self, tokens: Sequence[int], **options: Any) -> NDArray[np.float32]:
+            row = super().prefill(tokens, **options)
+            clock.now += seconds_per_pass / 4 * self.prefilled[-1]
+            return row
+
+    target = mock(Slow, seconds=lambda n: seconds_per_pass * (0.8 + 0.2 * n), clock=clock, n_batch=128)
+    # What exact mode costs is settled once per model and machine.
+    make(target, exact=exact).drafted.calibration.ensure_exact(target)
+    options = {"cases": cases(300, 4), "max_tokens": 64, "seconds": 50.0, "clock": clock.perf_counter}
+    found = make(target, exact=exact, **options)
+    began = clock.now
+    found.finish()
+    assert 25.0 < clock.now - began < 60.0
+    assert found.statuses == SOUND
+    assert {pair.category for pair in found.pairs if pair.setting == "greedy"} == set(CATEGORIES)
+    assert any(pair.setting != "greedy" for pair in found.pairs)
+    assert ("cut to their ends" in found["greedy"].covered) == (seconds_per_pass > 0.1 or exact)
+
+
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=EXHAUSTIVE)])
+def test_prompts_are_cut_to_a_small_context(make: Make, exact: bool) -> None:
+    found = make(mock(n_ctx=64), exact=exact, max_tokens=40).finish()
+    assert found.statuses == SOUND
+    assert {pair.prompt_tokens for pair in found.pairs} == {24}
+    assert found["greedy"].covered.endswith("; 5 prompts cut to their ends")
+    assert {test.depth for test in found.rollbacks} == {24, 32}
+
+
+def test_texts_without_drafts_are_said_to_be(make: Make) -> None:
+    found = make(mock(), max_tokens=2).finish()
+    assert sum(pair.drafted for pair in found.pairs if pair.setting == "greedy") == 0
+    assert found["greedy"].missing == "nothing was drafted"
+
+
+def test_bad_arguments(make: Make) -> None:
+    needs: list[dict[str, Any]] = [{"cases": []}, {"max_tokens": 1}, {"seconds": 0.0}, {"seconds": math.nan}]
+    little = "40 tokens leave no room for a prompt in a context of 47"
+    wrong = [*((options, "a self-check needs") for options in needs), ({"max_tokens": 40}, little)]
+    for options, words in [*wrong, ({"drafter": "magic"}, "unknown drafter 'magic'")]:
+        with pytest.raises(ValueError, match=words):
+            make(mock(n_ctx=47), **options)

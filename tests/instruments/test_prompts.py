@@ -1,0 +1,164 @@
+"""load_prompts: every kind of input, and a clear error with the file's name for every bad one."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from ngramspec.errors import NGramSpecError
+from ngramspec.instruments import prompts
+from ngramspec.instruments.prompts import Prompt, load_prompts
+
+TOML = """
+category = "chat"
+source = "made up"
+licence = "MIT"
+
+[[prompts]]
+id = "one"
+text = "Once upon a time"
+
+[[prompts]]
+id = "two"
+system = "Be brief."
+messages = [{role = "user", content = "Hi"}, {role = "assistant", content = "Yes?"}]
+"""
+
+ONE = Prompt("one", "chat", text="Once upon a time")
+TALK = (("system", "Be brief."), ("user", "Hi"), ("assistant", "Yes?"))
+TWO = Prompt("two", "chat", messages=tuple({"role": role, "content": content} for role, content in TALK))
+
+
+def write(path: Path, text: str | bytes) -> Path:
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return path
+
+
+def test_toml_and_jsonl(tmp_path: Path) -> None:
+    assert load_prompts(write(tmp_path / "a.toml", TOML)) == [ONE, TWO]
+    # With a byte order mark and Windows' line ends.
+    data = b"\xef\xbb\xbf" + TOML.replace("\n", "\r\n").encode()
+    assert load_prompts(write(tmp_path / "b.toml", data)) == [ONE, TWO]
+    lines = [
+        {"id": "one", "category": "chat", "text": "Once upon a time"},
+        {"id": "two", "category": "chat", "messages": list(TWO.messages or ())},
+        {"id": "three", "category": "odd", "text": "a\u2028b"},
+    ]
+    text = "\n\n".join(json.dumps(line, ensure_ascii=False) for line in lines) + "\n"
+    assert load_prompts(write(tmp_path / "a.jsonl", text)) == [ONE, TWO, Prompt("three", "odd", text="a\u2028b")]
+
+
+def test_any_other_text_file_is_one_raw_prompt_byte_for_byte(tmp_path: Path) -> None:
+    file = write(tmp_path / "notes.md", "# Títle\r\n\r\ntext \n")
+    assert load_prompts(file) == [Prompt("notes.md", "notes", text="# Títle\r\n\r\ntext \n")]
+
+
+def test_a_folder_takes_its_files_in_order_and_passes_over_what_is_no_prompt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "mine"
+    (folder / "sub").mkdir(parents=True)
+    for name, text in {
+        "sub/inner.txt": "not read",
+        "b.toml": TOML,
+        "a.py": "x = 1\n",
+        "c.txt": "text",
+        "empty.txt": "\n",
+        ".hidden": "no",
+        "README.md": "about these prompts",
+        "LICENSE": "MIT",
+        "image.png": b"\x89PNG\xff\xfe",
+        "zeros.bin": b"ab\0\0",
+    }.items():
+        write(folder / name, text)
+    expected = [Prompt("a.py", "mine", text="x = 1\n"), ONE, TWO, Prompt("c.txt", "mine", text="text")]
+    assert load_prompts(folder) == expected
+    monkeypatch.chdir(folder)
+    assert load_prompts(Path()) == expected
+
+
+def test_none_is_the_packaged_toml_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "packaged_prompts_of_a_test"
+    package.mkdir()
+    write(package / "__init__.py", "raise_if_read_as_a_prompt = 1\n")
+    write(package / "chat.toml", TOML)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(prompts, "PACKAGE", package.name)
+    try:
+        assert load_prompts(None) == [ONE, TWO]
+    finally:
+        sys.modules.pop(package.name, None)
+    monkeypatch.setattr(prompts, "PACKAGE", "no_such_package_of_prompts")
+    with pytest.raises(NGramSpecError, match="missing from this installation"):
+        load_prompts(None)
+
+
+HEAD = 'category = "c"\n[[prompts]]\nid = "x"\n'
+
+BAD_TOML = {
+    "not valid TOML": "category = ",
+    "unknown key 'tags'": 'tags = 1\ncategory = "c"',
+    "category must be a string": '[[prompts]]\nid = "x"\ntext = "t"',
+    "licence must be a string": 'category = "c"\nlicence = 3',
+    r"no \[\[prompts\]\]": 'category = "c"',
+    "holds no prompts": 'category = "c"\nprompts = []',
+    "prompt 1 is not a table": 'category = "c"\nprompts = ["x"]',
+    "id must be a string": 'category = "c"\n[[prompts]]\ntext = "t"',
+    "prompt 1: unknown key 'message'": HEAD + 'message = "t"',
+    r"prompt 1 \(x\) needs either text or messages": HEAD,
+    "either text or messages": HEAD + 'text = "t"\nmessages = [{role="user", content="c"}]',
+    "text must be a string that is not empty": HEAD + 'text = " "',
+    "a system message needs messages": HEAD + 'text = "t"\nsystem = "s"',
+    "at least one message": HEAD + "messages = []",
+    "message 1 is not a table": HEAD + 'messages = ["hi"]',
+    "message 1: content must be": HEAD + 'messages = [{role="user"}]',
+    "role 'bot' is none of": HEAD + 'messages = [{role="bot", content="c"}]',
+    "unknown key 'name'": HEAD + 'messages = [{role="user", content="c", name="n"}]',
+    "two system messages": HEAD + 'system="s"\nmessages = [{role="system", content="c"}]',
+    "message 2: a system message must come first": HEAD
+    + 'messages = [{role="user", content="c"}, {role="system", content="c"}]',
+    "two prompts of c have the id x": HEAD + 'text = "t"\n[[prompts]]\nid = "x"\ntext = "u"',
+}
+
+BAD_JSONL = {
+    "line 2 is not valid JSON": '{"id": "x", "category": "c", "text": "t"}\n{',
+    "line 1 is not a JSON object": "[1]",
+    "line 1: category must be": '{"id": "x", "text": "t"}',
+    "line 1: unknown key 'answer'": '{"id": "x", "category": "c", "text": "t", "answer": 1}',
+    "line 1: id must be": '{"id": 7, "category": "c", "text": "t"}',
+    "holds no prompts": "\n\n",
+}
+
+BAD: dict[str, Mapping[str, str | bytes]] = {
+    "bad.toml": BAD_TOML,
+    "bad.jsonl": BAD_JSONL,
+    "bad.txt": {"is empty": b" \n", "not UTF-8": b"caf\xe9", "NUL": b"a\0b"},
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_files(tmp_path: Path, name: str) -> None:
+    for reason, text in BAD[name].items():
+        with pytest.raises(NGramSpecError, match=reason) as caught:
+            load_prompts(write(tmp_path / name, text))
+        assert name in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_missing_empty_and_unreadable_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(NGramSpecError, match="no such file or folder"):
+        load_prompts(tmp_path / "none.toml")
+    with pytest.raises(NGramSpecError, match="holds no prompts"):
+        load_prompts(tmp_path)
+
+    def refuse(_self: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    file = write(tmp_path / "a.txt", "x")
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(NGramSpecError, match=r"cannot read a\.txt: Permission denied"):
+        load_prompts(file)

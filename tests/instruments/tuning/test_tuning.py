@@ -1,0 +1,285 @@
+"""Tuning on an invented machine: noise is not taken for a gain, a gain is found, and what is kept of it."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ngramspec.errors import NGramSpecError, TargetError
+from ngramspec.instruments.tuning.candidates import AMX, NAMES, REPACKED, Candidate, advice, candidates
+from ngramspec.instruments.tuning.search import (
+    FALSE_ALARMS,
+    NO_TIME,
+    Rounds,
+    Tuning,
+    compare,
+    rounds_needed,
+    sign_chance,
+)
+from ngramspec.machine_settings import DRAFTS, READING, SINGLE, Measure, Settings, Tuned, flags, keep, recalled
+
+PRESENT = Settings(4, 4)
+SCOPE: dict[str, Any] = {"physical": 4, "logical": 8, "on_cpu": True, "flash_free": True, "quantised_cache": True}
+FEWER: dict[Any, float] = {("threads", 3, 1): 0.8}
+"""Three threads help passes over one token."""
+OTHERS = {str(n): Candidate("threads", {"threads": n}, (SINGLE, *DRAFTS)) for n in (1, 2, 3, 6, 8)}
+
+
+@dataclass
+class Machine:
+    """Passes take a time by their size; settings take part of it, and nothing else takes time."""
+
+    # By the changed field and its value, and the size that it acts on (0: all), what it takes of the time.
+    effects: Mapping[tuple[str, object, int], float] = field(default_factory=dict)
+    unit: float = 0.01  # seconds of a pass over one token
+    noise: float = 0.02
+    missing: tuple[str, ...] = ()  # fields that cannot be changed here
+    interrupt: int = -1  # the call, counted from 0, in which Ctrl-C comes
+    seed: int = 1
+    now: float = 1000.0
+    calls: int = 0
+
+    def __post_init__(self) -> None:
+        self.random = random.Random(self.seed)
+
+    def clock(self) -> float:
+        return self.now
+
+    def seconds(self, settings: Settings, measure: Measure) -> float:
+        if self.calls == self.interrupt:
+            raise KeyboardInterrupt
+        self.calls += 1
+        changes = settings.changes(PRESENT)
+        if changes.keys() & set(self.missing):
+            raise TargetError("there is no memory")
+        taken = self.unit * (0.1 if measure.reads else 1 + measure.size / 8)
+        for (name, value, size), factor in self.effects.items():
+            if changes.get(name) == value and size in (0, measure.size):
+                taken *= factor
+        self.now += taken * (measure.size if measure.reads else 4)
+        return taken * self.random.lognormvariate(0, self.noise)
+
+
+# --------------------------------------------------------------------------- rounds
+
+
+def measured(machine: Machine, count: int = 10) -> Rounds:
+    rounds = Rounds(machine.seconds, PRESENT, OTHERS)
+    for number in range(count):
+        # The machine takes longer from round to round, and that hits all alike.
+        machine.unit = 1.0 + number
+        list(rounds.run())
+    return rounds
+
+
+def gaining(rounds: Rounds) -> list[str]:
+    return [name for name, c in rounds.compared().items() if c.gains]
+
+
+@pytest.mark.parametrize("noise", [0.1, *(pytest.param(n, marks=pytest.mark.exhaustive) for n in (0.03, 0.4))])
+def test_noise_alone_is_no_gain(noise: float) -> None:
+    alarms = sum(bool(gaining(measured(Machine(seed=seed, noise=noise)))) for seed in range(400))
+    # As many as are promised, and three standard deviations more.
+    assert alarms <= 400 * FALSE_ALARMS + 3 * math.sqrt(400 * FALSE_ALARMS * (1 - FALSE_ALARMS))
+
+
+def test_a_true_gain_is_found_in_as_many_rounds_as_it_takes() -> None:
+    machines = [Machine({("threads", 2, 0): 0.9}, seed=seed, noise=0.03) for seed in range(100)]
+    assert sum(gaining(measured(machine)) == ["2"] for machine in machines) >= 95
+    quiet = {"noise": 0.0001, "effects": {("threads", 2, 0): 0.5}}
+    assert gaining(measured(Machine(**quiet), rounds_needed(len(OTHERS)) - 1)) == []
+    assert gaining(measured(Machine(**quiet), rounds_needed(len(OTHERS)))) == ["2"]
+    assert gaining(measured(Machine({("threads", 2, 0): 0.98}, noise=0.001))) == []  # too small to be worth it
+
+
+def test_every_round_times_each_setting_once_and_begins_elsewhere() -> None:
+    rounds = Rounds(Machine().seconds, PRESENT, OTHERS)
+    orders = [list(rounds.run()) for _ in range(12)]
+    assert all(sorted(order) == sorted(["", *OTHERS]) for order in orders)
+    assert {order[0] for order in orders} == {"", *OTHERS}
+    before = {(order[i - 1], order[i]) for order in orders for i in range(1, len(order)) if order[i] == "1"}
+    assert before == {("", "1"), ("2", "1")}
+    assert set(rounds.times["1"][0]) == {SINGLE, *DRAFTS}  # and no more than a candidate may change
+    broken = rounds.run()
+    next(broken)
+    broken.close()
+    assert {len(times) for times in rounds.times.values()} == {len(rounds)} == {12}
+
+
+def test_chances_and_comparisons() -> None:
+    faster, slower = [0.9], [1.1]
+    for ratios, chance in ((slower * 5, 1), (faster * 5, 1 / 32), (faster * 4 + slower, 6 / 32)):
+        assert sign_chance(ratios) == chance
+    assert all(sign_chance(faster * rounds_needed(k)) <= FALSE_ALARMS / k for k in range(1, 20))
+    same = {SINGLE: 1.0}
+    assert compare([same], [{SINGLE: 3.0}]).spread == 0
+    assert compare([same] * 5, [{SINGLE: n} for n in (1.0, 2.0, 3.0, 4.0, 5.0)]).spread == 2.0
+    found = compare([{SINGLE: 1.0, READING: 0.10}] * 10, [{SINGLE: 0.5, READING: 0.12}] * 10)
+    assert found.ratio == pytest.approx((128 * 0.5 + 1000 * 0.12) / (128 + 1000 * 0.1))
+    assert (found.faster, found.slower) == ((SINGLE,), (READING,))
+    assert found.each == {SINGLE: 0.5, READING: pytest.approx(1.2)}
+    assert not found.gains  # what makes something slower is a trade
+
+
+# --------------------------------------------------------------------------- the whole search
+
+
+def tuning_of(machine: Machine) -> Tuning:
+    return Tuning(machine.seconds, PRESENT, candidates(PRESENT, **SCOPE), 60.0, machine.clock)
+
+
+def tuned(machine: Machine) -> Tuning:
+    tuning = tuning_of(machine)
+    list(tuning.run())
+    return tuning
+
+
+def test_where_nothing_is_faster_nothing_is_found() -> None:
+    # Both comparisons would have to be wrong: 1 in 400 at most.
+    assert sum(tuned(Machine(seed=seed, noise=0.1)).found is not None for seed in range(60)) <= 1
+
+
+def test_what_is_faster_is_found_and_measured_again() -> None:
+    batches = {("threads_batch", 8, size): 0.8 for size in (4, 8, 64)}
+    tuning = tuned(Machine({("threads", 3, 1): 0.9, ("repack", False, 0): 1.5, **batches}))
+    assert tuning.complete
+    assert tuning.found == replace(PRESENT, threads=3, threads_batch=8)
+    assert tuning.found.flags(PRESENT) == "-t 3 -tb 8"
+    assert 0.75 < tuning.gain.ratio < 0.9
+    assert tuning.gain.each[Measure(1)] == pytest.approx(0.9, abs=0.03)
+    assert tuning.compared["--no-repack"].ratio == pytest.approx(1.5, abs=0.05)
+    assert tuning.times[Measure(1)] == pytest.approx(0.01 * 9 / 8, rel=0.05)
+
+
+def test_two_that_help_alone_need_not_help_together() -> None:
+    class Quarrelling(Machine):
+        def seconds(self, settings: Settings, measure: Measure) -> float:
+            both = settings.threads == 3 and settings.threads_batch == 8
+            return super().seconds(settings, measure) * (2 if both else 1)
+
+    tuning = tuned(Quarrelling({("threads", 3, 1): 0.8, ("threads_batch", 8, 0): 0.8}))
+    assert set(tuning.winners) == {"threads", "threads_batch"}
+    assert tuning.gain.ratio > 1
+    assert tuning.found is None
+
+
+def test_a_trade_and_what_changes_the_text_are_told_and_not_recommended() -> None:
+    effects = {("flash_attn", "off", 1): 0.7, ("flash_attn", "off", 4): 0.7, ("flash_attn", "off", 64): 1.3}
+    tuning = tuned(Machine({**effects, ("cache_types", ("q8_0", "q8_0"), 0): 0.7}))
+    assert (tuning.trades, tuning.advised) == (["-fa off"], ["-ctk q8_0 -ctv q8_0"])
+    assert (tuning.winners, tuning.found) == ({}, None)
+
+
+def test_what_cannot_be_had_or_takes_too_long_is_left_out() -> None:
+    tuning = tuned(Machine(FEWER, unit=0.005, missing=("mmap", "repack")))
+    assert tuning.left_out == dict.fromkeys(["--no-mmap", "--no-repack"], "there is no memory")
+    assert tuning.found == replace(PRESENT, threads=3)
+    slow = Machine(FEWER, unit=0.25)
+    tuning = tuned(slow)
+    assert NO_TIME in tuning.left_out.values()
+    assert tuning.found == replace(PRESENT, threads=3)
+    assert slow.now - 1000.0 < 120.0
+
+
+def test_without_flash_attention_prompts_are_not_read_in_larger_pieces() -> None:
+    effects = {("flash_attn", "off", 0): 0.7, ("micro_batch", 1024, 1024): 0.7, **FEWER}
+    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, flash_attn="off")
+    del effects["flash_attn", "off", 0]
+    assert tuned(Machine(effects)).found == replace(PRESENT, threads=3, micro_batch=1024)
+
+
+REST = [pytest.param(share, marks=pytest.mark.exhaustive) for share in (0.02, 0.3, 0.95)]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.6, *REST])
+def test_an_interruption_leaves_what_was_found_so_far(share: float) -> None:
+    whole = Machine(FEWER)
+    tuned(whole)
+    tuning = tuning_of(Machine(FEWER, interrupt=int(share * whole.calls)))
+    with pytest.raises(KeyboardInterrupt):
+        list(tuning.run())
+    assert (tuning.complete, tuning.found) == (False, None)
+    assert len({c.rounds for c in tuning.compared.values()}) <= 1
+    if share >= 0.3:
+        assert tuning.compared["-t 3 -tb 4"].ratio == pytest.approx(0.8, abs=0.05)
+        assert tuning.times
+
+
+# --------------------------------------------------------------------------- candidates
+
+
+def test_candidates_are_named_by_the_options_that_set_them() -> None:
+    names = ["-t 8 -tb 4", "-t 3 -tb 4", "-t 2 -tb 4", "-t 4 -tb 8", "-fa off", "--no-mmap", "--no-repack"]
+    assert list(candidates(PRESENT, **SCOPE)) == [*names, "-ctk q8_0 -ctv q8_0", "-ub 256", "-ub 1024"]
+
+
+def test_what_a_machine_does_not_offer_is_not_tried() -> None:
+    on_gpu = candidates(PRESENT, **SCOPE | {"on_cpu": False})
+    assert {c.knob for c in on_gpu.values()} == {"flash_attn", "cache_types", "micro_batch"}
+    taken = Settings(2, 2, flash_attn="off", mmap=False, repack=False)
+    small = {"physical": 2, "logical": 2, "quantised_cache": False}
+    assert list(candidates(taken, **SCOPE | small)) == ["-t 1 -tb 2", "-fa on"]
+
+
+# --------------------------------------------------------------------------- what is kept of it
+
+
+DAMAGED = ["", "{}", "[]", "null", '{"changes": {}, "ratio": "x", "date": "", "applied": true}']
+NEVER_FOUND: list[Any] = [
+    *({"threads": "3"}, {"threads": 0}, {"threads_batch": 513}, {"micro_batch": 8}, {"mmap": True}),
+    *({"flash_attn": "auto"}, {"flash_attn": ["off"]}, {"cache_types": ["q4_0", "q4_0"]}, {"psychic": 1}, [], None),
+]
+
+
+def test_a_damaged_file_and_what_no_tuning_finds_are_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "key.json"
+    kept = {"ratio": 0.9, "date": "2026-11-22", "applied": True}
+    for text in [*DAMAGED, *(json.dumps({"changes": changes, **kept}) for changes in NEVER_FOUND)]:
+        path.write_text(text)
+        assert recalled(path) is None, text
+    path.write_text(json.dumps({"changes": {"threads": 3}, **kept}))
+    assert recalled(path) is not None
+
+
+def test_what_was_kept_comes_back_and_what_cannot_be_kept_is_told_where_it_matters(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "key.json"
+    assert recalled(path) is None
+    faster = Settings(3, 4, flash_attn="off", mmap=False, repack=False, micro_batch=256)
+    kept = Tuned(faster.changes(PRESENT), 0.9, "2026-11-22", applied=True)
+    keep(path, kept)
+    assert recalled(path) == kept
+    assert flags(kept.changes) == "-t 3 -tb 4 -fa off -ub 256 --no-mmap --no-repack"
+    keep(path / "below", Tuned({}, None, "2026-11-22", applied=False))
+    with pytest.raises(NGramSpecError, match="cannot keep the settings"):
+        keep(path / "below", kept)
+
+
+# --------------------------------------------------------------------------- when another quantisation is advised
+
+MIXED = {0: 10, 12: 500, 14: 490}  # F32, Q4_K, Q6_K
+
+
+def test_types_that_are_not_repacked_are_named_with_their_share() -> None:
+    line = advice(MIXED, "x86_64", 2.43)
+    assert "A batch of 4 costs 2.4 passes here: 49% of its weights are Q6_K" in line
+    assert "Q4_0, Q4_K, IQ4_NL, MXFP4" in line
+    line = advice({11: 500, 14: 500}, "x86_64", 2.43, amx=True)
+    assert "50% of its weights are Q3_K, which" in line
+    assert "MXFP4, Q4_1, Q8_0, Q5_K, Q6_K, IQ4_XS" in line
+    # Where there is nothing to say:
+    assert advice(MIXED, "x86_64", 2.43, amx=True) is None
+    for machine in (("x86_64", 1.9), ("aarch64", 2.5), ("riscv64", 2.5)):
+        assert advice(MIXED, *machine) is None
+    for types, *machine in (({12: 900, 14: 100}, "AMD64", 2.5), ({1: 100}, "x86_64", 3.9), ({}, "x86_64", 3.9)):
+        assert advice(types, *machine) is None
+
+
+def test_every_repacked_type_has_a_name() -> None:
+    assert {name for names in (*REPACKED.values(), AMX) for name in names} <= set(NAMES.values())

@@ -1,0 +1,327 @@
+"""`CacheTree` on models that llama.cpp runs, which ends the process or refuses a pass that is against its rules."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+import pytest
+from architectures.files import write_model as write_architecture
+from numpy.typing import NDArray
+from support.cli_runner import DEMO
+from support.tiny_models import WINDOW, write_model
+
+from ngramspec.beams.draft import BeamDrafter
+from ngramspec.beams.search import SEQUENCES, BeamSearch
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.errors import ModelError, TargetError
+from ngramspec.llama.cache_tree import CacheTree
+from ngramspec.llama.passes import MAX_EVALUATE
+from ngramspec.llama.target import Target
+from ngramspec.sampling.distribution import logprobs
+from ngramspec.tokens import Node
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("models")
+    kinds = ("llama", "gemma2", "mamba")
+    compressed = write_architecture(folder / "deepseek2.gguf", "deepseek2", half=False)
+    return {
+        **{kind: write_model(folder / f"{kind}.gguf", kind) for kind in kinds},
+        "deepseek2": compressed,
+        "demo": DEMO,
+    }
+
+
+@pytest.fixture(
+    scope="module", params=[pytest.param("demo", marks=pytest.mark.exhaustive), "llama", "gemma2", "deepseek2"]
+)
+def target(request: pytest.FixtureRequest, files: dict[str, Path]) -> Iterator[Target]:
+    # No flash attention and an exact cache: what is left of rounding is the demo model's quantisation.
+    options: dict[str, Any] = {"flash_attn": "off", "cache_type_k": "f32", "cache_type_v": "f32"}
+    # A cache of windows is the smaller, and gives cells away the sooner, the fewer tokens a batch has.
+    with Target(files[request.param], n_ctx=1000, threads=1, n_seq=SEQUENCES, micro_batch=64, **options) as opened:
+        yield opened
+
+
+def some(target: Target, n: int, seed: int = 0) -> list[int]:
+    return [int(t) for t in np.random.default_rng(seed).integers(3, target.n_vocab, n)]
+
+
+def close_to(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
+    """Equal but for rounding, which on quantised weights reaches 0.1; most other paths differ by 4."""
+    return bool(np.abs(a - b).max() < 0.25 * b.std())
+
+
+def held_nodes(nodes: Sequence[Node]) -> set[Node]:
+    """Nodes, and all that stands before them."""
+    held = set()
+    for node in nodes:
+        at: Node | None = node
+        while at is not None and at not in held:
+            held.add(at)
+            at = at.parent
+    return held
+
+
+def grown(tree: CacheTree, held: set[Node], rng: np.random.Generator) -> list[Node]:
+    """Some nodes that are not in the cache, as many as there are sequences for, none before the one that it follows."""
+    new: list[Node] = []
+    for _ in range(int(rng.integers(1, 12))):
+        parents = [*held, *new, *new]
+        node = parents[int(rng.integers(len(parents)))].child(int(rng.integers(3, 9)))
+        if node in held or node in new:
+            continue
+        inner = {n.parent for n in [*held, *new, node]}
+        if len({*held, *new, node} - inner - {tree.root}) <= tree.leaves:
+            new.append(node)
+    return sorted((new[int(i)] for i in rng.permutation(len(new))), key=lambda node: node.length)
+
+
+def bushes(tree: CacheTree, rng: np.random.Generator) -> Iterator[list[Node]]:
+    """Nodes for passes over a tree of which any part is kept."""
+    held = {tree.root}
+    for _ in range(30):
+        if new := grown(tree, held, rng):
+            yield new
+        kept = [node for node in {*held, *new} if node is not tree.root and rng.random() < 0.4][: tree.leaves]
+        tree.keep(kept)
+        held = held_nodes([tree.root, *kept])
+        for node in held:
+            node.children = {token: child for token, child in node.children.items() if child in held}
+
+
+def beams(tree: CacheTree, rng: np.random.Generator) -> Iterator[list[Node]]:
+    """Nodes for passes of a search, far past the window: live texts grow in step, and drafts stand ahead of them."""
+    live = [tree.root.child(token) for token in (3, 4, 5)]
+    known: set[Node] = set()
+    for _ in range(3 * WINDOW):
+        missing = [node for node in live if node not in known]
+        tree.keep([node if node in known else node.parent for node in live if node.parent is not None])
+        ahead: list[Node] = []
+        for _ in range(int(rng.integers(0, 6))):
+            parents = [*live, *ahead]
+            node = parents[int(rng.integers(len(parents)))].child(int(rng.integers(3, 6)))
+            if node not in ahead:
+                ahead.append(node)
+        if new := [*missing, *sorted(ahead, key=lambda node: node.length)]:
+            yield new
+        known = {*known, *new}
+        # One step, to drafted nodes and to others.
+        before, live = live, []
+        for _ in range(3):
+            node = before[int(rng.integers(3))].child(int(rng.integers(3, 7)))
+            if node not in live:
+                live.append(node)
+        for node in before:
+            node.children = {child.token: child for child in live if child.parent is node}
+        for node in live:
+            node.children = {}
+        live += [before[0].child(9 + i) for i in range(3 - len(live))]
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.exhaustive) for seed in range(2, 12))])
+def test_a_pass_over_a_tree_gives_what_its_paths_give_one_by_one(seed: int, target: Target) -> None:
+    rng = np.random.default_rng(seed)
+    prompt = some(target, 420)
+    target.prefill(prompt)
+    root = Node(None, -1, len(prompt))
+    seen: dict[tuple[int, ...], NDArray[np.float32]] = {}
+    with target.tree(root) as tree:
+        for new in (beams if tree.windowed else bushes)(tree, rng):
+            for node, row in zip(new, tree.evaluate(new), strict=True):
+                seen[tuple(node.path())] = row.copy()
+    assert target.tokens == prompt
+    memory = llama.llama_get_memory(target._ctx)
+    assert {llama.llama_memory_seq_pos_max(memory, sequence) for sequence in range(1, SEQUENCES)} == {-1}
+    fresh = target.evaluate([5]).copy()
+    target.rollback(len(prompt))
+    target.prefill(some(target, 20, seed=4))
+    target.prefill(prompt)
+    assert close_to(fresh, target.evaluate([5]))
+    for path in rng.permutation(np.array([*seen], dtype=object))[:60]:
+        target.rollback(len(prompt))
+        for start in range(0, len(path), MAX_EVALUATE):
+            row = target.evaluate(path[start : start + MAX_EVALUATE])[-1]
+        assert close_to(seen[tuple(path)], row)
+
+
+NARROW = 4
+"""The window there: shorter than drafts are."""
+
+
+class StingyLlama:
+    """llama.cpp's functions over a cache of [token, position, sequences], which gives away every cell that it may.
+
+    That is one of a single sequence that lies behind its window; with it goes what that sequence has before.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self.cells = [(token, pos, {0}) for pos, token in enumerate(prompt)]
+        self.seen: list[list[int]] = []
+        """What each token of the last pass sees, itself included."""
+
+    def llama_batch_init(self, n: int, _embd: int, count: int) -> SimpleNamespace:
+        ids = [[0] * count for _ in range(n)]
+        return SimpleNamespace(n_tokens=0, token=[0] * n, pos=[0] * n, n_seq_id=[0] * n, seq_id=ids, logits=[0] * n)
+
+    def llama_batch_free(self, _batch: SimpleNamespace) -> None:
+        pass
+
+    def llama_decode(self, _context: object, batch: SimpleNamespace) -> int:
+        held: dict[int, list[int]] = {}
+        for _, pos, sequences in self.cells:
+            for sequence in sequences:
+                held.setdefault(sequence, []).append(pos)
+        owners = [batch.seq_id[i][: batch.n_seq_id[i]] for i in range(batch.n_tokens)]
+        for of in owners:  # llama-batch.cpp refuses tokens of sequences that have diverged
+            assert len({(min(held.get(one, [-1])), max(held.get(one, [-1]))) for one in of}) == 1
+        for _, pos, sequences in list(self.cells):
+            if len(sequences) == 1 and pos <= max(held[sequence := min(sequences)]) + 1 - NARROW:
+                self.llama_memory_seq_rm(None, sequence, 0, pos + 1)
+        self.cells += [(batch.token[i], batch.pos[i], set(of)) for i, of in enumerate(owners)]
+        self.seen = []
+        for i, of in enumerate(owners):
+            inside = range(max(0, batch.pos[i] + 1 - NARROW), batch.pos[i] + 1)
+            path = sorted((pos, token) for token, pos, sequences in self.cells if of[0] in sequences and pos in inside)
+            assert [pos for pos, _ in path] == list(inside)
+            self.seen.append([token for _, token in path])
+        return 0
+
+    def llama_memory_seq_rm(self, _memory: object, sequence: int, start: int, end: int) -> bool:
+        for _, pos, sequences in self.cells:
+            if start <= pos < (end if end >= 0 else math.inf):
+                sequences.difference_update(set(sequences) if sequence < 0 else {sequence})
+        self.cells = [cell for cell in self.cells if cell[2]]
+        return True
+
+    def llama_memory_seq_cp(self, _memory: object, source: int, copy: int, start: int, end: int) -> None:
+        for _, pos, sequences in self.cells:
+            if source in sequences and start <= pos < end:
+                sequences.add(copy)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_window_holds_what_its_token_sees_whatever_is_given_away(seed: int) -> None:
+    fake, prompt = StingyLlama(range(100, 130)), [*range(100, 130)]
+    root = Node(None, -1, len(prompt))
+    logits = lambda n: np.zeros((n, 1), np.float32)  # noqa: E731
+    with CacheTree(fake, None, None, logits, root, count=9, max_batch=16, windowed=True) as tree:
+        for new in beams(tree, np.random.default_rng(seed)):
+            tree.evaluate(new)
+            assert fake.seen == [[*prompt, *node.path()][-NARROW:] for node in new]
+
+
+def test_what_does_not_fit_or_is_not_there_is_refused(files: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    with Target(files["llama"], n_ctx=64, threads=1, n_seq=4) as target:
+        target.prefill([3, 4])
+        root = Node(None, -1, 2)
+        with target.tree(root) as tree:
+            a, b = root.child(3), root.child(4)
+            tree.evaluate([a, b])
+            tree.keep([a])
+            for gone in (b, root.child(5)):
+                with pytest.raises(ValueError, match="not in the cache"):
+                    tree.keep([gone])
+            monkeypatch.setattr(llama, "llama_decode", lambda *_: 1)
+            with pytest.raises(TargetError, match="returned 1 for 1 tokens"):
+                tree.evaluate([a.child(3)])
+            monkeypatch.setattr(llama, "llama_memory_seq_rm", lambda *_: False)
+            with pytest.raises(TargetError, match="did not cut"):
+                tree.keep([])
+            monkeypatch.undo()
+            few, many = map(root.child, range(6, 10)), [root] * (MAX_EVALUATE + 1)
+            for nodes, said in (([], "1 to 64"), (many, "1 to 64"), (few, "3 sequences")):
+                with pytest.raises(ValueError, match=said):
+                    tree.evaluate(list(nodes))
+
+
+def score(target: Target, prompt: Sequence[int], tokens: Sequence[int]) -> float:
+    """Of a text, by single tokens in a sequence of its own."""
+    row = target.prefill(prompt)
+    total = 0.0
+    for token in tokens:
+        total += logprobs(row, token, 0).logprob
+        row = target.evaluate([token])[0]
+    return total
+
+
+def searched(target: Target, beams: int, prompt: Sequence[int], drafter: BeamDrafter | None) -> BeamSearch:
+    """A beam search, at its end."""
+    search = BeamSearch(target, beams, drafter=drafter)
+    for _ in search.run(prompt, max_tokens=5 * WINDOW):
+        pass
+    assert target.tokens == prompt
+    return search
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_beams_and_scores_are_the_same_with_drafts(beams: int, target: Target) -> None:
+    """Far past the window of gemma2, in a cache so full that cells are given away; one beam is greedy decoding."""
+    prompt = some(target, 20) * 3
+    found = [searched(target, beams, prompt, drafter) for drafter in (None, BeamDrafter())]
+    plain, drafted = (search.hypotheses() for search in found)
+    assert found[0].stats.passes == 5 * WINDOW - 1
+    if beams > 1 or target.architecture != "deepseek2":  # whose single beam never repeats itself
+        assert found[1].stats.passes < found[0].stats.passes
+        assert found[1].stats.accepted > 0
+    loose = 1.0 if target.path == DEMO else 0.01  # quantised weights round more
+    for one, other in zip(plain, drafted, strict=True):
+        assert one.score == pytest.approx(other.score, abs=loose)
+        assert one.score == pytest.approx(score(target, prompt, one.tokens), abs=loose)
+        if target.path != DEMO:
+            assert one.tokens == other.tokens
+    if beams == 1:
+        decoder = SpeculativeDecoder(target, drafter=None, exact="off")
+        greedy = [token for step in decoder.generate(prompt, max_tokens=5 * WINDOW) for token in step.tokens]
+        assert list(plain[0].tokens) == greedy
+
+
+def test_the_context_holds_as_much_as_is_promised(files: dict[str, Path]) -> None:
+    """Texts that have nothing in common, to the last cell; and one more would be refused."""
+    with Target(files["llama"], n_ctx=40 + 5 * 30, threads=1, n_seq=SEQUENCES) as target:
+        prompt = some(target, 40)
+        target.prefill(prompt)
+        root = Node(None, -1, len(prompt))
+        with target.tree(root) as tree:
+            live = [root] * 5
+            for step in range(30):
+                live = [node.child(10 + i) for i, node in enumerate(live)]
+                tree.evaluate(live)
+                tree.keep(live)
+                assert step == live[0].length - 41
+            ahead = [live[0].child(token) for token in range(3, 3 + 58)]
+            assert np.isfinite(tree.evaluate(ahead)).all()
+
+
+def test_which_targets_have_no_trees(files: dict[str, Path]) -> None:
+    with Target(files["mamba"], n_ctx=64, threads=1, n_seq=4) as target:
+        assert not target.can_branch
+        target.prefill([3, 4])
+        with pytest.raises(ValueError, match="recurrent"):
+            target.tree(Node(None, -1, 2))
+        with pytest.raises(ModelError, match="recurrent"):
+            BeamSearch(target, 2)
+    with Target(files["llama"], n_ctx=64, threads=1, n_seq=1) as target:
+        assert target.can_branch
+        target.prefill([3, 4])
+        with pytest.raises(ValueError, match="n_seq"):
+            target.tree(Node(None, -1, 2))
+    for kind in ("llama", "gemma2"):
+        with Target(files[kind], n_ctx=64, threads=1, n_seq=4) as target:
+            target.prefill([3, 4])
+            with target.tree(Node(None, -1, 2)) as tree:
+                assert tree.windowed is (kind == "gemma2")
+    with Target(files["llama"], n_ctx=64, threads=1, n_seq=2) as target:
+        for prompt in ([], [3, 4, 5]):
+            with pytest.raises(ValueError, match="cannot grow"):
+                target.tree(Node(None, -1, len(prompt)))
+    for wrong in (0, MAX_EVALUATE + 1):
+        with pytest.raises(ValueError, match="n_seq"):
+            Target(files["llama"], n_seq=wrong)

@@ -1,0 +1,117 @@
+"""Damaged and hostile model files: one line and exit code 1, or a working model; never a signal."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+from support.cli_runner import DEMO, run, run_process
+from support.fake_child import HANGS, FakeChild
+from support.tiny_gguf import damaged_demo
+
+from ngramspec.child import Ended
+from ngramspec.errors import ModelError
+from ngramspec.llama import crash_check
+from ngramspec.llama.devices import build
+from ngramspec.llama.vocabulary import Vocabulary
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "model.gguf"
+    path.write_bytes(DEMO.read_bytes()[: 1 << 18])
+    return path
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "new" / "verdicts"
+
+
+def refused(path: Path, folder: Path, build: str = "a build") -> str | None:
+    """What is said of a file, if it is refused."""
+    try:
+        crash_check.check(path, build, folder)
+    except ModelError as error:
+        return str(error)
+    return None
+
+
+def test_what_ends_the_process_is_an_error(env: dict[str, str], tmp_path: Path) -> None:
+    """A vocabulary alone is tried too, and has the verdict of the file. See also `models/test_check`."""
+    tokens = gguf.GGUFReader(DEMO).fields["tokenizer.ggml.tokens"].contents()
+    twin = next(token.encode() for token in tokens if len(token.encode()) == len(tokens[-1].encode()))
+    path = damaged_demo(tmp_path / "twice.gguf", "tokenizer.ggml.tokens", list(twin))
+    done = run(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", stdin=b"x")
+    assert (done.code, done.raw) == (1, b"")
+    assert f"{path} is damaged: " in done.complaint
+    with pytest.raises(ModelError, match=r"ends the process over it \(GGML_ASSERT\(.*token.*\) failed\); get it"):
+        Vocabulary(path)
+
+
+@pytest.mark.exhaustive
+def test_a_sample_of_damaged_headers(env: dict[str, str], tmp_path: Path) -> None:
+    """Each gives some text, or one line and exit code 1."""
+    keys = [key for key in gguf.GGUFReader(DEMO).fields if not key.startswith("GGUF.")]
+    for key, value in random.Random(9).sample([*product(keys, (0, 1, 255))], 12):
+        path = damaged_demo(tmp_path / "hostile.gguf", key, value)
+        done = run_process(env, "complete", path, "-t", "1", "-c", "256", "-n", "2", "--no-draft", stdin=b"def f")
+        assert done.code in (0, 1), (key, value, done)
+        if done.code:
+            assert done.raw == b"", (key, value)
+            assert done.complaint, (key, value)
+
+
+SAID = "x.cpp:1: GGML_ASSERT(a > (b)) failed\n"
+NO_MEMORY = ("terminate called: std::bad_alloc", "GGML: insufficient memory\n")
+
+
+@pytest.mark.parametrize("code", [0, -6, -11, -8, -24])
+def test_a_file_is_tried_once(code: int, child: FakeChild, file: Path, folder: Path) -> None:
+    child.ended = Ended(code, SAID)
+    told = f"{file} is damaged: llama.cpp ends the process over it (GGML_ASSERT(a > (b)) failed); get it again"
+    assert [refused(file, folder) for _ in range(2)] == [told if code else None] * 2
+    assert child.starts == 1
+
+
+@pytest.mark.parametrize("ended", [Ended(-15, ""), Ended(1, ""), *(Ended(-6, said) for said in NO_MEMORY), HANGS, None])
+def test_what_tells_nothing_of_the_file_condemns_none(ended: Any, child: FakeChild, file: Path, folder: Path) -> None:
+    child.ended = ended
+    assert [refused(file, folder) for _ in range(2)] == [None, None]
+    assert child.starts == 2
+    assert not folder.exists()
+
+
+def test_a_folder_that_cannot_be_written_costs_another_try(child: FakeChild, file: Path) -> None:
+    for starts, code in ((2, 0), (4, -11)):
+        child.ended = Ended(code, "")
+        assert [refused(file, file / "verdicts") is None for _ in range(2)] == [code == 0] * 2
+        assert child.starts == starts
+
+
+def test_another_file_or_build_is_tried_again(child: FakeChild, file: Path, folder: Path) -> None:
+    raw = file.read_bytes()
+    assert refused(file, folder) is None
+    for starts, at in enumerate((1 << 17, len(raw) - 1, len(raw)), 2):  # the header, the end, and a byte more
+        file.write_bytes(raw[:at] + b"x" + raw[at + 1 :])
+        assert refused(file, folder) is None
+        assert child.starts == starts
+    assert refused(file, folder, "another") is None
+    assert child.starts == 5
+
+
+def test_what_is_no_model_is_left_to_llama(child: FakeChild, tmp_path: Path, folder: Path) -> None:
+    (tmp_path / "text").write_text("GGUX")
+    for name in ("text", "none"):
+        assert refused(tmp_path / name, folder) is None
+    assert child.starts == 0
+
+
+def test_the_real_child_on_good_files(folder: Path) -> None:
+    crash_check.check(DEMO, build(), folder)
+    (verdict,) = folder.iterdir()
+    assert verdict.read_text() == "good"

@@ -1,0 +1,108 @@
+"""Settings on a small model: each can be timed, in a context that has them, and the model stays as it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import nullcontext, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("llama_cpp")
+
+from support.tiny_models import write_model
+
+from ngramspec.errors import TargetError
+from ngramspec.exactness.trial import identity
+from ngramspec.instruments.tuning.candidates import candidates
+from ngramspec.llama import settings_timer
+from ngramspec.llama.settings_timer import SettingsTimer
+from ngramspec.llama.target import Target
+from ngramspec.machine_settings import DEEP, DRAFTS, LONG_READING, READING, SINGLE, Settings
+
+SCOPE = {"physical": 1, "logical": 2, "on_cpu": True, "flash_free": True, "quantised_cache": True}
+
+
+class Loaded:
+    """A target, a bench on it, and what the bench loaded beside it."""
+
+    def __init__(self, path: Path) -> None:
+        self.target = Target(path, n_ctx=64, threads=1, exact="off")
+        self.target.prefill([1, 2, 3])
+        self.again: list[Target] = []
+        self.bench = SettingsTimer(self.target, self.load, 256)
+
+    def load(self, settings: Settings) -> Target:
+        extra = None if settings.repack else False
+        target = Target(self.target.path, n_ctx=64, threads=1, mmap=settings.mmap, extra_buffers=extra, exact="off")
+        self.again.append(target)
+        return target
+
+
+@pytest.fixture(scope="module", params=["llama", pytest.param("mamba", marks=pytest.mark.exhaustive)])
+def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Loaded]:
+    found = Loaded(write_model(tmp_path_factory.mktemp("models") / "m.gguf", request.param))
+    yield found
+    # What the bench loaded is closed with it, and its target is not.
+    found.bench.close()
+    for again in found.again:
+        with pytest.raises(ValueError, match="closed"):
+            again.evaluate([1])
+    assert len(found.target.evaluate([4])) == 1
+    found.target.close()
+
+
+def test_every_candidate_can_be_timed_or_says_why_not(loaded: Loaded) -> None:
+    present = loaded.target.present
+    assert present == Settings(1, 1)
+    for candidate in candidates(present, **SCOPE).values():
+        # Blocks of 32 need heads as wide.
+        with suppress(TargetError) if candidate.knob == "cache_types" else nullcontext():
+            times = [
+                loaded.bench.seconds(replace(present, **candidate.change), measure) for measure in candidate.measures
+            ]
+            assert all(0 < seconds < 60 for seconds in times)
+    assert all(loaded.bench.seconds(present, m) > 0 for m in (SINGLE, *DRAFTS, READING, LONG_READING, *DEEP))
+    assert loaded.target.tokens == [1, 2, 3]
+    # The weights were loaded once for each way to load them.
+    assert [t.present.mmap for t in loaded.again] == [False, True]
+    assert [t.present.repack for t in loaded.again] == [True, False]
+
+
+def test_it_tells_whether_bits_stay(loaded: Loaded) -> None:
+    present = loaded.target.present
+    assert loaded.bench.alike(present, present)
+    assert loaded.bench.alike(present, replace(present, mmap=False))
+    rounded = replace(present, cache_types=("q8_0", "q8_0"))
+    try:
+        assert loaded.bench.alike(present, rounded) == (loaded.target.architecture == "mamba")
+    except TargetError:  # heads too narrow for blocks of 32
+        assert not loaded.bench.alike(present, replace(present, cache_types=("bf16", "bf16")))
+
+
+def test_weights_that_do_not_fit_are_not_loaded_again(loaded: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(settings_timer, "SPARE", 2**60)
+    other = replace(loaded.target.present, mmap=False, repack=False)
+    with pytest.raises(TargetError, match="no memory for the weights"):
+        loaded.bench.seconds(other, SINGLE)
+
+
+def test_micro_batches(tmp_path: Path) -> None:
+    """A small one takes what trials send, and exact settings keep theirs small; what is out of range is refused."""
+    path = write_model(tmp_path / "m.gguf", "llama")
+    with Target(path, n_ctx=64, threads=1, threads_batch=2, micro_batch=64) as target:
+        assert (target.n_batch, target.threads_batch) == (64, 2)
+        with target.trial("fast") as trial:
+            assert identity(trial, 1024).agreeing[0] == 1
+    with Target(path, n_ctx=64, threads=1, micro_batch=1024, exact="on") as target:
+        assert target.n_batch == 128
+    with Target(path, n_ctx=64, threads=1, micro_batch=1024) as target:
+        assert target.n_batch == 1024
+    with Target(path, n_ctx=64, threads=1, micro_batch=1024, flash_attn="off") as target:
+        assert target.n_batch == 1024
+    for name, value in (("micro_batch", 63), ("micro_batch", 5000), ("threads_batch", 0)):
+        options: dict[str, Any] = {name: value}
+        with pytest.raises(ValueError, match=f"{name} is"):
+            Target(path, n_ctx=64, **options)

@@ -1,0 +1,126 @@
+"""Calls that may never return: who waits for them is let go, with one reason, and nothing is asked of them again."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import threading
+from types import SimpleNamespace
+
+import pytest
+
+from ngramspec.errors import TargetError
+from ngramspec.llama.watchdog import LOOK, Watchdog
+
+
+def explained(said: str | None) -> str:
+    return f"lost: {said}"
+
+
+def test_a_call_gives_what_the_function_gives_always_on_the_same_thread() -> None:
+    guard = Watchdog(60, explained)
+    assert guard(divmod, 7, 3) == (2, 1)
+    with pytest.raises(ZeroDivisionError):
+        guard(divmod, 7, 0)
+    threads = {guard(threading.get_ident) for _ in range(3)}
+    assert len(threads) == 1
+    assert threading.get_ident() not in threads
+    assert guard(lambda: guard(threading.get_ident)) in threads  # llama.cpp calls back
+    assert not guard.lost.is_set()
+
+
+def test_a_silent_call_is_given_up_and_so_is_all_that_follows() -> None:
+    guard = Watchdog(0.2, explained)
+    freed: list[int] = []
+    with pytest.raises(TargetError, match="lost: None"):
+        guard(threading.Event().wait)
+    with pytest.raises(TargetError, match="lost: None"):
+        guard(freed.append, 1)
+    guard.free(freed.append, 2)
+    assert freed == []
+    assert guard.lost.is_set()
+
+
+def test_a_call_that_gets_on_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, pause = [0.0], threading.Event()
+    monkeypatch.setattr("ngramspec.llama.watchdog.time", SimpleNamespace(monotonic=lambda: now[0]))
+    guard = Watchdog(60, explained)
+
+    def slow() -> str:
+        for _ in range(8):
+            now[0] += 50
+            pause.wait(LOOK)
+            guard.alive()
+        return "done"
+
+    assert guard(slow) == "done"
+
+
+def test_where_ggml_would_end_the_process_the_caller_gets_an_error() -> None:
+    guard = Watchdog(60, explained)
+    said = b"ggml-rpc.cpp:1: crashed"
+    failing = threading.Thread(target=guard.on_abort, args=(said,), daemon=True)
+
+    def answer() -> None:
+        failing.start()
+        threading.Event().wait()
+
+    with pytest.raises(TargetError, match=f"lost: {said.decode()}"):
+        guard(answer)
+    assert failing.is_alive()  # ggml must not be returned to
+
+
+def test_what_else_ggml_ends_the_process_for_still_does(capfd: pytest.CaptureFixture[str]) -> None:
+    guard = Watchdog(60, explained)
+    guard.on_abort(b"ggml.c:1: GGML_ASSERT(x) failed")
+    assert "GGML_ASSERT(x) failed" in capfd.readouterr().err
+    assert guard(abs, -1) == 1
+
+
+def test_a_signal_waits_for_the_end_of_the_call_and_a_second_one_does_not() -> None:
+    guard = Watchdog(600, explained)
+    ended: list[int] = []
+    handled = threading.Semaphore(0)
+
+    def interrupt(number: int, frame: object) -> None:
+        handled.release()
+        raise KeyboardInterrupt
+
+    def press() -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+        handled.acquire()
+
+    def interrupted() -> None:
+        press()
+        ended.append(1)
+
+    def stuck() -> None:
+        press()
+        press()
+        threading.Event().wait()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            guard(interrupted)
+        assert ended == [1]
+        assert not guard.lost.is_set()
+        with pytest.raises(KeyboardInterrupt):
+            guard(stuck)
+        assert guard.lost.is_set()
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_functions_of_a_module_are_guarded_in_place() -> None:
+    guard = Watchdog(60, explained)
+    module = SimpleNamespace(where=threading.get_ident, free=lambda kept: kept.append(threading.get_ident()))
+    guard.watch(module, ("where",), ("free",))
+    kept: list[int] = []
+    module.free(kept)
+    assert kept == [module.where()] != [threading.get_ident()]
+
+
+def test_the_callback_has_the_type_that_ggml_calls() -> None:
+    assert ctypes.cast(Watchdog(60, explained).on_abort, ctypes.c_void_p).value

@@ -1,0 +1,111 @@
+"""`ngramspec.load` and its settings: what is refused, what is opened, and what every surface opens alike."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+from support.cli_runner import DEMO, run
+from support.tiny_models import write_model
+
+import ngramspec
+from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.loading import load
+from ngramspec.loading.load import tuned_file
+from ngramspec.loading.settings import LoadSettings, LoadSettingsError
+from ngramspec.machine_settings import Tuned, keep
+from ngramspec.memory import Store
+from ngramspec.memory.memory import memory_folder
+
+README = (Path(__file__).parents[2] / "README.md").read_text("utf-8")
+SMALL: dict[str, Any] = {"ctx_size": 256, "threads": 1, "exact": "off"}
+
+
+@pytest.fixture(autouse=True)
+def _home(env: dict[str, str], tmp_path: Path) -> Any:
+    """A user of its own for each test; what was measured of the machine is shared."""
+    with mock.patch.dict(os.environ, env | {"XDG_DATA_HOME": str(tmp_path)}, clear=True):
+        yield
+
+
+def test_the_readmes_example(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = (block for block in re.findall(r"^```python\n(.*?)^```$", README, re.M | re.S) if "load(" in block)
+    names: dict[str, Any] = {}
+    exec(block.replace("model.gguf", str(DEMO)).replace("max_tokens=200", "max_tokens=8"), names)
+    assert capsys.readouterr().out
+    assert names["model"].target.closed
+
+
+def test_what_is_opened_is_what_the_command_opens(env: dict[str, str]) -> None:
+    told: list[str] = []
+    keep(tuned_file(DEMO, LoadSettings()), Tuned({"mmap": False}, 0.8, "2026-11-22", applied=True))
+    with ngramspec.load(DEMO, tell=told.append, draft_model=str(DEMO), **SMALL) as model:
+        store = Store(memory_folder(), model.target.vocabulary_hash, model.target.n_vocab, "demo")
+        assert (model.tuned, model.settings.no_mmap) == ({"mmap": False}, True)
+        assert model.decoder.drafter is not None
+        assert model.decoder.drafter.name == "hybrid"
+        prompt = model.target.tokenize("def add(a, b):\n    return")
+        text = "".join(step.text for step in model.decoder.generate(prompt, max_tokens=12))
+    assert model.draft_model is not None
+    assert model.draft_model.closed
+    assert [line.partition(" (")[0] for line in told] == ["tuned: --no-mmap"]
+    line = ["complete", DEMO, "-c", "256", "-t", "1", "--exact", "off", "-md", DEMO, "-n", "12"]
+    assert run(env, *line, stdin=b"def add(a, b):\n    return").out == text
+    store.append([5, 6, 7])
+    with ngramspec.load(DEMO, no_tuned=True, **SMALL) as model:
+        assert model.memory is not None
+        assert model.memory.stored == 4
+    with ngramspec.load(DEMO, no_tuned=True, no_memory=True, **SMALL) as model:
+        assert model.memory is None
+
+
+def test_what_cannot_be_opened_leaves_nothing_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[Any] = []
+    target = load.Target
+
+    def noting(*args: Any, **more: Any) -> Any:
+        opened.append(target(*args, **more))
+        return opened[-1]
+
+    monkeypatch.setattr(load, "Target", noting)
+    other = write_model(tmp_path / "other.gguf", "llama")
+    with pytest.raises(ModelError, match="their vocabularies differ, at token"):
+        ngramspec.load(DEMO, draft_model=str(other), **SMALL)
+    with pytest.raises(NGramSpecError, match="memory 'work' holds nothing"):
+        ngramspec.load(DEMO, memory="work", **SMALL)
+    assert [one.closed for one in opened] == [True, True, True]
+
+
+def test_settings_that_cannot_be_are_named_as_the_user_named_them() -> None:
+    for given, words in (
+        ({"ctx_size": 3}, "ctx_size is 3, but must be 0, or from 16 to 16777216"),
+        ({"exact": "yes"}, "exact is 'yes', but must be one of: auto, on, off"),
+        ({"draft_model": "a", "no_draft": True}, "draft_model is for drafts; leave out no_draft"),
+        ({"rpc": "host"}, "rpc: 'host' is not HOST:PORT"),
+        ({"policy": "lucky"}, "unknown policy 'lucky'"),
+    ):
+        with pytest.raises(LoadSettingsError, match=re.escape(words)):
+            LoadSettings(**given)
+    with pytest.raises(LoadSettingsError) as raised:
+        LoadSettings(draft_model="a", mtp=True)
+    assert raised.value.worded({"draft_model": "-md"}) == "-md and mtp exclude each other"
+    with pytest.raises(LoadSettingsError, match="two models are named: a and, with hf_repo, b/c"):
+        ngramspec.load("a", hf_repo="b/c")
+
+
+def test_a_process_that_is_connected_to_machines_loads_nothing_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(load, "connect", lambda names, patience: asked.append((names, patience)))
+    load.find(DEMO, LoadSettings())
+    load.find(DEMO, LoadSettings(rpc="a:1,b:2", rpc_timeout=5))
+    assert asked == [((), 300), (("a:1", "b:2"), 5)]
+
+
+@pytest.mark.parametrize(("target", "said", "layers"), [(-1, None, -1), (20, None, -1), (0, None, 0), (0, 5, 5)])
+def test_a_draft_model_is_on_the_gpu_unless_the_target_is_kept_off_it(target: int, said: int, layers: int) -> None:
+    settings = LoadSettings(gpu_layers=target, draft_model="small.gguf", gpu_layers_draft=said, threads=3)
+    assert settings.for_draft_model(512, 2) == LoadSettings(ctx_size=512, gpu_layers=layers, threads=2, exact="off")

@@ -1,0 +1,107 @@
+"""What a draft is worth with the passes after it; and where a refused pass is evaluated again before the next."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Sequence
+
+import pytest
+from support.passes import Rich, draft
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.policies.draft_value import DraftValue
+from ngramspec.policies.policy import Debt
+
+SIZES = range(1, 65)
+COPY = [0.6] + [0.97] * 30
+"""It is not clear whether a copy begins; if one does, it goes on."""
+
+
+def cuts(n: int) -> Iterator[list[int]]:
+    """All lists of draft lengths by which passes may go through a chain of n guesses, each adding a token."""
+    for k in range(n + 1):
+        if n - k - 1 <= 0:
+            yield [k]
+        else:
+            yield from ([k, *rest] for rest in cuts(n - k - 1))
+
+
+def worth_of(lengths: Sequence[int], chances: Sequence[float], times: Sequence[float], worth: float) -> float:
+    """Tokens less time, by going through every place at which the chain may go wrong."""
+    total = 0.0
+    for wrong in range(len(chances) + 1):
+        at, value = 0, 0.0
+        for k in lengths:
+            right = min(k, wrong - at)
+            value += 1 + right - worth * times[k]
+            at += right + 1
+            if at > min(wrong, len(chances) - 1):
+                break
+        total += math.prod(chances[:wrong]) * (1 - chances[wrong] if wrong < len(chances) else 1.0) * value
+    return total
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_no_way_to_cut_a_chain_is_better(seed: int) -> None:
+    rng = random.Random(seed)
+    chances = [rng.random() ** 0.4 for _ in range(rng.randrange(1, 8))]
+    times = [1.0, *(rng.uniform(0.8, 5.0) for _ in chances)]
+    worth = rng.uniform(0.5, 2.0)
+    valued = DraftValue()
+    longest = valued.read(chances, [(n, times[n - 1] if n else 0.0) for n in range(len(times) + 1)], worth, math.inf)
+    assert longest == len(chances)
+    for k in range(longest + 1):
+        best = max(worth_of(c, chances, times, worth) for c in cuts(len(chances)) if c[0] == k)
+        assert valued.tokens[k] - worth * times[k] == pytest.approx(best)
+
+
+def test_an_unsure_beginning_is_left_to_a_plain_pass() -> None:
+    steep = CostCurve({1: 1.0, 2: 1.6, 16: 4.0, 64: 16.0})
+    lengths = [Rich().plan(draft(chances), steep, SIZES)[0] for chances in (COPY, COPY[1:], [0.9, *COPY[1:]])]
+    assert lengths[0] == 0
+    assert min(lengths[1:]) > 10
+
+
+def test_passes_looked_ahead_to_cost_no_more_than_this_one_may() -> None:
+    costs = [(n, 0.5 + 0.5 * n) for n in range(65)]
+    rich, poor = DraftValue(), DraftValue()
+    rich.read(COPY, costs, 1.0, math.inf)
+    poor.read(COPY, costs, 1.0, 2.0)
+    assert rich.tokens[0] > poor.tokens[0] > 1
+
+
+def curve(slope: float) -> CostCurve:
+    return CostCurve({1: 1.0, 64: 1 + 63 * slope})
+
+
+def worth_with_debt(k: int, acceptance: list[float], t: CostCurve, debt: Debt) -> float:
+    """Tokens less seconds, by going through everything that may be refused; a second is worth a token."""
+    value = 0.0
+    for outcome in itertools.product((True, False), repeat=k):
+        p = 1.0
+        for right, a in zip(outcome, acceptance, strict=False):
+            p *= a if right else 1 - a
+        accepted = next((i for i, right in enumerate(outcome) if not right), k)
+        seconds = t.ratio(debt.owed + 1 + k) + (debt.save if k else 0.0)
+        if accepted < k:
+            seconds += debt.restore + t.ratio(debt.owed + accepted + 2) - t.ratio(1)
+        value += p * (1 + accepted - seconds)
+    return value
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_with_a_debt_the_length_is_the_best_of_all(seed: int) -> None:
+    rng = random.Random(seed)
+    acceptance = [rng.random() ** 0.3 for _ in range(6)]
+    t = curve(rng.choice((0.02, 0.1, 0.4)))
+    debt = Debt(rng.choice((0, 0, 3, 20)), rng.choice((0.0, 0.1, 0.5)), rng.choice((0.0, 0.1)))
+    best = max(range(7), key=lambda k: worth_with_debt(k, acceptance, t, debt))
+    assert Rich().plan(draft(acceptance), t, SIZES, debt) == (best, 1 + best)
+
+
+def test_no_pass_is_larger_than_the_largest() -> None:
+    k, size = Rich().plan(draft([0.99] * 60), curve(0.01), SIZES, Debt(40, 0.0, 0.0))
+    assert size == 1 + k
+    assert 40 + size <= 64

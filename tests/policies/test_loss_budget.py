@@ -1,0 +1,54 @@
+"""What is booked of passes, and what may be lost and asked after them."""
+
+from __future__ import annotations
+
+import doctest
+
+import pytest
+from support.passes import passed
+
+from ngramspec.policies import loss_budget as module
+from ngramspec.policies.loss_budget import LossBudget
+
+
+def test_the_example() -> None:
+    assert doctest.testmod(module).failed == 0
+
+
+def test_a_draft_earns_what_its_tokens_would_have_taken_and_pays_for_its_pass() -> None:
+    budget = LossBudget()
+    budget.book(passed(1, 4, 0, 1.4, 0.1, 1.0), drafting=True)
+    assert budget.left(1.0, 1.0) == pytest.approx(1.0 - 1.5 + LossBudget.ALLOWANCE * 1.5 + LossBudget.CREDIT)
+
+
+def test_funds_are_told_in_any_unit_of_time() -> None:
+    budget = LossBudget()
+    budget.book(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)
+    assert budget.left(4.0, 0.25) == pytest.approx(4 * budget.left(1.0, 1.0))
+
+
+@pytest.mark.parametrize("texts", [1, 3])
+def test_a_plain_pass_is_booked_to_the_drafts_that_it_follows_and_to_no_others(texts: int) -> None:
+    """Here it takes 0.5 s longer than it should."""
+    after, alone = LossBudget(texts), LossBudget(texts)
+    for budget, drafting in ((after, True), (alone, False)):
+        budget.book(passed(texts, 0, 0, texts, 0.0, 1.0), drafting)
+        budget.book(passed(texts, 0, 0, texts + 0.5, 0.0, 1.0), drafting=False)
+    assert alone.left(texts, 1.0) - after.left(texts, 1.0) == pytest.approx(0.5)
+
+
+def test_a_right_guess_is_not_asked_for_in_vain() -> None:
+    for guessed, can_ask in ((0, False), (1, True)):
+        budget = LossBudget()
+        for _ in range(20):
+            budget.book(passed(1, 0, guessed, 1.0, 0.04, 1.0), drafting=False)
+        assert budget.can_ask() is can_ask
+
+
+def test_who_takes_long_to_ask_is_not_asked_once_the_funds_are_used_up() -> None:
+    budget, asked = LossBudget(), 0
+    while budget.can_ask():
+        budget.book(passed(1, 0, 1, 1.0, 0.45, 1.0), drafting=False)
+        asked += 1
+    assert asked == 3  # 0.4 s of each are booked
+    assert budget.left(1.0, 1.0) < 0

@@ -1,0 +1,110 @@
+"""No constraint is dropped in silence: it reaches the engine, or the request is a 400 that names the field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from support.fake_service import Script
+from support.http import ask, demo_vocabulary, scripted, send
+
+from ngramspec.sampling.settings import Sampling
+
+CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
+BODIES: dict[str, dict[str, Any]] = {
+    CHATS: {"messages": [{"role": "user", "content": "hi"}]},
+    TEXTS: {"prompt": "x"},
+    NATIVE: {"prompt": "x"},
+    "/v1/messages": {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 9},
+    "/v1/responses": {"input": "x"},
+}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+
+
+def sampling_of(path: str, more: dict[str, Any]) -> Sampling:
+    _, service = ask(path, BODIES[path] | more, Script(ends=False))
+    return service.requests[0].sampling
+
+
+def allowed(sampling: Sampling, text: str) -> bool:
+    """Whether a grammar allows a text, to its end."""
+    vocabulary = demo_vocabulary()
+    grammar = vocabulary.sampler(sampling).grammar
+    assert grammar is not None
+    for token in vocabulary.tokenize(text, add_bos=False):
+        if not grammar.allows(token):
+            return False
+        grammar.accept(token)
+    return bool(grammar.allows(next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))))
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_constraints_in_the_words_of_vllm(path: str) -> None:
+    for schema in (SCHEMA, '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}'):
+        for more in ({"guided_json": schema}, {"structured_outputs": {"json": schema}}):
+            sampling = sampling_of(path, more)
+            assert allowed(sampling, '{"a": 5}')
+            assert not allowed(sampling, '{"a": "x"}')
+    for more in ({"guided_choice": ['a "b"', "c"]}, {"structured_outputs": {"choice": ['a "b"', "c"]}}):
+        sampling = sampling_of(path, more)
+        assert [allowed(sampling, text) for text in ('a "b"', "c", "d")] == [True, True, False]
+    assert allowed(sampling_of(path, {"guided_regex": r"5\$"}), "5$")
+    for more in ({"guided_regex": r"\d{3}-(?:a|b)+"}, {"structured_outputs": {"regex": r"^\d{3}-[ab]+$"}}):
+        sampling = sampling_of(path, more)
+        assert [allowed(sampling, text) for text in ("123-ab", "12-a", "x123-a", "123-ac")] == [
+            True,
+            False,
+            False,
+            False,
+        ]
+    assert sampling_of(path, {"guided_grammar": 'root ::= "a"'}).grammar == 'root ::= "a"'
+    assert sampling_of(path, {"structured_outputs": None, "guided_json": None}).grammar is None
+
+
+def test_tokens_that_may_not_come() -> None:
+    vocabulary = demo_vocabulary()
+    word = next(
+        text
+        for token in range(vocabulary.n_vocab)
+        if (text := vocabulary.piece(token).decode("ascii", "ignore")).isalpha()
+        and len(vocabulary.tokenize(text, add_bos=False)) == len(vocabulary.tokenize(f" {text}", add_bos=False)) == 1
+    )
+    both = {*vocabulary.tokenize(word, add_bos=False), *vocabulary.tokenize(f" {word}", add_bos=False)}
+    biases = sampling_of(NATIVE, {"bad_words": [word], "logit_bias": {"5": 1}}).logit_bias
+    assert biases == ((5, 1.0), *((token, -math.inf) for token in sorted(both)))
+
+
+def test_an_end_that_may_not_come() -> None:
+    ends = {token for token in range(demo_vocabulary().n_vocab) if demo_vocabulary().is_eog(token)}
+    for more in ({"min_tokens": 5, "max_tokens": 5}, {"min_tokens": 5, "n_predict": 3}):
+        assert {token for token, bias in sampling_of(NATIVE, more).logit_bias if bias == -math.inf} == ends
+    assert sampling_of(NATIVE, {"min_tokens": 0, "stop_token_ids": sorted(ends)}).logit_bias == ()
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_what_cannot_be_kept_is_named(path: str) -> None:
+    cases: list[tuple[str, dict[str, Any]]] = [
+        ("guided_regex", {"guided_regex": "(?=a)a+"}),
+        ("structured_outputs.regex", {"structured_outputs": {"regex": "("}}),
+        ("structured_outputs.structural_tag", {"structured_outputs": {"structural_tag": "{}"}}),
+        ("guided_json", {"guided_json": "{"}),
+        ("guided_json", {"guided_json": {"type": "bogus"}} if path != CHATS else {"guided_json": 5}),
+        ("guided_choice", {"guided_choice": []}),
+        ("guided_choice", {"guided_choice": ["a"], "grammar": 'root ::= "b"'}),
+        ("structured_outputs.choice", {"structured_outputs": {"choice": ["a"]}, "guided_choice": ["a"]}),
+        ("min_tokens", {"min_tokens": 5, "max_tokens": 9}),
+        ("stop_token_ids", {"stop_token_ids": [65]}),
+        ("bad_words", {"bad_words": ["some words"]}),
+        ("allowed_token_ids", {"allowed_token_ids": [1]}),
+        ("use_beam_search", {"use_beam_search": True}),
+        ("prompt_logprobs", {"prompt_logprobs": 1}),
+        ("grammar_lazy", {"grammar_lazy": True}),
+    ]
+    server, service = scripted()
+    for field, more in cases:
+        response = send(server, path, BODIES[path] | more)
+        error = response.json()["error"]
+        assert (response.status_code, error["message"].startswith(field)) == (400, True), (more, error)
+        assert error.get("param", field) == field
+    assert service.tickets == []

@@ -1,0 +1,93 @@
+"""A last message of the assistant is gone on with, in every API that has chats."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.fake_service import Script
+from support.http import ask, demo_vocabulary, scripted, send
+
+from ngramspec.tool_calls import begun_answer
+
+CHATS, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+USER = {"role": "user", "content": "2 + 2?"}
+BEGUN = {"role": "assistant", "content": "The answer <|im_end|> is "}
+TURNS: list[dict[str, Any]] = [USER, BEGUN]
+
+
+def prompt_of(path: str, body: dict[str, Any]) -> list[int]:
+    _, service = ask(path, body)
+    return list(service.requests[0].prompt)
+
+
+def continued(turns: list[dict[str, Any]]) -> list[int]:
+    """What was said before, the beginning of a turn, and what that begins with, as text."""
+    vocabulary = demo_vocabulary()
+    return vocabulary.chat_prompt(turns[:-1]) + vocabulary.tokenize(turns[-1]["content"], add_bos=False)
+
+
+def test_the_prompt_ends_in_what_the_assistant_said() -> None:
+    expected = continued(TURNS)
+    assert prompt_of(CHATS, {"messages": TURNS}) == expected
+    vllm = {"continue_final_message": True, "add_generation_prompt": False}
+    assert prompt_of(CHATS, {"messages": TURNS} | vllm) == expected
+    assert prompt_of(MESSAGES, {"messages": TURNS, "max_tokens": 9}) == expected
+    assert prompt_of(RESPONSES, {"input": TURNS}) == expected
+    told, _ = ask("/apply-template", {"messages": TURNS})
+    assert told["prompt"].endswith("assistant\nThe answer <|im_end|> is ")
+    counted, _ = ask("/v1/messages/count_tokens", {"messages": TURNS})
+    assert counted["input_tokens"] == len(expected)
+
+
+def test_only_the_rest_is_told() -> None:
+    told, _ = ask(CHATS, {"messages": TURNS}, Script("4."))
+    assert told["choices"][0]["message"] == {"role": "assistant", "content": "4."}
+
+
+def test_a_turn_of_its_own_where_that_is_asked_for() -> None:
+    vocabulary = demo_vocabulary()
+    assert prompt_of(CHATS, {"messages": TURNS, "continue_final_message": False}) == vocabulary.chat_prompt(TURNS)
+    told, _ = ask("/apply-template", {"messages": [USER], "add_generation_prompt": False})
+    assert told["prompt"] == "<|im_start|>user\n2 + 2?<|im_end|>\n"
+
+
+def test_what_cannot_be_gone_on_with() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    cases: list[tuple[str, dict[str, Any], str]] = [
+        (CHATS, {"messages": [USER], "continue_final_message": True}, "continue_final_message"),
+        (
+            CHATS,
+            {"messages": TURNS, "continue_final_message": True, "add_generation_prompt": True},
+            "add_generation_prompt",
+        ),
+        (
+            CHATS,
+            {"messages": [USER, BEGUN | {"tool_calls": [call]}], "continue_final_message": True},
+            "continue_final_message",
+        ),
+    ]
+    for path, body, param in cases:
+        response = send(scripted()[0], path, body)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+    use = {"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "f", "input": {}}]}
+    assert send(scripted()[0], MESSAGES, {"messages": [USER, use], "max_tokens": 9}).status_code == 400
+
+
+@pytest.mark.parametrize(
+    ("template", "opening", "expected"),
+    [
+        ("", "assistant\n", "text"),
+        ("<think>", "assistant\n", "<think>\nhm\n</think>\n\ntext"),
+        ("<think>", "assistant\n<think>\n", "hm\n</think>\n\ntext"),
+        (
+            "<|channel|> <|message|>",
+            "<|start|>assistant",
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>text",
+        ),
+    ],
+)
+def test_thoughts_that_the_assistant_had(template: str, opening: str, expected: str) -> None:
+    pieces = begun_answer(template, opening, "hm", "text")
+    assert "".join(piece for piece, _ in pieces) == expected
+    assert [piece for piece, own in pieces if not own][-1] == "text"

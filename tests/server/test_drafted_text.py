@@ -1,0 +1,99 @@
+"""What is told of drafts: which characters of an answer were accepted ones, and how far an answer is."""
+
+from __future__ import annotations
+
+import pytest
+from support.fake_service import Script
+from support.http import ask, demo_vocabulary
+
+from ngramspec.server.chat import ChatPiece
+from ngramspec.server.drafted_text import DraftedText
+from ngramspec.steps import Step
+from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
+
+CHATS = "/v1/chat/completions"
+CHAT = {"messages": [{"role": "user", "content": "hi"}]}
+
+
+def step(*pieces: str, accepted: int = 0) -> Step:
+    return Step(tuple(range(len(pieces))), pieces, accepted=accepted)
+
+
+def marked(text: DraftedText, delta: Delta, step: Step | None = None) -> Delta:
+    (found,) = text.mark(ChatPiece((delta,), step=step))
+    return found
+
+
+def test_a_steps_first_tokens_are_the_drafted_ones_in_whatever_pieces_they_are_told() -> None:
+    text = DraftedText()
+    assert marked(text, Content("a"), step("abc", "de", accepted=1)) == Content("a", ((0, 1),))
+    assert marked(text, Content("bcdefg"), step("f", "gh", "ij", accepted=2)) == Content("bcdefg", ((0, 2), (4, 6)))
+    assert marked(text, Content("hij")) == Content("hij", ((0, 1),))
+
+
+def test_what_a_parser_drops_is_passed_over() -> None:
+    text = DraftedText()
+    thoughts = step("<think>", "so", "</think>\n", "Yes", accepted=2)
+    assert marked(text, Reasoning("so"), thoughts) == Reasoning("so", ((0, 2),))
+    assert marked(text, Content("Yes")) == Content("Yes")
+    call = step('{"name": "f", "x": ', '"Yes"', "}", "No", accepted=3)
+    assert marked(text, CallBegin(0, "c", "f"), call) == CallBegin(0, "c", "f")
+    assert marked(text, CallArguments(0, '"Yes"')) == CallArguments(0, '"Yes"', ((0, 5),))
+    assert marked(text, Content("No")) == Content("No")
+
+
+def test_nothing_is_said_of_what_is_not_found() -> None:
+    text = DraftedText()
+    assert marked(text, Content("xyz"), step("abc", "def", accepted=1)) == Content("xyz")
+    assert marked(text, Content("abcdef")) == Content("abcdef", ((0, 3),))
+
+
+def drafted_by(script: Script) -> str:
+    """The text of the script's drafted tokens: in each step but the first, all but the last of a whole step are."""
+    tokens = demo_vocabulary().tokenize(script.text, add_bos=False)
+    steps = [tokens[i : i + script.step] for i in range(0, len(tokens) + 1, script.step)]
+    return b"".join(demo_vocabulary().piece(t) for one in steps[1:] for t in one[: script.step - 1]).decode()
+
+
+def test_streamed_and_whole_answers_tell_the_same_of_drafts() -> None:
+    smile, ascii_only = "Hello, world: a naïve 🙂 smile", "Hello, world: all of it"
+    for text, more in ((smile, {}), (smile, {"logprobs": True}), (ascii_only, {})):
+        script, body = Script(text=text, step=3), CHAT | {"return_drafts": True} | more
+        (choice,) = ask(CHATS, body, script)[0]["choices"]
+        whole = "".join(choice["message"]["content"][a:b] for a, b in choice["drafted"])
+        streamed = content = ""
+        for chunk in ask(CHATS, body | {"stream": True}, script)[0]:
+            one = chunk["choices"][0]
+            piece = one["delta"].get("content")
+            if piece:
+                content += piece
+                streamed += "".join(piece[a:b] for a, b in one["drafted"])
+        assert content == choice["message"]["content"] == text
+        assert streamed == whole != ""
+        if text == ascii_only:  # where no character is in several tokens
+            assert whole == drafted_by(script)
+
+
+def test_what_is_told_of_an_answer_and_of_its_drafts_to_whom_asks() -> None:
+    told, _ = ask(CHATS, CHAT | {"stream": True, "timings_per_token": True}, Script(step=3, cached=2))
+    counts = [chunk["timings"]["predicted_n"] for chunk in told[1:]]
+    assert counts == sorted(counts)
+    assert counts[0] == 3
+    assert len(set(counts)) > 1
+    assert {chunk["timings"]["cache_n"] for chunk in told[1:]} == {2}
+    assert not any("drafted" in chunk["choices"][0] for chunk in told)
+    told, _ = ask(CHATS, CHAT, Script(text="Hello, world: all of it", step=3))
+    assert "drafted" not in told["choices"][0]
+    # Each of the fake's passes takes as long as a token alone.
+    tokens = told["timings"]["predicted_n"]
+    assert told["timings"]["gain"] == pytest.approx((tokens - 3) / (-(-tokens // 3) - 1))
+    assert "gain" not in ask(CHATS, CHAT, Script(step=1))[0]["timings"]
+
+
+def test_a_stream_tells_on_demand_how_much_of_the_prompt_is_read() -> None:
+    told, service = ask(CHATS, CHAT | {"stream": True, "return_progress": True}, Script(cached=2))
+    length = len(service.requests[0].prompt)
+    assert told[0]["choices"][0]["delta"]["role"] == "assistant"
+    assert told[1]["prompt_progress"] == {"total": length, "cache": 2, "processed": length}
+    told, _ = ask(CHATS, CHAT | {"stream": True})
+    assert not any("prompt_progress" in chunk for chunk in told)

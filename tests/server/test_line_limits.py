@@ -1,0 +1,77 @@
+"""When a suggestion ends: by a clock that the test turns, and by lines, however the text is cut into tokens."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ngramspec.server.generate import LineLimits, LineRules
+
+Arrival = tuple[float, str]
+"""(seconds, text)"""
+
+
+def shown(rules: LineRules, arrivals: Sequence[Arrival]) -> tuple[list[str], bool]:
+    """What is shown at each arrival and at the end, and whether the text was ended."""
+    now = iter([at for at, _ in arrivals])
+    limits = LineLimits(rules, clock=lambda: next(now))
+    parts = []
+    for _, text in arrivals:
+        parts.append(limits.push(text))
+        if limits.ended:
+            return parts, True
+    return [*parts, limits.finish()], False
+
+
+def test_a_deadline_ends_a_text_with_a_line() -> None:
+    cases: list[tuple[list[Arrival], str, bool]] = [
+        # The time runs from the first token on, not from the request.
+        ([(100.0, "a\n"), (100.9, "b\n"), (101.1, "c\nd"), (101.2, "e")], "a\nb\nc\n", True),
+        # A line is brought to its end, however long it takes.
+        ([(0.0, "a"), (2.0, "b"), (9.0, "c\n")], "abc\n", True),
+        ([(0.0, "a\nb"), (5.0, "c"), (6.0, "d\n")], "a\nbcd\n", True),
+        # All of what comes with the end of the line belongs to later lines.
+        ([(0.0, "a"), (1.5, "b\n\nc\nd")], "ab\n", True),
+        ([(0.0, "a\n"), (1.0, "b\n")], "a\nb\n", False),
+        # Tokens without text, as those that hold the first half of a character, start the time as well.
+        ([(0.0, ""), (0.9, "a\n"), (1.1, "b\n"), (1.2, "c")], "a\nb\n", True),
+    ]
+    for arrivals, text, ended in cases:
+        parts, was_ended = shown(LineRules(seconds=1.0), arrivals)
+        assert ("".join(parts), was_ended) == (text, ended)
+
+
+@given(text=st.text("ab \t\n", max_size=40), indent=st.integers(0, 4), cuts=st.lists(st.integers(0, 40), max_size=8))
+@example("x\n    y\n   \n    z", 4, [])
+@example("x\n\t\t\t\ty\n\t\tz", 4, [3, 8])
+@example("x\n    y\n  ", 4, [1, 2, 3])  # the text itself ended; the line might have been indented enough
+def test_a_line_that_is_indented_less_is_cut_in_whatever_pieces(text: str, indent: int, cuts: list[int]) -> None:
+    """The lines that come, by the rule itself: all up to the first one, not counting the first, with a short margin."""
+    kept = text
+    for start in [i + 1 for i, character in enumerate(text) if character == "\n"] if indent else []:
+        line = text[start:]
+        margin = len(line) - len(line.lstrip(" \t"))
+        if margin < indent and margin < len(line):
+            kept = text[:start]
+            break
+    edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
+    pieces = [(0.0, text[a:b]) for a, b in itertools.pairwise(edges)]
+    parts, ended = shown(LineRules(indent=indent, seconds=1.0), pieces)
+    assert ("".join(parts), ended) == (kept, kept != text)
+
+
+def test_both_rules_and_none() -> None:
+    rules = LineRules(seconds=1.0, indent=2)
+    assert shown(rules, [(0.0, "a\n"), (2.0, "  b\n  c")]) == (["a\n", "  b\n"], True)
+    assert shown(rules, [(0.0, "a\n"), (2.0, "b\n  c")]) == (["a\n", ""], True)
+    assert shown(rules, [(0.0, "a\n"), (0.5, " "), (0.6, " b\n")]) == (["a\n", "", "  b\n", ""], False)
+    assert shown(LineRules(), [(0.0, "a\n "), (9.0, "b\n")]) == (["a\n ", "b\n", ""], False)
+
+
+def test_nothing_comes_after_the_end() -> None:
+    limits = LineLimits(LineRules(indent=4))
+    assert limits.push("a\nb") == "a\n"
+    assert (limits.ended, limits.push("    c"), limits.finish()) == (True, "", "")

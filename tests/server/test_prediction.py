@@ -1,0 +1,56 @@
+"""Predicted outputs: they reach the engine, their tokens are drafted first, and are counted."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from support.fake_service import Script
+from support.http import ask, demo_vocabulary, scripted, send
+
+from ngramspec.drafting.mixture.drafter import MixtureDrafter
+
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "hi"}]},
+    "/v1/responses": {"input": "hi"},
+}
+PREDICTION = "Hello, world of many words"
+
+
+@pytest.mark.parametrize("path", BODIES)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prediction_reaches_the_engine_and_is_counted(path: str, stream: bool) -> None:
+    tokens = demo_vocabulary().tokenize(PREDICTION, add_bos=False)
+    came = len(demo_vocabulary().tokenize("Hello, world", add_bos=False))
+    for content in (PREDICTION, [{"type": "text", "text": "Hello, world"}, {"type": "text", "text": " of many words"}]):
+        more = {"prediction": {"type": "content", "content": content}, "stream_options": {"include_usage": True}}
+        told, service = ask(path, BODIES[path] | more | {"stream": stream}, Script("Hello, world", step=2))
+        assert list(service.requests[0].prediction) == tokens
+        last = told[-1] if stream else told
+        usage = last.get("response", last)["usage"]
+        details = usage.get("completion_tokens_details") or usage["output_tokens_details"]
+        assert details["accepted_prediction_tokens"] == came
+        assert details["rejected_prediction_tokens"] == len(tokens) - came
+    told, service = ask(path, BODIES[path])
+    assert (list(service.requests[0].prediction), "accepted_prediction" in str(told)) == ([], False)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_prediction_that_is_none_is_named(path: str) -> None:
+    for wrong, param in (({"type": "x", "content": ""}, "type"), ({"type": "content"}, "content"), (5, "")):
+        response = send(scripted()[0], path, BODIES[path] | {"prediction": wrong})
+        found = response.json()["error"]["param"]
+        assert (response.status_code, found) == (400, f"prediction.{param}".removesuffix("."))
+
+
+def test_a_prediction_is_drafted_from_the_first_token_on() -> None:
+    prompt, predicted = list(range(100, 160)), list(range(500, 540))
+    drafter = MixtureDrafter()
+    drafter.predicted = predicted
+    drafter.begin(prompt)
+    assert drafter.propose(16).tokens == tuple(predicted[:16])
+    drafter.accept(predicted[:3])
+    assert drafter.propose(8).tokens == tuple(predicted[3:11])
+    drafter.predicted = ()
+    drafter.begin(prompt)
+    assert not set(drafter.propose(16).tokens) & set(predicted)

@@ -1,0 +1,158 @@
+"""What slots hold goes to files and comes back, between servers of the same model and settings and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.cli_runner import DEMO
+from support.ear import WAIT, Ear
+from support.http import scripted, send
+from support.mock_shared import MockShared
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.request import ClosedError, Done, Event, Request, Started
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.curve import CostCurve
+from ngramspec.llama.target import Target
+from ngramspec.server.state import ServedModel, Server
+
+PROMPT = "Once upon a time there was a small dog that lived in a very large house. " * 2
+
+
+@contextmanager
+def serving(folder: Path | None, **settings: Any) -> Iterator[Server]:
+    """A server of the demo model with two slots."""
+    with Target(DEMO, texts=2, n_ctx=256, threads=1, exact="off", **settings) as target:
+        known = Calibration.given(CostCurve({1: 1.0, 64: 2.0}))
+        engine = Engine(target, target, shown=target.shown, calibration=known)
+        try:
+            yield Server(model=ServedModel(engine, target, "demo"), slot_folder=folder)
+        finally:
+            engine.stop()
+
+
+def act(server: Server, slot: int, action: str, filename: str | None = "a.bin") -> dict[str, Any]:
+    body = {} if filename is None else {"filename": filename}
+    response = send(server, f"/slots/{slot}?action={action}", body)
+    assert response.status_code == 200, response.text
+    told: dict[str, Any] = response.json()
+    return told
+
+
+def refusal(server: Server, path: str, body: Any, status: int = 400) -> str:
+    response = send(server, path, body)
+    assert response.status_code == status, response.text
+    return str(response.json()["error"]["message"])
+
+
+def answer(server: Server, slot: int) -> tuple[str, int]:
+    """A text, and how many tokens of its prompt were cached."""
+    body = {"prompt": PROMPT, "n_predict": 8, "temperature": 0, "id_slot": slot}
+    told = send(server, "/completion", body).json()
+    return told["content"], told["timings"]["cache_n"]
+
+
+def held(server: Server) -> list[int]:
+    return [slot["n_tokens_held"] for slot in send(server, "/slots", method="GET").json()]
+
+
+def test_what_a_slot_held_is_held_by_another_server(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        text, cached = answer(server, 0)
+        (count, _), name = held(server), "a.bin"
+        saved = act(server, 0, "save")
+        assert saved.pop("timings")["save_ms"] > 0
+        size = (tmp_path / name).stat().st_size
+        assert saved == {"id_slot": 0, "filename": name, "n_saved": count, "n_written": size}
+        assert [path.name for path in tmp_path.iterdir()] == [name]
+        assert act(server, 0, "erase", None) == {"id_slot": 0, "n_erased": count}
+        assert (cached, held(server)) == (0, [0, 0])
+    with serving(tmp_path) as server:
+        restored = act(server, 1, "restore")
+        assert restored.pop("timings")["restore_ms"] > 0
+        assert restored == {"id_slot": 1, "filename": name, "n_restored": count, "n_read": size}
+        assert held(server) == [0, count]
+        again, cached = answer(server, 1)
+        assert again == text
+        assert cached > count - 12
+        assert act(server, 0, "save", "empty")["n_saved"] == 0
+        assert act(server, 1, "restore", "empty")["n_restored"] == 0
+        assert held(server) == [0, 0]
+
+
+def test_a_file_that_cannot_be_used_is_refused_and_leaves_the_slot_empty(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        answer(server, 0)
+        act(server, 0, "save")
+    good = (tmp_path / "a.bin").read_bytes()
+    files = {
+        "damaged": (good[:-1] + bytes([good[-1] ^ 1]), "is damaged"),
+        "short": (good[:-1], "is damaged"),
+        "many": (good[:44] + b"\xff" * 8 + good[52:], "is damaged"),
+        "other": (b"GGUF" + good, "is not what a slot of this server was saved to"),
+        "nothing": (b"", "is not what a slot of this server was saved to"),
+    }
+    for name, (content, _) in files.items():
+        (tmp_path / name).write_bytes(content)
+    with serving(tmp_path) as server:
+        for name, (_, why) in files.items():
+            act(server, 1, "restore")
+            assert refusal(server, "/slots/1?action=restore", {"filename": name}) == f"{name} {why}"
+            assert held(server) == [0, 0]
+        assert "cannot be read: No such file" in refusal(server, "/slots/1?action=restore", {"filename": "none"})
+    with serving(tmp_path, cache_type_k="q8_0", flash_attn="on") as server:
+        answer(server, 0)
+        told = refusal(server, "/slots/0?action=restore", {"filename": "a.bin"})
+        assert "was saved with another model, machine, version or settings" in told
+        assert held(server) == [0, 0]
+
+
+@pytest.mark.parametrize("action", ["save", "restore"])
+def test_only_files_of_the_folder_are_named(tmp_path: Path, action: str) -> None:
+    server, _ = scripted()
+    server.slot_folder = tmp_path / "folder"
+    for name in ("../x", "/etc/passwd", "a/b", "..", ".", "a\\b", "a\0", "a\n", "x" * 256, "", 5, None):
+        assert "filename" in refusal(server, f"/slots/0?action={action}", {"filename": name})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_slots_and_actions_that_are_not_there(tmp_path: Path) -> None:
+    server, _ = scripted()
+    assert "--slot-save-path" in refusal(server, "/slots/0?action=save", {"filename": "x"}, 501)
+    server.slot_folder = tmp_path
+    assert "there is no slot 4 here, only 0 to 3" in refusal(server, "/slots/4?action=save", {"filename": "x"})
+    for path in ("/slots/0", "/slots/0?action=eat"):
+        assert "action" in refusal(server, path, {"filename": "x"})
+    assert send(server, "/slots/x?action=save", {}).status_code == 404
+
+
+def test_a_slot_at_work_is_waited_for() -> None:
+    model = MockShared(2)
+    known = Calibration.given(CostCurve({1: 1e-3, 64: 2e-3}))
+    engine = Engine(model, model.sequences[0], shown=model.sequences[0].piece, calibration=known)
+    ear, found = Ear(), list[Future[Any]]()
+
+    def listener(event: Event) -> None:
+        if isinstance(event, Started):
+            found.append(engine.on_slot(0, lambda sequence: (ear.ended.is_set(), len(sequence.tokens))))
+            found.append(engine.on_slot(1, lambda _: ear.ended.is_set()))
+            found.append(engine.on_slot(0, lambda _: 1 // 0))
+            left = engine.on_slot(0, lambda sequence: sequence.clear())
+            assert left.cancel()
+        ear(event)
+
+    engine.submit(Request([1, 2, 3], 20, slot=0), listener)
+    assert isinstance(ear.wait(), Done)
+    ended, length = found[0].result(WAIT)
+    assert (ended, found[1].result(WAIT)) == (True, False)
+    assert length >= 22
+    with pytest.raises(ZeroDivisionError):
+        found[2].result(WAIT)
+    engine.stop()
+    with pytest.raises(ClosedError):
+        engine.on_slot(0, len).result(WAIT)  # type: ignore[arg-type]

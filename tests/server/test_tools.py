@@ -1,0 +1,126 @@
+"""Tools of chat completions: which may be called, custom ones, functions as they were before, and half a call."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion
+from support.fake_service import Script
+from support.http import ask, demo_vocabulary, scripted, send
+
+CHATS = "/v1/chat/completions"
+USER = {"role": "user", "content": "hi"}
+LOOK = {"name": "look", "parameters": {"type": "object", "properties": {"at": {"type": "integer"}}}}
+FIND = {"name": "find", "parameters": {"type": "object", "properties": {}}}
+TOOLS = [{"type": "function", "function": LOOK}, {"type": "function", "function": FIND}]
+LARK = {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /.+/"}}
+PATCH = {"type": "custom", "custom": {"name": "patch", "description": "Edits.", "format": LARK}}
+
+
+def called(name: str, arguments: str) -> str:
+    return f'<tool_call>\n{{"name": "{name}", "arguments": {arguments}}}\n</tool_call>'
+
+
+def allowed(body: dict[str, Any], text: str) -> bool:
+    """Whether the grammar of a request allows an answer, to its end."""
+    vocabulary = demo_vocabulary()
+    _, service = ask(CHATS, {"messages": [USER]} | body)
+    grammar = vocabulary.sampler(service.requests[0].sampling).grammar
+    assert grammar is not None
+    for token in vocabulary.tokenize(text, add_bos=False):
+        if not grammar.allows(token):
+            return False
+        grammar.accept(token)
+    return bool(grammar.allows(next(token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token))))
+
+
+def test_a_named_tool_is_called_once_and_allowed_ones_alone() -> None:
+    look, find = called("look", '{"at": 1}'), called("find", "{}")
+    named = {"tools": TOOLS, "tool_choice": {"type": "function", "function": {"name": "look"}}}
+    assert [allowed(named, text) for text in (look, f"{look}\n{look}", find)] == [True, False, False]
+    only = {"mode": "required", "tools": [{"type": "function", "function": {"name": "find"}}]}
+    asked = {"tools": TOOLS, "tool_choice": {"type": "allowed_tools", "allowed_tools": only}}
+    assert [allowed(asked, text) for text in (find, look)] == [True, False]
+    for choice in ({"type": "allowed_tools", "allowed_tools": only | {"tools": [LOOK | {"name": "x"}]}}, {"name": "x"}):
+        response = send(scripted()[0], CHATS, {"messages": [USER], "tools": TOOLS, "tool_choice": choice})
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "tool_choice")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_custom_tools(stream: bool) -> None:
+    text = "\n".join(["I edit.", called("patch", '{"input": "*** Begin"}'), called("look", '{"at": 1}')])
+    body = {"messages": [USER], "tools": [PATCH, *TOOLS], "stream": stream}
+    told, service = ask(CHATS, body, Script(text, step=2))
+    assert "start: /.+/" in b"".join(map(demo_vocabulary().piece, service.requests[0].prompt)).decode()
+    if stream:
+        calls: dict[int, dict[str, Any]] = {}
+        for chunk in told:
+            for call in chunk["choices"][0]["delta"].get("tool_calls", ()):
+                kept = calls.setdefault(call["index"], {"type": call.get("type"), "id": call.get("id")})
+                for kind in ("custom", "function"):
+                    for name, value in call.get(kind, {}).items():
+                        kept.setdefault(kind, {}).setdefault(name, "")
+                        kept[kind][name] += value
+        first, second = calls[0], calls[1]
+        message = {"role": "assistant", "content": "I edit.", "tool_calls": [first, second]}
+    else:
+        ChatCompletion.model_validate(told)
+        message = told["choices"][0]["message"]
+        first, second = message["tool_calls"]
+    assert (first["type"], first["custom"]) == ("custom", {"name": "patch", "input": "*** Begin"})
+    assert (second["type"], second["function"]) == ("function", {"name": "look", "arguments": '{"at": 1}'})
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "done"} for call in (first, second)]
+    _, service = ask(CHATS, {"messages": [USER, message, *results], "tools": [PATCH, *TOOLS]})
+    assert '{"input": "*** Begin"}' in b"".join(map(demo_vocabulary().piece, service.requests[0].prompt)).decode()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_functions_as_they_were_before_there_were_tools(stream: bool) -> None:
+    body = {"messages": [USER], "functions": [LOOK], "function_call": {"name": "look"}, "stream": stream}
+    told, service = ask(CHATS, body, Script(called("look", '{"at": 1}'), step=2))
+    assert service.requests[0].sampling.grammar is not None
+    if stream:
+        parts = [chunk["choices"][0]["delta"].get("function_call", {}) for chunk in told]
+        call = {name: "".join(part.get(name, "") for part in parts) for name in ("name", "arguments")}
+        assert told[-1]["choices"][0]["finish_reason"] == "function_call"
+    else:
+        (choice,) = told["choices"]
+        call = choice["message"]["function_call"]
+        assert (choice["finish_reason"], "tool_calls" in choice["message"]) == ("function_call", False)
+    assert call == {"name": "look", "arguments": '{"at": 1}'}
+    said = [{"role": "assistant", "content": None, "function_call": call}]
+    result = {"role": "function", "name": "look", "content": "seen"}
+    _, service = ask(CHATS, {"messages": [USER, *said, result], "functions": [LOOK]})
+    prompt = b"".join(map(demo_vocabulary().piece, service.requests[0].prompt)).decode()
+    assert '{"at": 1}' in prompt
+    assert "seen" in prompt
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_half_a_call_is_no_content(stream: bool) -> None:
+    text = "I look.\n" + called("look", '{"at": 1}')
+    vocabulary = demo_vocabulary()
+    for cut in ("I look.\n<tool", 'I look.\n<tool_call>\n{"name": "lo'):
+        tokens = len(vocabulary.tokenize(cut, add_bos=False))
+        body = {"messages": [USER], "tools": TOOLS, "max_tokens": tokens, "stream": stream}
+        told, _ = ask(CHATS, body, Script(text))
+        parts = [chunk["choices"][0]["delta"] for chunk in told] if stream else [told["choices"][0]["message"]]
+        assert "".join(part.get("content") or "" for part in parts) == "I look."
+
+
+def test_schemas_are_kept_as_far_as_a_grammar_can_unless_they_are_strict() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}, "required": ["a"]}
+
+    def form(strict: bool | None) -> dict[str, Any]:
+        return {"response_format": {"type": "json_schema", "json_schema": {"schema": schema, "strict": strict}}}
+
+    for strict in (None, False):
+        assert [allowed(form(strict), text) for text in ('{"a": [1]}', "{}", '{"a": [1]} ')] == [True, False, False]
+    response = send(scripted()[0], CHATS, {"messages": [USER]} | form(True))
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "response_format")
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema}}
+    assert allowed({"tools": [tool], "tool_choice": "required"}, called("f", '{"a": []}'))
+    tool["function"]["strict"] = True  # type: ignore[index]
+    response = send(scripted()[0], CHATS, {"messages": [USER], "tools": [tool], "tool_choice": "required"})
+    assert (response.status_code, response.json()["error"]["param"]) == (400, "tools")

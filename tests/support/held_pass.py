@@ -1,0 +1,30 @@
+"""A pass of llama.cpp's that is held until a test lets it go on, so that another thread can come in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import Event
+from typing import Any
+
+import llama_cpp.llama_cpp as llama
+import pytest
+
+
+@contextmanager
+def one_pass_held(patch: pytest.MonkeyPatch) -> Iterator[tuple[Event, Event]]:
+    """Hold the next pass of this process, and no other: an event that it has come, and one that lets it go on."""
+    held, go_on, decode = Event(), Event(), llama.llama_decode
+
+    def hold(*args: Any) -> int:
+        if not held.is_set():
+            held.set()
+            go_on.wait(60)
+        return int(decode(*args))
+
+    with patch.context() as within:
+        within.setattr(llama, "llama_decode", hold)
+        try:
+            yield held, go_on
+        finally:
+            go_on.set()

@@ -1,0 +1,121 @@
+"""Counters over steps, and a text in spans: what was drafted of it, and what became of that."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+from support.mock_target import Clock, MockTarget
+
+from ngramspec.cost.curve import CostCurve
+from ngramspec.decoding.decoder import SpeculativeDecoder
+from ngramspec.instruments.reports.report import MarkedText, Span
+from ngramspec.steps import Stats, Step
+
+PREFILL = Step((9,), ("x",), seconds=2.0)
+
+
+def step(drafted: int, accepted: int, emitted: int | None = None, **options: Any) -> Step:
+    emitted = accepted + 1 if emitted is None else emitted
+    return Step(
+        tuple(range(emitted)),
+        ("x",) * emitted,
+        drafted=tuple(range(drafted)),
+        accepted=accepted,
+        batch=1 + drafted,
+        seconds=1.0,
+        **{"elapsed": 1.25} | options,
+    )
+
+
+def counted(*steps: Step) -> Stats:
+    stats = Stats()
+    for s in steps:
+        stats.add(s)
+    return stats
+
+
+def test_the_prefill_is_left_out() -> None:
+    none = Stats()
+    assert (none.tokens_per_pass, none.acceptance_rate, none.tokens_per_second, none.estimated_gain) == (1, *[None] * 3)
+    stats = counted(PREFILL)
+    assert (stats.generated, stats.tokens, stats.passes, stats.prefill_seconds, stats.seconds) == (1, 0, 0, 2.0, 0.0)
+    stats.add(step(0, 0))
+    assert (stats.generated, stats.tokens, stats.passes, stats.passes_without_draft) == (2, 1, 1, 1)
+
+
+def test_a_worked_example() -> None:
+    # 4 drafted and 2 kept, none drafted, 2 drafted and kept, 3 drafted and none kept.
+    stats = counted(PREFILL, step(4, 2), step(0, 0), step(2, 2), step(3, 0))
+    assert (stats.tokens, stats.passes, stats.passes_without_draft, stats.generated) == (8, 4, 1, 9)
+    assert (stats.drafted, stats.accepted) == (9, 4)
+    assert stats.tokens_per_pass == 2.0
+    assert stats.acceptance_rate == pytest.approx(4 / 9)
+    assert stats.drafted_at == [3, 3, 2, 1]
+    assert stats.tested_at == [3, 2, 1, 0]
+    assert stats.accepted_at == [2, 2, 0, 0]
+    # By the wall: what passes and drafting took is a part of that.
+    assert stats.decode_seconds == pytest.approx(5.0)
+    assert stats.tokens_per_second == pytest.approx(8 / 5.0)
+    one, other = counted(PREFILL, step(4, 2)), counted(step(0, 0), step(2, 2), step(3, 0))
+    before = dataclasses.asdict(other)
+    one.merge(other)
+    assert one == stats
+    one.add(step(9, 9))
+    assert dataclasses.asdict(other) == before, "lists are not shared"
+
+
+def test_the_end_of_a_text_says_nothing_about_what_came_after() -> None:
+    # 5 drafted; the text ended with the second of them.
+    stats = counted(step(5, 2, emitted=2))
+    assert stats.drafted_at == [1] * 5
+    assert stats.tested_at == stats.accepted_at == [1, 1, 0, 0, 0]
+    # It ended with the target's own token instead.
+    stats = counted(step(5, 2))
+    assert stats.tested_at == [1, 1, 1, 0, 0]
+
+
+def test_the_gain_is_plain_time_over_time_taken() -> None:
+    stats = counted(step(3, 3, plain_seconds=0.5, draft_seconds=0.25), step(0, 0, plain_seconds=1.0, draft_seconds=0.0))
+    assert stats.plain_seconds == pytest.approx(4 * 0.5 + 1.0)
+    assert stats.estimated_gain == pytest.approx(3.0 / 2.25)
+    assert counted(step(1, 1)).estimated_gain is None
+
+
+def test_a_step_knows_its_text_and_what_was_refused() -> None:
+    s = Step((1, 2), ("a", "b"), drafted=(1, 5, 6), accepted=1, batch=4)
+    assert s.text == "ab"
+    assert s.refused == (5, 6)
+    assert step(3, 3).refused == ()
+
+
+PIECES = {1: b"one ", 2: b"t\xc3", 3: b"three", 4: b"four"}
+
+
+def test_refused_tokens_stand_before_what_the_model_chose() -> None:
+    text = MarkedText(PIECES.__getitem__)
+    text.add(Step((3,), ("three",)))
+    text.add(Step((1, 4), ("one ", "four"), drafted=(1, 2, 3), accepted=1, batch=4))
+    refused = Span("t\ufffdthree", "refused")
+    assert text.spans == [Span("three"), Span("one ", "kept"), refused, Span("four", "corrected")]
+
+
+def test_neighbours_with_one_mark_are_one_span_and_an_unread_rest_is_none() -> None:
+    text = MarkedText(PIECES.__getitem__)
+    text.add(Step((1, 3, 4), ("one ", "three", ""), drafted=(1, 3), accepted=2, batch=3))
+    text.add(Step((1, 3), ("one ", "three"), drafted=(1, 3, 4), accepted=2, batch=4))
+    assert text.spans == [Span("one threeone three", "kept")]
+
+
+def test_a_speed_counts_all_the_time_from_the_first_token_to_the_last() -> None:
+    """The reader of the steps dawdles, and so does the grammar or whatever else stands between two passes."""
+    clock = Clock()
+    target = MockTarget(seconds=lambda n: 1.0, clock=clock)
+    decoder = SpeculativeDecoder(target, drafter=None, curve=CostCurve({1: 1.0}), clock=clock.perf_counter)
+    stats = Stats()
+    for done in decoder.generate([1, 2, 3], max_tokens=11):
+        stats.add(done)
+        clock.now += 0.5
+    assert stats.decode_seconds == pytest.approx(10 * 1.5, rel=1e-3)
+    assert stats.tokens_per_second == pytest.approx(10 / 15, rel=1e-3)

@@ -1,0 +1,48 @@
+"""The tour names files, classes and functions that are there, and begins with the six files of the README."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOM = Path(__file__).parents[1] / "ngramspec"
+TOUR, README = ((ROOM / name).read_text("utf-8") for name in ("TOUR.md", "README.md"))
+
+
+def paths(text: str) -> list[str]:
+    """Where its links lead, in order."""
+    return re.findall(r"\]\(([^)#]+)\)", text)
+
+
+def defined() -> set[str]:
+    """The classes and functions in the files that the tour links; methods as "method" and "Class.method"."""
+    names = set()
+    for path in {ROOM / path for path in paths(TOUR) if path.endswith(".py")}:
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
+                names.add(node.name)
+            if isinstance(node, ast.ClassDef):
+                names |= {f"{node.name}.{part.name}" for part in node.body if isinstance(part, ast.FunctionDef)}
+    return names
+
+
+@pytest.mark.parametrize("text", [TOUR, README], ids=["tour", "readme"])
+def test_every_file_exists(text: str) -> None:
+    assert [path for path in paths(text) if not (ROOM / path).exists()] == []
+
+
+def test_every_class_and_function_is_in_a_file_of_the_tour() -> None:
+    inherited = {"tokenize", "piece"}  # of `Vocabulary`, from `ngramspec.tokens`
+    named = re.findall(r"`([A-Z]\w+(?:\.\w+\(\))?|\w+\(\))`", TOUR)
+    assert len(named) > 25
+    assert {name.removesuffix("()") for name in named} - inherited - defined() == set()
+
+
+def test_the_tour_is_short_and_begins_with_the_six_files_of_the_readme() -> None:
+    assert len(TOUR.splitlines()) <= 150
+    six = paths(README)[:6]
+    assert set(six) == set(paths(TOUR)[:6])
+    assert sum(len((ROOM / path).read_text("utf-8").splitlines()) for path in six) <= 1200
