@@ -39,6 +39,7 @@ def serve(
         return run(env, "serve", *model, *SMALL, str(port), *options)
 
 
+@pytest.mark.exhaustive
 def test_it_answers_and_logs_the_cost_but_no_text(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     pages, answers = [], []
     monkeypatch.setattr(webbrowser, "open", lambda address: pages.append(httpx.get(address).text))
