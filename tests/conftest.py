@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
 SECONDS = 2.0
 """Processor time that a test which is not marked as exhaustive may use, and what it is the first to set up."""
-YARDSTICK = 0.07
-"""Processor time that `yardstick` took where tests were held to the limit: on a slower machine they get more."""
+YARDSTICK = 0.05
+"""Processor time of `yardstick` on a desktop: on a slower machine tests get more."""
 
 # By default neither chance nor what else the machine does decides whether a property holds.
 _COMMON = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large]}
