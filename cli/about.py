@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -10,7 +11,6 @@ from typing import Any
 import ngramspec
 from ngramspec import machine
 from ngramspec.drafting import uncompiled
-from ngramspec.instruments.benchmark.report import Setup
 from ngramspec.llama.devices import build
 from ngramspec.llama.target import Target
 
@@ -28,20 +28,31 @@ def exact_mode(sizes: Sequence[int] | None) -> str:
     return f"exact mode, in batches of {' '.join(str(n) for n in sizes or ()) or '1'}"
 
 
-def setup(target: Target, name: str) -> Setup:
-    """What figures are measured on; `name`: the model's, for people."""
+def columns(target: Target) -> dict[str, str]:
+    """llama-bench's columns of what figures are measured on, by their headings."""
+    size, parameters = target.size_bytes, target.n_params
+    return {
+        "model": target.description,
+        "size": f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.2f} MiB",
+        "params": f"{parameters / 1e9:.2f} B" if parameters >= 1e9 else f"{parameters / 1e6:.2f} M",
+        "backend": _backend(target),
+        "threads": str(target.threads),
+    }
+
+
+def origin(target: Target, name: str) -> str:
+    """Model, machine, backend and build in a line; `name`: the model's, for people."""
+    version, _, features = build().partition(";")
+    with_these = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", features)))
+    built = f"{version} ({with_these})" if with_these else version
+    own = f"ngramspec {ngramspec.__version__}" + (", its core not compiled" if uncompiled() else "")
+    return f"{name} ({target.description}); {machine.name()}; {_backend(target)}; {built}; {own}"
+
+
+def _backend(target: Target) -> str:
+    """What computes: CPU, or the kinds of GPU."""
     gpus = dict.fromkeys(device.name.rstrip("0123456789") for device in target.devices if device.is_gpu)
-    return Setup(
-        name=name,
-        model=target.description,
-        size_bytes=target.size_bytes,
-        parameters=target.n_params,
-        backend=", ".join(gpus) if target.on_gpu else "CPU",
-        threads=target.threads,
-        machine=machine.name(),
-        build=build(),
-        compiled=not uncompiled(),
-    )
+    return ", ".join(gpus) if target.on_gpu else "CPU"
 
 
 def provenance(target: Target) -> dict[str, Any]:

@@ -11,15 +11,17 @@ import typer
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
+from ngramspec.drafting.chances import Reliability
 from ngramspec.drafting.draft import Drafter
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.instruments.benchmark.against import SENT, Pair, Rival, compare
-from ngramspec.instruments.benchmark.alpha import ORDERS, AlphaOfOrder
-from ngramspec.instruments.benchmark.figures import summarise
-from ngramspec.instruments.benchmark.report import DraftedTexts, benchmark_report
+from ngramspec.instruments.benchmark.alpha import ORDERS, AlphaOfOrder, alpha_section
+from ngramspec.instruments.benchmark.figures import summarise, verdicts
+from ngramspec.instruments.benchmark.report import benchmark_report, drafted_texts, text_sections
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case, Prompt, Skipped, load_prompts, prepare
+from ngramspec.instruments.reports.report import Passage
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import Found, Loaded, tuned_file
 from ngramspec.loading.settings import DRAFTING, LOADING, LoadSettings
@@ -29,8 +31,8 @@ from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
 
-from .about import exact_mode, model_lines, provenance, setup
-from .bench_view import against_json, alpha_json, alpha_parts, document, show, show_against
+from .about import columns, exact_mode, model_lines, origin, provenance
+from .bench_view import against_json, document, show, show_against
 from .console import Outcome, fail, leave, note, usage_error
 from .options import Model, Only, PromptFiles, check_lossy, find, flags_in_errors, load_flag, open_found, open_target
 from .output import Output, PostOptions, command_line, json_option
@@ -180,23 +182,25 @@ def bench(
             gamma = load.draft_max or GAMMA
             orders = [AlphaOfOrder(order, target, chosen, gamma, exact=target.exact) for order in ORDERS]
             ended = run_counted(_alphas(orders, cases, predict), len(cases) * len(ORDERS), "warming up", still=True)
-        texts = DraftedTexts(benchmark) if output.page and decoder.drafter is not None and not ended.code else None
-        if texts is not None:
-            names = (f"{case.category}/{case.id}" for case in texts.run())
-            ended = run_counted(names, texts.total, "texts to look at", still=True)
+        passages, reliability = list[Passage](), Reliability()
+        if output.page and decoder.drafter is not None and not ended.code:
+            names = (f"{case.category}/{case.id}" for case in drafted_texts(benchmark, passages, reliability))
+            kinds = len({case.category for case in cases})
+            ended = run_counted(names, kinds, "texts to look at", still=True)
         summaries = {
             policy: summarise(benchmark.runs_of(policy), drafted.calibration.curve)
             for policy, drafted in benchmark.policies.items()
         }
         order = "in rotating order; no text is drafted by what has seen it"
         heading += [f"{benchmark.repeat} runs of each kind per prompt, {order}", f"tuned: {tuned}"]
-        more = [] if orders is None else alpha_parts(orders, greedy=chosen.greedy)
+        more = [] if orders is None else [alpha_section(orders, greedy=chosen.greedy)]
+        more += text_sections(passages, reliability) if passages else ()
         inputs = {
             "selection": {"prompts": str(prompts) if prompts else None, "categories": category, "limit": limit},
             "load": asdict(load),
             "memory": {"name": load.memory or DEFAULT, "tokens": memory.stored} if memory else None,
-            "alpha": None if orders is None else alpha_json(orders),
-            "calibration": None if texts is None else texts.reliability.to_json(),
+            "alpha": None if orders is None else [one.to_json() for one in orders],
+            "calibration": reliability.to_json() if passages else None,
         }
         own = {
             "--prompts": prompts,
@@ -208,10 +212,13 @@ def bench(
             "-s": None if chosen.greedy else chosen.seed,
         }
         typed = command_line("bench", [model], own, sampling, replace(load, policy="cost"))
+        told = origin(target, found.model.label)
+        report = benchmark_report(found.model.label, columns(target), told, typed, benchmark, summaries, more)
+        verdict = "\n".join(verdicts(summaries, benchmark.caveat))
         output.write(
-            lambda: show(benchmark, summaries, heading, skipped, more),
+            lambda: show(benchmark, report, heading, skipped, verdict),
             lambda: inputs | document(target, benchmark, summaries, skipped, chosen),
-            lambda: benchmark_report(setup(target, found.model.label), typed, benchmark, summaries, texts),
+            lambda: report,
         )
     leave(ended)
 

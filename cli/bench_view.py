@@ -2,161 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 
 from ngramspec.instruments.benchmark.against import Pair, Rival
-from ngramspec.instruments.benchmark.alpha import AlphaOfOrder
 from ngramspec.instruments.benchmark.figures import Spread, Summary, verdicts
+from ngramspec.instruments.benchmark.report import ratio
 from ngramspec.instruments.benchmark.runs import Benchmark, Run
 from ngramspec.instruments.prompts import Skipped
-from ngramspec.instruments.reports.report import OVERALL, figure
+from ngramspec.instruments.reports.report import OVERALL, Report, Table
 from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 
 from .about import load_settings, provenance
-from .view import LISTED, figures_table, print_report, skipped_lines
-
-POSITIONS = 6
-"""Draft positions shown; --json has all."""
+from .view import LISTED, figures_table, print_report, section_parts, skipped_lines
 
 
 def show(
-    benchmark: Benchmark,
-    summaries: Mapping[str, Sequence[Summary]],
-    heading: Sequence[str],
-    skipped: Sequence[Skipped],
-    more: Sequence[RenderableType],
+    benchmark: Benchmark, report: Report, heading: Sequence[str], skipped: Sequence[Skipped], verdict: str
 ) -> None:
-    """Print the report to stdout.
-
-    Args:
-        benchmark: what was run.
-        summaries: its figures by policy, of each the overall ones last; may be empty.
-        heading: lines above the tables.
-        skipped: prompts that were not run.
-        more: goes before the verdict.
-    """
-    comparable = benchmark.caveat is None
-    drafting = benchmark.drafted.drafter is not None
-    parts: list[RenderableType] = [*heading]
-    if not benchmark.complete:
-        parts.append(f"INCOMPLETE: stopped after {len(benchmark.runs)} of {benchmark.total} runs")
-    measured = {policy: rows for policy, rows in summaries.items() if rows}
-    if measured:
-        first = next(iter(measured.values()))
-        parts += _several(measured) if len(summaries) > 1 else _one(first, comparable, drafting)
-        if any(s.exact_price for s in first):
-            parts += ["", "The price of exact mode, plain tokens per second:", _prices(first)]
-        parts.append("")
-    parts += _prefill(benchmark)
+    """Print the report to stdout, below lines of `heading`, and what it does not say: why texts differ, say."""
+    parts: list[RenderableType] = [*heading, *section_parts(report.sections), "", *report.notes[1:]]
+    if (prefills := benchmark.prefills) and report.sections:
+        speed = median(one["tokens"] / one["seconds"] for one in prefills)
+        length = median(one["tokens"] for one in prefills)
+        parts.append(f"prefill, not counted above: median {length:.0f} tokens at {speed:.0f} tokens/s")
     parts += skipped_lines(skipped)
-    if comparable:
-        parts += _differences(benchmark, several=len(summaries) > 1)
+    if benchmark.caveat is None:
+        parts += _differences(benchmark)
         parts += _close_calls(benchmark)
-    if not drafting:
-        parts.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")
-    parts += more
-    parts += verdicts(summaries, benchmark.caveat)
-    print_report(parts)
+    print_report([*parts, verdict])
 
 
-def _one(summaries: Sequence[Summary], comparable: bool, drafting: bool) -> list[RenderableType]:
-    """The tables of one policy."""
-    parts: list[RenderableType] = ["", "Tokens per second of decoding, medians over prompts and repeats:"]
-    parts.append(_speeds(summaries, comparable))
-    parts.append("ratio: drafted / plain, run by run, so its median need not be that of the two speeds beside it")
-    if drafting and (idle := [s.category for s in summaries if not s.stats.drafted]):
-        parts.append(
-            f"nothing was drafted in {', '.join(idle)}: how far those ratios are from 1 is this machine's noise"
-        )
-    if drafting:
-        parts += ["", "Passes and drafts, and acceptance by position in the draft, of those tested:"]
-        parts.append(_drafts(summaries))
-    return parts
-
-
-def _several(summaries: Mapping[str, Sequence[Summary]]) -> list[RenderableType]:
-    """A table per figure, with a column per policy."""
-    # An interrupted benchmark may know more categories of some policies than of others.
-    furthest = max(summaries.values(), key=len)
-    known = [{s.category: s for s in rows} for rows in summaries.values()]
-
-    def column_per_policy(cell: Callable[[Summary], str], speed: bool = False) -> Table:
-        rows = []
-        for s in furthest:
-            cells = [cell(k[s.category]) if s.category in k else "-" for k in known]
-            rows.append([s.category, *([_speed(s.plain)] if speed else []), *cells])
-        headings = ["category", *(["plain"] if speed else []), *summaries]
-        return figures_table(headings, rows, totals=1)
-
-    return [
-        "",
-        "Tokens per second: plain, and drafted / plain, medians over prompts and repeats:",
-        column_per_policy(lambda s: _spread(s.ratio)[0], speed=True),
-        "",
-        "Tokens per pass:",
-        column_per_policy(lambda s: f"{s.stats.tokens_per_pass:.2f}"),
-        "",
-        "Accepted of the drafted tokens:",
-        column_per_policy(lambda s: figure(s.stats.acceptance_rate, ".0%")),
-    ]
-
-
-def _speeds(summaries: Sequence[Summary], comparable: bool) -> Table:
-    headings = [
-        "category",
-        "prompts",
-        "plain",
-        "drafted",
-        "ratio",
-        "from-to",
-        "theory",
-        *(["identical"] if comparable else []),
-    ]
-    rows = []
-    for s in summaries:
-        cells = [str(s.prompts), _speed(s.plain), _speed(s.drafted), *_spread(s.ratio)]
-        cells.append(figure(s.predicted, ".2f", "x"))
-        if comparable:
-            cells.append(f"{s.identical} of {s.prompts}")
-        rows.append([s.category, *cells])
-    return figures_table(headings, rows, totals=1)
-
-
-def _drafts(summaries: Sequence[Summary]) -> Table:
-    shown = min(POSITIONS, len(summaries[-1].acceptance_by_position))
-    headings = ["category", "tokens per pass", "accepted", "no draft", *(str(i) for i in range(1, shown + 1))]
-    rows = []
-    for s in summaries:
-        rates = [*s.acceptance_by_position, *[None] * shown][:shown]
-        cells = [f"{s.stats.tokens_per_pass:.2f}", figure(s.stats.acceptance_rate, ".0%")]
-        cells += [figure(s.without_draft, ".0%"), *(figure(rate, ".2f") for rate in rates)]
-        rows.append([s.category, *cells])
-    return figures_table(headings, rows, totals=1)
-
-
-def _prices(summaries: Sequence[Summary]) -> Table:
-    rows = [[s.category, _speed(s.default), _speed(s.plain), *_spread(s.exact_price)] for s in summaries]
-    return figures_table(["category", "without", "exact", "ratio", "from-to"], rows, totals=1)
-
-
-def _prefill(benchmark: Benchmark) -> list[str]:
-    if not benchmark.prefills:
-        return []
-    speed = median(p.tokens / p.seconds for p in benchmark.prefills)
-    length = median(p.tokens for p in benchmark.prefills)
-    return [f"prefill, not counted above: median {length:.0f} tokens at {speed:.0f} tokens/s"]
-
-
-def _differences(benchmark: Benchmark, *, several: bool) -> list[str]:
+def _differences(benchmark: Benchmark) -> list[str]:
     """Where texts differ, and what explains it: how far the probe saw batch sizes move a logit."""
+    several = len(benchmark.policies) > 1
     differences, probe = benchmark.differences, benchmark.drafted.calibration.probe
     lines = []
     for d in differences[:LISTED]:
@@ -188,17 +73,6 @@ def _close_calls(benchmark: Benchmark) -> list[str]:
     return [f"{calls} of {tokens} tokens with drafts were so close that rounding could have decided otherwise"]
 
 
-def _speed(speed: Spread | None) -> str:
-    value = None if speed is None else speed.median
-    return figure(value, ".1f" if value is not None and value < 100 else ".0f")
-
-
-def _spread(spread: Spread | None) -> tuple[str, str]:
-    if spread is None:
-        return "-", "-"
-    return f"{spread.median:.2f}x", f"{spread.low:.2f}-{spread.high:.2f}"
-
-
 def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], total: int) -> None:
     """Print both sides' speeds to stdout, by category; `total`: the prompts that were to be asked."""
     categories = dict.fromkeys(pair.case.category for pair in pairs)
@@ -208,41 +82,22 @@ def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], to
     parts = [*heading, f"against {rival.url}, in turns, each prompt asked once"]
     if len(pairs) < total:
         parts.append(f"INCOMPLETE: stopped after {len(pairs)} of {total} prompts")
-    table = figures_table(headings, rows, totals=1)
+    table = figures_table(Table(headings, rows, totals=1))
     print_report([*parts, "", "Tokens per second of decoding, medians over prompts:", table])
 
 
 def _against_row(name: str, pairs: Sequence[Pair]) -> list[str]:
     theirs = Spread.of([speed for pair in pairs if (speed := pair.theirs.tokens_per_second) is not None])
     ours = Spread.of([speed for pair in pairs if (speed := pair.ours.tokens_per_second) is not None])
-    ratio = Spread.of([pair.ratio for pair in pairs if pair.ratio is not None])
+    ratios = Spread.of([pair.ratio for pair in pairs if pair.ratio is not None])
     same = sum(pair.ours.text == pair.theirs.text for pair in pairs)
     return [
         name,
         str(len(pairs)),
         *("-" if speed is None else f"{speed.median:.2f}" for speed in (theirs, ours)),
-        *(["-", "-"] if ratio is None else [f"{ratio.median:.2f}x", f"{ratio.low:.2f}-{ratio.high:.2f}"]),
+        *ratio(ratios),
         f"{same} of {len(pairs)}",
     ]
-
-
-def alpha_parts(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> list[RenderableType]:
-    """A table with a row per order, and its heading."""
-    how = "greedy" if greedy else "rejection sampling"
-    rows = [
-        [
-            {1: "1 (unigram)", 2: "2 (bigram)"}.get(one.order, str(one.order)),
-            figure(one.measured, ".3f"),
-            figure(one.inferred, ".3f"),
-            str(one.judged),
-            f"{one.coverage:.0%}",
-            f"{one.stats.tokens_per_pass:.2f}",
-        ]
-        for one in orders
-    ]
-    headings = ["order", "measured", "inferred", "judged", "passes with a draft", "tokens per pass"]
-    heading = f"Alpha of n-gram counts by order ({how}, drafts of up to {orders[0].gamma}):"
-    return ["", heading, figures_table(headings, rows), ""]
 
 
 # --------------------------------------------------------------------------- as data
@@ -283,7 +138,7 @@ def document(
         "summaries": [{"policy": policy, **s.to_json()} for policy, rows in summaries.items() for s in rows],
         "differences": [asdict(d) for d in benchmark.differences],
         "skipped": [asdict(s) for s in skipped],
-        "prefills": [asdict(p) for p in benchmark.prefills],
+        "prefills": benchmark.prefills,
         "runs": [_run(run) for run in benchmark.runs],
     }
 
@@ -306,25 +161,6 @@ def _run(run: Run) -> dict[str, Any]:
         "batches": {str(size): passes for size, passes in sorted(run.batches.items())},
         "stop": run.stop,
     }
-
-
-def alpha_json(orders: Sequence[AlphaOfOrder]) -> list[dict[str, Any]]:
-    """The same figures as `alpha_parts`."""
-    return [
-        {
-            "order": one.order,
-            "gamma": one.gamma,
-            "measured": one.measured,
-            "inferred": one.inferred,
-            "judged": one.judged,
-            "drafted": one.stats.drafted,
-            "accepted": one.stats.accepted,
-            "passes": one.stats.passes,
-            "passes_without_draft": one.stats.passes_without_draft,
-            "tokens_per_pass": one.stats.tokens_per_pass,
-        }
-        for one in orders
-    ]
 
 
 def against_json(rival: Rival, pairs: Sequence[Pair]) -> dict[str, Any]:

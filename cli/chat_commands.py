@@ -19,7 +19,7 @@ from ngramspec.storage import NotUtf8, utf8
 
 from . import chat_settings
 from .chat_session import Session, kept_path
-from .chat_view import said, totals
+from .chat_view import totals, without_thoughts
 from .console import command_terminal, complain, counted, note, printable, stderr
 from .markdown_rows import code_blocks
 from .options import find
@@ -185,7 +185,7 @@ def _copy(session: Session, number: str) -> None:
     """Put the last answer, or a block of its code, on the clipboard."""
     if not sys.stdout.isatty():
         raise NGramSpecError("/copy needs a terminal")
-    text = said(session.thoughts(), _last(session).assistant)
+    text = without_thoughts(session.thoughts(), _last(session).assistant)
     what = "the answer"
     if number:
         blocks = code_blocks(text)

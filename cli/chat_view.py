@@ -31,13 +31,13 @@ def marked(step: Step, piece: Piece) -> Text:
     A line break in refused tokens, which never were text, shows as a symbol.
     """
     text = Text(tab_size=4)
-    for span in spans_of(step, piece):
-        shown = span.text.replace("\n", "⏎").replace("\t", " ") if span.mark == "refused" else span.text
-        text.append(printable(shown), _STYLES[span.mark])
+    for words, mark in spans_of(step, piece):
+        shown = words.replace("\n", "⏎").replace("\t", " ") if mark == "refused" else words
+        text.append(printable(shown), _STYLES[mark])
     return text
 
 
-def said(parser: AnswerParser, answer: str) -> str:
+def without_thoughts(parser: AnswerParser, answer: str) -> str:
     """An answer without its thoughts."""
     deltas = [*parser.push(answer), *parser.finish()]
     return "".join(delta.text for delta in deltas if isinstance(delta, Content))

@@ -2,79 +2,75 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
+import numpy as np
 import typer
-from rich.console import RenderableType
-from rich.table import Table
 
 import ngramspec
-from ngramspec.cost.given import CURVES, GivenCurve
-from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
-from ngramspec.drafting.draft import Drafter
-from ngramspec.instruments.replay.comparison import CurveComparison, Figures
-from ngramspec.instruments.replay.replay import Replay, check_replayable
-from ngramspec.instruments.replay.report import replay_report
-from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
-from ngramspec.instruments.reports.report import figure
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import CURVES, SWITCH, GivenCurve, find_curves, frozen
+from ngramspec.drafting import DRAFTERS, make_drafter
+from ngramspec.errors import CurveError
+from ngramspec.instruments.replay.comparison import CurveComparison
+from ngramspec.instruments.replay.replay import Recording, Replay, check_replayable
+from ngramspec.instruments.replay.report import MEASURED, replay_report
+from ngramspec.instruments.replay.transcripts import TranscriptReader, Transcripts, sample
+from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies import make_policy
 
-from .console import leave, usage_error
-from .options import load_flag, open_vocabulary
+from .console import fail, leave, note, prefill_bar, usage_error
+from .options import Only, find, open_target, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
-from .replay_input import MEASURED, MODEL, CostOptions, named_curves, read_transcripts, record
-from .view import figures_table, print_report, run_counted, slow_core
+from .view import LISTED, print_report, run_counted, section_parts, slow_core
 
-SHOWN = (2, 3, 4, 6, 8, 12, 16, 32, 64)
-"""Sizes of a batch whose cost is printed."""
-
-POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
-"""Draft positions shown; --json has all."""
+FRONT = 512
+"""Tokens of context on which the passes of --model are timed."""
 
 UNNAMED = "no --vocab or --model: the texts are cut into the tokens of"
 
+DRAFTING, MODEL = ("drafter", "policy", "draft_max"), ("ctx_size", "gpu_layers", "rpc", "threads")
+"""The settings of what drafts, and of --model."""
 
-@dataclass(frozen=True, slots=True)
-class DraftingOptions:
-    """What drafts in a replay."""
-
-    drafter: Annotated[str, load_flag("drafter", f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT
-    policy: Annotated[str, load_flag("policy")] = "cost"
-    draft_max: Annotated[int | None, load_flag("draft_max")] = None
-    memory: Annotated[
-        Literal["on", "off"], typer.Option(help="Remember the answers of earlier conversations of the run.")
-    ] = "off"
-
-    def __post_init__(self) -> None:
-        try:
-            check_replayable(self.make(), make_policy(self.policy, self.draft_max))
-        except ValueError as error:
-            usage_error(str(error))
-
-    def make(self) -> Drafter:
-        """A drafter that has seen nothing yet."""
-        return make_drafter(self.drafter, memory=self.memory == "on")
-
-    def replay(self, curve: GivenCurve) -> Replay:
-        """A replay by a curve, with a drafter of its own."""
-        return Replay(self.make(), self.policy, self.draft_max, curve=curve)
+SETTINGS = Only(
+    (*DRAFTING, *MODEL),
+    {
+        "drafter": f"What drafts: {', '.join(DRAFTERS)}.",
+        "ctx_size": "Context of --model in tokens.",
+        "gpu_layers": "Layers of --model on the GPU; -1: all.",
+    },
+)
 
 
 def replay(
-    drafting: DraftingOptions,
-    cost: CostOptions,
-    load: Annotated[LoadSettings, MODEL],
+    load: Annotated[LoadSettings, SETTINGS],
     post: PostOptions,
     files: Annotated[
         list[str],
         typer.Argument(metavar="FILE...", help="Recorded conversations, JSONL or plain text pairs; -: from stdin."),
     ],
+    memory: Annotated[
+        Literal["on", "off"], typer.Option(help="Remember the answers of earlier conversations of the run.")
+    ] = "off",
+    curve: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
+            f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
+            f" of: {', '.join(CURVES)}.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="Measure the costs of this model.", show_default=False)
+    ] = None,
     vocab: Annotated[
         Path | None,
         typer.Option(
@@ -96,10 +92,10 @@ def replay(
     """Replay recorded conversations: what would drafting have gained?
 
     The answers are taken to be a model's own greedy output, so it takes no model, only a vocabulary. A pass over n
-    tokens costs what a curve says, and the policy drafts by that curve. "oracle" is the most that any drafter could
-    gain that copies one span of the context per pass. Shown per category, overall, and as the mean of the categories
-    (macro): tokens per pass, acceptance rate, passes without a draft, the speedup; microseconds of drafting per pass
-    and per token of the prompt; acceptance by position; and how well the predicted acceptance fits the observed one.
+    tokens costs what a curve says, and the policy drafts by that curve. The copy-oracle is the most that any drafter
+    could gain that copies one span of the context per pass. Shown per category, overall, and as the mean of the
+    categories (macro): tokens per pass, acceptance rate, passes without a draft, the gain; microseconds of drafting per
+    pass and per token of the prompt; acceptance by position; and how well the predicted acceptance fits the observed.
 
     A file is JSON lines, one JSON array, or one object, of {"messages": [...], "response": "..."}, of conversations
     that end with the assistant's message, of {"prompt": "...", "response": "..."}, or of OpenAI's requests and
@@ -112,116 +108,128 @@ def replay(
     """
     if with_texts and post.html is None:
         usage_error("--with-texts is for the page that --html writes")
-    if cost.model is None and load != LoadSettings():
+    plain = LoadSettings()
+    if model is None and any(getattr(load, name) != getattr(plain, name) for name in MODEL):
         usage_error("-c, -ngl, --rpc and -t load a model: name it with --model")
-    named_curves(cost.curve or [])
+
+    def replayed(by: GivenCurve) -> Replay:
+        # Each has a drafter of its own, which has seen nothing yet.
+        return Replay(make_drafter(load.drafter, memory=memory == "on"), load.policy, load.draft_max, curve=by)
+
+    try:
+        check_replayable(make_drafter(load.drafter, memory=memory == "on"), make_policy(load.policy, load.draft_max))
+    except ValueError as error:
+        usage_error(str(error))
+    curves = _named_curves(curve or [])
     with ExitStack() as stack:
         output = stack.enter_context(Output(as_json, post))
-        transcripts = read_transcripts(files, strict=strict)
-        target = cost.load(load)
-        if target is not None:
-            stack.enter_context(target)
+        transcripts = _read(files, strict=strict)
+        target = None
+        if model is not None:
+            target = stack.enter_context(open_target(find(model, load).model, load))
         vocabulary: Vocabulary = (
             target if target and not vocab else stack.enter_context(open_vocabulary(vocab, None, UNNAMED))
         )
-        recordings = record(transcripts, vocabulary, limit)
-        curves = cost.curves(target)
-        replays = {name: drafting.replay(curve) for name, curve in curves.items()}
+        recordings = _record(transcripts, vocabulary, limit)
+        if target is not None:
+            curves[MEASURED] = _measured_curve(target)
+        if not curves:
+            note("no --curve or --model: a batch is taken to cost what one token costs (flat), more than can be had")
+            curves = find_curves("flat")
+        replays = {name: replayed(by) for name, by in curves.items()}
         piece = vocabulary.piece if with_texts else None
-        comparison = CurveComparison(recordings, drafting.drafter, replays, oracle=not no_oracle, piece=piece)
+        comparison = CurveComparison(recordings, load.drafter, replays, oracle=not no_oracle, piece=piece)
         names = (recording.category for recording in comparison.run())
         ended = run_counted(names, len(recordings), "replaying", still=False)
+        drafting = {name: getattr(load, name) for name in DRAFTING}
         document = {
             "ngramspec": ngramspec.__version__,
             "files": files,
             "vocabulary": str(vocabulary.path),
             "model": None if target is None else str(target.path),
-            "settings": {**asdict(drafting), "limit": limit},
+            "settings": {**drafting, "memory": memory, "limit": limit},
             "skipped": {"broken": len(transcripts.broken), "empty": transcripts.empty},
             **comparison.document(),
         }
-        own = {"--vocab": vocab, "--limit": limit, "--no-oracle": no_oracle, "--strict": strict}
-        typed = command_line("replay", files, own, drafting, cost, load)
+        own = {
+            "--vocab": vocab,
+            "--curve": curve,
+            "--model": model,
+            "--memory": "on" if memory == "on" else None,
+            "--limit": limit,
+            "--no-oracle": no_oracle,
+            "--strict": strict,
+        }
+        typed = command_line("replay", files, own, load)
+        passages = comparison.passages if with_texts else None
+        report = replay_report(document, len(recordings), vocabulary.path.name, typed, passages)
+        heading = [report.origin, *report.notes, *filter(None, [slow_core()])]
         output.write(
-            lambda: _show(document, curves, len(recordings)),
-            lambda: document,
-            lambda: replay_report(document, vocabulary.path.name, typed, comparison.passages if with_texts else None),
+            lambda: print_report([*heading, *section_parts(report.sections)]), lambda: document, lambda: report
         )
     leave(ended)
 
 
-def _show(document: Figures, curves: Mapping[str, GivenCurve], total: int) -> None:
-    settings = document["settings"]
-    heading = [
-        f"{document['transcripts']} conversations, {document['decode_tokens']} tokens to decode,"
-        f" {document['prompt_tokens']} tokens of prompts; tokens of {document['vocabulary']}",
-        f"drafter {settings['drafter']}, policy {settings['policy']}, memory {settings['memory']}; one drafter for all"
-        " conversations, in order",
-        f"a response's first token is the prefill's; responses are cut at {MAX_RESPONSE} tokens, prompts at the front"
-        f" so that both have {MAX_TOTAL}",
-    ]
-    if not document["complete"]:
-        heading.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
-    if (slow := slow_core()) is not None:
-        heading.append(slow)
-    parts: list[RenderableType] = [*heading]
-    for name, curve in curves.items():
-        rows = document["results"][f"{settings['drafter']}@{name}"]
-        costs = " ".join(f"{size}:{curve.ratio(size):.2f}" for size in SHOWN)
-        about = CURVES[name][1] if name in CURVES else "from a file"
-        if name == MEASURED:
-            about = "passes of the model, measured here before the replay"
-        switch = f"; a change of size: {curve.switch:.2f}" if curve.switch else ""
-        limits = {
-            category: row[name]["oracle_copy1"] for category, row in (document["oracle"] or {}).items() if name in row
-        }
-        parts += ["", f"Curve {name}: {about}\nT(n)/T(1): {costs}{switch}", _gains(rows, name, limits)]
-        if rows and rows["overall"]["max_draft"]:
-            parts += ["", "Acceptance by position in the draft, of the drafts that reach so far:", _positions(rows)]
-        if rows and rows["overall"]["calibration_error"] is not None:
-            error = rows["overall"]["calibration_error"]
-            parts += ["", f"Predicted against observed acceptance; expected calibration error {error:.4f}:"]
-            parts.append(_reliability(rows["overall"]))
-    print_report(parts)
+def _named_curves(names: Sequence[str]) -> dict[str, GivenCurve]:
+    """The curves asked for."""
+    curves: dict[str, GivenCurve] = {}
+    for name in names:
+        try:
+            found = find_curves(name)
+        except CurveError as error:
+            usage_error(str(error))
+        for key, curve in found.items():
+            if key in curves or key == MEASURED:
+                usage_error(f"--curve {name}: there is another curve called {key}; give it another name")
+            curves[key] = curve
+    return curves
 
 
-def _gains(rows: Mapping[str, Figures], curve: str, limits: Mapping[str, float]) -> Table:
-    """What was gained, and what it took."""
-    headings = ["tokens", "per\npass", "accepted", "no\ndraft", "speedup", *(["copy-\noracle"] if limits else [])]
-    headings += ["us per\npass", "us per\nprompt\ntoken"]
-    lines = []
-    for category, row in rows.items():
-        # A mean of counts tells nothing that their sum does not.
-        cells = ["" if category == "macro" else f"{row['tokens']:.0f}", f"{row['tokens_per_pass']:.2f}"]
-        cells += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
-        cells.append(f"{row['speedup'][curve]:.3f}x")
-        if limits:
-            cells.append(figure(limits.get(category), ".3f", "x"))
-        cells += [f"{row['cpu_us_per_pass']:.1f}", f"{row['start_us_per_prompt_token']:.2f}"]
-        lines.append([category, *cells])
-    return figures_table(["category", *headings], lines, totals=2)
+def _read(files: Sequence[str], *, strict: bool) -> Transcripts:
+    """All conversations of the files; what is skipped is named and counted on stderr."""
+    found = Transcripts()
+    for name in files:
+        if name != "-":
+            found.read(name, Path(name).read_bytes(), strict=strict)
+        elif sys.stdin is None or sys.stdin.isatty():
+            usage_error("no conversations on standard input: pipe a file in")
+        else:
+            found.read("stdin", sys.stdin.buffer.read(), strict=strict)
+    for problem in found.broken[:LISTED]:
+        note(f"skipped {problem}")
+    skipped = [f"{len(found.broken)} broken"] if found.broken else []
+    skipped += [f"{found.empty} without a response"] if found.empty else []
+    if not found.usable:
+        fail(f"no conversation to replay in {', '.join(files)}" + (f" ({', '.join(skipped)})" if skipped else ""))
+    if skipped:
+        note(f"skipped: {', '.join(skipped)}; conversations left: {len(found.usable)}")
+    return found
 
 
-def _positions(rows: Mapping[str, Figures]) -> Table:
-    shown = [p for p in POSITIONS if p <= rows["overall"]["max_draft"]]
-    lines = []
-    for category, row in rows.items():
-        if category == "macro":
-            continue
-        rates = row["accept_by_position"]
-        cells = [f"{row['drafted_per_pass']:.2f}", *(f"{rates[p - 1]:.2f}" if p <= len(rates) else "-" for p in shown)]
-        lines.append([category, *cells])
-    return figures_table(["category", "drafted", *map(str, shown)], lines, totals=1)
+def _record(transcripts: Transcripts, vocabulary: Vocabulary, limit: int | None) -> list[Recording]:
+    """The conversations as tokens, category by category."""
+    recorder = TranscriptReader(vocabulary)
+    if recorder.spelled:
+        note("the vocabulary has no chat template: conversations are laid out as ChatML, in ordinary tokens")
+    chosen = sample(transcripts.usable, limit)
+    recordings = []
+    with prefill_bar() as progress:
+        for number, transcript in enumerate(chosen, 1):
+            recordings.append(recorder.record(transcript))
+            progress(number, len(chosen))
+    usable = [recording for recording in recordings if recording is not None]
+    if not usable:
+        fail("no conversation to replay: the chat template refuses them, or they are too short")
+    if len(usable) < len(recordings):
+        note(f"skipped: {len(recordings) - len(usable)} that the chat template refuses, or that are too short")
+    return usable
 
 
-def _reliability(row: Figures) -> Table:
-    lines = [
-        [
-            f"{cell['from']:.1f} - {cell['to']:.1f}",
-            str(cell["count"]),
-            figure(cell["predicted"], ".3f"),
-            figure(cell["observed"], ".3f"),
-        ]
-        for cell in row["reliability"]
-    ]
-    return figures_table(["predicted", "positions", "mean", "observed"], lines, totals=0)
+def _measured_curve(target: Target) -> GivenCurve:
+    """What passes of a model cost here and now."""
+    front = np.random.default_rng(0).integers(0, target.n_vocab, min(FRONT, target.n_ctx // 2))
+    target.prefill(front.tolist())
+    calibration = Calibration.load(target)
+    curve = frozen(calibration.ensure_curve(target))
+    calibration.save()
+    return curve

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from ngramspec import machine
 from ngramspec.errors import NGramSpecError
+from ngramspec.instruments.reports.report import Table as Figures
 from ngramspec.instruments.tuning.candidates import Candidate, advice, candidates
 from ngramspec.instruments.tuning.search import FALSE_ALARMS, LEAST_GAIN, NO_TIME, TOGETHER, Comparison, Tuning
 from ngramspec.llama.cache import UNQUANTISED
@@ -252,7 +253,7 @@ def _table(tuning: Tuning, depth: int) -> list[str | Table]:
         rows.append([f"{TOGETHER}, fresh rounds", *_cells(tuning.gain, measures)])
     count = next(iter(compared.values())).rounds
     return [
-        figures_table(headings, rows),
+        figures_table(Figures(headings, rows)),
         f"Medians of {count} rounds; reading is per token, +- between the quartiles.",
     ]
 

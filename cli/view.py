@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
@@ -18,6 +18,7 @@ from rich.text import Text
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting import uncompiled
 from ngramspec.instruments.prompts import Skipped
+from ngramspec.instruments.reports import report
 from ngramspec.machine_settings import Tuned, flags
 from ngramspec.steps import Stats
 
@@ -53,18 +54,24 @@ def print_report(parts: Sequence[RenderableType]) -> None:
 # ---------------------------------------------------------------------- tables
 
 
-def figures_table(headings: Sequence[str], rows: Sequence[Sequence[str]], *, totals: int = 0) -> Table:
-    """A row per category or the like, named in its first cell, narrow enough for 80 columns.
-
-    The last `totals` rows are set apart.
-    """
+def figures_table(data: report.Table) -> Table:
+    """A table of figures in columns so narrow that most fit into 80; totals stand out."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column(headings[0], no_wrap=True)
-    for heading in headings[1:]:
-        table.add_column(heading, justify="right")
-    for number, row in enumerate(rows):
-        table.add_row(printable(row[0]), *row[1:], style="bold" if number >= len(rows) - totals else None)
+    for column, heading in enumerate(data.headings):
+        table.add_column(heading, justify="left" if column < data.text else "right", no_wrap=column < data.text)
+    for number, row in enumerate(data.rows):
+        cells = [*map(printable, row[: data.text]), *row[data.text :]]
+        table.add_row(*cells, style="bold" if number >= len(data.rows) - data.totals else None)
     return table
+
+
+def section_parts(sections: Iterable[report.Section]) -> Iterator[RenderableType]:
+    """The tables of a report, each with what it shows; charts and texts are for its page."""
+    for section in sections:
+        if tables := [figures_table(one) for one in section.figures if isinstance(one, report.Table)]:
+            yield ""
+            yield f"{section.heading}: {section.about}"
+            yield from tables
 
 
 def facts_table(facts: Mapping[str, str]) -> Table:

@@ -54,8 +54,11 @@ def test_a_benchmark_to_post_says_what_its_json_says(env: dict[str, str], tmp_pa
     assert {f"{s['ratio']['median']:.2f}x" for s in found["summaries"]} <= set(drawing)
 
     page = Page(written["html"].read_text("utf-8"))
-    gains, positions, costs, odds = page.tables
-    assert [row[4] for row in gains[1:]] == [spread(s["ratio"], "x") for s in found["summaries"]]
+    gains, _, positions, costs, odds = page.tables
+    ratios = [s["ratio"] for s in found["summaries"]]
+    assert [row[4:6] for row in gains[1:]] == [
+        [f"{r['median']:.2f}x", f"{r['low']:.2f}-{r['high']:.2f}"] for r in ratios
+    ]
     assert [[float(c) for c in row[1:] if c != "-"] for row in positions[1:]] == [
         [pytest.approx(rate, abs=0.0051) for rate in s["acceptance_by_position"] if rate is not None]
         for s in found["summaries"]
@@ -85,7 +88,7 @@ def test_a_replay_to_post_says_what_its_json_says_and_nothing_of_its_texts(env: 
     assert {row[1] for row in rows} == {"<copy>", "b|c", "overall", "macro"}
     assert "`ngramspec replay talks.jsonl --vocab demo.gguf --curve flat" in done.out
     page = Page(written["html"].read_text("utf-8"))
-    assert page.words.count("What is gained: ") == 2
+    assert page.words.count("What is gained on the curve ") == 2
     for kind in ("svg", "html"):
         assert "zebra" not in written[kind].read_text("utf-8")
     texts = tmp_path / "texts.html"

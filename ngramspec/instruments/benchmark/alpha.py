@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ngramspec.backend import Runner
 from ngramspec.cost.given import GivenCurve
@@ -19,6 +20,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.exactness.decision import Exact
+from ngramspec.instruments.reports.report import Section, Table, figure
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
@@ -129,7 +131,35 @@ class AlphaOfOrder:
         tested = sum(self.stats.tested_at)
         return sum(self.stats.accepted_at) / tested if tested else None
 
-    @property
-    def coverage(self) -> float:
-        """Share of passes with a draft."""
-        return 1 - self.stats.passes_without_draft / self.stats.passes if self.stats.passes else 0.0
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "order": self.order,
+            "gamma": self.gamma,
+            "measured": self.measured,
+            "inferred": self.inferred,
+            "judged": self.judged,
+            "drafted": self.stats.drafted,
+            "accepted": self.stats.accepted,
+            "passes": self.stats.passes,
+            "passes_without_draft": self.stats.passes_without_draft,
+            "tokens_per_pass": self.stats.tokens_per_pass,
+        }
+
+
+def alpha_section(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> Section:
+    """A row per order."""
+    how = "greedy" if greedy else "rejection sampling"
+    rows = [
+        [
+            {1: "1 (unigram)", 2: "2 (bigram)"}.get(one.order, str(one.order)),
+            figure(one.measured, ".3f"),
+            figure(one.inferred, ".3f"),
+            str(one.judged),
+            f"{1 - one.stats.passes_without_draft / one.stats.passes if one.stats.passes else 0.0:.0%}",
+            f"{one.stats.tokens_per_pass:.2f}",
+        ]
+        for one in orders
+    ]
+    headings = ["order", "measured", "inferred", "judged", "passes with a draft", "tokens per pass"]
+    about = f"{how}, drafts of up to {orders[0].gamma} tokens."
+    return Section("Alpha of n-gram counts by order", about, [Table(headings, rows)])

@@ -1,10 +1,8 @@
-"""`benchmark_report`: a benchmark as a `Report`, and drafted texts for it to show."""
+"""`benchmark_report`: a benchmark as a `Report`, for the terminal too; and drafted texts for its page to show."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from ngramspec.drafting.chances import Reliability
 from ngramspec.instruments.benchmark.figures import Spread, Summary
@@ -14,7 +12,6 @@ from ngramspec.instruments.reports.report import (
     OVERALL,
     Bar,
     Bars,
-    MarkedText,
     Passage,
     Report,
     Section,
@@ -23,196 +20,156 @@ from ngramspec.instruments.reports.report import (
     calibration,
     costs,
     figure,
+    joined,
+    spans_of,
 )
-from ngramspec.version import __version__
-
-COLUMNS = ("model", "size", "params", "backend", "threads")
-"""llama-bench's headings of what was measured on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """A model, loaded, and the machine that runs it.
-
-    Attributes:
-        name: the model's, for people.
-        model: llama.cpp's words for architecture, size and quantisation.
-        size_bytes, parameters: of the model.
-        backend: what computes: CPU, or the kind of GPU.
-        threads: on the CPU.
-        machine: processor and system.
-        build: of llama.cpp, with what it was built for, as `ngramspec.llama.devices.build` says it.
-        compiled: whether the core of drafting is; it is slow where it is not.
-    """
-
-    name: str
-    model: str
-    size_bytes: int
-    parameters: int
-    backend: str
-    threads: int
-    machine: str
-    build: str
-    compiled: bool = True
-
-    def cells(self) -> tuple[str, ...]:
-        """Under `COLUMNS`."""
-        size, unit = (self.size_bytes / 2**30, "GiB") if self.size_bytes >= 2**30 else (self.size_bytes / 2**20, "MiB")
-        count, scale = (self.parameters / 1e9, "B") if self.parameters >= 1e9 else (self.parameters / 1e6, "M")
-        return self.model, f"{size:.2f} {unit}", f"{count:.2f} {scale}", self.backend, str(self.threads)
-
-    def line(self) -> str:
-        """Model, machine, backend and build."""
-        version = self.build.partition(";")[0]
-        features = " ".join(dict.fromkeys(re.findall(r"(\w+) = [1-9]", self.build)))
-        built = f"{version} ({features})" if features else version
-        own = f"ngramspec {__version__}" + ("" if self.compiled else ", its core not compiled")
-        return f"{self.name} ({self.model}); {self.machine}; {self.backend}; {built}; {own}"
-
-
-class DraftedTexts:
-    """A drafted run of the first prompt of each category, with how each token was decided on.
+def drafted_texts(benchmark: Benchmark, passages: list[Passage], reliability: Reliability) -> Iterator[Case]:
+    """Run the first prompt of each category once more, with how each token was decided on, one per `next`.
 
     That takes time, so no such run is compared with any other. As in those that are timed, what drafts has not seen the
     text before.
 
     Args:
         benchmark: whose prompts, and whose first decoder; its KV cache is overwritten.
-
-    Attributes:
-        passages: the texts so far, refused tokens included.
-        reliability: of the odds that the sent drafts were given.
-        total: how many texts `run` makes.
+        passages: gets the texts, refused tokens included.
+        reliability: counts the odds that the sent drafts were given.
     """
-
-    def __init__(self, benchmark: Benchmark) -> None:
-        self._benchmark = benchmark
-        self._first = {case.category: case for case in reversed(benchmark.cases)}
-        self.total = len(self._first)
-        self.passages: list[Passage] = []
-        self.reliability = Reliability()
-
-    def run(self) -> Iterator[Case]:
-        """Make the texts, one per `next`; stopping early leaves those made."""
-        benchmark, decoder = self._benchmark, self._benchmark.drafted
-        benchmark.forget()
-        for category in dict.fromkeys(case.category for case in benchmark.cases):
-            case = self._first[category]
-            text = MarkedText(decoder.vocabulary.piece)
-            for step in decoder.generate(
-                case.tokens,
-                max_tokens=benchmark.max_tokens,
-                sampling=benchmark.sampling,
-                verify=benchmark.acceptance,
-                detail=True,
-            ):
-                self.reliability.add(step.judged, step.tokens)
-                text.add(step)
-            self.passages.append(Passage(f"{category}: {case.id}", text.spans))
-            yield case
+    decoder = benchmark.drafted
+    benchmark.forget()
+    first: dict[str, Case] = {}
+    for case in benchmark.cases:
+        first.setdefault(case.category, case)
+    for category, case in first.items():
+        steps = []
+        for step in decoder.generate(
+            case.tokens,
+            max_tokens=benchmark.max_tokens,
+            sampling=benchmark.sampling,
+            verify=benchmark.acceptance,
+            detail=True,
+        ):
+            reliability.add(step.judged, step.tokens)
+            steps.append(step)
+        spans = joined(span for step in steps for span in spans_of(step, decoder.vocabulary.piece))
+        passages.append(Passage(f"{category}: {case.id}", spans))
+        yield case
 
 
 def benchmark_report(
-    setup: Setup,
+    model: str,
+    columns: Mapping[str, str],
+    origin: str,
     command: str,
     benchmark: Benchmark,
     summaries: Mapping[str, Sequence[Summary]],
-    texts: DraftedTexts | None = None,
+    more: Sequence[Section] = (),
 ) -> Report:
     """The report on a benchmark, out of the very figures that `--json` writes.
 
     Args:
-        setup: what was measured on.
+        model: its name, for people.
+        columns: llama-bench's columns of what was measured on, by their headings.
+        origin: the same and more, in a line.
         command: what was typed.
         benchmark: what was run.
         summaries: its figures, by policy; of each the overall ones last. May be empty.
-        texts: that the page shows.
+        more: sections to end with.
     """
-    rows = [(policy if len(summaries) > 1 else None, s) for policy, found in summaries.items() for s in found]
+    several = len(summaries) > 1
+    # The overall rows come last.
+    rows = [(f"{s.category}, {policy}" if several else s.category, s) for policy, all in summaries.items() for s in all]
+    rows.sort(key=lambda row: row[1].category == OVERALL)
+    caveat = benchmark.caveat
+    cells = [
+        [*columns.values(), name, _range(s.plain), _range(s.drafted), _range(s.ratio, "x"), _same(s, caveat)]
+        for name, s in rows
+    ]
     return Report(
-        title=f"{setup.name}: drafted against plain decoding",
-        table=_table(setup, rows, benchmark.caveat),
+        title=f"{model}: drafted against plain decoding",
+        table=Table([*columns, "test", "plain t/s", "drafted t/s", "gain", "same text"], cells),
         bars=_bars(rows),
-        origin=setup.line(),
+        origin=origin,
         command=command,
-        sections=_sections(rows, benchmark, texts),
+        sections=[*_sections(rows, benchmark), *more],
         notes=_notes(benchmark),
     )
 
 
-Rows = Sequence[tuple[str | None, Summary]]
-"""Each with the name of its policy, where there are several."""
-
-
-def _name(policy: str | None, summary: Summary) -> str:
-    return summary.category if policy is None else f"{summary.category}, {policy}"
-
-
-def _table(setup: Setup, rows: Rows, caveat: str | None) -> Table:
-    """llama-bench's columns, and ours."""
-    cells = [
-        [*setup.cells(), _name(policy, s), _speed(s.plain), _speed(s.drafted), _gain(s.ratio), _same(s, caveat)]
-        for policy, s in rows
-    ]
-    return Table([*COLUMNS, "test", "plain t/s", "drafted t/s", "gain", "same text"], cells)
+Rows = Sequence[tuple[str, Summary]]
+"""Figures by the name of their row, the overall ones last."""
 
 
 def _bars(rows: Rows) -> Bars:
     bars = [
-        Bar(_name(policy, s), s.ratio.median, s.ratio.low, s.ratio.high, f"{s.ratio.median:.2f}x")
-        for policy, s in rows
+        Bar(name, s.ratio.median, s.ratio.low, s.ratio.high, f"{s.ratio.median:.2f}x")
+        for name, s in rows
         if s.ratio is not None
     ]
     return Bars("Tokens per second, drafted / plain: median, least and most", bars, even=(1.0, "plain decoding"))
 
 
-def _gains(rows: Rows, caveat: str | None) -> Table:
-    headings = ["", "prompts", "plain t/s", "drafted t/s", "gain", "theory", "tokens per pass", "accepted", "no draft"]
-    cells = [
+def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
+    if not rows:
+        return
+    totals = sum(s.category == OVERALL for _, s in rows)
+    speeds = [
         [
-            _name(policy, s),
+            name,
             str(s.prompts),
-            _speed(s.plain),
-            _speed(s.drafted),
-            _gain(s.ratio),
+            speed(s.plain),
+            speed(s.drafted),
+            *ratio(s.ratio),
             figure(s.predicted, ".2f", "x"),
+            f"{s.identical} of {s.prompts}" if benchmark.caveat is None else "-",
+        ]
+        for name, s in rows
+    ]
+    passes = [
+        [
+            name,
             f"{s.stats.tokens_per_pass:.2f}",
             figure(s.stats.acceptance_rate, ".0%"),
             figure(s.without_draft, ".0%"),
-            _same(s, caveat),
         ]
-        for policy, s in rows
+        for name, s in rows
     ]
-    return Table([*headings, "same text"], cells)
-
-
-def _sections(rows: Rows, benchmark: Benchmark, texts: DraftedTexts | None) -> list[Section]:
     about = (
-        "Plain and drafted decoding of the same prompts, in turns. A gain of 1.20x is 1.2 times as many tokens per"
-        " second; theory is what Leviathan et al.'s formula expects, drafts being free."
+        "Tokens per second of decoding, medians over prompts and repeats. ratio: drafted / plain, run by run, so its"
+        " median need not be that of the two speeds beside it. theory: what Leviathan et al.'s formula expects, drafts"
+        " being free."
     )
-    sections = [Section("What is gained", about, [_bars(rows), _gains(rows, benchmark.caveat)])]
+    idle = [name for name, s in rows if not s.stats.drafted]
+    if idle and benchmark.drafted.drafter is not None:
+        about += f" But nothing was drafted in {', '.join(idle)}: how far those ratios are from 1 is noise."
+    headings = ["", "prompts", "plain", "drafted", "ratio", "from-to", "theory", "identical"]
+    tables = [Table(headings, speeds, totals=totals)]
+    if benchmark.drafted.drafter is not None:
+        tables.append(Table(["", "tokens per pass", "accepted", "no draft"], passes, totals=totals))
+    yield Section("What is gained", about, [_bars(rows), *tables])
+    if any(s.exact_price for _, s in rows):
+        prices = [[name, speed(s.default), speed(s.plain), *ratio(s.exact_price)] for name, s in rows]
+        table = Table(["", "without", "exact", "ratio", "from-to"], prices, totals=totals)
+        yield Section("The price of exact mode", "Plain tokens per second.", [table])
     if any(s.stats.drafted for _, s in rows):
-        overall = [row for row in rows if row[1].category == OVERALL]
-        ordered = [*(row for row in rows if row not in overall), *overall]
-        rates = {_name(policy, s): s.acceptance_by_position for policy, s in ordered}
         about = "Of the drafts of which all tokens before that position were accepted."
-        sections.append(acceptance(rates, about, totals=len(overall)))
+        yield acceptance({name: s.acceptance_by_position for name, s in rows}, about, totals=totals)
     curves = {}
     for policy, decoder in benchmark.policies.items():
         if (curve := decoder.calibration.curve) is not None:
             seconds = curve.to_json()["seconds"]
             curves[policy if len(benchmark.policies) > 1 else "measured"] = {int(n): x for n, x in seconds.items()}
     if curves:
-        sections.append(costs(curves))
-    if texts is not None:
-        error = texts.reliability.calibration_error
-        if error is not None:
-            about = f"Of the drafts in the texts below; expected calibration error {error:.4f}."
-            sections.append(calibration(texts.reliability.to_json(), about))
-        about = "The first prompt's answer of each kind of text."
-        sections.append(Section("How it was drafted", about, texts.passages))
-    return sections
+        yield costs(curves)
+
+
+def text_sections(passages: Sequence[Passage], reliability: Reliability) -> Iterator[Section]:
+    """What came of `drafted_texts`."""
+    if (error := reliability.calibration_error) is not None:
+        about = f"Of the drafts in the texts below; expected calibration error {error:.4f}."
+        yield calibration(reliability.to_json(), about)
+    yield Section("How it was drafted", "The first prompt's answer of each kind of text.", passages)
 
 
 def _notes(benchmark: Benchmark) -> list[str]:
@@ -222,16 +179,25 @@ def _notes(benchmark: Benchmark) -> list[str]:
     if benchmark.caveat is not None:
         notes.append(f"the texts are not meant to be the same: {benchmark.caveat}")
     if benchmark.drafted.drafter is None:
-        notes.append("drafting is off: plain decoding was compared with itself")
+        notes.append("drafting is off: plain decoding was compared with itself, a ratio shows how far runs scatter")
     return notes
 
 
-def _speed(speed: Spread | None) -> str:
-    return "-" if speed is None else f"{speed.median:.2f} ({speed.low:.2f}-{speed.high:.2f})"
+def _range(spread: Spread | None, unit: str = "") -> str:
+    return "-" if spread is None else f"{spread.median:.2f}{unit} ({spread.low:.2f}-{spread.high:.2f})"
 
 
-def _gain(ratio: Spread | None) -> str:
-    return "-" if ratio is None else f"{ratio.median:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
+def speed(spread: Spread | None) -> str:
+    """Its median in tokens per second."""
+    value = None if spread is None else spread.median
+    return figure(value, ".1f" if value is not None and value < 100 else ".0f")
+
+
+def ratio(spread: Spread | None) -> tuple[str, str]:
+    """Its median, and its least and greatest."""
+    if spread is None:
+        return "-", "-"
+    return f"{spread.median:.2f}x", f"{spread.low:.2f}-{spread.high:.2f}"
 
 
 def _same(summary: Summary, caveat: str | None) -> str:

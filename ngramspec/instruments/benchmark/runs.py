@@ -25,7 +25,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
@@ -44,16 +44,6 @@ Contender = tuple[Kind, str | None]
 """Whose runs they are: their kind, and the policy of drafted ones."""
 
 WARM_UP_TOKENS = 16
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """Reading one prompt into an empty KV cache: its length in tokens, and seconds."""
-
-    category: str
-    prompt: str
-    tokens: int
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +120,9 @@ class Benchmark:
         others: decoders like `drafted`, with its target and calibration, each with a drafter and a policy of its own.
         unlearnt: makes a drafter and a policy like those of a decoder, which have learnt nothing.
 
+    Attributes:
+        prefills: "category", "prompt", "tokens" and "seconds" of each prompt read into an empty KV cache.
+
     Raises:
         ValueError: no cases, a number too small, two decoders with the same policy, on different targets, or with
             different calibrations.
@@ -146,7 +139,7 @@ class Benchmark:
     _: KW_ONLY
     unlearnt: Callable[[SpeculativeDecoder], tuple[Drafter | None, Policy]]
     runs: list[Run] = field(default_factory=list, init=False)
-    prefills: list[Prefill] = field(default_factory=list, init=False)
+    prefills: list[dict[str, Any]] = field(default_factory=list, init=False)
     differences: list[Difference] = field(default_factory=list, init=False)
     _decoders: dict[Contender, SpeculativeDecoder] = field(init=False)
 
@@ -238,7 +231,8 @@ class Benchmark:
             decoder.read(case.tokens)
             seconds = time.perf_counter() - began
             if decoder is self.drafted:
-                self.prefills.append(Prefill(case.category, case.id, len(case.tokens), seconds))
+                read = {"category": case.category, "prompt": case.id, "tokens": len(case.tokens), "seconds": seconds}
+                self.prefills.append(read)
 
     def _run(self, case: Case, contender: Contender, repeat: int) -> Run:
         steps, prefill_seconds, seconds = self._generate(self._decoders[contender], case.tokens, self.max_tokens)

@@ -18,7 +18,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import LARGEST, GivenCurve
 from ngramspec.decoding.text import TextStream
 from ngramspec.instruments.replay.replay import Recording, Replay, ReplayCounts
-from ngramspec.instruments.reports.report import MACRO, OVERALL, MarkedText, Passage, Piece
+from ngramspec.instruments.reports.report import MACRO, OVERALL, Passage, Piece, Span, joined, spans_of
 from ngramspec.steps import Step
 
 Figures = dict[str, Any]
@@ -165,7 +165,7 @@ class CurveComparison:
         piece: Piece | None = None,
     ) -> None:
         self._piece = piece
-        self._texts: dict[str, tuple[str, MarkedText]] = {}
+        self._texts: dict[str, tuple[str, list[Span]]] = {}
         self._recordings = recordings
         self._drafter = drafter
         self._replays = replays
@@ -193,15 +193,20 @@ class CurveComparison:
         piece = self._piece
         if piece is None or recording.category in self._texts:
             return None
-        stream, text = TextStream(), MarkedText(piece)
-        self._texts[recording.category] = recording.id, text
-        # A record has tokens only.
-        return lambda step: text.add(replace(step, pieces=tuple(stream.push(piece(token)) for token in step.tokens)))
+        stream, spans = TextStream(), list[Span]()
+        self._texts[recording.category] = recording.id, spans
+
+        def watch(step: Step) -> None:
+            # A record has tokens only.
+            texts = tuple(stream.push(piece(token)) for token in step.tokens)
+            spans.extend(spans_of(replace(step, pieces=texts), piece))
+
+        return watch
 
     @property
     def passages(self) -> list[Passage]:
         """The texts that were kept so far."""
-        return [Passage(f"{category}: {name}", text.spans) for category, (name, text) in self._texts.items()]
+        return [Passage(f"{category}: {name}", joined(spans)) for category, (name, spans) in self._texts.items()]
 
     @property
     def complete(self) -> bool:

@@ -1,11 +1,12 @@
-"""`replay_report`: a replay as a `Report`, out of the document that `--json` writes."""
+"""`replay_report`: a replay as a `Report`, for the terminal too, out of the document that `--json` writes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from ngramspec.cost.given import SWITCH
+from ngramspec.cost.given import CURVES, SWITCH
 from ngramspec.instruments.replay.comparison import Figures
+from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
 from ngramspec.instruments.reports.report import (
     MACRO,
     OVERALL,
@@ -22,14 +23,18 @@ from ngramspec.instruments.reports.report import (
 )
 from ngramspec.version import __version__
 
+MEASURED = "measured"
+"""Name of the curve that was measured on a model before the replay."""
+
 
 def replay_report(
-    document: Figures, vocabulary: str, command: str, passages: Sequence[Passage] | None = None
+    document: Figures, total: int, vocabulary: str, command: str, passages: Sequence[Passage] | None = None
 ) -> Report:
     """The report on a replay.
 
     Args:
         document: of `CurveComparison.document`, and what the replay was asked for ("settings").
+        total: the conversations that were to be replayed.
         vocabulary: whose tokens, for people.
         command: what was typed.
         passages: texts that the page shows.
@@ -37,20 +42,25 @@ def replay_report(
     settings = document["settings"]
     rows = {name: document["results"][f"{settings['drafter']}@{name}"] for name in document["curves"]}
     origin = (
-        f"{document['transcripts']} recorded conversations, {document['decode_tokens']} tokens to decode;"
-        f" tokens of {vocabulary}; drafter {settings['drafter']}, policy {settings['policy']}, memory"
-        f" {settings['memory']}; ngramspec {__version__}"
+        f"{document['transcripts']} recorded conversations, {document['decode_tokens']} tokens to decode,"
+        f" {document['prompt_tokens']} tokens of prompts; tokens of {vocabulary}; drafter {settings['drafter']}, policy"
+        f" {settings['policy']}, memory {settings['memory']}; ngramspec {__version__}"
     )
     sections = [section for name in rows for section in _sections(name, rows[name], document)]
     if passages is not None:
         about = f"The first answer of each kind of text, on the curve {next(iter(rows))}."
         sections.append(Section("How it was drafted", about, passages))
-    notes = ["gain: modelled by what a pass costs, over plain decoding"]
+    notes = [
+        "gain: modelled by what a pass costs, over plain decoding; one drafter for all conversations, in order",
+        f"a response's first token is the prefill's; responses are cut at {MAX_RESPONSE} tokens, prompts at the front"
+        f" so that both have {MAX_TOTAL}",
+    ]
     if not document["complete"]:
-        notes.append("INCOMPLETE: interrupted before the last conversation")
+        notes.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
+    table = _gains(rows, document["oracle"])
     return Report(
         title="What drafting would have gained on recorded conversations",
-        table=_gains(rows, document["oracle"]),
+        table=Table(["curve", *table.headings], table.rows, text=2),
         bars=_bars(rows),
         origin=origin,
         command=command,
@@ -60,24 +70,23 @@ def replay_report(
 
 
 def _gains(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Figures] | None) -> Table:
-    headings = ["curve", "kind of text", "tokens", "tokens per pass", "accepted", "no draft"]
-    headings += ["gain", *(["copy-oracle"] if oracle else [])]
+    """A row per curve and kind of text, with the curve first, for which there is no heading yet."""
+    headings = ["kind of text", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
+    headings += ["copy-oracle"] if oracle else []
     cells = []
     for name, rows in results.items():
         for category, row in rows.items():
-            line = [
-                name,
-                category,
-                "" if category == MACRO else f"{row['tokens']:.0f}",
-                f"{row['tokens_per_pass']:.2f}",
-            ]
+            # A mean of counts tells nothing that their sum does not.
+            count = "" if category == MACRO else f"{row['tokens']:.0f}"
+            line = [name, category, count, f"{row['tokens_per_pass']:.2f}"]
             line += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
             line.append(f"{row['speedup'][name]:.3f}x")
             if oracle:
                 limit = oracle.get(category, {}).get(name)
                 line.append("-" if limit is None else f"{limit['oracle_copy1']:.3f}x")
+            line += [f"{row['cpu_us_per_pass']:.1f}", f"{row['start_us_per_prompt_token']:.2f}"]
             cells.append(line)
-    return Table(headings, cells, text=2)
+    return Table([*headings, "us per\npass", "us per\nprompt\ntoken"], cells)
 
 
 def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
@@ -99,18 +108,23 @@ def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
 
 
 def _sections(name: str, rows: Mapping[str, Figures], document: Figures) -> Iterator[Section]:
-    one = {name: rows}
-    about = f"On the cost curve {name}. A gain of 1.20x is 1.2 times as many tokens per second."
+    seconds = document["curves"][name]
+    source = CURVES[name][1] if name in CURVES else "from a file"
+    if name == MEASURED:
+        source = "passes of the model, measured here before the replay"
+    about = f"{source}. A gain of 1.20x is 1.2 times as many tokens per second."
     if document["oracle"]:
         about += " The copy-oracle is the most that copying one span of the context per pass could gain."
-    yield Section(f"What is gained: {name}", about, [_bars(one), _gains(one, document["oracle"])])
+    one = {name: rows}
+    table = _gains(one, document["oracle"])
+    gains = Table(table.headings, [row[1:] for row in table.rows], totals=2)
+    yield Section(f"What is gained on the curve {name}", about, [_bars(one), gains])
+    yield costs({name: {int(size): value for size, value in seconds.items() if size != SWITCH}}, seconds.get(SWITCH))
     if not rows:
         return
     if rows[OVERALL]["max_draft"]:
         rates = {category: row["accept_by_position"] for category, row in rows.items() if category != MACRO}
         yield acceptance(rates, "Of the drafts that reach that position.", totals=1)
-    seconds = document["curves"][name]
-    yield costs({name: {int(size): value for size, value in seconds.items() if size != SWITCH}})
     if (error := rows[OVERALL]["calibration_error"]) is not None:
         about = f"Of all positions of all proposals, sent or not; expected calibration error {error:.4f}."
         yield calibration(rows[OVERALL]["reliability"], about)

@@ -9,8 +9,10 @@ Report(title, table, origin, bars, sections)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:  # steps need numpy, which the command line does without where it only shows help
@@ -67,29 +69,29 @@ class Bars:
     even: tuple[float, str] | None = None
 
 
-class Series(NamedTuple):
-    """Points (across, up), joined in order; `guide`: it is no measurement, but what others are compared with."""
-
-    name: str
-    points: Sequence[tuple[float, float]]
-    guide: bool = False
+Points = Sequence[tuple[float, float]]
+"""(across, up), joined in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A chart of lines; `across` and `up`: what the axes count."""
+    """A chart of lines.
+
+    Attributes:
+        across, up: what the axes count.
+        series: the lines by name.
+        guide: the name of the one that is no measurement, but what others are compared with.
+    """
 
     about: str
     across: str
     up: str
-    series: Sequence[Series]
+    series: Mapping[str, Points]
+    guide: str | None = None
 
 
-class Span(NamedTuple):
-    """A piece of a text, and what became of it."""
-
-    text: str
-    mark: Mark = ""
+Span = tuple[str, Mark]
+"""A piece of a text, and what became of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,37 +139,20 @@ Piece = Callable[[int], bytes]
 """The bytes that a token stands for."""
 
 
-class MarkedText:
-    """Collects the steps of a text.
-
-    Args:
-        piece: of a token.
-
-    Attributes:
-        spans: neighbours with one mark are one span; none is empty.
-    """
-
-    def __init__(self, piece: Piece) -> None:
-        self._piece = piece
-        self.spans: list[Span] = []
-
-    def add(self, step: Step) -> None:
-        """Take in a step."""
-        for text, mark in spans_of(step, self._piece):
-            if self.spans and self.spans[-1].mark == mark:
-                self.spans[-1] = Span(self.spans[-1].text + text, mark)
-            elif text:
-                self.spans.append(Span(text, mark))
-
-
 def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
     """A step's text, token by token. Refused tokens never were text; what is no whole character in them is U+FFFD."""
     # A text that ended inside its draft has no token at index `accepted`: the rest was not refused, only unread.
     for i, released in enumerate(step.pieces):
         refused = i == step.accepted and step.refused
         if refused:
-            yield Span(b"".join(map(piece, step.refused)).decode(errors="replace"), "refused")
-        yield Span(released, "kept" if i < step.accepted else "corrected" if refused else "")
+            yield b"".join(map(piece, step.refused)).decode(errors="replace"), "refused"
+        yield released, "kept" if i < step.accepted else "corrected" if refused else ""
+
+
+def joined(spans: Iterable[Span]) -> list[Span]:
+    """Spans without empty ones, in which neighbours with one mark are one."""
+    groups = groupby((span for span in spans if span[0]), key=itemgetter(1))
+    return [("".join(text for text, _ in group), mark) for mark, group in groups]
 
 
 # --------------------------------------------------------------------------- figures and sections of several reports
@@ -175,8 +160,11 @@ def spans_of(step: Step, piece: Piece) -> Iterator[Span]:
 OVERALL, MACRO = TOTALS = "overall", "macro"
 """The rows that stand for all kinds of text: all tokens together, and the mean of the kinds."""
 
-POSITIONS = 16
+POSITIONS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48)
 """Draft positions in a table; a chart has all."""
+
+SIZES = (1, 2, 3, 4, 5, 6, 8, 9, 12, 16, 32, 64)
+"""Sizes of a pass in a table; likewise."""
 
 
 def figure(value: float | None, form: str, unit: str = "") -> str:
@@ -191,29 +179,38 @@ def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, total
         rates: by name; the chart shows the last `totals` of them, which sum up the others.
         about: what a rate is.
     """
-    names = list(rates)
-    shown = min(POSITIONS, max(map(len, rates.values()), default=0))
-    rows = [[name, *(figure(rate, ".2f") for rate in [*rates[name], *[None] * shown][:shown])] for name in names]
-    series = [
-        Series(name, [(n, rate) for n, rate in enumerate(rates[name], 1) if rate is not None])
-        for name in names[len(names) - totals :]
+    longest = max(map(len, rates.values()), default=0)
+    shown = [place for place in POSITIONS if place <= longest]
+    rows = [
+        [name, *(figure(found[place - 1] if place <= len(found) else None, ".2f") for place in shown)]
+        for name, found in rates.items()
     ]
-    chart = Lines("Accepted, by position in the draft", "position in the draft", "accepted", series)
-    table = Table(["", *map(str, range(1, shown + 1))], rows, totals=totals)
-    return Section("Acceptance by position", about, [chart, table])
-
-
-def costs(curves: Mapping[str, Mapping[int, float]]) -> Section:
-    """The cost of a pass by its size; `curves`: seconds by size, by the name of the curve."""
-    by_name = {
-        name: {size: value / seconds[1] for size, value in sorted(seconds.items())} for name, seconds in curves.items()
+    series = {
+        name: [(place, rate) for place, rate in enumerate(found, 1) if rate is not None]
+        for name, found in list(rates.items())[len(rates) - totals :]
     }
-    sizes = sorted({size for ratios in by_name.values() for size in ratios})
-    rows = [[name, *(figure(ratios.get(size), ".2f") for size in sizes)] for name, ratios in by_name.items()]
+    chart = Lines("Accepted, by position in the draft", "position in the draft", "accepted", series)
+    return Section("Acceptance by position", about, [chart, Table(["", *map(str, shown)], rows, totals=totals)])
+
+
+def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None) -> Section:
+    """The cost of a pass by its size.
+
+    Args:
+        curves: seconds by size, by the name of the curve.
+        switch: what a change of size costs beside.
+    """
+    series = {
+        name: [(size, value / seconds[1]) for size, value in sorted(seconds.items())]
+        for name, seconds in curves.items()
+    }
+    sizes = [size for size in SIZES if any(size in seconds for seconds in curves.values())]
+    rows = [[name, *(figure(dict(points).get(size), ".2f") for size in sizes)] for name, points in series.items()]
     about = (
         "The time of a pass of the model over so many tokens, in times of a pass over one: drafts pay where it is low."
     )
-    series = [Series(name, list(ratios.items())) for name, ratios in by_name.items()]
+    if switch:
+        about += f" A change of size: {switch:.2f}."
     chart = Lines("Cost of a pass", "tokens in the pass", "times a single token", series)
     return Section("What a pass costs", about, [chart, Table(["", *map(str, sizes)], rows)])
 
@@ -221,15 +218,16 @@ def costs(curves: Mapping[str, Mapping[int, float]]) -> Section:
 def calibration(cells: Sequence[Mapping[str, Any]], about: str) -> Section:
     """How right the odds were that drafts were given; `cells`: of `Reliability.to_json`."""
     known = [cell for cell in cells if cell["count"]]
-    series = [
-        Series("as it came", [(cell["predicted"], cell["observed"]) for cell in known]),
-        Series("if the odds were always right", [(0.0, 0.0), (1.0, 1.0)], guide=True),
-    ]
+    right = "if the odds were always right"
+    series = {
+        "as it came": [(cell["predicted"], cell["observed"]) for cell in known],
+        right: [(0.0, 0.0), (1.0, 1.0)],
+    }
     rows = [
         [f"{c['from']:.1f}-{c['to']:.1f}", str(c["count"]), f"{c['predicted']:.3f}", f"{c['observed']:.3f}"]
         for c in known
     ]
-    chart = Lines("Odds of acceptance", "predicted", "observed", series)
+    chart = Lines("Odds of acceptance", "predicted", "observed", series, guide=right)
     return Section("Calibration of the odds", about, [chart, Table(["odds", "positions", "mean", "observed"], rows)])
 
 

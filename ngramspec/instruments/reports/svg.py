@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from textwrap import wrap
 
-from ngramspec.instruments.reports.report import Bar, Bars, Lines, Report, Series, shown
+from ngramspec.instruments.reports.report import Bar, Bars, Lines, Report, shown
 
 WIDTH = 760
 
@@ -147,7 +147,7 @@ _TOP, _BOTTOM, _LEFT, _RIGHT = 16, 268, 64, WIDTH - 24
 
 def _lines(figure: Lines) -> tuple[int, list[str]]:
     """(height, elements)"""
-    points = [point for series in figure.series for point in series.points] or [(0.0, 0.0)]
+    points = [point for line in figure.series.values() for point in line] or [(0.0, 0.0)]
     counts = all(float(x).is_integer() for x, _ in points) and max(x for x, _ in points) > 1
     across = _ticks(min(x for x, _ in points), max(x for x, _ in points), counts)
     up = _ticks(0.0, max(y for _, y in points), False)
@@ -170,32 +170,24 @@ def _lines(figure: Lines) -> tuple[int, list[str]]:
         f'<text class="dim" text-anchor="middle" transform="translate(16 {(_TOP + _BOTTOM) / 2}) rotate(-90)">'
         f"{escape(shown(figure.up))}</text>"
     )
-    measured = 0
-    for series in figure.series:
-        placed = [place(*point) for point in series.points]
-        drawn += _series(series, placed, "guide" if series.guide else f"line{measured % 5}")
-        measured += not series.guide
-    names = [series for series in figure.series if len(figure.series) > 1]
+    measured = [name for name in figure.series if name != figure.guide]
     height = _BOTTOM + 52
-    for number, series in enumerate(names):
-        kind = "guide" if series.guide else f"line{sum(not s.guide for s in names[:number]) % 5}"
-        y = height + 18 * number
-        drawn.append(
-            f'<line class="{kind}" x1="{_LEFT}" y1="{y - 4}" x2="{_LEFT + 24}" y2="{y - 4}" stroke-width="2"/>'
-        )
-        drawn.append(_text(_LEFT + 32, y, series.name, "dim"))
-    return height + 18 * len(names), drawn
-
-
-def _series(series: Series, placed: Sequence[tuple[float, float]], kind: str) -> Iterator[str]:
-    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in placed)
-    yield f'<polyline class="{kind}" style="fill: none" stroke-width="2" points="{path}"/>'
-    if not series.guide:
-        for (x, y), (across, up) in zip(placed, series.points, strict=True):
-            yield (
-                f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5">'
-                f"<title>{escape(shown(series.name))}: {across:g}, {up:.4g}</title></circle>"
+    for name, line in figure.series.items():
+        kind = "guide" if name == figure.guide else f"line{measured.index(name) % 5}"
+        path = " ".join("{:.1f},{:.1f}".format(*place(*point)) for point in line)
+        drawn.append(f'<polyline class="{kind}" style="fill: none" stroke-width="2" points="{path}"/>')
+        for point in line if name != figure.guide else ():
+            x, y = place(*point)
+            about = f"{escape(shown(name))}: {point[0]:g}, {point[1]:.4g}"
+            drawn.append(f'<circle class="{kind}" cx="{x:.1f}" cy="{y:.1f}" r="3.5"><title>{about}</title></circle>')
+        if len(figure.series) > 1:
+            drawn.append(
+                f'<line class="{kind}" x1="{_LEFT}" y1="{height - 4}" x2="{_LEFT + 24}" y2="{height - 4}"'
+                ' stroke-width="2"/>'
             )
+            drawn.append(_text(_LEFT + 32, height, name, "dim"))
+            height += 18
+    return height, drawn
 
 
 def _ticks(least: float, greatest: float, whole: bool) -> list[float]:

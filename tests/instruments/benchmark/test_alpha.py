@@ -74,7 +74,7 @@ def test_the_command_line(env: dict[str, str], tmp_path: Path) -> None:
     quick = ["--repeat", "1", "-n", "16", "-t", "1", "--exact", "off", "--policy", "fixed"]
     done = run(env, "bench", "--alpha", *quick, "--prompts", prompt, "--json", report)
     assert done.code == 0, done.err
-    assert "Alpha of n-gram counts by order (greedy, drafts of up to 4)" in done.out
+    assert "Alpha of n-gram counts by order: greedy, drafts of up to 4 tokens" in done.out
     rows = json.loads(report.read_text())["alpha"]
     assert [row["order"] for row in rows] == [1, 2, 3, 4]
     assert all(row["accepted"] <= row["drafted"] for row in rows)

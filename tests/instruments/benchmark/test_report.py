@@ -10,15 +10,16 @@ from support.mock_target import MockTarget
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
+from ngramspec.drafting.chances import Reliability
 from ngramspec.instruments.benchmark.figures import Spread, Summary
-from ngramspec.instruments.benchmark.report import COLUMNS, DraftedTexts, Setup, benchmark_report
+from ngramspec.instruments.benchmark.report import benchmark_report, drafted_texts
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case
-from ngramspec.instruments.reports.report import Report
+from ngramspec.instruments.reports.report import Passage, Report
 from ngramspec.policies import make_policy
 from ngramspec.steps import Stats
 
-SETUP = Setup("m.gguf", "tiny", 2**20, 10**6, "CPU", 1, "here", "llama-cpp-python 9")
+SETUP = ("m.gguf", {"model": "tiny", "threads": "1"}, "m.gguf (tiny); here")
 
 
 def benchmark(folder: Path) -> Benchmark:
@@ -32,16 +33,15 @@ def benchmark(folder: Path) -> Benchmark:
 
 def test_a_sample_of_each_kind_has_every_token_with_its_mark(tmp_path: Path) -> None:
     made = benchmark(tmp_path)
-    texts = DraftedTexts(made)
-    cases = list(texts.run())
-    assert [passage.name for passage in texts.passages] == ["even: p0", "odd: p1"]
-    assert texts.total == 2
-    for passage, case in zip(texts.passages, cases, strict=True):
+    passages, reliability = list[Passage](), Reliability()
+    cases = list(drafted_texts(made, passages, reliability))
+    assert [passage.name for passage in passages] == ["even: p0", "odd: p1"]
+    for passage, case in zip(passages, cases, strict=True):
         steps = list(made.drafted.generate(case.tokens, max_tokens=40))
-        assert "".join(span.text for span in passage.spans if span.mark != "refused") == "".join(s.text for s in steps)
-    marks = {span.mark for passage in texts.passages for span in passage.spans}
+        assert "".join(text for text, mark in passage.spans if mark != "refused") == "".join(s.text for s in steps)
+    marks = {mark for passage in passages for _, mark in passage.spans}
     assert marks == {"", "kept", "refused", "corrected"}
-    assert sum(texts.reliability.seen) > sum(texts.reliability.right) > 0
+    assert sum(reliability.seen) > sum(reliability.right) > 0
 
 
 # --------------------------------------------------------------------------- the report
@@ -58,21 +58,13 @@ def a_summary(identical: int, ratio: Spread | None = None) -> Summary:
 def test_a_text_that_is_not_the_same_is_told_of(tmp_path: Path) -> None:
     summaries = [a_summary(2, Spread(1.0, 0.5, 2.0)), a_summary(3)]
     made = benchmark(tmp_path)
-    report = benchmark_report(SETUP, "c", made, {"cost": summaries})
+    report = benchmark_report(*SETUP, "c", made, {"cost": summaries})
     assert row(report, 0)["same text"] == "no (1 of 3 differ)"
     assert row(report, 0)["gain"] == "1.00x (0.50-2.00)"
     assert row(report, 1) | {"gain": "-", "plain t/s": "-", "same text": "yes"} == row(report, 1)
     assert "INCOMPLETE: stopped after 0 of 6 runs" in report.notes
-    assert benchmark_report(SETUP, "c", made, {"cost": []}).table.rows == []
+    assert benchmark_report(*SETUP, "c", made, {"cost": []}).table.rows == []
     made.acceptance = Acceptance(lenience=0.5)
-    lossy = benchmark_report(SETUP, "c", made, {"cost": summaries})
+    lossy = benchmark_report(*SETUP, "c", made, {"cost": summaries})
     assert row(lossy, 0)["same text"] == "-"
     assert any("lenience 0.5 changes the output" in note for note in lossy.notes)
-
-
-def test_a_setup_is_told_as_llama_bench_tells_it() -> None:
-    build = "llama-cpp-python 0.3.36; CPU : SSE3 = 1 | AVX2 = 1 | LLAMAFILE = 0 | OPENMP = 1 |"
-    setup = Setup("model.gguf", "llama 1B Q4_0", 3 * 2**30, 1_240_000_000, "CUDA", 8, "a machine", build)
-    assert COLUMNS == ("model", "size", "params", "backend", "threads")
-    assert list(setup.cells()) == ["llama 1B Q4_0", "3.00 GiB", "1.24 B", "CUDA", "8"]
-    assert "llama-cpp-python 0.3.36 (SSE3 AVX2 OPENMP); ngramspec" in setup.line()

@@ -151,8 +151,8 @@ def test_decode_time_is_that_of_passes_and_the_prefill_is_timed_apart_and_once_i
         assert run.tokens_per_second == pytest.approx(39 / passes, rel=0.01)
         if run.kind == "plain":
             assert run.batches == {1: 39}
-    assert [(p.prompt, p.tokens) for p in benchmark.prefills] == [("p0", 20), ("p1", 20)] * 2
-    assert [p.seconds for p in benchmark.prefills] == pytest.approx([20.0] * 4, abs=0.01)
+    assert [(p["prompt"], p["tokens"]) for p in benchmark.prefills] == [("p0", 20), ("p1", 20)] * 2
+    assert [p["seconds"] for p in benchmark.prefills] == pytest.approx([20.0] * 4, abs=0.01)
 
 
 def test_drafting_work_counts(clock: Clock) -> None:

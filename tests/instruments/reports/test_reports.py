@@ -10,7 +10,7 @@ from support.browser import chromium
 from support.pages import Page, drawn, markdown_table
 
 from ngramspec.instruments.reports.render import html, markdown
-from ngramspec.instruments.reports.report import Bar, Bars, Lines, Passage, Report, Section, Series, Span, Table
+from ngramspec.instruments.reports.report import Bar, Bars, Lines, Passage, Report, Section, Table
 from ngramspec.instruments.reports.svg import svg
 
 HOSTILE = (
@@ -23,10 +23,9 @@ SHOWN = "a␀b␛[31mc\ufffdd\ufffde?f␡"
 def report(name: str = "json", text: str = "x", bars: Bars | None = None) -> Report:
     table = Table(["kind", "t/s", "gain"], [[name, "10.00", "1.20x"], ["overall", "9.00", "1.10x"]], totals=1)
     chart = bars or Bars(f"about {name}", [Bar(name, 1.2, 0.9, 1.4, "1.20x"), Bar("low", 0.5, None, None, "0.50x")])
-    lines = Lines(
-        name, name, name, [Series(name, [(1, 0.5), (2, 0.25)]), Series("guide", [(0, 0), (2, 1)], guide=True)]
-    )
-    passage = Passage(name, [Span(text), Span(text, "kept"), Span(f"{text}\n", "refused"), Span(text, "corrected")])
+    series = {name: [(1, 0.5), (2, 0.25)], "guide": [(0.0, 0.0), (2.0, 1.0)]}
+    lines = Lines(name, name, name, series, guide="guide")
+    passage = Passage(name, [(text, ""), (text, "kept"), (f"{text}\n", "refused"), (text, "corrected")])
     section = Section(name, name, [chart, table, lines, passage])
     return Report(
         f"title {name}", table, chart, f"made on {name}", f"ngramspec bench {name}", [section], [f"note {name}"]
@@ -88,7 +87,7 @@ def test_a_drawing_keeps_everything_within_its_edges() -> None:
 
 @pytest.mark.parametrize("points", [[], [(1.0, 1.0)], [(1.0, 0.0), (1.0, 0.0)], [(1, 1e-9), (64, 1e9)]])
 def test_any_points_can_be_drawn(points: list[tuple[float, float]]) -> None:
-    lines = Lines("about", "across", "up", [Series("one", points)])
+    lines = Lines("about", "across", "up", {"one": points})
     made = report()
     page = html(Report("t", made.table, made.bars, "o", "c", [Section("h", "a", [lines, Bars("none", [])])]))
     assert Page(page).words.count("about")
