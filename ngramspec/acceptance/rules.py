@@ -1,30 +1,24 @@
 """Acceptance: how much of a draft the target keeps, as pure functions on arrays.
 
-Every function takes the target's logits `rows`, an iterable of at least len(draft) + 1 rows of
-shape (n_vocab,) where row i holds the logits after draft[:i]; it returns the accepted prefix of the
-draft plus one token of the target's own, and touches no row past the first refusal. A draft whose
-last token ends the text comes with len(draft) rows: nothing is to follow it. `position` is
-the absolute index in the sequence of the token that row 0 decides. `sampler` turns a row into a law
-or a token, and is told of every emitted token. They raise BadLogits and GrammarError (see
-`sampling.Sampler`), with the position, and ValueError when the rows run out or a draft contradicts
-its q.
+Every function takes the target's logits `rows`, an iterable of at least len(draft) + 1 rows of shape (n_vocab,) where
+row i holds the logits after draft[:i]; it returns the accepted prefix of the draft plus one token of the target's own,
+and reads no row past the first refusal. A draft whose last token ends the text comes with len(draft) rows. `position`
+is the absolute index in the sequence of the token that row 0 decides. `sampler` turns a row into a distribution or a
+token, and is told every emitted token. They raise BadLogits and GrammarError (see `sampling.Sampler`), and ValueError
+when the rows run out.
 
     greedy     the emitted tokens are those of plain greedy decoding
-    coupled    the emitted tokens are those of plain sampling with the same seed, whatever the
-               draft; their law is the target's
+    coupled    the emitted tokens are those of plain sampling with the same seed, whatever the draft
     match      the same, for drafts that were made without the seed's noise
-    rejection  their law is the target's; which tokens come out depends on the drafts too
 
-`ngramspec.acceptance.verifier` picks one of them, or one of the lossy rules in `ngramspec.acceptance.lossy`.
+`ngramspec.acceptance.verifier` picks one of them, or one of `ngramspec.acceptance.alternatives`.
 """
 
 from __future__ import annotations
 
 import math
-from bisect import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -34,17 +28,11 @@ from ngramspec.drafting.draft import Chooser
 from ngramspec.errors import GrammarError
 from ngramspec.sampling import noise
 from ngramspec.sampling.distribution import BadLogits, Distribution
-from ngramspec.sampling.sampler import Draw, Sampler
+from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
 Row = NDArray[np.float32]
 Rows = Iterable[Row]
-
-# Streams of `noise.uniform`. The first two are keyed by the position decided, which happens once.
-# The draws of a draft are keyed by the position where the draft starts and by the offset in it: a
-# position that is drafted again after a refusal gets a fresh number, since the old one shaped the
-# draft that was just judged.
-_ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
 
 # Added to token ids, which are all smaller: a draw that follows a token the grammar forbids has noise of its own.
 _SECOND_DRAW = 1 << 32
@@ -72,8 +60,8 @@ class TokenDecision:
     Attributes:
         token: its id.
         accepted: whether a drafted token was kept; None for one of the target's own.
-        p: its probability at that position: by the law that is sampled; in greedy decoding by the
-            softmax of the logits.
+        p: its probability at that position: in the distribution sampled from; in greedy decoding by the softmax of
+            the logits.
         why: the numbers that decided, by name.
     """
 
@@ -97,7 +85,7 @@ def verify_greedy(
     """Keep the draft while it equals the likeliest token; equal logits go to the lowest id."""
 
     def decide(offset: int, row: Row, guess: int | None) -> int:
-        token = draw(sampler, row, lambda law, _attempt: int(law.ids[0]), position + offset)
+        token = sampler.draw(row, lambda p, _attempt: int(p.ids[0]))
         if watch is not None:
             if guess is not None:
                 why = {"margin": float(row[token]) - float(row[guess])}
@@ -109,7 +97,7 @@ def verify_greedy(
     return keep_while_equal(rows, draft, sampler, decide)
 
 
-# Coupled. With G_x independent standard Gumbel noise, argmax_x(log p(x) + G_x) has law p. Here G is
+# Coupled. With G_x independent standard Gumbel noise, argmax_x(log p(x) + G_x) is a draw from p. Here G is
 # a function of (seed, position, x) alone, so the target's token at each position is fixed before
 # anybody drafts, and the draft is kept while it guessed that token. A drafter that takes
 # argmax_x(log q(x) + G_x) with the same G guesses it with probability
@@ -126,11 +114,11 @@ def verify_coupled(
     def decide(offset: int, row: Row, guess: int | None) -> int:
         seen: list[Distribution] = []
 
-        def pick(law: Distribution, attempt: int) -> int:
-            seen.append(law)
-            return gumbel_pick(sampler.sampling.seed, position + offset, law, attempt)
+        def pick(p: Distribution, attempt: int) -> int:
+            seen.append(p)
+            return gumbel_pick(sampler.sampling.seed, position + offset, p, attempt)
 
-        token = draw(sampler, row, pick, position + offset)
+        token = sampler.draw(row, pick)
         if watch is not None:
             if guess is not None:
                 watch(TokenDecision(guess, token == guess, seen[0].probability(guess), {}))
@@ -141,19 +129,16 @@ def verify_coupled(
     return keep_while_equal(rows, draft, sampler, decide)
 
 
-def gumbel_pick(seed: int, position: int, law: Distribution, attempt: int = 0) -> int:
-    """The token that a seed draws from a law at a position."""
-    if law.ids.size == 1:
-        return int(law.ids[0])
-    g = noise.gumbel(seed, position, law.ids if attempt == 0 else law.ids.astype(np.int64) + attempt * _SECOND_DRAW)
-    return int(law.ids[np.argmax(law.logp + g)])
+def gumbel_pick(seed: int, position: int, p: Distribution, attempt: int = 0) -> int:
+    """The token that a seed draws from p at a position."""
+    if p.ids.size == 1:
+        return int(p.ids[0])
+    g = noise.gumbel(seed, position, p.ids if attempt == 0 else p.ids.astype(np.int64) + attempt * _SECOND_DRAW)
+    return int(p.ids[np.argmax(p.logp + g)])
 
 
 def coupled_choice(sampling: Sampling, position: int) -> Chooser:
-    """The drafter's side of `verify_coupled` for a draft that starts at `position`.
-
-    It takes argmax(log weight + G), with the G of `verify_coupled`.
-    """
+    """The drafter's side, for a draft that starts at `position`: argmax(log weight + G), with the verifier's G."""
 
     def choose(offset: int, weights: Mapping[int, float]) -> int:
         if len(weights) == 1:
@@ -162,103 +147,6 @@ def coupled_choice(sampling: Sampling, position: int) -> Chooser:
         return max(weights, key=lambda x: math.log(weights[x]) + noise.gumbel_one(seed, at, x))
 
     return choose
-
-
-# Rejection. A token x drawn from q is kept with probability min(1, p(x)/q(x)); after a refusal the
-# token comes from norm(max(0, p - q)). x is then emitted with probability
-#     q(x) min(1, p(x)/q(x)) + (1 - sum_y min(p(y), q(y))) * norm(max(0, p - q))(x)
-#   = min(p(x), q(x))        + max(0, p(x) - q(x))  =  p(x),
-# and kept with probability alpha = sum_y min(p(y), q(y)).
-# (Leviathan, Kalman, Matias 2023, "Fast inference from transformers via speculative decoding",
-# Algorithm 1, corollary 3.6 and appendix A.1.)
-# Lenience L < 1 compares with L q instead of q, so that no token's probability exceeds p(x)/L.
-# (Appendix A.5.)
-def verify_rejection(
-    rows: Rows,
-    draft: Sequence[int],
-    q: Sequence[Mapping[int, float]],
-    sampler: Sampler,
-    position: int,
-    watch: Watch | None = None,
-    *,
-    lenience: float = 1.0,
-) -> Verdict:
-    """Keep each drafted token with probability min(1, p/q), else sample norm(max(0, p - q)).
-
-    The law is p only if draft[i] was drawn from q[i] by a number used for nothing else, as
-    `rejection_choice` does, and if whether position i is in the draft was settled without looking
-    at draft[i] or what follows it. A draft that was picked by a rule, or cut after a look at its
-    tokens, stays exact with q[i] = {draft[i]: 1}.
-
-    Args:
-        rows, sampler, position: as in the module docstring; the rows may end where the draft has a
-            token that the sampler cannot emit.
-        draft: token ids.
-        q: for each of them, token id -> probability, summing to 1.
-        watch: see `Watch`.
-        lenience: what q is multiplied by, above 0; below 1 the law is no longer p.
-    """
-    if len(q) != len(draft):
-        raise ValueError(f"a draft of {len(draft)} tokens came with {len(q)} distributions q")
-    for token, law in zip(draft, q, strict=True):
-        if not (law.get(token, 0) > 0 and math.isclose(sum(law.values()), 1, rel_tol=1e-6)):
-            raise ValueError(f"drafted token {token} was not drawn from its q, {dict(law)}")
-    seed = sampler.sampling.seed
-    guesses = zip(draft, q, strict=True)
-    count = 0
-    for offset, row in enumerate(rows):
-        at, count = position + offset, offset + 1
-        p = law_of(sampler, row, at)
-        guess, law = next(guesses, (None, {}))  # past the draft: q = 0 everywhere, refuse
-        if guess is not None:
-            odds = p.probability(guess) / (lenience * law[guess])
-            u = noise.uniform(seed, at, _ACCEPT)
-            if watch is not None:
-                why = {"q": law[guess], "u": u, "overlap": _overlap(p, law)}
-                watch(TokenDecision(guess, u < odds, p.probability(guess), why))
-            if u < odds:
-                sampler.accept(guess)
-                continue
-        token = _draw(p.ids, _residual(p, law, lenience), noise.uniform(seed, at, _SAMPLE))
-        sampler.accept(token)
-        if watch is not None:
-            watch(TokenDecision(token, None, p.probability(token), {}))
-        return Verdict((*draft[:offset], token), offset)
-    return whole(draft, count)
-
-
-def rejection_choice(sampling: Sampling, position: int) -> Chooser:
-    """The drafter's side of `verify_rejection` for a draft that starts at `position`.
-
-    It draws from the weights, so q of the drafted token must be the weights, normalised.
-    """
-
-    def choose(offset: int, weights: Mapping[int, float]) -> int:
-        edges = list(accumulate(weights.values()))
-        u = noise.uniform(sampling.seed, position, _DRAW + offset)
-        return list(weights)[bisect(edges, u * edges[-1])]
-
-    return choose
-
-
-def draw(sampler: Sampler, row: Row, pick: Draw, position: int) -> int:
-    """`Sampler.draw`, with the position in its errors."""
-    try:
-        return sampler.draw(row, pick)
-    except (BadLogits, GrammarError) as error:
-        raise _placed(error, position) from error
-
-
-def law_of(sampler: Sampler, row: Row, position: int) -> Distribution:
-    """`Sampler.distribution`, with the position in its errors."""
-    try:
-        return sampler.distribution(row)
-    except (BadLogits, GrammarError) as error:
-        raise _placed(error, position) from error
-
-
-def _placed(error: BadLogits | GrammarError, position: int) -> BadLogits | GrammarError:
-    return type(error)(f"at position {position} of the text: {error}")
 
 
 def probability(row: Row, token: int) -> float:
@@ -284,27 +172,6 @@ def keep_while_equal(
         if token != guess:
             return Verdict(tuple(tokens), offset)
     return whole(draft, len(tokens))
-
-
-def _overlap(p: Distribution, q: Mapping[int, float]) -> float:
-    """sum_x min(p(x), q(x)): the probability that a draw from q is kept."""
-    return sum(min(p.probability(token), probability) for token, probability in q.items())
-
-
-def _residual(p: Distribution, law: Mapping[int, float], lenience: float) -> NDArray[np.float64]:
-    """max(0, p - L q) over p's tokens, not normalised; p itself when rounding leaves nothing."""
-    rest = p.probs.copy()
-    for token, probability in law.items():
-        index = p.find(token)
-        if index is not None:
-            rest[index] = max(0.0, rest[index] - lenience * probability)
-    return rest if rest.any() else p.probs
-
-
-def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int:
-    """The id at height u of the cumulated weights: a draw from them, never one of weight 0."""
-    edges = np.cumsum(weights)  # u <= 1 - 2^-53, so u * edges[-1] rounds to less than edges[-1]
-    return int(ids[np.searchsorted(edges, u * edges[-1], side="right")])
 
 
 def whole(draft: Sequence[int], rows: int) -> Verdict:

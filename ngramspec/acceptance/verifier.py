@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
-from ngramspec.acceptance.lossy import verify_lenient_greedy, verify_typical
+from ngramspec.acceptance.alternatives import (
+    rejection_choice,
+    verify_lenient_greedy,
+    verify_rejection,
+    verify_typical,
+)
 from ngramspec.acceptance.rules import (
     Row,
     Rows,
@@ -15,10 +20,8 @@ from ngramspec.acceptance.rules import (
     Watch,
     coupled_choice,
     gumbel_pick,
-    rejection_choice,
     verify_coupled,
     verify_greedy,
-    verify_rejection,
 )
 from ngramspec.drafting.draft import Chooser, Draft
 from ngramspec.errors import GrammarError
@@ -29,24 +32,20 @@ from ngramspec.sampling.settings import Sampling
 METHODS = ("greedy", "coupled", "match", "rejection")
 
 
-Verify = Callable[[Rows, Draft, Sampler, int, Watch | None], Verdict]
-"""A function of `ngramspec.acceptance.rules`, of a whole draft: (rows, draft, sampler, position, watch) -> verdict."""
-
-
 @dataclass(frozen=True, slots=True)
 class Rule:
     """The rule that decides on the drafts of a text.
 
     Attributes:
         name: one of `METHODS`, or "typical".
-        verify: judges a draft.
+        verify: (rows, draft, sampler, position, watch) -> verdict, by a function of `ngramspec.acceptance`.
         choose: (position of a draft's first token) -> what the drafter is to pick with; None for the likeliest.
         blind: a draft's length must be settled before its tokens are drawn; see `Drafter.propose`.
         lossy: what changes the output, None if nothing does.
     """
 
     name: str
-    verify: Verify
+    verify: Callable[[Rows, Draft, Sampler, int, Watch | None], Verdict]
     choose: Callable[[int], Chooser] | None = None
     blind: bool = False
     lossy: str | None = None
@@ -58,7 +57,7 @@ class Acceptance:
 
     Attributes:
         method: one of `METHODS`; None is greedy at temperature 0, rejection with lenience, else coupled.
-        lenience: below 1, drafted tokens are accepted more often than the law allows; above 0.
+        lenience: below 1, drafted tokens are accepted more often than their probabilities allow; above 0.
         typical: typical acceptance, as Medusa does it.
     """
 
@@ -98,7 +97,7 @@ class Acceptance:
         if sampling.greedy and self.lossy and sampling.moves_logits:
             raise ValueError("lenience at temperature 0 compares bare logits: no penalties, logit biases or grammar")
         if sampling.greedy and self.lossy:
-            return Rule("greedy", partial(_verify_leniently, self.lenience), lossy=self.lossy)
+            return Rule("greedy", _of_tokens(verify_lenient_greedy, lenience=self.lenience), lossy=self.lossy)
         if sampling.greedy:
             # With all mass on one token all methods emit the same tokens, and greedy does it without noise.
             return Rule("greedy", _of_tokens(verify_greedy))
@@ -107,26 +106,17 @@ class Acceptance:
         if sampling.selects or self.method == "match":
             return Rule("match", _of_tokens(verify_coupled))
         if self.method == "rejection" or self.lossy:
-            verify = partial(_verify_by_rejection, self.lenience)
-            return Rule("rejection", verify, partial(rejection_choice, sampling), blind=True, lossy=self.lossy)
+            choose = partial(rejection_choice, sampling)
+            return Rule("rejection", self._verify_by_rejection, choose, blind=True, lossy=self.lossy)
         return Rule("coupled", _of_tokens(verify_coupled), partial(coupled_choice, sampling))
 
+    def _verify_by_rejection(self, rows: Rows, draft: Draft, *rest: Any) -> Verdict:
+        return verify_rejection(rows, draft.tokens, draft.q, *rest, lenience=self.lenience)
 
-def _of_tokens(verify: Callable[[Rows, Sequence[int], Sampler, int, Watch | None], Verdict]) -> Verify:
+
+def _of_tokens(verify: Callable[..., Verdict], **settings: float) -> Callable[..., Verdict]:
     """A rule that looks at nothing of a draft but its tokens."""
-    return lambda rows, draft, sampler, position, watch: verify(rows, draft.tokens, sampler, position, watch)
-
-
-def _verify_leniently(
-    lenience: float, rows: Rows, draft: Draft, sampler: Sampler, position: int, watch: Watch | None
-) -> Verdict:
-    return verify_lenient_greedy(rows, draft.tokens, lenience, sampler, position, watch)
-
-
-def _verify_by_rejection(
-    lenience: float, rows: Rows, draft: Draft, sampler: Sampler, position: int, watch: Watch | None
-) -> Verdict:
-    return verify_rejection(rows, draft.tokens, draft.q, sampler, position, watch, lenience=lenience)
+    return lambda rows, draft, *rest: verify(rows, draft.tokens, *rest, **settings)
 
 
 class Verifier(Protocol):
@@ -180,24 +170,25 @@ class RuleVerifier:
         """See `Verifier`.
 
         It depends on what was emitted and on the draft before, not on a number that the next draft is judged by. So a
-        draft of it is a rule's pick in the sense of `verify_rejection`, and has a law that is sure of it.
+        draft of it is a rule's pick in the sense of `verify_rejection`, and its q is sure of it.
         """
         sampling = self.sampler.sampling
         if sampling.selects or sampling.xtc_probability > 0:
             return None  # these draw random numbers of their own, and another draw would change the text
         try:
-            law = self.sampler.distribution(row)
+            p = self.sampler.distribution(row)
         except (BadLogits, GrammarError):
             return None
         if self.rule.name in ("coupled", "match"):
-            return gumbel_pick(sampling.seed, position, law)
-        return int(law.ids[law.probs.argmax()])
+            return gumbel_pick(sampling.seed, position, p)
+        return int(p.ids[p.probs.argmax()])
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
         """Verify a draft (an empty one: just choose a token); see `ngramspec.acceptance.rules`.
 
-        Raises BadLogits and GrammarError at the first row only. At a later one the verdict holds the error and what
-        was accepted before: the sampler has moved on by that, and plain decoding would have emitted it.
+        Raises BadLogits and GrammarError, with the position, at the first row only. At a later one the verdict holds
+        the error and what was accepted before: the sampler has moved on by that, and plain decoding would have emitted
+        it.
         """
         read = 0
 
@@ -211,6 +202,8 @@ class RuleVerifier:
             return self.rule.verify(counted(), draft, self.sampler, position, self._watch)
         except (BadLogits, GrammarError) as error:
             # A row is read only after every row before it has accepted its drafted token.
-            if read < 2:
-                raise
-            return Verdict(draft.tokens[: read - 1], read - 1, error)
+            accepted = read - 1
+            placed = type(error)(f"at position {position + accepted} of the text: {error}")
+            if not accepted:
+                raise placed from error
+            return Verdict(draft.tokens[:accepted], accepted, placed)

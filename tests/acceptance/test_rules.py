@@ -21,16 +21,9 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain, from_counts, speculate
 
-from ngramspec.acceptance import rules
-from ngramspec.acceptance.rules import (
-    TokenDecision,
-    Verdict,
-    coupled_choice,
-    rejection_choice,
-    verify_coupled,
-    verify_greedy,
-    verify_rejection,
-)
+from ngramspec.acceptance import alternatives
+from ngramspec.acceptance.alternatives import rejection_choice, verify_rejection
+from ngramspec.acceptance.rules import TokenDecision, Verdict, coupled_choice, verify_coupled, verify_greedy
 from ngramspec.acceptance.verifier import RuleVerifier
 from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.sampling import noise
@@ -137,7 +130,7 @@ def test_no_uniform_is_used_twice(monkeypatch: pytest.MonkeyPatch) -> None:
     class Recorder:
         uniform = staticmethod(recorded)
 
-    monkeypatch.setattr(rules, "noise", Recorder)
+    monkeypatch.setattr(alternatives, "noise", Recorder)
     mock = MockTarget(8, peak=1.0)
     propose = from_counts([{t: 1 + (t + i) % 8 for t in range(8)} for i in range(4)])
     speculate(mock, PROMPT, 300, Sampling(1.0), propose, "rejection")

@@ -14,8 +14,13 @@ from support.mock_target import MockTarget
 from support.numpy_sampler import NumpySampler
 from support.small_loop import certain, from_counts, speculate
 
-from ngramspec.acceptance.lossy import verify_lenient_greedy, verify_typical
-from ngramspec.acceptance.rules import TokenDecision, Verdict, rejection_choice, verify_rejection
+from ngramspec.acceptance.alternatives import (
+    rejection_choice,
+    verify_lenient_greedy,
+    verify_rejection,
+    verify_typical,
+)
+from ngramspec.acceptance.rules import TokenDecision, Verdict
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.sampling.settings import Sampling
 
@@ -59,13 +64,13 @@ def test_lenience_of_greedy_decoding() -> None:
     rows = np.log(np.array([[0.5, 0.26, 0.24], [0.6, 0.31, 0.09], [0.1, 0.1, 0.8]])).astype(np.float32)
     chain = NumpySampler(Sampling(), 3)
     seen: list[TokenDecision] = []
-    assert verify_lenient_greedy(rows, [1, 1], 0.5, chain, 0, seen.append) == Verdict((1, 1, 2), 2)
+    assert verify_lenient_greedy(rows, [1, 1], chain, 0, seen.append, lenience=0.5) == Verdict((1, 1, 2), 2)
     assert [(j.token, j.accepted, round(j.p, 5)) for j in seen] == [(1, True, 0.26), (1, True, 0.31), (2, None, 0.8)]
     assert seen[0].why == pytest.approx({"margin": math.log(0.5 / 0.26), "slack": math.log(2)}, rel=1e-5)
-    assert verify_lenient_greedy(rows, [2, 1], 0.5, chain, 0) == Verdict((0,), 0)
-    assert verify_lenient_greedy(rows, [1, 2], 0.5, chain, 0) == Verdict((1, 0), 1)
-    assert verify_lenient_greedy(rows, [1, 2], 0.1, chain, 0) == Verdict((1, 2, 2), 2)
-    assert verify_lenient_greedy(rows, [0, 0], 0.9, chain, 0) == Verdict((0, 0, 2), 2)
+    assert verify_lenient_greedy(rows, [2, 1], chain, 0, lenience=0.5) == Verdict((0,), 0)
+    assert verify_lenient_greedy(rows, [1, 2], chain, 0, lenience=0.5) == Verdict((1, 0), 1)
+    assert verify_lenient_greedy(rows, [1, 2], chain, 0, lenience=0.1) == Verdict((1, 2, 2), 2)
+    assert verify_lenient_greedy(rows, [0, 0], chain, 0, lenience=0.9) == Verdict((0, 0, 2), 2)
 
 
 def test_with_hardly_any_lenience_asked_for_everything_is_good_enough() -> None:

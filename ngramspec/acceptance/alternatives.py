@@ -1,0 +1,188 @@
+"""Rules of acceptance that are asked for by name: rejection sampling, and two that change the output.
+
+    rejection  the emitted tokens are draws from the target's distribution; which ones depends on the drafts too
+    lenience   changes the output: good tokens will do, not the target's choice alone
+    typical    changes the output: plausible tokens will do
+
+Rows, draft, sampler, position and watch are as in `ngramspec.acceptance.rules`.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ngramspec.acceptance.rules import (
+    Row,
+    Rows,
+    TokenDecision,
+    Verdict,
+    Watch,
+    gumbel_pick,
+    keep_while_equal,
+    probability,
+    whole,
+)
+from ngramspec.drafting.draft import Chooser
+from ngramspec.sampling import noise
+from ngramspec.sampling.distribution import Distribution
+from ngramspec.sampling.sampler import Sampler
+from ngramspec.sampling.settings import Sampling
+
+# Streams of `noise.uniform`. The first two are keyed by the position decided, which happens once.
+# The draws of a draft are keyed by the position where the draft starts and by the offset in it: a
+# position that is drafted again after a refusal gets a fresh number, since the old one shaped the
+# draft that was just judged.
+_ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
+
+EPSILON, DELTA = 0.09, 0.3
+"""Of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)."""
+
+
+# Rejection. A token x drawn from q is kept with probability min(1, p(x)/q(x)); after a refusal the
+# token comes from norm(max(0, p - q)). x is then emitted with probability
+#     q(x) min(1, p(x)/q(x)) + (1 - sum_y min(p(y), q(y))) * norm(max(0, p - q))(x)
+#   = min(p(x), q(x))        + max(0, p(x) - q(x))  =  p(x),
+# and kept with probability alpha = sum_y min(p(y), q(y)).
+# (Leviathan, Kalman, Matias 2023, "Fast inference from transformers via speculative decoding",
+# Algorithm 1, corollary 3.6 and appendix A.1.)
+# Lenience L < 1 compares with L q instead of q, so that no token's probability exceeds p(x)/L.
+# (Appendix A.5.)
+def verify_rejection(
+    rows: Rows,
+    draft: Sequence[int],
+    q: Sequence[Mapping[int, float]],
+    sampler: Sampler,
+    position: int,
+    watch: Watch | None = None,
+    *,
+    lenience: float = 1.0,
+) -> Verdict:
+    """Keep each drafted token with probability min(1, p/q), else sample norm(max(0, p - q)).
+
+    The tokens are draws from p only if draft[i] was drawn from q[i] by a number used for nothing else, as
+    `rejection_choice` does, and if whether position i is in the draft was settled without looking
+    at draft[i] or what follows it. A draft that was picked by a rule, or cut after a look at its
+    tokens, stays exact with q[i] = {draft[i]: 1}.
+
+    Args:
+        rows, sampler, position: as in `ngramspec.acceptance.rules`; the rows may end where the draft has a
+            token that the sampler cannot emit.
+        draft: token ids.
+        q: for each of them, token id -> probability, summing to 1.
+        watch: see `Watch`.
+        lenience: what q is multiplied by, above 0; below 1 the tokens are no longer draws from p.
+    """
+    if len(q) != len(draft):
+        raise ValueError(f"a draft of {len(draft)} tokens came with {len(q)} distributions q")
+    for token, drawn_from in zip(draft, q, strict=True):
+        if not (drawn_from.get(token, 0) > 0 and math.isclose(sum(drawn_from.values()), 1, rel_tol=1e-6)):
+            raise ValueError(f"drafted token {token} was not drawn from its q, {dict(drawn_from)}")
+    seed = sampler.sampling.seed
+    guesses = zip(draft, q, strict=True)
+    count = 0
+    for offset, row in enumerate(rows):
+        at, count = position + offset, offset + 1
+        p = sampler.distribution(row)
+        guess, q_here = next(guesses, (None, {}))  # past the draft: q = 0 everywhere, refuse
+        if guess is not None:
+            ratio = p.probability(guess) / (lenience * q_here[guess])
+            u = noise.uniform(seed, at, _ACCEPT)
+            if watch is not None:
+                overlap = sum(min(p.probability(token), chance) for token, chance in q_here.items())
+                why = {"q": q_here[guess], "u": u, "overlap": overlap}
+                watch(TokenDecision(guess, u < ratio, p.probability(guess), why))
+            if u < ratio:
+                sampler.accept(guess)
+                continue
+        token = _draw(p.ids, _residual(p, q_here, lenience), noise.uniform(seed, at, _SAMPLE))
+        sampler.accept(token)
+        if watch is not None:
+            watch(TokenDecision(token, None, p.probability(token), {}))
+        return Verdict((*draft[:offset], token), offset)
+    return whole(draft, count)
+
+
+def rejection_choice(sampling: Sampling, position: int) -> Chooser:
+    """The drafter's side, for a draft that starts at `position`: a draw from the weights, which normalised are q."""
+
+    def choose(offset: int, weights: Mapping[int, float]) -> int:
+        edges = list(accumulate(weights.values()))
+        u = noise.uniform(sampling.seed, position, _DRAW + offset)
+        return list(weights)[bisect(edges, u * edges[-1])]
+
+    return choose
+
+
+def _residual(p: Distribution, q: Mapping[int, float], lenience: float) -> NDArray[np.float64]:
+    """max(0, p - L q) over p's tokens, not normalised; p itself when rounding leaves nothing."""
+    rest = p.probs.copy()
+    for token, chance in q.items():
+        index = p.find(token)
+        if index is not None:
+            rest[index] = max(0.0, rest[index] - lenience * chance)
+    return rest if rest.any() else p.probs
+
+
+def _draw(ids: NDArray[np.int32], weights: NDArray[np.float64], u: float) -> int:
+    """The id at height u of the cumulated weights: a draw from them, never one of weight 0."""
+    edges = np.cumsum(weights)  # u <= 1 - 2^-53, so u * edges[-1] rounds to less than edges[-1]
+    return int(ids[np.searchsorted(edges, u * edges[-1], side="right")])
+
+
+# Lenience at temperature 0: p is then a point mass, which leaves nothing to be lenient about. The probabilities
+# before that are compared instead: a token at least L times as likely as the best one is good enough.
+# (Leviathan, Kalman, Matias 2023, appendix A.5.)
+def verify_lenient_greedy(
+    rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None, *, lenience: float
+) -> Verdict:
+    """Keep each drafted token with p(x) >= L max p; the target's own token is the likeliest."""
+    slack = -math.log(lenience)
+
+    def decide(offset: int, row: Row, guess: int | None) -> int:
+        best = sampler.draw(row, lambda p, _attempt: int(p.ids[0]))
+        if guess is not None:
+            margin = float(row[best]) - float(row[guess])
+            kept = margin <= slack
+            if watch is not None:
+                watch(TokenDecision(guess, kept, probability(row, guess), {"margin": margin, "slack": slack}))
+            if kept:
+                return guess
+        if watch is not None:
+            watch(TokenDecision(best, None, probability(row, best), {}))
+        return best
+
+    return keep_while_equal(rows, draft, sampler, decide)
+
+
+# The entropy of p sets the bar: where many tokens are plausible, a plausible one will do.
+# (Cai et al. 2024, "Medusa: simple LLM inference acceleration framework with multiple decoding
+# heads", arXiv 2401.10774, section 2.3.1.)
+def verify_typical(
+    rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None
+) -> Verdict:
+    """Keep each drafted token with p(x) > min(epsilon, delta exp(-H(p))); else the token is a draw from p."""
+    count = 0
+    for offset, row in enumerate(rows):
+        at, count = position + offset, offset + 1
+        p = sampler.distribution(row)
+        if offset < len(draft):
+            some = p.probs[p.probs > 0]
+            guess, bar = draft[offset], min(EPSILON, DELTA * math.exp(float((some * np.log(some)).sum())))
+            kept = p.probability(guess) > bar
+            if watch is not None:
+                watch(TokenDecision(guess, kept, p.probability(guess), {"threshold": bar}))
+            if kept:
+                sampler.accept(guess)
+                continue
+        token = gumbel_pick(sampler.sampling.seed, at, p)
+        sampler.accept(token)
+        if watch is not None:
+            watch(TokenDecision(token, None, p.probability(token), {}))
+        return Verdict((*draft[:offset], token), offset)
+    return whole(draft, count)
