@@ -119,7 +119,7 @@ class Writer:
         self._largest = sizes[-1]
         self._speculation = Speculation(CostPolicy(draft_max), clock)
         self._speculation.exactness = exactness
-        self._speculation.prepare(self._curve, sizes if drafts or exactness.sizes else (1,), calibration.replay)
+        self._speculation.prepare(self._curve, sizes if drafts or exactness.sizes else (1,), calibration.restore)
         # As many texts may share a pass as there is an allowed size for, and for every smaller number.
         self._together = next(n for n in range(1, len(sizes) + 2) if n + 1 not in sizes or 1 not in sizes)
         self._batch: Batch | None = None  # of the last pass

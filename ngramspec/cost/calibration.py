@@ -18,7 +18,7 @@ from pathlib import Path
 from ngramspec.backend import Model
 from ngramspec.cost import measure
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import MEASURE_ORDER, ProbeReport, Replay
+from ngramspec.cost.measure import MEASURE_ORDER, ProbeReport, RestoreCost
 from ngramspec.storage import cache_folder, keep_json, recall
 
 VERSION = 2
@@ -39,7 +39,7 @@ class Calibration:
         exact_sizes: the kernel class that exact mode uses.
         reads_alike: whether a text leaves the same bits behind however it came into the cache; see `measure`.
         uses: how often the curve was taken up again by a new process.
-        replay: what taking back costs, where that means evaluating tokens again; never kept on disk.
+        restore: what taking tokens back costs, where that means recomputing some; never kept on disk.
     """
 
     path: Path | None = None
@@ -48,7 +48,7 @@ class Calibration:
     exact_sizes: tuple[int, ...] | None = None
     reads_alike: bool | None = None
     uses: int = 0
-    replay: Replay | None = None
+    restore: RestoreCost | None = None
     _fresh: bool = False
 
     @classmethod
@@ -124,8 +124,8 @@ class Calibration:
             target, tokens: as above.
             sizes: which to time; see `measure.measure`.
         """
-        if target.replays and self.replay is None:
-            self.replay = measure.time_replay(target)
+        if target.replays and self.restore is None:
+            self.restore = measure.time_restore(target)
         if self.curve is None:
             self.curve = measure.measure(target, tokens, sizes=sizes)
         elif not self._fresh:

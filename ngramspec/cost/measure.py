@@ -127,19 +127,21 @@ def telling(curve: CostCurve, sizes: Sequence[int], most: int) -> Sequence[int]:
     return (*sizes, *(n for n in LONG_ORDER if n not in sizes and n <= most))
 
 
-class Replay(NamedTuple):
-    """What it takes to take tokens back where that means a checkpoint and evaluating tokens again.
+class RestoreCost(NamedTuple):
+    """What a refused draft costs in addition to its pass, where it cannot be cut off the cache.
 
     Attributes:
-        save: seconds that a checkpoint takes.
-        restore: seconds that it takes to go back to it.
+        save: seconds of the checkpoint that a draft needs; 0 where there is one already.
+        load: seconds of going back to it.
+        recompute: tokens that the next pass evaluates again, whether it holds a draft or not.
     """
 
     save: float
-    restore: float
+    load: float
+    recompute: int = 0
 
 
-def time_replay(target: Model) -> Replay:
+def time_restore(target: Model) -> RestoreCost:
     """Time a checkpoint of what the cache holds, and going back to it."""
     start = len(target.tokens)
     began = time.perf_counter()
@@ -148,7 +150,7 @@ def time_replay(target: Model) -> Replay:
     target.evaluate([0])
     evaluated = time.perf_counter()
     target.rollback(start)
-    return Replay(saved - began, time.perf_counter() - evaluated)
+    return RestoreCost(saved - began, time.perf_counter() - evaluated)
 
 
 def time_pass(target: Model, size: int) -> float:

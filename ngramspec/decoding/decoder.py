@@ -257,4 +257,4 @@ class SpeculativeDecoder:
             sizes = tuple(size for size in exactness.sizes if size <= most) or exactness.sizes[:1]
         leaves = self._asked.leaves if self._asked is not None else 0
         self.speculation.exactness = exactness
-        self.speculation.prepare(curve, sizes, self.calibration.replay, leaves)
+        self.speculation.prepare(curve, sizes, self.calibration.restore, leaves)

@@ -26,14 +26,14 @@ from typing import NamedTuple
 
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import Replay
+from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding import branches
 from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.drafts import Plan, Text, no_draft
 from ngramspec.decoding.generation import Generation
 from ngramspec.drafting.draft_model.passes import draft_together
 from ngramspec.exactness.decision import ExactnessMode
-from ngramspec.policies.policy import Debt, Policy, smallest
+from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
 
 
@@ -77,19 +77,18 @@ class Speculation:
         self.prepare(None, (1,))
 
     def prepare(
-        self, curve: CostCurve | None, sizes: Sequence[int], replay: Replay | None = None, leaves: int = 0
+        self, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None, leaves: int = 0
     ) -> None:
         """Set what holds from here on.
 
         Args:
             curve, sizes: see `Speculation`.
-            replay: seconds to save a state and to go back to it, where taking a draft back means evaluating tokens
-                again; None: taking back costs nothing.
+            restore: what taking a draft back costs; None: nothing.
             leaves: most branches of questions beside a draft.
         """
         self.curve = curve
         self.sizes = sizes
-        self._replay = replay
+        self._restore = restore
         self._leaves = leaves
         self._plain = [no_draft(curve.padded(sizes)[1][0] if curve else smallest(1, sizes))]
 
@@ -187,9 +186,10 @@ class Speculation:
                 text.drafts.plan(proposal.head(length), size, (size,))
                 for text, proposal, (length, size) in zip(texts, proposals, chosen, strict=True)
             ]
-        drafts, replay = texts[0].drafts, self._replay
-        debt = None if replay is None else Debt(owed, 0.0 if owed else replay.save, replay.restore)
-        length, size = policy.plan(proposals[0], curve, sizes, debt)
+        drafts, restore = texts[0].drafts, self._restore
+        if restore is not None and owed:  # there is a checkpoint already
+            restore = restore._replace(save=0.0, recompute=owed)
+        length, size = policy.plan(proposals[0], curve, sizes, restore)
         if not length:
             return [no_draft(size)]
         plan = drafts.plan(proposals[0].head(length), size, sizes)

@@ -176,7 +176,7 @@ class LookAhead(Text):
             self.active = self._able
             if self.active:
                 curve = self._calibration.ensure_curve(sequence)
-                speculation.prepare(curve, self._sizes, self._calibration.replay)
+                speculation.prepare(curve, self._sizes, self._calibration.restore)
         except TargetError:
             self.active = False
         except BaseException:
@@ -201,7 +201,7 @@ class LookAhead(Text):
             if not fitting:
                 self._give_up()
                 return None
-            speculation.prepare(self._calibration.curve, fitting, self._calibration.replay)
+            speculation.prepare(self._calibration.curve, fitting, self._calibration.restore)
         self.last, self.left = token, room
         try:
             self._sent = speculation.send([self])

@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.policies.policy import Debt, FixedPolicy, smallest
+from ngramspec.policies.policy import FixedPolicy, smallest
 from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.steps import Step
 
@@ -85,11 +86,11 @@ class EntropyPolicy(FixedPolicy):
         self._learn(normalised_entropy(row))
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         if draft.entropy is not None and self._entropy is not None:
             self._learn(draft.entropy())
-        return super().plan(draft, curve, sizes, debt)
+        return super().plan(draft, curve, sizes, restore)
 
     def _learn(self, entropy: float) -> None:
         if not math.isfinite(entropy):
@@ -150,7 +151,7 @@ class ThresholdPolicy(FixedPolicy):
         return TokenPrice(self.threshold, self._slopes)
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         most = min(len(draft), self.limit(), sizes[-1] - 1)
         reach = 1.0

@@ -17,10 +17,11 @@ else:
     from ngramspec.cost.curve import CostCurve
     from ngramspec.policies.draft_value import DraftValue
 
+from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import Draft, Question
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.policies.loss_budget import LossBudget
-from ngramspec.policies.policy import Batches, Debt, Policy, smallest
+from ngramspec.policies.policy import Batches, Policy, smallest
 from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
 from ngramspec.steps import Step
 
@@ -121,7 +122,7 @@ class CostPolicy(Policy):
         return self._tokens / self._seconds if self._seconds else 0.0
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         if curve is None:
             return 0, smallest(1, sizes)
@@ -135,15 +136,15 @@ class CostPolicy(Policy):
         self._measured = curve.measured
         costs = curve.padded(sizes)
         plain, plain_cost = costs[1]
-        if not draft.tokens and (debt is not None or not curve.switch):
+        if not draft.tokens and (restore is not None or not curve.switch):
             return 0, plain
         left = self._budget.left(plain_cost, curve.level)
         if left < 0:
             return 0, plain
         stake = self.STAKE * left
         rate: cython.double = self._rate(curve, sizes)
-        if debt is not None:
-            return self._plan_in_debt(draft, curve, sizes, rate, debt, stake)
+        if restore is not None:
+            return self._plan_with_restore(draft, curve, sizes, rate, restore, stake)
         ahead: DraftValue = self._value
         dearest: cython.double = max(plain_cost + stake, self._least(draft, costs))
         longest = ahead.read(draft.chances, costs, rate, dearest)
@@ -251,36 +252,37 @@ class CostPolicy(Policy):
         elif self._measured and self._in_a_row % self.PLAIN_EVERY == 0:
             self._plain_due = 2
 
-    def _plan_in_debt(
-        self, draft: Draft, curve: CostCurve, sizes: Sequence[int], rate: float, debt: Debt, stake: float
+    def _plan_with_restore(
+        self, draft: Draft, curve: CostCurve, sizes: Sequence[int], rate: float, restore: RestoreCost, stake: float
     ) -> tuple[int, int]:
         """The length that pays where a refusal means going back to the state before the pass.
 
-        The pass and all it kept are then evaluated again, in front of the next pass: after j accepted tokens that
-        pass is owed + 1 + j tokens longer than a plain one. So a draft of k tokens is worth
+        The pass and all it kept are then evaluated again, in front of the next pass: with `again` tokens to recompute
+        and j accepted, that pass is again + 1 + j tokens longer than a plain one. So the value of k draft tokens is
 
-            E[tokens(k)] - lambda (T(owed + 1 + k) + save + sum over j < k of P(j) (restore + T(owed + 2 + j) - T(1)))
+            E[tokens(k)] - lambda (T(again + 1 + k) + save + sum over j < k of P(j) (load + T(again + 2 + j) - T(1)))
 
         with P(j) = p_1 * ... * p_j * (1 - p_{j+1}), the probability that exactly j are accepted. At stake is what a
         draft costs that is refused at its first token: the longer pass, going back, and the longer pass after it.
         """
-        level, ratio = curve.level, curve.ratio
-        plain = ratio(debt.owed + 1)
+        ratio, again = curve.ratio, restore.recompute
+        save, load = restore.save / curve.level, restore.load / curve.level
+        plain = ratio(again + 1)
         best, best_value = 0, 1.0 - rate * plain
-        refused = (debt.save + debt.restore) / level + ratio(debt.owed + 2) - 1.0 - plain
+        refused = save + load + ratio(again + 2) - 1.0 - plain
         least = math.inf
         reach = expected = 1.0
-        again = debt.save / level
-        for k, p in enumerate(draft.chances[: min(len(draft), sizes[-1] - 1 - debt.owed)], 1):
-            cost = ratio(debt.owed + 1 + k)
-            again += reach * (1.0 - p) * (debt.restore / level + cost - 1.0)
+        spent = save
+        for k, p in enumerate(draft.chances[: min(len(draft), sizes[-1] - 1 - again)], 1):
+            cost = ratio(again + 1 + k)
+            spent += reach * (1.0 - p) * (load + cost - 1.0)
             reach *= p
             expected += reach
-            if cost - plain + 1.0 + debt.save / level <= self.SURE * (1 + k):
+            if cost - plain + 1.0 + save <= self.SURE * (1 + k):
                 least = min(least, cost)
             if cost > max(stake - refused, least):
                 continue
-            value = expected - rate * (cost + again)
+            value = expected - rate * (cost + spent)
             if value > best_value:
                 best, best_value = k, value
         return best, 1 + best

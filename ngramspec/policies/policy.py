@@ -8,32 +8,19 @@ all policies by name.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.cost.curve import CostCurve
+from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import Draft, Question
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.steps import Step
 
 Batches = Callable[[Sequence[int]], Sequence[int]]
 """See `ngramspec.shared_model.SharedModel.batches`."""
-
-
-class Debt(NamedTuple):
-    """What a draft costs in addition to its pass, where a refusal means evaluating tokens again.
-
-    Attributes:
-        owed: tokens that the next pass evaluates again, whether it holds a draft or not.
-        save: seconds of the checkpoint that a draft needs; 0 where there is one already.
-        restore: seconds of going back to it.
-    """
-
-    owed: int
-    save: float
-    restore: float
 
 
 class Policy(Protocol):
@@ -49,15 +36,17 @@ class Policy(Protocol):
 
     def begin(self) -> None:
         """Start a request: what earlier ones taught stays."""
+        return
 
     def limit(self) -> int:
         """How many tokens to ask the drafter for; 0 spares the asking."""
 
     def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
         """What the drafter should know of costs before it drafts; None where costs do not matter."""
+        return None
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         """How many draft tokens to send, and in a batch of what size: at least one larger, padded if it is more.
 
@@ -65,7 +54,7 @@ class Policy(Protocol):
             draft: what the drafter proposed.
             curve: cost of a pass by size; None when nobody measured.
             sizes: batch sizes that may be used, ascending.
-            debt: what taking the draft back would cost; None where it costs nothing.
+            restore: what taking the draft back would cost; None where it costs nothing.
         """
 
     def ask(
@@ -75,8 +64,7 @@ class Policy(Protocol):
 
         Args:
             questions: see `ngramspec.drafting.draft.Question`; the first ones are sent.
-            length: draft tokens that are sent.
-            size: of the batch without questions.
+            length, size: draft tokens that are sent, and the batch without questions.
             curve, sizes: as in `plan`.
         """
         return 0, size
@@ -88,24 +76,17 @@ class Policy(Protocol):
     def plan_together(
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
     ) -> list[tuple[int, int]]:
-        """`plan` for texts that share a pass: (draft tokens, batch size) of each; no drafts unless a policy says so.
-
-        Args:
-            drafts: one for each text; empty ones among them.
-            curve, sizes: as in `plan`.
-            batches: the sizes of the batches that parts of given lengths are evaluated in.
-        """
+        """`plan` for texts that share a pass: (draft tokens, batch size) of each; no drafts unless a policy says so."""
         return [(0, 1)] * len(drafts)
 
     def record(self, done: Step) -> None:
         """Learn from a pass; of several texts, what they did together, `plain_seconds` of a token being T(n) / n."""
+        return
 
     def see(self, row: NDArray[np.float32]) -> None:
         """Learn from the logits that decided the token emitted last, after the prefill and each pass.
 
-        Args:
-            row: of shape (n_vocab,). Valid during the call alone, not to be written to, and unchecked: nan and inf
-                may be among them.
+        Of shape (n_vocab,), valid during the call alone, not to be written to, and unchecked: nan and inf may occur.
         """
         return
 
@@ -124,23 +105,14 @@ class FixedPolicy(Policy):
     def __init__(self, draft_max: int = DRAFT_MAX) -> None:
         self._draft_max = draft_max
 
-    def begin(self) -> None:
-        pass
-
     def limit(self) -> int:
         return self._draft_max
 
-    def price(self, curve: CostCurve | None, sizes: Sequence[int]) -> TokenPrice | None:
-        return None
-
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
         k = min(len(draft), self.limit(), sizes[-1] - 1)
         return k, smallest(1 + k, sizes)
-
-    def record(self, done: Step) -> None:
-        pass
 
 
 def smallest(needed: int, sizes: Sequence[int]) -> int:

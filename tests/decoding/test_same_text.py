@@ -25,7 +25,7 @@ from support.laws import Legal, Text, follows, law_on
 from support.mock_target import Blurred, MockTarget, plain_generate
 from support.vocabulary_files import END, FIRST_WORD, WORDS
 
-from ngramspec.cost.measure import Replay
+from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.text import TextStream
 from ngramspec.drafting import DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.drafting.draft import Drafter
@@ -187,7 +187,7 @@ def check_same_text(
         policy=policy,
         draft_max=draw(st.sampled_from([7, 15, 1, 2, 4])),
     )
-    decoder.calibration.replay = Replay(0.01, 0.01) if replays else None
+    decoder.calibration.restore = RestoreCost(0.01, 0.01) if replays else None
     asked: dict[str, Any] = {"max_tokens": most, "sampling": sampling, "stop": stops, "logprobs": 2}
     stats = Stats()
     for _ in range(2):  # the second time with what the first left in the cache, and taught

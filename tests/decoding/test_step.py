@@ -12,13 +12,13 @@ from numpy.typing import NDArray
 
 from ngramspec.backend import ModelBase
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import Replay
+from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding.drafts import Drafts, Plan, Text, no_draft
 from ngramspec.decoding.step import Speculation
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Question
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.policies.policy import Debt, FixedPolicy
+from ngramspec.policies.policy import FixedPolicy
 from ngramspec.steps import Step
 
 
@@ -56,12 +56,12 @@ class Recorder(FixedPolicy):
     def __init__(self, most: int = 8) -> None:
         super().__init__(most)
         self.passes: list[Step] = []
-        self.debts: list[Debt | None] = []
+        self.costs: list[RestoreCost | None] = []
 
     def plan(
-        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], debt: Debt | None = None
+        self, draft: Draft, curve: CostCurve | None, sizes: Sequence[int], restore: RestoreCost | None = None
     ) -> tuple[int, int]:
-        self.debts.append(debt)
+        self.costs.append(restore)
         k, _ = super().plan(draft, curve, sizes)
         return min(3, k), min(3, k) + 2
 
@@ -288,13 +288,13 @@ def test_what_is_owed_is_part_of_the_pass() -> None:
     speculation.begin([7, 8])
     speculation.first(9)
     speculation.plan(100)
-    assert policy.debts == [None]
+    assert policy.costs == [None]
     assert speculation.curve is not None
-    speculation.prepare(speculation.curve, range(1, 9), Replay(0.25, 0.5))
+    speculation.prepare(speculation.curve, range(1, 9), RestoreCost(0.25, 0.5))
     speculation.plan(100)
     speculation.plan(100, owed=3)
     # The checkpoint before the tokens that are owed is still there: it costs nothing.
-    assert policy.debts[1:] == [Debt(0, 0.25, 0.5), Debt(3, 0.0, 0.5)]
+    assert policy.costs[1:] == [RestoreCost(0.25, 0.5), RestoreCost(0.0, 0.5, 3)]
     assert drafter.limits == [7, 7, 4]
     assert speculation.plan(100, owed=7) == no_draft(1)
 

@@ -12,7 +12,7 @@ from support.passes import Rich, draft
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.policies.draft_value import DraftValue
-from ngramspec.policies.policy import Debt
+from ngramspec.cost.measure import RestoreCost
 
 SIZES = range(1, 65)
 COPY = [0.6] + [0.97] * 30
@@ -76,7 +76,7 @@ def curve(slope: float) -> CostCurve:
     return CostCurve({1: 1.0, 64: 1 + 63 * slope})
 
 
-def worth_with_debt(k: int, acceptance: list[float], t: CostCurve, debt: Debt) -> float:
+def worth_with_restore(k: int, acceptance: list[float], t: CostCurve, restore: RestoreCost) -> float:
     """Tokens less seconds, by going through everything that may be refused; a second is worth a token."""
     value = 0.0
     for outcome in itertools.product((True, False), repeat=k):
@@ -84,24 +84,25 @@ def worth_with_debt(k: int, acceptance: list[float], t: CostCurve, debt: Debt) -
         for right, a in zip(outcome, acceptance, strict=False):
             p *= a if right else 1 - a
         accepted = next((i for i, right in enumerate(outcome) if not right), k)
-        seconds = t.ratio(debt.owed + 1 + k) + (debt.save if k else 0.0)
+        seconds = t.ratio(restore.recompute + 1 + k) + (restore.save if k else 0.0)
         if accepted < k:
-            seconds += debt.restore + t.ratio(debt.owed + accepted + 2) - t.ratio(1)
+            seconds += restore.load + t.ratio(restore.recompute + accepted + 2) - t.ratio(1)
         value += p * (1 + accepted - seconds)
     return value
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_with_a_debt_the_length_is_the_best_of_all(seed: int) -> None:
+def test_where_tokens_are_recomputed_the_length_is_the_best_of_all(seed: int) -> None:
     rng = random.Random(seed)
     acceptance = [rng.random() ** 0.3 for _ in range(6)]
     t = curve(rng.choice((0.02, 0.1, 0.4)))
-    debt = Debt(rng.choice((0, 0, 3, 20)), rng.choice((0.0, 0.1, 0.5)), rng.choice((0.0, 0.1)))
-    best = max(range(7), key=lambda k: worth_with_debt(k, acceptance, t, debt))
-    assert Rich().plan(draft(acceptance), t, SIZES, debt) == (best, 1 + best)
+    again = rng.choice((0, 0, 3, 20))
+    restore = RestoreCost(rng.choice((0.0, 0.1, 0.5)), rng.choice((0.0, 0.1)), again)
+    best = max(range(7), key=lambda k: worth_with_restore(k, acceptance, t, restore))
+    assert Rich().plan(draft(acceptance), t, SIZES, restore) == (best, 1 + best)
 
 
 def test_no_pass_is_larger_than_the_largest() -> None:
-    k, size = Rich().plan(draft([0.99] * 60), curve(0.01), SIZES, Debt(40, 0.0, 0.0))
+    k, size = Rich().plan(draft([0.99] * 60), curve(0.01), SIZES, RestoreCost(0.0, 0.0, 40))
     assert size == 1 + k
     assert 40 + size <= 64

@@ -22,12 +22,11 @@ from ngramspec.batching.request import Request
 from ngramspec.batching.scheduler import Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.cost.measure import SHARED_ORDER, Replay
+from ngramspec.cost.measure import SHARED_ORDER, RestoreCost
 from ngramspec.decoding.drafts import Drafts as TextDrafts
 from ngramspec.drafting.draft import NO_DRAFT, Draft, Drafter
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.cost import CostPolicy
-from ngramspec.policies.policy import Debt
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Step
 from ngramspec.tokens import common_prefix
@@ -89,7 +88,7 @@ class Machine:
     believed: Cost | None = None
     texts: int = 1
     ask: float = 0.01
-    replay: Replay | None = None
+    restore: RestoreCost | None = None
     switch: float = 0.0
     interrupted: float = 0.0
 
@@ -116,21 +115,22 @@ class Machine:
         return (self.seconds - seconds) / ((self.tokens - began) * plain)
 
     def _pass(self, kind: Drafts) -> None:
-        n, replay, policy, curve = self.texts, self.replay, self.budget.shared(self.texts), self.curve
+        n, restore, policy, curve = self.texts, self.restore, self.budget.shared(self.texts), self.curve
         asks = policy.limit() > 0
         guesses = [kind.next(self._rng) if asks else (NO_DRAFT, 0) for _ in range(n)]
-        debt = Debt(self._owed, 0.0 if self._owed else replay.save, replay.restore) if replay else None
+        if restore and self._owed:
+            restore = RestoreCost(0.0, restore.load, self._owed)
         drafts = [draft for draft, _ in guesses]
         if n == 1:
-            planned = [policy.plan(drafts[0], curve, SIZES, debt)]
+            planned = [policy.plan(drafts[0], curve, SIZES, restore)]
         else:
             planned = policy.plan_together(drafts, curve, SIZES, lambda parts: [sum(parts)])
         size = self._owed + sum(size for _, size in planned)
         sent = sum(k for k, _ in planned)
         kept = sum(min(k, right) for (k, _), (_, right) in zip(planned, guesses, strict=True))
         overhead = self.ask * asks
-        if replay is not None:
-            overhead += (replay.save if sent and not self._owed else 0.0) + (replay.restore if kept < sent else 0.0)
+        if restore is not None:
+            overhead += (restore.save if sent else 0.0) + (restore.load if kept < sent else 0.0)
             self._owed = self._owed + 1 + kept if kept < sent else 0
         spent = self.cost(size) + (self.switch if size != self._last else 0.0)
         if self._rng.random() < self.interrupted:
@@ -162,9 +162,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "two": {"texts": 2},
     "four": {"texts": 4},
     "eight": {"texts": 8},
-    "replaying": {"replay": Replay(0.0, 0.0)},
-    "replaying, dear": {"replay": Replay(0.1, 0.1)},
-    "replaying, too dear": {"replay": Replay(2.0, 2.0)},
+    "replaying": {"restore": RestoreCost(0.0, 0.0)},
+    "replaying, dear": {"restore": RestoreCost(0.1, 0.1)},
+    "replaying, too dear": {"restore": RestoreCost(2.0, 2.0)},
     "switching": {"switch": 0.3},
     "switching, dear": {"switch": 1.0},
 }
@@ -202,7 +202,7 @@ def test_a_short_text_loses_little_whatever_others_gained(claimed: float, slope:
         machine.budget.begin()
         lost = (machine.run(64, Drafts(0.0, claimed)) - 1) * 64
         # START and CREDIT, what fades and is allowed meanwhile, and the last draft beyond the funds.
-        assert lost < 1 + 1 + 1 + 5 * slope + 4 * (machine.switch + (0.1 if machine.replay else 0.0))
+        assert lost < 1 + 1 + 1 + 5 * slope + 4 * (machine.switch + (0.1 if machine.restore else 0.0))
 
 
 @grid(ask=(0.0025, 0.02, 0.1), before=(NOTHING, Drafts(0.0, 0.6), Drafts(0.0, 0.95)))

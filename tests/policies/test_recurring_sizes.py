@@ -14,7 +14,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, GivenCurve, Points
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies.cost import CostPolicy
-from ngramspec.policies.policy import Debt
+from ngramspec.cost.measure import RestoreCost
 from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
 
 ALL = range(1, 65)
@@ -167,4 +167,4 @@ def test_no_draft_is_a_plain_pass_where_nothing_recurs_or_going_back_costs_again
     assert CostPolicy().plan(NO_DRAFT, GivenCurve({1: 1.0, 64: 1.0}, 0.3), ALL) == (0, 1)
     policy, curve = CostPolicy(), GivenCurve({1: 1.0, 8: 1.0, 64: 8.0}, 0.3)
     settled(policy, curve)
-    assert policy.plan(NO_DRAFT, curve, ALL, Debt(0, 0.1, 0.1)) == (0, 1)
+    assert policy.plan(NO_DRAFT, curve, ALL, RestoreCost(0.1, 0.1)) == (0, 1)
