@@ -12,8 +12,8 @@ object may offer both (`Runner`), as `ngramspec.llama.target.Target` does. Write
    say in `owed` how many tokens the next pass evaluates again before its own.
 4. `fingerprint`: while it is "", costs of passes are measured in every process.
 
-Optional for good: `fill_in_tokens` (`ngramspec.fill_in.FillInTokenizer`), `Decided` (`ngramspec.exactness.decision`),
-`Headed`, `SharedModel` (`ngramspec.shared_model`) for several texts at once, `Asked` (`ngramspec.decoding.branches`).
+Optional for good: `fill_in_tokens` (`ngramspec.fill_in.FillInTokenizer`), `exactness` (an `ExactnessMode`), `Headed`,
+`SharedModel` (`ngramspec.shared_model`) for several texts at once, `Asked` (`ngramspec.decoding.branches`).
 
 Test it with `pytest tests/test_backend.py`, with your runner added to its list, then on a real model with
 `ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the room.
@@ -137,11 +137,6 @@ class Runner(Model, Vocabulary, Protocol):
 
 @runtime_checkable
 class Headed(Protocol):
-    """A model that may draft with a head of its own.
-
-    Attributes:
-        feeds_head: whether passes keep the hidden states that the head reads, which slows plain decoding; the head
-            knows nothing of a text that was evaluated meanwhile.
-    """
+    """A model that may draft with a head of its own, if passes keep what the head reads, which slows plain decoding."""
 
     feeds_head: bool

@@ -26,7 +26,7 @@ from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.step import Speculation
 from ngramspec.drafting import DEFAULT, make_drafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.exactness.decision import EXACT, Decided, Exact, ExactnessMode
+from ngramspec.exactness.decision import EXACT, Exact, ExactnessMode
 from ngramspec.policies import make_policy
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
@@ -53,9 +53,6 @@ class SpeculativeDecoder:
         clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
 
     Attributes:
-        calibration: what was measured of the target.
-        drafts: what is drafted for a text.
-        speculation: makes the passes, and learns from them.
         exactness: the mode of requests; with "on" from the first one on.
 
     Raises:
@@ -98,7 +95,8 @@ class SpeculativeDecoder:
         )
         self._asked = target if isinstance(target, Asked) else None
         self.exact = exact
-        self.exactness = target.exactness if exact == "auto" and isinstance(target, Decided) else ExactnessMode()
+        decided: ExactnessMode | None = getattr(target, "exactness", None)  # when it was loaded
+        self.exactness = decided if decided is not None and exact == "auto" else ExactnessMode()
         if calibration is None:
             calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)
         self.calibration = calibration
@@ -120,10 +118,7 @@ class SpeculativeDecoder:
         return self.speculation.policy
 
     def calibrate(self, known: Calibration) -> None:
-        """Start from measurements of the target.
-
-        The decoder works on a copy, which it alone adds to and which is not kept on disk.
-        """
+        """Start from a copy of these measurements of the target, which is not kept on disk."""
         curve = CostCurve.from_json(known.curve.to_json()) if known.curve is not None else None
         self.calibration = replace(known, path=None, curve=curve)
 
@@ -188,7 +183,7 @@ class SpeculativeDecoder:
     def _settle(self) -> ExactnessMode:
         """Prepare the target for a request, and tell how it is decoded."""
         if isinstance(self.target, Headed):
-            # So that plain decoding on a target with a head is as fast as on one without.
+            # Without drafts it would slow decoding for nothing.
             self.target.feeds_head = self.drafter is not None
         if self.exact == "on":
             sizes = None
@@ -198,12 +193,7 @@ class SpeculativeDecoder:
         return self.exactness
 
     def read(self, prompt: Sequence[int], progress: Progress | None = None) -> Logits:
-        """Make the target's cache hold a prompt, as `generate` would; see `Target.prefill`.
-
-        Args:
-            prompt: of the request.
-            progress: of the prefill.
-        """
+        """Make the target's cache hold a prompt, as `generate` would; see `Target.prefill`."""
         self._settle()
         return self.target.prefill(prompt, aligned=self.exactness.aligned, progress=progress)
 

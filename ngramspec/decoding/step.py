@@ -58,12 +58,8 @@ class Sent(NamedTuple):
 class Speculation:
     """Makes the passes of one model: decides on every draft, and learns from every pass.
 
-    Args:
-        policy: decides how many tokens to draft.
-        clock: tells the seconds that passes and drafting take.
-
     Attributes:
-        policy: as above.
+        policy: decides how many tokens to draft.
         exactness: which sizes of batch move no logit, and how far others do.
         curve: cost of a pass by batch size; None while nobody measured.
         sizes: batch sizes that may be used, ascending.
@@ -202,11 +198,7 @@ class Speculation:
     def learn(self, text: Text, step: Step, overhead: float = 0.0) -> None:
         """Learn from a pass over one text, and fill in what its record lacks.
 
-        Args:
-            text: that it was made over.
-            step: what came of it: tokens emitted, the draft, the batch size and the time.
-            overhead: seconds spent on planning, and on being able to take a draft back; counted only if the drafter
-                was asked.
+        `overhead`: seconds spent on planning, and on taking a draft back; counted only if the drafter was asked.
         """
         drafts, curve = text.drafts, self.curve
         if curve is not None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal
 
 from ngramspec.errors import TargetError
 from ngramspec.exactness import trial
@@ -171,13 +171,6 @@ class ExactnessMode:
     same: bool = False
     bound: float = 0.0
     agreeing: tuple[int, ...] = (1,)
-
-
-@runtime_checkable
-class Decided(Protocol):
-    """A model that decided how its requests are decoded when it was loaded with `exact="auto"`."""
-
-    exactness: ExactnessMode
 
 
 class ExactAuto:

@@ -11,8 +11,8 @@ import pytest
 from support.passes import Rich, draft
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.policies.draft_value import DraftValue
 from ngramspec.cost.measure import RestoreCost
+from ngramspec.policies.draft_value import DraftValue
 
 SIZES = range(1, 65)
 COPY = [0.6] + [0.97] * 30

@@ -12,9 +12,9 @@ from support.passes import draft, passed
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, GivenCurve, Points
+from ngramspec.cost.measure import RestoreCost
 from ngramspec.drafting.draft import NO_DRAFT, Draft
 from ngramspec.policies.cost import CostPolicy
-from ngramspec.cost.measure import RestoreCost
 from ngramspec.policies.recurring_sizes import Candidate, RecurringSizes
 
 ALL = range(1, 65)
