@@ -11,7 +11,7 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 from .completion import models
 from .console import fail, note, usage_error
 from .options import Model, Only
-from .serve_options import LONGEST_DRAFT, AccessOptions, AnywayOptions, DefaultSampling, EngineOptions
+from .serve_options import LONGEST_DRAFT, AccessOptions, AnywayOptions, DefaultSampling, EmbeddingOptions, EngineOptions
 
 SETTINGS = Only(
     (
@@ -32,6 +32,7 @@ def serve(
     load: Annotated[LoadSettings, SETTINGS],
     access: AccessOptions,
     engine: EngineOptions,
+    embedding: EmbeddingOptions,
     sampling: DefaultSampling,
     anyway: AnywayOptions,
     model: Model = None,
@@ -69,4 +70,4 @@ def serve(
         shared = max(16, load.ctx_size // engine.parallel)
         each = f"-c {load.ctx_size} is the context of each of {engine.parallel} requests"
         note(f"{each}; llama-server shares it among them (-c {shared} is that)")
-    run(load, access, engine, sampling.defaults(), model or model_file, alias, open_page)
+    run(load, access, engine, embedding, sampling.defaults(), model or model_file, alias, open_page)

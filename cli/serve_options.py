@@ -5,11 +5,12 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
 
 import psutil
 import typer
 
+from ngramspec.llama.embedder import POOLINGS, Pooling
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.vocabulary import CHATML
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from ngramspec.server.state import SamplingDefaults
 
 LONGEST_DRAFT = MAX_EVALUATE - 1
+
+MOST_EMBEDDED = 8192
+"""Most tokens of a text to embed: OpenAI's models take as many, and the cache of more would surprise."""
 
 
 @with_settings
@@ -163,6 +167,53 @@ class EngineOptions:
     def cache_room(self) -> int:
         """Bytes for conversations that left their slot."""
         return int(psutil.virtual_memory().available) // 4 if self.cache_ram is None else self.cache_ram * 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class EmbeddingOptions:
+    """Whether texts are made vectors of, and how."""
+
+    embeddings: Annotated[
+        bool,
+        typer.Option(
+            "--embeddings",
+            "--embedding",
+            help="Answer /v1/embeddings too. Takes memory for a context as large as a request's, at most"
+            f" {MOST_EMBEDDED} tokens.",
+        ),
+    ] = False
+    pooling: Annotated[
+        str | None,
+        typer.Option(
+            "--pooling",
+            metavar="|".join(POOLINGS),
+            help="What a text's vector is made of: its tokens' mean, the first, the last; none: one for each token;"
+            " default: what the file says.",
+            show_default=False,
+        ),
+    ] = None
+    embd_normalize: Annotated[
+        int | None,
+        typer.Option(
+            "--embd-normalize",
+            min=-1,
+            help="How vectors are scaled: -1 not at all, 0 to 16 bits, 2 to length 1, p to p-norm 1; default: 2.",
+            show_default=False,
+        ),
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.pooling == "rank":
+            usage_error("--pooling rank: documents are not ranked here")
+        if self.pooling not in (None, *POOLINGS):
+            usage_error(f"--pooling is {self.pooling!r}, but must be one of: {', '.join(POOLINGS)}")
+        if not self.embeddings and (self.pooling is not None or self.embd_normalize is not None):
+            usage_error("--pooling and --embd-normalize are for --embeddings")
+
+    @property
+    def pooled(self) -> Pooling | None:
+        """`pooling`, checked."""
+        return cast("Pooling | None", self.pooling)
 
 
 def _anyway(*flags: str, help: str) -> Any:

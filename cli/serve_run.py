@@ -23,22 +23,26 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.scheduler import warm_up
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
+from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.rpc import wait_for_loss
+from ngramspec.llama.target import Target
 from ngramspec.loading.load import Found, open_found
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.server.app import make_app
 from ngramspec.server.http import Entry
-from ngramspec.server.state import SamplingDefaults, ServedModel, Server
+from ngramspec.server.state import EUCLIDEAN, SamplingDefaults, ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .options import find
-from .serve_options import LONGEST_DRAFT, AccessOptions, EngineOptions
+from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, AccessOptions, EmbeddingOptions, EngineOptions
 
 DRAIN_SECONDS = 8.0
 """How long running requests may go on after a signal: less than the 10 s after which docker kills."""
 
 HEADER_SECONDS = 20.0
 """How long the headers of a request may take."""
+
+NO_EMBEDDINGS = EmbeddingOptions()
 
 _LOOPBACK = ("127.", "::1", "localhost")
 
@@ -47,6 +51,7 @@ def run(
     load: LoadSettings,
     access: AccessOptions,
     options: EngineOptions,
+    embedding: EmbeddingOptions,
     defaults: SamplingDefaults,
     model: str | None,
     alias: str | None,
@@ -71,7 +76,7 @@ def run(
                 note("anybody who can reach this address can use the model; --api-key asks for a key")
             if open_page:
                 webbrowser.open(address)
-            server.model = open_served(load, options, found, alias, defaults.sampling.grammar)
+            server.model = open_served(load, options, found, alias, defaults.sampling.grammar, embedding)
             note(f"drafts: {server.model.drafter or 'none, one token per pass'}")
             room = f"{options.parallel} requests at once, {server.model.n_ctx} tokens each"
             note(f"{server.model.name} is ready: {room}, --exact {'on' if server.model.exact else 'off'}")
@@ -92,6 +97,7 @@ def open_served(
     found: Found,
     alias: str | None,
     grammar: str | None = None,
+    embedding: EmbeddingOptions = NO_EMBEDDINGS,
 ) -> ServedModel:
     """The model, ready to answer, and a small one that drafts for it, if there is one; `grammar`: of its default.
 
@@ -109,6 +115,7 @@ def open_served(
     assert drafter is None or isinstance(drafter, MixtureDrafter)
     if grammar is not None:
         target.grammar(grammar)  # one that cannot be used ends the start, not every request
+    embedder = executor.submit(open_embedder, target, embedding).result()
     # What is not known of the model's costs is measured first.
     new = Calibration.load(target.sequences[0]).curve is None
     if new:
@@ -134,8 +141,20 @@ def open_served(
     name, exact = alias or path.stem, target.exact == "on"
     drafts = "" if drafter is None else drafter.name
     predict = None if options.predict == -1 else options.predict
-    known = drafter is not None, options.spm_infill, exact, drafts, predict
-    return ServedModel(engine, target, name, str(path), meta, *known)
+    known = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
+    scale = EUCLIDEAN if embedding.embd_normalize is None else embedding.embd_normalize
+    return ServedModel(engine, target, name, str(path), meta, *known, embd_normalize=scale)
+
+
+def open_embedder(target: Target, options: EmbeddingOptions) -> Embedder | None:
+    """What makes vectors of texts, if that is wanted."""
+    if not options.embeddings:
+        return None
+    embedder = target.embedder(options.pooled, min(target.n_ctx, MOST_EMBEDDED))
+    note(f"embeddings: pooling {embedder.pooling}, texts of up to {embedder.n_ctx} tokens, in a context of their own")
+    if embedder.pooling == "none":
+        note("/v1/embeddings needs vectors of whole texts: --pooling mean makes some; /embedding has those of tokens")
+    return embedder
 
 
 def _drain(server: Server) -> None:

@@ -14,9 +14,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Executor, Future
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from ngramspec.backend import Vocabulary
@@ -98,6 +99,7 @@ class Engine:
         self._queue: deque[ActiveRequest] = deque()
         self._working: list[ActiveRequest] = []
         self._errands: list[tuple[int, Callable[[SequenceModel], Any], Future[Any]]] = []
+        self._asides: deque[tuple[Generator[object, None, Any], Future[Any]]] = deque()
         self._closing: float | None = None
         self._stats = Stats()
         self._prompt_tokens = self._cached_tokens = 0
@@ -132,6 +134,25 @@ class Engine:
         with self._wake:
             if self._closing is None:
                 self._errands.append((number, work, told))
+                self._wake.notify()
+            else:
+                told.set_exception(ClosedError("the server is shutting down"))
+        return told
+
+    def aside(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
+        """Do work that needs none of the slots on the engine's thread, a step of it between two passes.
+
+        A thread of its own would take the processor from the passes, and OpenMP keeps further threads for it.
+
+        Args:
+            work: gives the steps; is told by a function how many tokens the next step may evaluate. One piece of work
+                ends before the next one begins. What it returns or raises is what the future gives; a future that is
+                cancelled ends it.
+        """
+        told = Future[Any]()
+        with self._wake:
+            if self._closing is None:
+                self._asides.append((work(partial(self._chunk, short=True)), told))
                 self._wake.notify()
             else:
                 told.set_exception(ClosedError("the server is shutting down"))
@@ -179,21 +200,25 @@ class Engine:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._queue or self._working or self._errands or self._closing is not None):
+                while not (self._queue or self._working or self._errands or self._asides or self._closing is not None):
                     self._wake.wait()
                 if self._closing is not None:
                     late = time.monotonic() >= self._closing
                     for active in (*self._queue, *self._working) if late else ():
                         active.cancel()
-                    if not (self._queue or self._working or self._errands):
+                    if not (self._queue or self._working or self._errands or (self._asides and not late)):
                         break
             try:
                 self._drop_cancelled()
                 self._run_errands()
+                self._go_on_aside()
                 self._admit()
                 self._work()
             except Exception as error:
                 self._recover(error)
+        for _, told in self._asides:
+            if told.set_running_or_notify_cancel():
+                told.set_exception(ClosedError("the server is shutting down"))
         self._calibration.save()
         if self._drafter is not None:
             self._drafter.keep()
@@ -223,6 +248,28 @@ class Engine:
                     told.set_result(work(self._model.sequences[number]))
                 except Exception as error:
                     told.set_exception(error)
+
+    def _go_on_aside(self) -> None:
+        """A step of the first work that needs no slot, if it is its turn."""
+        if not self._asides or not self._scheduler.goes_aside(self._writers):
+            return
+        steps, told = self._asides[0]
+        began, value, failed = self._clock(), None, None
+        if not told.cancelled():
+            try:
+                next(steps)
+                return
+            except StopIteration as end:
+                value = end.value
+            except Exception as error:
+                failed = error
+            finally:
+                self._scheduler.went_aside(self._clock() - began)
+        steps.close()
+        self._asides.popleft()
+        # Until here it can be cancelled, and from here on it cannot.
+        if told.set_running_or_notify_cancel():
+            told.set_result(value) if failed is None else told.set_exception(failed)
 
     def _admit(self) -> None:
         """Give waiting requests the sequences that are free, in the order in which they came."""
@@ -256,15 +303,19 @@ class Engine:
             with self._wake:
                 self._cached_tokens += active.cached
 
-    def _chunk(self) -> int:
-        """Most tokens of the next chunk of a prompt."""
+    def _chunk(self, *, short: bool = False) -> int:
+        """Most tokens of the next chunk of a prompt; `short` as in `Scheduler.chunk`."""
         most = self._model.max_tokens
-        return self._scheduler.chunk(most) if any(not active.reading for active in self._working) else most
+        return self._scheduler.chunk(most, short=short) if self._writers else most
+
+    @property
+    def _writers(self) -> list[ActiveRequest]:
+        return [active for active in self._working if not active.reading]
 
     def _work(self) -> None:
         """One pass: a chunk of a prompt, or a token and a draft for the texts whose turn it is."""
         readers = [active for active in self._working if active.reading]
-        writers = [active for active in self._working if not active.reading]
+        writers = self._writers
         reader = self._scheduler.reads(readers, writers)
         if reader is not None:
             self._read(reader)

@@ -3,7 +3,8 @@
 Prompts are read chunk by chunk and texts written token by token. Where both wait, prompts are read first for some
 seconds, so that their texts join those that are being written: a pass costs little more with them. After that reading
 and writing get the same time: a long prompt slows the answers of others to half their speed, and does not stop them.
-Prompts take turns among each other, so that a short one does not wait for the end of a long one.
+Prompts take turns among each other, so that a short one does not wait for the end of a long one. Work beside
+requests, such as embeddings, gets no more time than answers do.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Scheduler:
     """Shares time between prompts and answers."""
 
     def __init__(self) -> None:
-        self._ahead = 0.0
+        self._ahead = self._beside = 0.0
         self._order: list[object] = []  # prompts that had a turn, the last turn last
         self._per_token = 0.0
 
@@ -77,12 +78,23 @@ class Scheduler:
     def wrote(self, seconds: float) -> None:
         """A pass was made for the answers."""
         self._ahead = max(0.0, self._ahead - seconds)
+        self._beside -= seconds
 
-    def chunk(self, most: int) -> int:
-        """Tokens of a chunk that answers wait for, at most `most`."""
+    def goes_aside(self, writers: Sequence[object]) -> bool:
+        """Whether it is the turn of work beside requests, while texts are being written."""
+        if not writers:
+            self._beside = 0.0
+        return self._beside <= 0
+
+    def went_aside(self, seconds: float) -> None:
+        """A step of such work was done."""
+        self._beside = max(0.0, self._beside) + seconds
+
+    def chunk(self, most: int, *, short: bool = False) -> int:
+        """Tokens of a chunk that answers wait for, at most `most`; `short`: without what they may wait longer."""
         if not self._per_token:
             return min(most, LEAST)
-        seconds = max(PAUSE, AHEAD - self._ahead)
+        seconds = PAUSE if short else max(PAUSE, AHEAD - self._ahead)
         return max(1, min(most, max(LEAST, int(seconds / self._per_token))))
 
 

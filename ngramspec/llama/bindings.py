@@ -84,6 +84,12 @@ def _constants(api: Any, enumeration: str) -> Mapping[str, Any]:
     return members
 
 
+def width_out(api: Any, model: Any) -> int:
+    """Numbers in a row of what a model's last layer makes; where the version does not tell, in a row of its layers."""
+    tell = getattr(api, "llama_model_n_embd_out", api.llama_model_n_embd)
+    return int(tell(model))
+
+
 def suppressed(api: Any, vocab: Any) -> tuple[int, ...]:
     """Token ids that a model's file forbids; none where the version does not tell."""
     if not hasattr(api, "llama_vocab_get_suppress_tokens"):

@@ -27,9 +27,10 @@ from ngramspec.drafting.draft import LEAVES, Question
 from ngramspec.errors import ModelError
 from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
 from ngramspec.exactness.trial import ROOM
-from ngramspec.llama import devices, log
+from ngramspec.llama import bindings, devices, log
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branches, CacheTree
+from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
 from ngramspec.llama.head import Head
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
@@ -119,6 +120,7 @@ class Target(Weights, CacheSequence):
 
     head: Head | None = None
     _branches: Branches | None = None
+    _embedders: tuple[Embedder, ...] = ()
     max_rows = MAX_EVALUATE
     _ctx: Any = None
 
@@ -389,6 +391,43 @@ class Target(Weights, CacheSequence):
         params.n_seq_max, params.kv_unified = 1, False
         return TrialContext(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
 
+    def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
+        """What makes vectors of texts with this model's weights, in a context of its own; `close` frees it too.
+
+        Args:
+            pooling: what a vector is made of; None: what the file says, "none" where it does not.
+            n_ctx: most tokens of a text.
+
+        Raises:
+            ModelError: the model makes no such vectors, or the machine lacks the memory for the context.
+        """
+        self._check_open()
+        if self._meta(f"{self.architecture}.attention.causal") == "false":
+            raise ModelError(f"{self.path} attends to what follows a token, too: no embeddings can be made of it here")
+        if pooling is None:
+            number = int(self._meta(f"{self.architecture}.pooling_type") or 0)
+            if number >= len(POOLINGS):
+                raise ModelError(f"{self.path} ranks documents; --pooling mean makes embeddings of it anyway")
+            pooling = POOLINGS[number]
+        params = self._params(n_ctx + MAX_EVALUATE, 0, self.setting)
+        params.n_seq_max, params.kv_unified = 1, False
+        params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
+        context = llama.llama_init_from_model(self._model, params)
+        if not context:
+            raise ModelError(f"{self.path}: there is no memory for a context of {n_ctx} tokens to make embeddings in")
+        made = Embedder(
+            llama,
+            context,
+            pooling,
+            n_ctx=n_ctx,
+            n_batch=int(params.n_batch),
+            n_vocab=self.n_vocab,
+            width=bindings.width_out(llama, self._model),
+            recurrent=self._recurrent,
+        )
+        self._embedders = (*self._embedders, made)
+        return made
+
     # ------------------------------------------------------------------ several texts
 
     @property
@@ -513,6 +552,8 @@ class Target(Weights, CacheSequence):
         if self._branches is not None:
             self._branches.close()
             self._branches = None
+        for embedder in self._embedders:
+            embedder.close()
         if self._ctx:
             self._passes.close()
             self._ctx = None

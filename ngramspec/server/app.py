@@ -15,6 +15,7 @@ from starlette.routing import Route
 
 from ngramspec.server import anthropic, openai_chat, responses
 from ngramspec.server.access import Access
+from ngramspec.server.embeddings import embedding, embeddings
 from ngramspec.server.errors import ApiError, worded
 from ngramspec.server.http import Endpoint, EndpointApp, JsonAnswer, Log, Logged
 from ngramspec.server.infill import infill
@@ -39,6 +40,8 @@ ENDPOINTS = (
     Endpoint(("/v1/completions",), completions),
     Endpoint(("/completion", "/completions"), completion),
     Endpoint(("/infill",), infill),
+    Endpoint(("/v1/embeddings", "/embeddings"), embeddings),
+    Endpoint(("/embedding",), embedding),
     # Whoever needs an API key enters it there.
     Endpoint(("/",), page, "GET", public=True),
     Endpoint(("/markdown",), markdown),
@@ -51,11 +54,9 @@ ENDPOINTS = (
     Endpoint(("/v1/responses/input_tokens",), responses.input_tokens),
 )
 
-_EMBEDDINGS = "this server generates text; it makes no embeddings"
 _RANKS = "this server generates text; it ranks no documents"
 
 NOT_THERE = {
-    **dict.fromkeys(("/v1/embeddings", "/embeddings", "/embedding"), _EMBEDDINGS),
     **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _RANKS),
     "/props": "settings are given when the server is started, and cannot be changed",
     "/lora-adapters": "this server loads no LoRA adapters",

@@ -207,7 +207,7 @@ def read_prompts(model: ServedModel, given: Fields) -> list[list[int]]:
     value = given.data.get("prompt")
     if value is None:
         raise bad_field("prompt", "prompt is missing")
-    prompts = [_tokens(model, one) for one in (value if several(value) else [value])]
+    prompts = [read_tokens(model, one, "prompt") for one in (value if several(value) else [value])]
     if not prompts or not all(prompts):
         raise bad_field("prompt", "prompt is empty: there is nothing to continue")
     if len(prompts) > MOST_ANSWERS:
@@ -222,20 +222,31 @@ def several(value: Any) -> bool:
     return any(isinstance(item, list) for item in value) or all(isinstance(item, str) for item in value)
 
 
-def _tokens(model: ServedModel, prompt: Any) -> list[int]:
+def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = None) -> list[int]:
+    """The token ids of a text, or of a list of token ids and texts.
+
+    Args:
+        model: whose tokens.
+        value: the text.
+        name: of the field.
+        n_ctx: of the context; None: that of a request.
+
+    Raises:
+        ApiError: it is none of these, or is too long for the context whatever its tokens are.
+    """
     vocabulary = model.vocabulary
-    if isinstance(prompt, str):
-        model.check_size(len(prompt))
-        return list(vocabulary.tokenize(prompt, special=True))
-    if not isinstance(prompt, list):
-        raise bad_field("prompt", f"prompt holds {shown(prompt)}, but must hold text, token ids or lists of them")
+    if isinstance(value, str):
+        model.check_size(len(value), n_ctx)
+        return list(vocabulary.tokenize(value, special=True))
+    if not isinstance(value, list):
+        raise bad_field(name, f"{name} holds {shown(value)}, but must hold text, token ids or lists of them")
     tokens: list[int] = []
-    for i, item in enumerate(prompt):
+    for i, item in enumerate(value):
         if isinstance(item, str):
-            model.check_size(len(item))
+            model.check_size(len(item), n_ctx)
             tokens += vocabulary.tokenize(item, special=True, add_bos=i == 0)
         else:
-            tokens.append(check_token(vocabulary, item, "prompt"))
+            tokens.append(check_token(vocabulary, item, name))
     return tokens
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
+from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.errors import ApiError, leaving, overflow
@@ -18,6 +19,7 @@ from ngramspec.server.fields import Fields
 
 MOST_BYTES = 32 * 2**20
 PING_SECONDS = 15.0
+EUCLIDEAN = 2  # llama-server's
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's, as in `ngramspec chat`
 
 
@@ -44,6 +46,8 @@ class ServedModel:
         exact: whether texts are the same bit for bit whatever is drafted.
         drafter: its name; "" for none.
         predict: most tokens of a text where a request does not say; None: as many as the context holds.
+        embedder: makes vectors of texts; None: nobody does.
+        embd_normalize: how these are scaled where a request does not say; see `ngramspec.server.embeddings.normalized`.
     """
 
     service: Engine
@@ -56,19 +60,26 @@ class ServedModel:
     exact: bool = False
     drafter: str = ""
     predict: int | None = None
+    embedder: Embedder | None = None
+    embd_normalize: int = EUCLIDEAN
 
     @property
     def n_ctx(self) -> int:
         return self.service.n_ctx
 
-    def check_size(self, characters: int) -> None:
+    def check_size(self, characters: int, n_ctx: int | None = None) -> None:
         """Refuse a text that has too many characters for the context, whatever its tokens are: it is not tokenized.
+
+        Args:
+            characters: of the text.
+            n_ctx: of the context; None: that of a request.
 
         Raises:
             ApiError: the overflow that clients know.
         """
-        if characters > self.n_ctx and characters > self.n_ctx * self._longest_token:
-            raise overflow(-(-characters // self._longest_token), self.n_ctx)
+        room = self.n_ctx if n_ctx is None else n_ctx
+        if characters > room and characters > room * self._longest_token:
+            raise overflow(-(-characters // self._longest_token), room)
 
     @cached_property
     def _longest_token(self) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -345,3 +346,79 @@ def test_a_rate_goes_by_the_wall() -> None:
         assert isinstance(end, Done)
         assert end.stats.tokens_per_second == pytest.approx(2.0, rel=0.01)
         assert engine.report().stats.decode_seconds == end.stats.decode_seconds
+
+
+# --------------------------------------------------------------------------- work beside requests
+
+
+def steps(told: list[str], name: str, count: int, end: Any = None) -> Callable[[Callable[[], int]], Any]:
+    """Work of so many steps, which then returns something, or raises it."""
+
+    def work(most: Callable[[], int]) -> Generator[None, None, Any]:
+        for i in range(count):
+            yield
+            told.append(f"{name}{i}")
+            assert most() > 0
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    return work
+
+
+def test_work_beside_requests_ends_piece_by_piece_and_changes_no_text() -> None:
+    told: list[str] = []
+    model = MockShared(2, peak=5.0)
+    with running(model) as engine:
+        ears = [ask(engine, prompt) for prompt in prompts(3)]
+        done = [engine.aside(steps(told, "a", 3, 7)), engine.aside(steps(told, "b", 2, TargetError("no")))]
+        done.append(engine.aside(steps(told, "c", 1, "end")))
+        assert (done[0].result(WAIT), done[2].result(WAIT)) == (7, "end")
+        with pytest.raises(TargetError, match="no"):
+            done[1].result(WAIT)
+        for ear in ears:
+            ear.wait()
+        assert engine.aside(steps(told, "d", 1)).result(WAIT) is None  # where nothing else is at work, too
+    assert told == ["a0", "a1", "a2", "b0", "b1", "c0", "d0"]
+    assert [ear.tokens for ear in ears] == [alone(prompt, peak=5.0) for prompt in prompts(3)]
+
+
+def test_answers_get_as_much_time_as_work_beside_them() -> None:
+    told: list[str] = []
+    model = MockShared(1, peak=5.0)
+
+    def slow(most: Callable[[], int]) -> Generator[None, None, None]:
+        for _ in range(4):
+            yield
+            told.append(f"work after {len(model.passes)}")
+            model.clock.now += 8e-3  # as long as several passes
+
+    with running(model, drafter=None) as engine:
+        gate = threading.Event()
+        held = ask(engine, prompts(1)[0], 200)
+        while not held.tokens:
+            gate.wait(0.001)
+        engine.aside(slow).result(WAIT)
+        held.wait()
+    passes = [int(line.split()[-1]) for line in told]
+    assert all(later - earlier >= 7 for earlier, later in pairwise(passes))
+
+
+def test_work_that_nobody_waits_for_ends_and_so_does_all_at_the_end() -> None:
+    told: list[str] = []
+    begin = threading.Event()
+    model = MockShared(1, peak=5.0, fails=lambda _: not begin.wait(WAIT))
+    with running(model) as engine:
+        ear = ask(engine, prompts(1)[0], 5)
+        left, kept = engine.aside(steps(told, "left", 10**9)), engine.aside(steps(told, "kept", 1))
+        assert left.cancel()
+        begin.set()
+        kept.result(WAIT)
+        ear.wait()
+        endless = engine.aside(steps([], "endless", 10**9))
+        engine.stop()
+        with pytest.raises(ClosedError):
+            endless.result(WAIT)
+        with pytest.raises(ClosedError):
+            engine.aside(steps(told, "late", 1)).result(WAIT)
+    assert told == ["kept0"]

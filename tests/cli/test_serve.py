@@ -23,6 +23,7 @@ from ngramspec_cli import serve_run
 from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run
 
 SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
+STREAM = {"stream": True}
 ENDLESS = {"prompt": "Once upon a time", "n_predict": -1, "ignore_eos": True, "stream": True}
 
 
@@ -77,6 +78,38 @@ def test_a_suffix_that_stands_first_is_found_in_the_cache(env: dict[str, str]) -
 
     serve(env, client, "--spm-infill").ok()
     assert cached[0] < 20 < cached[1]
+
+
+def test_embeddings_beside_a_text_that_is_written(env: dict[str, str]) -> None:
+    found, texts = [], []
+    story = {"prompt": "Once upon a time", "n_predict": 60, "temperature": 0}
+
+    def client(http: httpx.Client) -> None:
+        texts.append(http.post("/completion", json=story).json()["content"])
+        with httpx.stream("POST", http.base_url.join("/completion"), timeout=PATIENCE, json=story | STREAM) as response:
+            lines = response.iter_lines()
+            next(lines)
+            openai = {"input": ["Dogs bark. " * 30, "Cats do not."], "model": "demo"}
+            found.append(http.post("/v1/embeddings", json=openai).json())
+            told = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+        texts.append("".join([one["content"] for one in told]))
+
+    done = serve(env, client, "--embeddings", "--pooling", "mean", "--no-memory").ok()
+    assert "embeddings: pooling mean, texts of up to 512 tokens, in a context of their own" in done.err
+    assert "POST /v1/embeddings 200" in done.err
+    first, second = [one["embedding"] for one in found[0]["data"]]
+    assert sum(x * x for x in first) == pytest.approx(1) == sum(x * x for x in second)
+    assert texts[0].endswith(texts[1])  # but for the first piece
+    assert len(texts[1]) > len(texts[0]) // 2
+
+
+def test_what_embeddings_need_is_said_at_the_start(env: dict[str, str]) -> None:
+    done = serve(env, lambda _: None, "--embeddings").ok()
+    assert "--pooling mean" in done.err
+    for options in (("--pooling", "mean"), ("--embd-normalize", "1")):
+        serve(env, lambda _: None, *options).failed("are for --embeddings", code=2)
+    wrong = serve(env, lambda _: None, "--embeddings", "--pooling", "max")
+    wrong.failed("must be one of: none, mean", code=2)
 
 
 def test_sigterm_lets_a_request_end_and_a_key_is_asked_for(env: dict[str, str]) -> None:

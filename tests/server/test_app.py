@@ -435,7 +435,7 @@ def test_tokens_of_a_prompt_are_counted_without_generating() -> None:
 
 def test_what_other_servers_have_is_answered_with_words() -> None:
     server, _ = scripted()
-    for method, path in (("POST", "/v1/embeddings"), ("POST", "/rerank"), ("POST", "/props")):
+    for method, path in (("POST", "/rerank"), ("POST", "/props")):
         response = send(server, path, {}, method)
         assert (response.status_code, response.json()["error"]["type"]) == (501, "not_supported_error")
         assert "this server" in response.text or "cannot" in response.text

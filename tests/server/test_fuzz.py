@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.fake_embedder import Counting
 from support.fake_service import Script
 from support.http import asking, scripted
 
@@ -66,6 +67,8 @@ BODIES: dict[str, dict[str, Any]] = {
         "input_extra": [{"filename": "f", "text": "t"}],
         **COMMON,
     },
+    "/v1/embeddings": {"input": ["a", [5, 6]], "encoding_format": "base64", "dimensions": 3, "embd_normalize": 2},
+    "/embedding": {"content": ["a", [5, 6]], "embd_normalize": 2},
     "/tokenize": {"content": "a", "add_special": True, "with_pieces": True, "parse_special": False},
     "/detokenize": {"tokens": [5, 6]},
     "/markdown": {"text": "a *b*", "drafted": [[0, 1], [3, 4]]},
@@ -177,7 +180,7 @@ def test_no_malformed_request_is_a_5xx(count: int, tmp_path: Path) -> None:
     seen: dict[int, int] = {}
 
     async def run() -> None:
-        server, service = scripted(Script(step=2), n_ctx=600)
+        server, service = scripted(Script(step=2), n_ctx=600, embedder=Counting())
         server.slot_folder = tmp_path
         async with asking(server) as client:
             for _ in range(count):

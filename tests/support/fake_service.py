@@ -8,9 +8,11 @@ made of the scripted text, `Done`. Texts stop where real ones do, since the step
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from support.cli_runner import PATIENCE
 
@@ -180,6 +182,17 @@ class FakeService:
             stop_string=text.stop_string,
             logprobs=told,
         )
+
+    def aside(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
+        told, steps = Future[Any](), work(lambda: 64)
+        try:
+            while True:
+                next(steps)
+        except StopIteration as end:
+            told.set_result(end.value)
+        except Exception as error:
+            told.set_exception(error)
+        return told
 
     def report(self) -> Report:
         busy = sum(not ticket.ended.is_set() for ticket in self.tickets)

@@ -17,14 +17,23 @@ WINDOW = 24
 WIDTH, LAYERS, HEADS, HIDDEN = 32, 2, 2, 64
 
 
-def write_model(path: Path, architecture: str, *, chat_template: str | None = None) -> Path:
-    """Write a model: "llama", "gemma2" or "mamba". The same architecture gives the same weights."""
+def write_model(
+    path: Path, architecture: str, *, chat_template: str | None = None, pooling: int | None = None, causal: bool = True
+) -> Path:
+    """Write a model: "llama", "gemma2" or "mamba". The same architecture gives the same weights.
+
+    `pooling`, `causal`: what the file says of its embeddings, and of what tokens attend to.
+    """
     writer = gguf.GGUFWriter(path, architecture)
     writer.add_name(f"tiny {architecture}")
     writer.add_context_length(1024)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(LAYERS)
     writer.add_layer_norm_rms_eps(1e-5)
+    if pooling is not None:
+        writer.add_pooling_type(gguf.PoolingType(pooling))
+    if not causal:
+        writer.add_causal_attention(False)
     vocab = _add_vocabulary(writer)
     if chat_template is not None:
         writer.add_chat_template(chat_template)

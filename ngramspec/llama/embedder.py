@@ -1,0 +1,126 @@
+"""`Embedder`: vectors that stand for texts, made of what a loaded model's last layer says of their tokens.
+
+    embedder = target.embedder("mean", 2048)        # the target's weights, in a context of its own
+    (vector,) = embedder.embed(tokens)              # (1, width); pooling "none" gives one for each token
+
+llama.cpp can pool by itself, but then stores logits after every token of a text, and holds a text to one micro-batch
+where its vector is a mean. So its rows are taken as they are, no more of them than a target's pass may have, and are
+pooled here; tokens that no vector is made of have none. This is the same as long as tokens attend to nothing that
+follows them: other models are refused.
+
+llama.cpp is handed in by `ngramspec.llama.target`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from ngramspec.errors import TargetError
+from ngramspec.llama.cache import Cache
+from ngramspec.llama.hidden_states import States, rows_at
+from ngramspec.llama.passes import MAX_EVALUATE, Passes
+from ngramspec.llama.sequence import CacheSequence, append
+
+Pooling = Literal["none", "mean", "cls", "last"]
+"""What a text's vector is made of: the mean of its tokens', the first one's, or the last one's; "none": it has one for
+each token."""
+
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
+"""By the numbers that files have for them."""
+
+
+class Embedder:
+    """See above; `ngramspec.llama.target.Target.embedder` makes one.
+
+    Args:
+        api: llama.cpp's functions.
+        context: of the model, for one sequence, which makes no vectors yet; it is freed by `close`.
+        pooling: as above.
+        n_ctx: most tokens of a text.
+        n_batch: most tokens of a pass.
+        n_vocab: size of the vocabulary.
+        width: numbers in a vector.
+        recurrent: whether the model has a recurrent state.
+
+    Attributes:
+        pooling, n_ctx, width: as above.
+    """
+
+    def __init__(
+        self,
+        api: Any,
+        context: Any,
+        pooling: Pooling,
+        *,
+        n_ctx: int,
+        n_batch: int,
+        n_vocab: int,
+        width: int,
+        recurrent: bool,
+    ) -> None:
+        self.pooling, self.n_ctx, self.width = pooling, n_ctx, width
+        self._api, self._context, self._n_batch = api, context, n_batch
+        cache = Cache(api, context, recurrent=recurrent, window=0)
+        self._passes = Passes(api, context, [cache], self, n_batch=n_batch, n_vocab=n_vocab)
+        self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
+
+    def embed(self, tokens: Sequence[int]) -> States:
+        """The vectors of a text, not normalised; shape (1, width), or (tokens, width) where none are pooled.
+
+        Raises:
+            ValueError: no tokens, or more than `n_ctx`.
+            TargetError: llama.cpp could not evaluate them.
+        """
+        steps = self.reading(tokens, lambda: self._n_batch)
+        while True:
+            try:
+                next(steps)
+            except StopIteration as end:
+                found: States = end.value
+                return found
+
+    def reading(self, tokens: Sequence[int], most: Callable[[], int]) -> Generator[None, None, States]:
+        """`embed`, pass by pass: it yields before each. Another text may only be begun when this one has ended.
+
+        Args:
+            tokens: of the text.
+            most: tells how many tokens the next pass may have.
+        """
+        if not 0 < len(tokens) <= self.n_ctx:
+            raise ValueError(f"a text to embed has 1 to {self.n_ctx} tokens, not {len(tokens)}")
+        # Only these tokens' rows are needed, and what comes behind the last of them is not evaluated.
+        first = len(tokens) - 1 if self.pooling == "last" else 0
+        end = 1 if self.pooling == "cls" else len(tokens)
+        self._sequence.clear()
+        done, rows, total = 0, list[States](), np.zeros(self.width)
+        while done < end:
+            yield
+            shown = done >= first
+            size = max(1, min(most(), MAX_EVALUATE if shown else self._n_batch, (end if shown else first) - done))
+            found = self._pass(tokens[done : done + size], shown)
+            done += size
+            if self.pooling == "none":
+                rows.append(found.copy())
+            else:
+                total += found.sum(axis=0, dtype=np.float64)
+        if self.pooling == "none":
+            return np.concatenate(rows)
+        return (total / (end - first)).astype(np.float32)[np.newaxis]
+
+    def _pass(self, tokens: Sequence[int], shown: bool) -> States:
+        """Append tokens; the rows after them, where they are `shown`, else none."""
+        self._api.llama_set_embeddings(self._context, shown)
+        append(self._passes, [(self._sequence, tokens, len(tokens) if shown else 0)])
+        if not shown:
+            return np.empty((0, self.width), np.float32)
+        pointer = self._api.llama_get_embeddings(self._context)
+        if not pointer:
+            raise TargetError("llama.cpp returned no embeddings")
+        return rows_at(pointer, len(tokens), self.width)
+
+    def close(self) -> None:
+        """Free the context."""
+        self._passes.close()

@@ -1,0 +1,94 @@
+"""`Embedder`: its vectors are llama.cpp's own, for each pooling and kind of memory, and cost the target nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import pytest
+from architectures.files import write_models
+from support.cli_runner import DEMO
+from support.grid import grid
+from support.tiny_models import write_model
+
+from ngramspec.errors import ModelError
+from ngramspec.llama.embedder import POOLINGS
+from ngramspec.llama.target import Target
+
+MODELS = ("llama", "gemma3", "qwen35", "mamba2")
+TEXT = "had a bad cab face abed fed a dab hag gaff egg head beef cafe deaf bead gab fade " * 4
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    return write_models(tmp_path_factory.mktemp("models"), MODELS)
+
+
+def of_llama_cpp(model: Path, pooling: str, text: str) -> Any:
+    """What llama-cpp-python makes of a text in one batch, pooled by llama.cpp."""
+    llama = llama_cpp.Llama(
+        str(model), embedding=True, pooling_type=POOLINGS.index(pooling), n_ctx=512, n_threads=1, verbose=False
+    )
+    try:
+        return np.atleast_2d(np.array(llama.embed(text), np.float32))
+    finally:
+        llama.close()
+
+
+def cosines(one: Any, other: Any) -> Any:
+    assert one.shape == other.shape
+    return (one * other).sum(axis=1) / np.linalg.norm(one, axis=1) / np.linalg.norm(other, axis=1)
+
+
+@grid(name=MODELS, pooling=POOLINGS)
+def test_vectors_are_those_of_llama_cpp(models: dict[str, Path], name: str, pooling: Any) -> None:
+    with Target(models[name], n_ctx=512, threads=1, exact="off") as target:
+        tokens = target.tokenize(TEXT, special=True)
+        assert len(tokens) > 128  # several passes
+        embedder = target.embedder(pooling, 512)
+        # What an earlier text left behind changes nothing.
+        embedder.embed(tokens[::-1])
+        found = embedder.embed(tokens)
+    assert cosines(found, of_llama_cpp(models[name], pooling, TEXT)).min() > 0.99999
+
+
+def test_the_target_holds_what_it_held(models: dict[str, Path]) -> None:
+    with Target(models["llama"], n_ctx=512, threads=1, exact="on") as target:
+        tokens = target.tokenize(TEXT)[:40]
+        plain = [target.prefill(tokens).copy(), target.evaluate([5, 6])[-1].copy()]
+        target.clear()
+        embedder = target.embedder("mean", 512)
+        steps = embedder.reading(tokens * 5, lambda: 7)
+        rows = [target.prefill(tokens).copy()]
+        next(steps)
+        next(steps)
+        rows.append(target.evaluate([5, 6])[-1].copy())
+        assert np.array_equal(plain, rows)
+        # However the passes are cut, and what was begun and left behind.
+        assert cosines(embedder.embed(tokens * 5), embedder.embed(tokens * 5)).min() > 0.99999
+
+
+def test_texts_of_no_length_or_too_long_are_refused(models: dict[str, Path]) -> None:
+    with Target(models["llama"], n_ctx=64, threads=1, exact="off") as target:
+        embedder = target.embedder("last", 64)
+        for tokens in ([], [5] * 65):
+            with pytest.raises(ValueError, match="1 to 64 tokens"):
+                embedder.embed(tokens)
+        assert embedder.embed([5] * 64).shape == (1, embedder.width)
+
+
+def test_a_file_says_how_its_vectors_are_pooled(tmp_path: Path) -> None:
+    def opened(**values: Any) -> Target:
+        return Target(write_model(tmp_path / "model.gguf", "llama", **values), n_ctx=64, threads=1, exact="off")
+
+    with Target(DEMO, n_ctx=64, threads=1, exact="off") as target:
+        assert target.embedder(None, 64).pooling == "none"
+    with opened(pooling=3) as target:
+        assert target.embedder(None, 64).pooling == "last"
+        assert target.embedder("mean", 64).pooling == "mean"
+    with opened(pooling=4) as target, pytest.raises(ModelError, match="ranks documents"):
+        target.embedder(None, 64)
+    with opened(causal=False) as target, pytest.raises(ModelError, match="attends to what follows"):
+        target.embedder("mean", 64)

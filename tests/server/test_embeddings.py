@@ -1,0 +1,142 @@
+"""`/v1/embeddings` and `/embedding`: whose vectors they are, in which form they are told, and what is refused."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from support.fake_embedder import Counting
+from support.http import demo_vocabulary, listening, scripted, send
+
+from ngramspec.server.embeddings import normalized
+from ngramspec.server.state import Server
+
+OPENAI, NATIVE = "/v1/embeddings", "/embedding"
+
+
+def server(**settings: Any) -> Server:
+    return scripted(embedder=Counting(**settings))[0]
+
+
+def told(path: str, body: Any, **settings: Any) -> Any:
+    response = send(server(**settings), path, body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def refused(path: str, body: Any, status: int = 400, **settings: Any) -> dict[str, Any]:
+    response = send(server(**settings), path, body)
+    assert response.status_code == status, response.text
+    error: dict[str, Any] = response.json()["error"]
+    return error
+
+
+def of(*texts: Any) -> Any:
+    """The vectors of texts."""
+    rows = [text if isinstance(text, list) else demo_vocabulary().tokenize(text) for text in texts]
+    raw = np.array([[row[0], len(row), 0] for row in rows], np.float32)
+    return raw / np.linalg.norm(raw, axis=1, keepdims=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "texts"),
+    [
+        ("hello there", ["hello there"]),
+        (["hello", "there you are"], ["hello", "there you are"]),
+        ([7, 8, 9], [[7, 8, 9]]),
+        ([[7], [8, 9]], [[7], [8, 9]]),
+        ([[7, 8], "hello"], [[7, 8], "hello"]),
+    ],
+)
+def test_texts_and_tokens_have_vectors_of_length_1_in_their_order(given: Any, texts: list[Any]) -> None:
+    answer = told(OPENAI, {"input": given, "model": "any"})
+    assert (answer["object"], answer["model"]) == ("list", "any")
+    assert [(one["object"], one["index"]) for one in answer["data"]] == [("embedding", i) for i in range(len(texts))]
+    assert np.allclose([one["embedding"] for one in answer["data"]], of(*texts), atol=1e-6)
+    tokens = sum(len(text if isinstance(text, list) else demo_vocabulary().tokenize(text)) for text in texts)
+    assert answer["usage"] == {"prompt_tokens": tokens, "total_tokens": tokens}
+
+
+def test_the_same_in_base64_and_in_llama_servers_words() -> None:
+    coded = told("/embeddings", {"input": ["hello", [7, 8]], "encoding_format": "base64", "dimensions": 3})
+    found = [np.frombuffer(base64.b64decode(one["embedding"]), "<f4") for one in coded["data"]]
+    assert np.allclose(found, of("hello", [7, 8]), atol=1e-6)
+    for path in (NATIVE, "/embeddings"):
+        native = told(path, {"content": ["hello", [7, 8]]})
+        assert [one["index"] for one in native] == [0, 1]
+        assert np.allclose([one["embedding"][0] for one in native], of("hello", [7, 8]), atol=1e-6)
+
+
+def test_openais_client_reads_them() -> None:
+    with listening(server()) as address:
+        client = openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0)
+        answer = client.embeddings.create(model="demo", input=["hello", "there"])  # asks for base64
+        plain = client.embeddings.create(model="demo", input=[5, 6], encoding_format="float")
+        with pytest.raises(openai.BadRequestError, match="not cut"):
+            client.embeddings.create(model="demo", input="hello", dimensions=2)
+    assert np.allclose([one.embedding for one in answer.data], of("hello", "there"), atol=1e-6)
+    assert np.allclose(plain.data[0].embedding, of([5, 6])[0], atol=1e-6)
+
+
+def test_without_pooling_each_token_has_one_and_openais_form_has_no_place_for_them() -> None:
+    ((one,), (first, second)) = [text["embedding"] for text in told(NATIVE, {"input": [[7], [8, 9]]}, pooling="none")]
+    assert (one, first, second) == ([7, 1, 0], [8, 2, 0], [9, 2, 0])
+    assert "--pooling mean" in refused(OPENAI, {"input": "hello"}, pooling="none")["message"]
+
+
+def test_scaling() -> None:
+    assert told(NATIVE, {"content": [7, 8, 9], "embd_normalize": -1})[0]["embedding"] == [[7, 3, 0]]
+    vectors = np.array([[3, -4, 0], [0, 0, 0], [3e30, 4e30, 0]], np.float32)
+    assert normalized(vectors, -1) is vectors
+    length_1 = [[0.6, -0.8, 0], [0, 0, 0], [0.6, 0.8, 0]]
+    assert np.allclose(normalized(vectors, 2), length_1)
+    assert np.allclose(normalized(vectors[:2], 0), [[24570, -32760, 0], [0, 0, 0]])
+    assert np.allclose(normalized(vectors[:2], 1), [[3 / 7, -4 / 7, 0], [0, 0, 0]])
+    assert np.isfinite(normalized(vectors, 10**6)).all()
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({}, "input"),
+        ({"input": None}, "input"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["hello", ""]}, "input"),
+        ({"input": [[5], []]}, "input"),
+        ({"input": 0}, "input"),
+        ({"input": {"content": "hello"}}, "input"),
+        ({"input": [5, 10**6]}, "input"),
+        ({"input": [True]}, "input"),
+        ({"input": "hello", "dimensions": 2}, "dimensions"),
+        ({"input": "hello", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "hello", "embd_normalize": -2}, "embd_normalize"),
+    ],
+)
+def test_what_cannot_be_names_its_field(body: Any, field: str) -> None:
+    error = refused(OPENAI, body)
+    assert error["param"] == field
+    assert error["message"].startswith(field)
+
+
+def test_a_text_that_is_too_long_is_the_overflow_that_clients_know() -> None:
+    for text in ([5] * 17, "word " * 17, "word " * 10**5):
+        error = refused(OPENAI, {"input": ["hello", text]})
+        assert (error["code"], error["n_ctx"]) == ("context_length_exceeded", 16)
+
+
+def test_a_pass_that_fails_and_numbers_that_are_none() -> None:
+    assert "llama_decode" in refused(OPENAI, {"input": "hello"}, 500, scale=0)["message"]
+    assert "not finite" in refused(OPENAI, {"input": "hello"}, 500, scale=float("nan"))["message"]
+
+
+def test_a_server_without_embeddings_says_how_it_gets_them() -> None:
+    for path in (OPENAI, "/embeddings", NATIVE):
+        response: httpx.Response = send(scripted()[0], path, {"input": "hello"})
+        error = response.json()["error"]
+        assert (response.status_code, error["type"]) == (501, "not_supported_error")
+        assert "--embeddings" in error["message"]
