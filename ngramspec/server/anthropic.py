@@ -13,7 +13,7 @@ from starlette.responses import Response
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import ChatPiece, ChatTask, Transcript, as_json, count_prompt, run_chat
 from ngramspec.server.common_fields import read_sampling
-from ngramspec.server.constraints import grammar_of
+from ngramspec.server.constraints import grammar_of, guided_schema
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
 from ngramspec.server.generate import End
@@ -48,7 +48,7 @@ _ERRORS = {
 async def messages(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
-    task = read_request(given, read_sampling(call))
+    task = read_request(given, read_sampling(call, schemas=False))
     if task.schema is not None:
         grammar_of(task.schema, "output_config.format.schema")  # an error names the field as this API does
     reply = MessageReply(f"msg_{secrets.token_hex(12)}", given.text("model") or model.name, hides_thoughts(given))
@@ -219,8 +219,11 @@ def _choice(given: Fields, tools: tuple[Tool, ...]) -> tuple[str, bool]:
 def _schema(given: Fields) -> dict[str, Any] | None:
     config = given.object("output_config")
     form = (config.object("format") if config else None) or given.object("output_format")  # the latter is the older
-    if form is None:
-        return None
+    guided = guided_schema(given)
+    if form is None or guided is not None:
+        if form is not None:
+            raise form.refused("schema", "goes with no other constraint of the text")
+        return None if guided is None else dict(guided)
     form.needed_choice("type", ("json_schema",))
     return dict(form.needed_object("schema").data)
 

@@ -30,6 +30,7 @@ _UNSUPPORTED: Mapping[str, tuple[tuple[Any, ...], str]] = {
 }
 """vLLM's and llama-server's fields that would change a text, their values that do not, and what to do instead."""
 
+_SCHEMAS = ("json", "json_object")
 _GUIDED = ("json", "choice", "grammar", "regex", "json_object", "structural_tag")
 
 
@@ -38,7 +39,7 @@ def read_grammar(given: Fields, schemas: bool = True) -> str | None:
 
     Args:
         given: the request.
-        schemas: whether vLLM's `guided_json` counts; else `read_format` reads it.
+        schemas: whether vLLM's `guided_json` counts; else `guided_schema` reads it, for answers with thoughts before.
 
     Raises:
         ApiError: there are several, or one cannot be kept.
@@ -52,7 +53,7 @@ def read_grammar(given: Fields, schemas: bool = True) -> str | None:
             raise bad_field("json_schema", "json_schema and grammar exclude each other")
         grammar = grammar_of(given.data["json_schema"], "json_schema")
     for kind, (where, name) in _guided(given).items():
-        if kind == "json" and not schemas:
+        if kind in _SCHEMAS and not schemas:
             continue
         if grammar is not None:
             raise where.refused(name, "goes with no other constraint of the text")
@@ -104,19 +105,32 @@ def _guided_schema(where: Fields, name: str, kind: str) -> Mapping[str, Any]:
     return schema or ANY_OBJECT
 
 
+def guided_schema(given: Fields) -> Mapping[str, Any] | None:
+    """The JSON schema that vLLM's fields ask for, all of which must be kept; None: none.
+
+    Raises:
+        ApiError: there are several, or it cannot be a grammar.
+    """
+    found = None
+    for kind, (where, name) in _guided(given).items():
+        if kind in _SCHEMAS:
+            if found is not None:
+                raise where.refused(name, "goes with no other constraint of the text")
+            found = _guided_schema(where, name, kind)
+            grammar_of(found, where.path + name)  # an error names this field
+    return found
+
+
 def read_format(given: Fields) -> tuple[Mapping[str, Any] | None, bool]:
     """The JSON schema of `response_format`, or of vLLM's `guided_json`, and whether all of it must be kept.
 
     Where there is none, the text is free.
     """
-    asked, guided = given.object("response_format"), _guided(given)
-    if "json" in guided:
+    asked, guided = given.object("response_format"), guided_schema(given)
+    if guided is not None:
         if asked is not None and asked.data.get("type") != "text":
             raise given.refused("response_format", "goes with no other constraint of the text")
-        where, name = guided["json"]
-        wanted = _guided_schema(where, name, "json")
-        grammar_of(wanted, where.path + name)  # an error names this field
-        return wanted, True
+        return guided, True
     kind = "text" if asked is None else asked.choice("type", _FORMATS, "text")
     if asked is None or kind == "text":
         return None, True

@@ -101,10 +101,11 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
         raise bad_field("messages", "messages is empty, but must hold at least one message")
     answered = given.flag("add_generation_prompt", True)
     begun = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
-    continued = given.flag("continue_final_message", begun)
+    anew = answered and "add_generation_prompt" in given  # said in so many words: a turn of its own
+    continued = given.flag("continue_final_message", begun and not anew)
     if continued and not begun:
         raise given.refused("continue_final_message", "the last message is no text of the assistant to go on with")
-    if continued and answered and "continue_final_message" in given and "add_generation_prompt" in given:
+    if continued and anew:
         raise given.refused("add_generation_prompt", "excludes continue_final_message")
     choice = _tool_choice(given, toolbox)
     task = ChatTask(

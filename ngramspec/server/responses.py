@@ -15,7 +15,7 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import ChatTask, Transcript, as_json, count_prompt, read_prediction, run_chat
 from ngramspec.server.common_fields import read_sampling
-from ngramspec.server.constraints import ANY_OBJECT, grammar_of
+from ngramspec.server.constraints import ANY_OBJECT, grammar_of, guided_schema
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
 from ngramspec.server.generate import End
@@ -57,7 +57,7 @@ _ELSEWHERE = (
 async def responses(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
-    asked = read_request(given, read_sampling(call))
+    asked = read_request(given, read_sampling(call, schemas=False))
     if asked.task.schema is not None:  # an error names the field as this API does
         grammar_of(asked.task.schema, "text.format.schema", strict=asked.task.strict)
     id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
@@ -103,13 +103,16 @@ def read_request(given: Fields, sampling: Sampling) -> Asked:
     transcript.system(given.text("instructions") or "")
     _input(given, transcript, toolbox)
     form, schema = _format(given)
+    guided = guided_schema(given)
+    if guided is not None and schema is not None:
+        raise given.refused("text", "goes with no other constraint of the text")
     task = ChatTask(
         messages=transcript.messages,
         tool_choice=_choice(given, toolbox),
         tools=toolbox.tools,  # those that the choice allows
         parallel=given.flag("parallel_tool_calls", default=True),
-        schema=schema,
-        strict=bool(form.get("strict")),
+        schema=schema if guided is None else guided,
+        strict=guided is not None or bool(form.get("strict")),
         max_tokens=given.whole("max_output_tokens", least=1),
         sampling=sampling,
         logprobs=_logprobs(given),

@@ -6,8 +6,9 @@ import math
 from typing import Any
 
 import pytest
+from support.cli_runner import DEMO
 from support.fake_service import Script
-from support.http import ask, demo_vocabulary, scripted, send
+from support.http import ThinkingVocabulary, ask, demo_vocabulary, scripted, send
 
 from ngramspec.sampling.settings import Sampling
 
@@ -20,6 +21,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/v1/responses": {"input": "x"},
 }
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+FORM = {"type": "json_schema", "name": "n", "schema": SCHEMA, "json_schema": {"schema": SCHEMA}}
 
 
 def sampling_of(path: str, more: dict[str, Any]) -> Sampling:
@@ -60,6 +62,21 @@ def test_constraints_in_the_words_of_vllm(path: str) -> None:
         ]
     assert sampling_of(path, {"guided_grammar": 'root ::= "a"'}).grammar == 'root ::= "a"'
     assert sampling_of(path, {"structured_outputs": None, "guided_json": None}).grammar is None
+
+
+@pytest.mark.parametrize("path", [path for path in BODIES if path not in (TEXTS, NATIVE)])
+def test_a_model_may_think_before_json(path: str) -> None:
+    vocabulary = ThinkingVocabulary(DEMO)
+    for more in ({"guided_json": SCHEMA}, {"structured_outputs": {"json_object": True}}):
+        _, service = ask(path, BODIES[path] | more, vocabulary=vocabulary)
+        sampling = service.requests[0].sampling
+        texts = ('{"a": 5}', '<think>\nhm</think>\n{"a": 5}', "<think>\nhm</think>\nfive", "hm")
+        assert [allowed(sampling, text) for text in texts] == [True, True, False, False]
+    for where in ({"output_config": {"format": FORM}}, {"text": {"format": FORM}}, {"response_format": FORM}):
+        known = {"/v1/messages": "output_config", "/v1/responses": "text", CHATS: "response_format"}[path]
+        if known in where:
+            response = send(scripted()[0], path, BODIES[path] | where | {"guided_json": SCHEMA})
+            assert (response.status_code, "no other constraint" in response.text) == (400, True)
 
 
 def test_tokens_that_may_not_come() -> None:

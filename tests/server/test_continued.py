@@ -48,6 +48,7 @@ def test_only_the_rest_is_told() -> None:
 def test_a_turn_of_its_own_where_that_is_asked_for() -> None:
     vocabulary = demo_vocabulary()
     assert prompt_of(CHATS, {"messages": TURNS, "continue_final_message": False}) == vocabulary.chat_prompt(TURNS)
+    assert prompt_of(CHATS, {"messages": TURNS, "add_generation_prompt": True}) == vocabulary.chat_prompt(TURNS)
     told, _ = ask("/apply-template", {"messages": [USER], "add_generation_prompt": False})
     assert told["prompt"] == "<|im_start|>user\n2 + 2?<|im_end|>\n"
 

@@ -18,11 +18,10 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from support.cli_runner import DEMO
 from support.fake_service import FakeService, Script
-from support.http import listening, scripted
+from support.http import ThinkingVocabulary, listening, scripted
 
 from ngramspec.batching.request import Request
 from ngramspec.errors import TargetError
-from ngramspec.llama.vocabulary import Vocabulary
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -42,14 +41,6 @@ CHAT: Any = ASK | {"tools": [{"type": "function", "function": LOOK}]}
 MESSAGE: Any = ASK | {"tools": [{"name": "look", "input_schema": PARAMETERS}]}
 RESPONSE: Any = ASK_RESPONSE | {"tools": [{"type": "function", "strict": False} | LOOK, {"type": "web_search"}]}
 LONG: Any = [{"role": "user", "content": "word " * 4000}]
-
-
-class ThinkingVocabulary(Vocabulary):
-    """One whose template, its own otherwise, also knows thoughts."""
-
-    @property
-    def chat_template(self) -> str | None:
-        return f"{super().chat_template}{{# <think> </think> #}}"
 
 
 @contextmanager

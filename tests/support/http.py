@@ -28,6 +28,14 @@ def demo_vocabulary() -> Vocabulary:
     return Vocabulary(DEMO)
 
 
+class ThinkingVocabulary(Vocabulary):
+    """One whose template, its own otherwise, also knows thoughts."""
+
+    @property
+    def chat_template(self) -> str | None:
+        return f"{super().chat_template}{{# <think> </think> #}}"
+
+
 def scripted(
     script: Any = None, *, vocabulary: Vocabulary | None = None, n_ctx: int = 512, **model: Any
 ) -> tuple[Server, FakeService]:
