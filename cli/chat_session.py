@@ -50,10 +50,6 @@ KEPT = "chat_last.json"
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
 
 
-class _Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """Ctrl-C during a prefill."""
-
-
 def open_model(found: Found, settings: LoadSettings) -> Loaded:
     """Load a model, and measure what exact answers need before the first one. Raises NGramSpecError."""
     loaded = open_found(found, settings, remember=True)
@@ -321,7 +317,7 @@ class Session:
 
             def progress(done: int, total: int) -> None:
                 if self.stop_key.pressed:
-                    raise _Stopped
+                    raise KeyboardInterrupt
                 bar(done, total)
 
             if self.trace is not None:
@@ -349,7 +345,7 @@ class Session:
                             return step.stop
                         if self.stop_key.pressed:
                             break
-            except _Stopped:
+            except KeyboardInterrupt:  # in the prefill
                 pass
         return "stopped"
 

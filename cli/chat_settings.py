@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ngramspec.errors import NGramSpecError
@@ -28,17 +28,13 @@ _HINTS, _LOADING = get_type_hints(Sampling), get_type_hints(LoadSettings)
 _THINK = "enable_thinking"  # as templates call it
 
 
-class SettingError(NGramSpecError):
-    """There is no such setting, or it cannot have that value."""
-
-
 class Setting(NamedTuple):
     """Something that can be changed in a chat.
 
     Attributes:
         help: a line on it.
         show: its value, in words.
-        change: takes a value in words, "default" included; raises SettingError or ValueError.
+        change: takes a value in words, "default" included; raises NGramSpecError or ValueError.
     """
 
     help: str
@@ -56,10 +52,10 @@ def _plain(name: str) -> str:
 
 
 def find(name: str) -> Setting:
-    """A setting by its name, or a flag of it. Raises SettingError, which lists them."""
+    """A setting by its name, or a flag of it. Raises NGramSpecError, which lists them."""
     found = _ALIASES.get(_plain(name))
     if found is None:
-        raise SettingError(f"there is no setting {name!r}; there are: {', '.join(SETTINGS)}")
+        raise NGramSpecError(f"there is no setting {name!r}; there are: {', '.join(SETTINGS)}")
     return SETTINGS[found]
 
 
@@ -88,7 +84,7 @@ def _parsed(known: Option, kind: Any, value: str) -> Any:
     try:
         return kind(value)
     except ValueError:
-        raise SettingError(f"{value!r} is no {'whole ' if kind is int else ''}number") from None
+        raise NGramSpecError(f"{value!r} is no {'whole ' if kind is int else ''}number") from None
 
 
 def _texts(value: str) -> list[str]:
@@ -131,20 +127,20 @@ def _set_schema(session: Session, value: str) -> None:
 def _set_limit(session: Session, value: str) -> None:
     limit = -1 if value == DEFAULT else int(value) if value.removeprefix("-").isdecimal() else 0
     if limit != -1 and limit < 1:
-        raise SettingError(f"{value!r} must be a whole number of at least 1, or -1: until the context is full")
+        raise NGramSpecError(f"{value!r} must be a whole number of at least 1, or -1: until the context is full")
     session.limit = NO_LIMIT if limit == -1 else limit
 
 
 def _set_stop(session: Session, value: str) -> None:
     stop = [] if value == DEFAULT else _texts(value)
     if not all(stop):
-        raise SettingError("a text that ends answers must not be empty")
+        raise NGramSpecError("a text that ends answers must not be empty")
     session.stop = tuple(stop)
 
 
 def _on(value: str) -> bool:
     if value not in ("on", "off"):
-        raise SettingError(f"{value!r} must be on or off")
+        raise NGramSpecError(f"{value!r} must be on or off")
     return value == "on"
 
 
@@ -154,13 +150,8 @@ def _set_think(session: Session, value: str) -> None:
         return
     on = _on(value)
     if _THINK not in (session.target.chat_template or ""):
-        raise SettingError(f"this model's chat template does not ask whether to think ({_THINK})")
+        raise NGramSpecError(f"this model's chat template does not ask whether to think ({_THINK})")
     session.variables[_THINK] = on
-
-
-def _show_think(session: Session) -> str:
-    chosen = session.variables.get(_THINK)
-    return "as the model does" if chosen is None else "on" if chosen else "off"
 
 
 def _set_keep(session: Session, value: str) -> None:
@@ -174,7 +165,7 @@ def _set_keep(session: Session, value: str) -> None:
 def _set_markdown(session: Session, value: str) -> None:
     on = value == DEFAULT or _on(value)
     if value == "on" and not session.view.can_render:
-        raise SettingError("it can be shown on a terminal with styles and some room only")
+        raise NGramSpecError("it can be shown on a terminal with styles and some room only")
     session.view.markdown = on
 
 
@@ -203,48 +194,39 @@ def _switch(value: bool) -> str:
     return "on" if value else "off"
 
 
-def _made() -> dict[str, Setting]:
-    found = {_flag_name(known): _sampling(field, known) for field, known in options(Sampling).items()}
-    found["seed"] = found["seed"]._replace(change=_set_seed)
-    found["samplers"] = found["samplers"]._replace(show=lambda session: ";".join(session.sampling.samplers))
-    found |= {
-        _flag_name(options(LoadSettings)[field]): _loading(field, options(LoadSettings)[field]) for field in LOADED
-    }
-    return found | {
-        "json-schema": Setting(
-            "JSON schema of the answers, in the place of a grammar.", lambda _: "see grammar", _set_schema
-        ),
-        "predict": Setting(
-            "Most tokens of an answer; -1: until the context is full.",
-            lambda session: "-1" if session.limit == NO_LIMIT else str(session.limit),
-            _set_limit,
-        ),
-        "stop": Setting("Texts that end an answer, quoted as in a shell.", lambda s: _words(tuple(s.stop)), _set_stop),
-        "think": Setting(
-            "Whether the model thinks first, where its chat template asks: on or off.", _show_think, _set_think
-        ),
-        "markdown": Setting(
-            "Show Markdown as what it means, on or off.", lambda s: "on" if s.view.markdown else "off", _set_markdown
-        ),
-        "keep": Setting(
-            "Keep this conversation for chat --resume: on, or off, which deletes what is kept.",
-            lambda session: "on" if session.keep else "off",
-            _set_keep,
-        ),
-    }
+_OPTIONS = options(Sampling) | {name: known for name, known in options(LoadSettings).items() if name in LOADED}
 
-
-SETTINGS = _made()
+SETTINGS = {
+    _flag_name(known): (_sampling if field in _HINTS else _loading)(field, known) for field, known in _OPTIONS.items()
+} | {
+    "json-schema": Setting(
+        "JSON schema of the answers, in the place of a grammar.", lambda _: "see grammar", _set_schema
+    ),
+    "predict": Setting(
+        "Most tokens of an answer; -1: until the context is full.",
+        lambda session: "-1" if session.limit == NO_LIMIT else str(session.limit),
+        _set_limit,
+    ),
+    "stop": Setting("Texts that end an answer, quoted as in a shell.", lambda s: _words(tuple(s.stop)), _set_stop),
+    "think": Setting(
+        "Whether the model thinks first, where its chat template asks: on or off.",
+        lambda s: _switch(s.variables[_THINK]) if _THINK in s.variables else "as the model does",
+        _set_think,
+    ),
+    "markdown": Setting(
+        "Show Markdown as what it means, on or off.", lambda s: _switch(s.view.markdown), _set_markdown
+    ),
+    "keep": Setting(
+        "Keep this conversation for chat --resume: on, or off, which deletes what is kept.",
+        lambda session: _switch(session.keep),
+        _set_keep,
+    ),
+}
 """All settings by their names."""
 
-_ALIASES = {
-    **{name: name for name in SETTINGS},
-    **{_plain(flag): _flag_name(known) for known in options(Sampling).values() for flag in known.flags},
-    **{_plain(name): _flag_name(known) for name, known in options(LoadSettings).items() if name in LOADED},
-    **{
-        _plain(flag): _flag_name(known)
-        for name, known in options(LoadSettings).items()
-        for flag in (known.flags if name in LOADED else ())
-    },
-    **{_plain(f.name): _flag_name(options(Sampling)[f.name]) for f in fields(Sampling)},
+SETTINGS["seed"] = SETTINGS["seed"]._replace(change=_set_seed)
+SETTINGS["samplers"] = SETTINGS["samplers"]._replace(show=lambda session: ";".join(session.sampling.samplers))
+
+_ALIASES = {name: name for name in SETTINGS} | {
+    _plain(alias): _flag_name(known) for field, known in _OPTIONS.items() for alias in (field, *known.flags)
 }

@@ -16,7 +16,7 @@ from ngramspec.tool_calls import AnswerParser
 from ngramspec.tool_calls.deltas import Content, Delta, Reasoning
 
 from .console import printable, write_stdout
-from .markdown_stream import LiveRows, MarkdownStream, Size
+from .markdown_stream import LiveRows, MarkdownStream
 from .view import ACCEPTED, CORRECTION, REFUSED, facts_table
 
 NARROW, LOW = 20, 5
@@ -151,10 +151,10 @@ class _Rendered:
         return True
 
 
-def _size() -> Size:
+def _size() -> os.terminal_size:
     columns, lines = os.get_terminal_size(sys.stdout.fileno())
     # Some terminals do not know; 0 is what they say.
-    return Size(columns or 80, lines or 24)
+    return os.terminal_size((columns or 80, lines or 24))
 
 
 def totals(stats: Stats, facts: dict[str, str]) -> list[Table]:

@@ -33,14 +33,8 @@ stderr = Console(stderr=True, highlight=False, emoji=False)
 _SYMBOLS = {**CONTROLS, ord("\r"): None}
 
 
-@dataclass(slots=True)
-class _Stdout:
-    """What was last written to stdout."""
-
-    line_open: bool = False
-
-
-_stdout = _Stdout()
+_line_open = threading.Event()
+"""Set where what was last written to stdout ends in the middle of a line."""
 
 
 ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
@@ -76,13 +70,13 @@ def _print(text: str, style: str) -> None:
     with suppress(OSError):
         if _in_the_middle_of_a_line():
             stderr.print()
-            _stdout.line_open = False
+            _line_open.clear()
         stderr.print(printable(text), style=style, markup=False, soft_wrap=not stderr.is_terminal)
 
 
 def _in_the_middle_of_a_line() -> bool:
     """Whether what goes to stderr would stand behind text on the same terminal."""
-    if not _stdout.line_open or not stderr.is_terminal:
+    if not _line_open.is_set() or not stderr.is_terminal:
         return False
     with suppress(OSError, ValueError):
         return sys.stdout.isatty() and os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
@@ -266,8 +260,10 @@ def write_stdout(text: str) -> None:
     """Write and flush."""
     sys.stdout.write(text)
     sys.stdout.flush()
-    if text:
-        _stdout.line_open = not text.endswith("\n")
+    if text.endswith("\n"):
+        _line_open.clear()
+    elif text:
+        _line_open.set()
 
 
 def command_terminal(command: str) -> None:

@@ -22,6 +22,8 @@ from pygments.token import Comment, Generic, Keyword, Name, Number, Operator, St
 from pygments.util import ClassNotFound
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.style import Style
+from rich.syntax import ANSISyntaxTheme
 from rich.table import Table
 from rich.text import Text
 
@@ -30,6 +32,9 @@ _NARROWEST = 8
 _RULE = 40
 _CODE, _FAINT = "cyan", "dim"
 _BLANK = " \t>"  # what a line without text may hold, in a quotation too
+
+FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*(.*)")
+"""A fence of code: its indent, the fence itself, and what stands behind it."""
 
 _console = Console(file=StringIO(), highlight=False, markup=False, emoji=False)  # lays out, and never writes
 
@@ -147,14 +152,14 @@ def _item(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Row]:
 
 
 def _fence(node: SyntaxTreeNode) -> list[Row]:
-    colours = CodeColours(language_of(node.info))
+    code = Code(node.info)
     rows = [fence_row(node.markup + node.info)]
     if node.content:
-        rows += [Row(colours.line(line), True) for line in node.content.removesuffix("\n").split("\n")]
+        rows += [code.line(line) for line in node.content.removesuffix("\n").split("\n")]
     return [*rows, fence_row(node.markup)]
 
 
-def language_of(info: str) -> str:
+def _language(info: str) -> str:
     """The language that is named behind an opening fence; "" for none."""
     found = re.match(r"[\w+#.-]+", info.strip())
     return found[0] if found else ""
@@ -227,8 +232,7 @@ def _add_within(text: Text, node: SyntaxTreeNode, style: str) -> None:
 
 # --------------------------------------------------------------------------- colours of code
 
-# The terminal's own colours, so that they can be read on any background.
-_STYLES: dict[_TokenType, str] = {
+_COLOURS: dict[_TokenType, str] = {
     Comment: "dim",
     Generic.Deleted: "red",
     Generic.Heading: "bold",
@@ -245,42 +249,55 @@ _STYLES: dict[_TokenType, str] = {
     String: "green",
 }
 
+# The terminal's own colours, so that they can be read on any background.
+_THEME = ANSISyntaxTheme({kind: Style.parse(colour) for kind, colour in _COLOURS.items()})
+
 _MOST = 8_000
 """Characters of an open string or comment that are read again for its next line; a longer one loses its colours."""
 
 
-class CodeColours:
+class Code:
     """Colours the lines of one block of code.
 
     Each line is read by itself, or together with the lines above it where those left a string or a comment open. So
     a line costs what its own length costs.
 
     Args:
-        language: what stands behind the opening fence; unknown ones are not coloured.
+        info: what stands behind the opening fence; of an unknown language nothing is coloured.
+        indent: of the opening fence, in spaces.
+        mark: the fence itself.
     """
 
-    def __init__(self, language: str) -> None:
-        self._lexer = _lexer(language.lower())
+    def __init__(self, info: str, indent: int = 0, mark: str = "```") -> None:
+        self._lexer = _lexer(_language(info).lower())
+        self._indent, self._mark = indent, mark
         self._open = ""
 
-    def line(self, line: str) -> Text:
+    def closes(self, line: str) -> bool:
+        """Whether a line ends the block."""
+        found = FENCE.fullmatch(line)
+        return found is not None and found[2].startswith(self._mark) and not found[3].strip()
+
+    def line(self, line: str) -> Row:
         """The next line, whole."""
         text, self._open = self._coloured(line)
-        return text
+        return Row(text, True)
 
-    def unfinished(self, line: str) -> Text:
+    def unfinished(self, line: str) -> Row:
         """What is there of the next line; it counts only once it is whole."""
-        return self._coloured(line)[0]
+        return Row(self._coloured(line)[0], True)
 
     def _coloured(self, line: str) -> tuple[Text, str]:
-        """The line in colours, and what is to be read again with the next one."""
+        """The line in colours, without the indent of the fence, and what is to be read again with the next one."""
+        indent = len(line) - len(line.lstrip(" "))
+        line = line[min(indent, self._indent) :]
         text = Text(line)
         if self._lexer is None or len(self._open) > _MOST:
             return text, self._open
         source = f"{self._open}{line}\n"
         start, kind = len(self._open), None
         for at, kind, piece in self._lexer.get_tokens_unprocessed(source):
-            if at + len(piece) > start and (style := _style(kind)):
+            if at + len(piece) > start and (style := _THEME.get_style_for_token(kind)):
                 text.stylize(style, max(at - start, 0), at + len(piece) - start)
         return text, source if kind in String or kind in Comment else ""
 
@@ -294,14 +311,3 @@ def _lexer(language: str) -> Lexer | None:
         return get_lexer_by_name(language, startinline=True)
     except ClassNotFound:
         return None
-
-
-@lru_cache(maxsize=512)
-def _style(kind: _TokenType) -> str:
-    """Of the kind itself, or of the next wider one that has a style."""
-    wider: _TokenType | None = kind
-    while wider is not None:
-        if wider in _STYLES:
-            return _STYLES[wider]
-        wider = wider.parent
-    return ""

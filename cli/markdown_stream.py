@@ -7,12 +7,10 @@ on the pieces in which the text came.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import NamedTuple
+from os import terminal_size
 
 from markdown_it.tree import SyntaxTreeNode
 from rich.cells import chop_cells
@@ -21,33 +19,13 @@ from rich.console import Console
 from rich.text import Text
 
 from .console import printable
-from .markdown_rows import CodeColours, Row, block_rows, fence_row, is_blank, language_of, parse
+from .markdown_rows import FENCE, Code, Row, block_rows, fence_row, is_blank, parse
 
 INTERVAL = 1 / 15
 """Seconds between two looks of the open block."""
 
 SHARE = 1 / 40
 """Of the time that goes into showing at most, however long the open block is."""
-
-_FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*(.*)")
-
-
-@dataclass(slots=True)
-class _Code:
-    """Code between fences: the opening one's indent and text, and the colours of what follows."""
-
-    indent: int
-    mark: str
-    colours: CodeColours
-
-    def closes(self, line: str) -> bool:
-        found = _FENCE.fullmatch(line)
-        return found is not None and found[2].startswith(self.mark) and not found[3].strip()
-
-    def content(self, line: str) -> str:
-        """A line without the indent of the fence."""
-        indent = len(line) - len(line.lstrip(" "))
-        return line[min(indent, self.indent) :]
 
 
 class MarkdownStream:
@@ -63,14 +41,14 @@ class MarkdownStream:
     def __init__(
         self,
         screen: LiveRows,
-        size: Callable[[], Size],
+        size: Callable[[], terminal_size],
         *,
         style: str = "",
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._screen, self._size, self._style, self._clock = screen, size, style, clock
         self._tail = ""
-        self._code: _Code | None = None
+        self._code: Code | None = None
         self._begun = False
         self._gap = False
         self._due = 0.0
@@ -120,7 +98,7 @@ class MarkdownStream:
                 self._code = None
                 self._drop(lines[: number + 1])
                 return True
-            rows.append(Row(self._code.colours.line(self._code.content(line)), True))
+            rows.append(self._code.line(line))
         self._drop(lines)
         return False
 
@@ -146,9 +124,9 @@ class MarkdownStream:
         if fence is None:
             self._drop(lines[:end])
             return False
-        opening = _FENCE.fullmatch(lines[end])
+        opening = FENCE.fullmatch(lines[end])
         assert opening is not None
-        self._code = _Code(len(opening[1]), opening[2], CodeColours(language_of(opening[3])))
+        self._code = Code(opening[3], len(opening[1]), opening[2])
         if self._begun and self._gap_before(end, lines):
             rows.append(Row(Text()))
         rows.append(fence_row(lines[end]))
@@ -181,8 +159,7 @@ class MarkdownStream:
             return []
         if self._code is None:
             return self._spaced(parse(self._tail), self._tail.split("\n"), width)
-        line = self._code.content(self._tail)
-        return [Row(self._code.colours.unfinished(line), True)]
+        return [self._code.unfinished(self._tail)]
 
 
 # --------------------------------------------------------------------------- the rows on the terminal
@@ -196,13 +173,6 @@ _CLEAR_BELOW = "\x1b[C\x1b[J\r\x1b[K"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
-class Size(NamedTuple):
-    """Of a terminal, in cells."""
-
-    columns: int
-    lines: int
-
-
 class LiveRows:
     """Writes rows to a terminal whose cursor stands at the start of a line.
 
@@ -214,7 +184,7 @@ class LiveRows:
         size: of the terminal now.
     """
 
-    def __init__(self, write: Callable[[str], None], size: Callable[[], Size]) -> None:
+    def __init__(self, write: Callable[[str], None], size: Callable[[], terminal_size]) -> None:
         self._write, self._size = write, size
         self._shown: list[str] = []
         self._cells: list[int] = []

@@ -52,10 +52,6 @@ _MARK = "ngramspec_trace"
 _ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
 
 
-class TraceError(NGramSpecError):
-    """A trace cannot be written, or a file is not a trace."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHeader:
     """What holds for the passes that follow it.
@@ -136,7 +132,7 @@ class TraceWriter:
         path: the file, which is emptied.
 
     Raises:
-        TraceError: the file cannot be opened; from the methods: it cannot be written.
+        NGramSpecError: the file cannot be opened; from the methods: it cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -164,7 +160,7 @@ class TraceWriter:
         Raises:
             ValueError: it was generated without `detail=True`.
             RuntimeError: none began.
-            TraceError: the file cannot be written.
+            NGramSpecError: the file cannot be written.
         """
         if self._piece is None:
             raise RuntimeError("a trace needs begin() before add()")
@@ -206,7 +202,7 @@ class TraceWriter:
             yield
         except (OSError, ValueError) as error:  # ValueError: a name with a null character
             reason = getattr(error, "strerror", None) or error
-            raise TraceError(f"cannot write the trace {self._path}: {reason}") from error
+            raise NGramSpecError(f"cannot write the trace {self._path}: {reason}") from error
 
 
 def _brief(step: Step) -> Step:
@@ -233,7 +229,7 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
     """What the lines of a trace hold, each as soon as it is there.
 
     Raises:
-        TraceError: they are no trace, or one of another version.
+        NGramSpecError: they are no trace, or one of another version.
     """
     begun = False
     for number, line in enumerate(lines, 1):
@@ -243,15 +239,15 @@ def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | Br
             item = _parse(line)
         except (ValueError, RecursionError) as error:
             if not begun:
-                raise TraceError(f"this is not a trace: line {number} is not the header of one") from error
+                raise NGramSpecError(f"this is not a trace: line {number} is not the header of one") from error
             yield BrokenLine(number, str(error), cut=not line.endswith(b"\n"))
             continue
         if not begun and isinstance(item, TracedPass):
-            raise TraceError("the header is missing: a trace begins with a line that says its format and settings")
+            raise NGramSpecError("the header is missing: a trace begins with a line that says its format and settings")
         begun = True
         yield item
     if not begun:
-        raise TraceError("this is not a trace: it is empty")
+        raise NGramSpecError("this is not a trace: it is empty")
 
 
 def _parse(line: bytes) -> TraceHeader | TracedPass:
@@ -270,5 +266,5 @@ def _parse(line: bytes) -> TraceHeader | TracedPass:
         raw = {int(token): text.encode("utf-8", "surrogateescape") for token, text in texts.items()}
         return TracedPass(step, tuple(context), raw)
     if version != VERSION:
-        raise TraceError(f"the trace has format {version}, and this ngramspec reads format {VERSION}")
+        raise NGramSpecError(f"the trace has format {version}, and this ngramspec reads format {VERSION}")
     return decode(TraceHeader, data)

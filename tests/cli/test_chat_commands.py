@@ -14,7 +14,7 @@ from ngramspec_cli.chat import ChatCompleter, _talk
 from ngramspec_cli.chat_commands import parse, run
 from ngramspec_cli.chat_input import Terminal, unquoted
 from ngramspec_cli.chat_session import Session, kept_path, last_kept
-from ngramspec_cli.chat_view import said
+from ngramspec_cli.chat_view import without_thoughts
 from ngramspec_cli.markdown_rows import code_blocks
 from prompt_toolkit.application import create_app_session
 from prompt_toolkit.completion import CompleteEvent
@@ -118,8 +118,8 @@ def test_copy_hands_an_answer_or_its_code_to_the_terminal(
 
 
 def test_thoughts_are_not_said_and_code_is_found_wherever_it_stands(session: Session) -> None:
-    assert said(session.thoughts(), "<think>a</think>\n\nb") == "b"
-    assert said(session.thoughts(), "a <think>b</think>") == "a <think>b</think>"
+    assert without_thoughts(session.thoughts(), "<think>a</think>\n\nb") == "b"
+    assert without_thoughts(session.thoughts(), "a <think>b</think>") == "a <think>b</think>"
     assert code_blocks("```\na\n```\n> ```\n> b\n> ```\n\n    c\n") == ["a\n", "b\n", "c\n"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
 
@@ -9,7 +10,7 @@ import pyte
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from ngramspec_cli.markdown_stream import INTERVAL, LiveRows, MarkdownStream, Size
+from ngramspec_cli.markdown_stream import INTERVAL, LiveRows, MarkdownStream
 from wcwidth import wcwidth
 
 ANSWER = f"""\
@@ -148,8 +149,8 @@ class Watched:
         rows = LiveRows(self._write, self.size)
         self.stream = MarkdownStream(rows, self.size, clock=self._clock)
 
-    def size(self) -> Size:
-        return Size(self.screen.columns, self.screen.lines)
+    def size(self) -> os.terminal_size:
+        return os.terminal_size((self.screen.columns, self.screen.lines))
 
     def _write(self, text: str) -> None:
         self.written += len(text)

@@ -19,12 +19,12 @@ from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Draft
+from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import (
     CONTEXT,
     TOP,
     BrokenLine,
     TracedPass,
-    TraceError,
     TraceHeader,
     TraceWriter,
     read_trace,
@@ -174,10 +174,10 @@ def test_a_trace_can_be_read_by_the_user_alone(tmp_path: Path) -> None:
 
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     for name, words in (("none/t", "No such file"), (".", "directory"), ("a\0b", "null")):
-        with pytest.raises(TraceError, match=f"^cannot write the trace .*{words}"):
+        with pytest.raises(NGramSpecError, match=f"^cannot write the trace .*{words}"):
             TraceWriter(tmp_path / name)
     if os.path.exists("/dev/full"):
-        with pytest.raises(TraceError, match="No space left"), TraceWriter("/dev/full") as trace:
+        with pytest.raises(NGramSpecError, match="No space left"), TraceWriter("/dev/full") as trace:
             trace.begin([1], MockTarget().piece, HEADER)
 
 
@@ -195,7 +195,7 @@ def test_what_is_no_trace() -> None:
         ([json.dumps(PASS).encode()], "the header is missing"),
         ([HEAD.replace(b'_trace": 2', b'_trace": 1')], "has format 1, and this ngramspec reads format 2"),
     ):
-        with pytest.raises(TraceError, match=words):
+        with pytest.raises(NGramSpecError, match=words):
             list(read_trace(lines))
 
 
