@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,7 +15,7 @@ import typer
 
 from ngramspec import machine
 from ngramspec.drafting.mixture import learnt
-from ngramspec.instruments.memory_statistics import Statistics, report
+from ngramspec.instruments.memory_statistics import Statistics, bytes_per_token, report, statistics
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
 from ngramspec.memory.documents import total
@@ -152,7 +152,7 @@ def list_(memory: Name = DEFAULT) -> None:
                 write_stdout(f"tokenizer of {_model(contents)}\n")
                 for document in documents:
                     if document.kind == "file":
-                        write_stdout(f"{document.tokens:>12,}  {printable(document.name)}\n")
+                        write_stdout(f"{len(document.tokens):>12,}  {printable(document.name)}\n")
                 answers = [d for d in documents if d.kind == "answer"]
                 if answers:
                     number = counted(len(answers), "answer that was remembered", "answers that were remembered")
@@ -180,7 +180,7 @@ def remove(
         note(f"{path}: {counted(count, 'file')} removed")
     if answers:
         for store in stores:
-            store.update(lambda texts: [t for t in texts if t.document.kind != "answer"])
+            store.update(lambda before: [d for d in before if d.kind != "answer"])
         note("the answers are removed")
 
 
@@ -229,11 +229,11 @@ def stats(
         for store in _stores(memory) if memory in names or memory != DEFAULT else ():
             with _told(errors):
                 contents = store.read()
-                found.append(Statistics.of(contents))
+                found.append(statistics(contents))
                 lines.append(_statistics(found[-1], contents))
         output.write(
             lambda: write_stdout("\n".join(lines) + "\n"),
-            lambda: data | {"stores": [asdict(one) for one in found]},
+            lambda: data | {"stores": found},
             lambda: report(memory, found, command_line("memory stats", [], {"--memory": memory})),
         )
     if errors:
@@ -264,9 +264,9 @@ def _stores(memory: str) -> list[Store]:
 
 def _statistics(one: Statistics, contents: Contents) -> str:
     return (
-        f"tokenizer of {_model(contents)}: {counted(one.files, 'file')} with {counted(one.file_tokens, 'token')},"
-        f" {counted(one.answers, 'answer')} with {counted(one.answer_tokens, 'token')}\n"
-        f"  {one.size_bytes / 2**20:.1f} MiB, {one.bytes_per_token:.1f} bytes a token: {contents.path}"
+        f"tokenizer of {_model(contents)}: {counted(one['files'], 'file')} with {counted(one['file_tokens'], 'token')},"
+        f" {counted(one['answers'], 'answer')} with {counted(one['answer_tokens'], 'token')}\n"
+        f"  {one['size_bytes'] / 2**20:.1f} MiB, {bytes_per_token(one):.1f} bytes a token: {contents.path}"
     )
 
 

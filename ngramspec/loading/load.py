@@ -275,6 +275,6 @@ def open_memory(name: str | None, target: Vocabulary, *, tell: Tell, keep: bool)
         if name is not None:
             raise NGramSpecError(f"{missing} ({advice})")
         tell(f"{missing}, only for others' ({advice})")
-    if contents.journal.damaged:
-        tell(f"{contents.path}: {contents.journal.damaged} remembered answers are damaged and left out")
+    if contents.damaged:
+        tell(f"{contents.path}: {contents.damaged} remembered answers are damaged and left out")
     return Memory(contents, store=store, keeps=keep)

@@ -18,7 +18,7 @@ import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from io import RawIOBase
 from typing import Any, BinaryIO, Literal
@@ -36,87 +36,78 @@ class Document:
     Attributes:
         kind: a file that was added, or an answer that was remembered.
         name: the file's absolute path; an answer's date and time.
-        tokens: how many.
+        tokens: of the text.
         size, mtime: the file's bytes and its time of modification (nanoseconds) when it was read; an answer: 0.
     """
 
     kind: Literal["file", "answer"]
     name: str
-    tokens: int
+    tokens: Ints
     size: int = 0
     mtime: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Text:
-    """A document and its tokens."""
-
-    document: Document
-    tokens: Ints
-
-
-def answer(tokens: Ints, time: float) -> Text:
+def answer(tokens: Ints, time: float) -> Document:
     """An answer remembered at `time`, seconds since the epoch."""
-    name = datetime.fromtimestamp(time).isoformat(sep=" ", timespec="seconds")
-    return Text(Document("answer", name, len(tokens)), tokens)
+    return Document("answer", datetime.fromtimestamp(time).isoformat(sep=" ", timespec="seconds"), tokens)
 
 
 def total(documents: Iterable[Document]) -> int:
     """Tokens of all of them."""
-    return sum(d.tokens for d in documents)
+    return sum(len(document.tokens) for document in documents)
 
 
 # --------------------------------------------------------------------------- in a snapshot
 
 
-def joined(texts: Sequence[Text]) -> Ints:
+def joined(documents: Sequence[Document]) -> Ints:
     """One text with a seam after each."""
-    tokens = np.full(sum(len(t.tokens) + 1 for t in texts), SEAM, np.int32)
+    tokens = np.full(total(documents) + len(documents), SEAM, np.int32)
     at = 0
-    for text in texts:
-        tokens[at : at + len(text.tokens)] = text.tokens
-        at += len(text.tokens) + 1
+    for document in documents:
+        tokens[at : at + len(document.tokens)] = document.tokens
+        at += len(document.tokens) + 1
     return tokens
 
 
-def table_of(model: str, texts: Sequence[Text]) -> bytes:
+def table_of(model: str, documents: Sequence[Document]) -> bytes:
     """The JSON of the documents in the order of the text, and the model whose tokenizer made them.
 
     Names that are no Unicode survive.
     """
-    documents = [asdict(t.document) for t in texts]
-    return json.dumps({"model": model, "documents": documents}, separators=(",", ":")).encode("ascii")
+    rows = [
+        {"kind": one.kind, "name": one.name, "tokens": len(one.tokens), "size": one.size, "mtime": one.mtime}
+        for one in documents
+    ]
+    return json.dumps({"model": model, "documents": rows}, separators=(",", ":")).encode("ascii")
 
 
-def read_table(raw: bytes, tokens: Ints) -> tuple[str, list[Text]]:
+def read_table(raw: bytes, tokens: Ints) -> tuple[str, list[Document]]:
     """The model, and the documents with their shares of the text, which are views of it.
 
     Raises:
         MemoryFileError: `raw` is no `table_of` this text; worded to follow the file's name.
     """
+    found: list[Document] = []
+    at = 0
     try:
         data = json.loads(raw)
-        model, documents = data["model"], [_document(d) for d in data["documents"]]
-        sound = isinstance(model, str) and total(documents) + len(documents) == len(tokens)
+        model = data["model"]
+        for row in data["documents"]:
+            document = Document(**row)
+            count: Any = document.tokens
+            numbers = (count, document.size, document.mtime)
+            if document.kind not in ("file", "answer") or not isinstance(document.name, str):
+                raise ValueError("no document")
+            if not all(type(number) is int for number in numbers) or count < 0:
+                raise ValueError("no numbers")
+            found.append(replace(document, tokens=tokens[at : at + count]))
+            at += count + 1
+        if not isinstance(model, str) or at != len(tokens):
+            raise ValueError("another text's")
     except (ValueError, KeyError, TypeError, RecursionError):
-        sound = False
-    if not sound:
-        raise unusable("is damaged: its list of documents does not fit its text")
-    found, at = [], 0
-    for document in documents:
-        found.append(Text(document, tokens[at : at + document.tokens]))
-        at += document.tokens + 1
+        raise unusable("is damaged: its list of documents does not fit its text") from None
     return model, found
-
-
-def _document(data: dict[str, Any]) -> Document:
-    document = Document(**data)
-    numbers = (document.tokens, document.size, document.mtime)
-    if document.kind not in ("file", "answer") or not isinstance(document.name, str):
-        raise ValueError("no document")
-    if not all(type(n) is int for n in numbers) or document.tokens < 0:
-        raise ValueError("no numbers")
-    return document
 
 
 # --------------------------------------------------------------------------- in the journal
@@ -128,29 +119,6 @@ _LATEST = 2.0**36
 """Seconds since the epoch that a date can still be made of (the year 4147)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Journal:
-    """What a journal holds.
-
-    Attributes:
-        texts: the answers, oldest first.
-        end: where the last whole record ends, and the next one is to begin.
-        damaged: records that are whole in length and wrong in content; left out.
-    """
-
-    texts: tuple[Text, ...] = ()
-    end: int = 0
-    damaged: int = 0
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of all its texts."""
-        return sum(len(text.tokens) for text in self.texts)
-
-
-EMPTY = Journal()
-
-
 def record(tokens: Sequence[int], time: float) -> bytes:
     """The bytes of one record; `time`: seconds since the epoch."""
     body = array("i", tokens).tobytes()
@@ -158,15 +126,19 @@ def record(tokens: Sequence[int], time: float) -> bytes:
     return head + struct.pack("=I", zlib.crc32(head)) + body
 
 
-def read_journal(file: BinaryIO, start: int, n_vocab: int) -> Journal:
+def read_journal(file: BinaryIO, start: int, n_vocab: int) -> tuple[list[Document], int, int]:
     """The journal that begins at `start` of a file; what is incomplete or damaged is left out.
+
+    Returns:
+        The answers, oldest first; where the next record is to begin; and how many are whole in length and wrong in
+        content.
 
     Raises:
         OSError: the file cannot be read.
     """
     file.seek(start)
     raw = file.read()
-    texts = []
+    answers: list[Document] = []
     at = damaged = 0
     while len(raw) - at >= _RECORD.size:
         magic, body_sum, time, count, _, own_sum = _RECORD.unpack_from(raw, at)
@@ -177,10 +149,10 @@ def read_journal(file: BinaryIO, start: int, n_vocab: int) -> Journal:
         tokens = np.array(array("i", raw[body:at]), np.int32)
         possible = tokens.min(initial=0) >= 0 and tokens.max(initial=0) < n_vocab and 0 <= time < _LATEST
         if possible and zlib.crc32(raw[body:at]) == body_sum:
-            texts.append(answer(tokens, time))
+            answers.append(answer(tokens, time))
         else:
             damaged += 1
-    return Journal(tuple(texts), start + at, damaged)
+    return answers, start + at, damaged
 
 
 def append_record(file: RawIOBase, end: int, raw: bytes) -> None:

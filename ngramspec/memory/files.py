@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from pathspec import GitIgnoreSpec
@@ -36,54 +35,35 @@ client_secret*.json
 _SECRETS = GitIgnoreSpec.from_lines(_SECRET_NAMES.split())
 
 
-@dataclass(frozen=True, slots=True)
-class TextFile:
-    """A file that may hold text, as it was when it was found.
-
-    Attributes:
-        path: absolute.
-        size: bytes.
-        mtime: time of modification in nanoseconds.
-    """
-
-    path: Path
-    size: int
-    mtime: int
-
-
-@dataclass(slots=True)
-class Found:
-    """What there is below a path.
-
-    Attributes:
-        files: that may hold text, in the order of their names.
-        skipped: files that were left out, with the reason; a folder of which nothing is taken counts as one.
-    """
-
-    files: list[TextFile] = field(default_factory=list)
-    skipped: dict[Path, str] = field(default_factory=dict)
+Times = tuple[int, int]
+"""Of a file: bytes, and time of modification in nanoseconds."""
 
 
 _Rules = tuple[tuple[Path, GitIgnoreSpec], ...]
 """The .gitignore files that apply, outermost first, each with the folder it stands in."""
 
 
-def find_files(path: Path) -> Found:
+def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
     """The files below `path`, or `path` itself, which neither .gitignore nor its name can forbid.
 
     Neither links nor the folders of version control are followed. An ignored folder is ignored with all that is
     in it, as git does it; empty files count as none.
 
+    Returns:
+        The files that may hold text, in the order of their names, and those that were left out, with the reason; a
+        folder of which nothing is taken counts as one.
+
     Raises:
         OSError: `path` does not exist or cannot be read.
     """
-    found = Found()
+    files: dict[Path, Times] = {}
+    skipped: dict[Path, str] = {}
     if path.is_dir():
         os.scandir(path).close()
-        _walk(path, _rules_above(path), found)
+        _walk(path, _rules_above(path), files, skipped)
     else:
-        _take(path, path.stat(), found)
-    return found
+        _take(path, path.stat(), files, skipped)
+    return files, skipped
 
 
 def concerns(changed: Iterable[Path], root: Path) -> bool:
@@ -110,18 +90,18 @@ def concerns(changed: Iterable[Path], root: Path) -> bool:
     return False
 
 
-def read_text(file: TextFile) -> str | None:
+def read_text(path: Path) -> str | None:
     """The text of a file, or None if it is no UTF-8 text after all (binary: it has a zero byte).
 
     Raises:
         OSError: the file cannot be read.
         NotUtf8: it is not UTF-8.
     """
-    raw = file.path.read_bytes()
+    raw = path.read_bytes()
     return None if b"\0" in raw else utf8(raw, marked=True)
 
 
-def _walk(folder: Path, rules: _Rules, found: Found) -> None:
+def _walk(folder: Path, rules: _Rules, files: dict[Path, Times], skipped: dict[Path, str]) -> None:
     # A stack of its own: trees may be deeper than Python's.
     stack = [(folder, rules)]
     while stack:
@@ -131,7 +111,7 @@ def _walk(folder: Path, rules: _Rules, found: Found) -> None:
             with os.scandir(folder) as entries:
                 ordered = sorted(entries, key=lambda e: e.name)
         except OSError:
-            found.skipped[folder] = UNREADABLE
+            skipped[folder] = UNREADABLE
             continue
         inner = []
         for entry in ordered:
@@ -142,23 +122,23 @@ def _walk(folder: Path, rules: _Rules, found: Found) -> None:
                     continue
                 reason = LINK if entry.is_symlink() else _reason(path, rules, folder=folder_too)
                 if reason:
-                    found.skipped[path] = reason
+                    skipped[path] = reason
                 elif folder_too:
                     inner.append((path, rules))
                 else:
-                    _take(path, entry.stat(follow_symlinks=False), found)
+                    _take(path, entry.stat(follow_symlinks=False), files, skipped)
             except OSError:
-                found.skipped[path] = UNREADABLE
+                skipped[path] = UNREADABLE
         stack += reversed(inner)
 
 
-def _take(path: Path, stat: os.stat_result, found: Found) -> None:
+def _take(path: Path, stat: os.stat_result, files: dict[Path, Times], skipped: dict[Path, str]) -> None:
     if not os.path.isfile(path):
-        found.skipped[path] = SPECIAL
+        skipped[path] = SPECIAL
     elif stat.st_size > MAX_BYTES:
-        found.skipped[path] = HUGE
+        skipped[path] = HUGE
     elif stat.st_size:
-        found.files.append(TextFile(path, stat.st_size, stat.st_mtime_ns))
+        files[path] = stat.st_size, stat.st_mtime_ns
 
 
 def _rules_above(folder: Path) -> _Rules:

@@ -6,7 +6,7 @@ import os
 from array import array
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -14,8 +14,8 @@ from threading import Event
 import numpy as np
 
 from ngramspec.backend import Progress
-from ngramspec.memory.documents import Document, Text, total
-from ngramspec.memory.files import BINARY, IGNORED, NOT_UTF8, UNREADABLE, Found, TextFile, find_files, read_text
+from ngramspec.memory.documents import Document, total
+from ngramspec.memory.files import BINARY, IGNORED, NOT_UTF8, UNREADABLE, Times, find_files, read_text
 from ngramspec.memory.snapshot import MemoryFileError
 from ngramspec.memory.store import Store
 from ngramspec.storage import NotUtf8
@@ -76,22 +76,22 @@ def add_files(
     """
     known = {d.name: d for d in store.read().documents() if d.kind == "file"}
     roots = [path.resolve() for path in paths]
-    found: dict[str, TextFile] = {}
-    skipped: dict[str, str] = {}
+    found: dict[str, Times] = {}
+    left_out: dict[str, str] = {}
     for root in roots:
-        below = _find(root)
-        found.update((str(f.path), f) for f in below.files)
-        skipped.update((str(path), why) for path, why in below.skipped.items())
-    skipped = {
-        name: why for name, why in skipped.items() if name not in found
-    }  # one root may name what another leaves out
-    fresh = [f for name, f in found.items() if not _same(known.get(name), f)]
-    texts: dict[str, Text] = {}
-    for file, text in _tokenized(fresh, tokenizer, threads, progress):
+        files, passed_over = _find(root)
+        found.update((str(path), times) for path, times in files.items())
+        left_out.update((str(path), why) for path, why in passed_over.items())
+    # One root may name what another leaves out.
+    skipped = {name: why for name, why in left_out.items() if name not in found}
+    old = {name: (document.size, document.mtime) for name, document in known.items()}
+    fresh = {name: times for name, times in found.items() if old.get(name) != times}
+    texts: dict[str, Document] = {}
+    for name, text in _tokenized(fresh, tokenizer, threads, progress):
         if isinstance(text, str):
-            skipped[str(file.path)] = text
+            skipped[name] = text
         else:
-            texts[text.document.name] = text
+            texts[name] = text
     for root in roots:
         if not may_be_empty and not any(_below(name, root) for name in found.keys() - skipped.keys()):
             reasons = Counter(why for name, why in skipped.items() if _below(name, root))
@@ -99,14 +99,14 @@ def add_files(
     dropped = {name for name in known if _is_gone(name, found, skipped, roots)}
     if texts or dropped:
         # The newest come last, where chains begin.
-        store.update(lambda old: [t for t in old if not _replaced(t.document, texts, dropped)] + [*texts.values()])
+        store.update(lambda before: [d for d in before if not _replaced(d, texts, dropped)] + [*texts.values()])
     changed = sum(name in known for name in texts)
     return Added(
         new=len(texts) - changed,
         changed=changed,
         unchanged=len(found) - len(fresh),
         gone=len(dropped),
-        tokens=total(t.document for t in texts.values()),
+        tokens=total(texts.values()),
         skipped=Counter(skipped.values()),
     )
 
@@ -121,11 +121,11 @@ def remove_files(store: Store, path: Path) -> int:
     names = {d.name for d in store.read().documents() if d.kind == "file"}
     gone = {name for name in names if _below(name, root) or _below(name, path.resolve())}
     if gone:
-        store.update(lambda old: [t for t in old if not _replaced(t.document, {}, gone)])
+        store.update(lambda before: [d for d in before if not _replaced(d, {}, gone)])
     return len(gone)
 
 
-def _find(root: Path) -> Found:
+def _find(root: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
     try:
         return find_files(root)
     except FileNotFoundError:
@@ -134,19 +134,15 @@ def _find(root: Path) -> Found:
         raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
 
 
-def _same(document: Document | None, file: TextFile) -> bool:
-    return document is not None and (document.size, document.mtime) == (file.size, file.mtime)
-
-
 def _below(name: str, root: Path) -> bool:
     return Path(name).is_relative_to(root)
 
 
-def _replaced(document: Document, texts: Mapping[str, Text], dropped: set[str]) -> bool:
+def _replaced(document: Document, texts: Mapping[str, Document], dropped: set[str]) -> bool:
     return document.kind == "file" and (document.name in texts or document.name in dropped)
 
 
-def _is_gone(name: str, found: Mapping[str, TextFile], skipped: Mapping[str, str], roots: Sequence[Path]) -> bool:
+def _is_gone(name: str, found: Mapping[str, Times], skipped: Mapping[str, str], roots: Sequence[Path]) -> bool:
     """Whether a file of the memory was looked for and is no text any more, must not be there, or is not there.
 
     What .gitignore names was added by its own name, and stays.
@@ -165,17 +161,17 @@ def list_skipped(skipped: Mapping[str, int]) -> str:
 
 
 def _tokenized(
-    files: Sequence[TextFile], tokenizer: Tokenizer, threads: int, progress: Progress | None
-) -> Iterator[tuple[TextFile, Text | str]]:
-    """Each file with its text, or with the reason why it has none."""
+    files: Mapping[str, Times], tokenizer: Tokenizer, threads: int, progress: Progress | None
+) -> Iterator[tuple[str, Document | str]]:
+    """Each file by its name with its text, or with the reason why it has none."""
     stop = Event()
-    total, done = sum(f.size for f in files), 0
+    total, done = sum(size for size, _ in files.values()), 0
     pool = ThreadPoolExecutor(threads)
     try:
-        futures: list[Future[Text | str]] = [pool.submit(_tokenize, f, tokenizer, stop) for f in files]
-        for file, future in zip(files, futures, strict=True):
-            yield file, future.result()
-            done += file.size
+        futures = {name: pool.submit(_tokenize, name, times, tokenizer, stop) for name, times in files.items()}
+        for name, future in futures.items():
+            yield name, future.result()
+            done += files[name][0]
             if progress is not None:
                 progress(done, total)
     finally:
@@ -183,9 +179,9 @@ def _tokenized(
         pool.shutdown(cancel_futures=True)
 
 
-def _tokenize(file: TextFile, tokenizer: Tokenizer, stop: Event) -> Text | str:
+def _tokenize(name: str, times: Times, tokenizer: Tokenizer, stop: Event) -> Document | str:
     try:
-        text = read_text(file)
+        text = read_text(Path(name))
     except OSError:
         return UNREADABLE
     except NotUtf8:
@@ -197,8 +193,7 @@ def _tokenize(file: TextFile, tokenizer: Tokenizer, stop: Event) -> Text | str:
         if stop.is_set():
             break
         tokens.extend(tokenizer.tokenize(piece, add_bos=False))
-    document = Document("file", str(file.path), len(tokens), file.size, file.mtime)
-    return Text(document, np.frombuffer(tokens, np.int32) if tokens else np.zeros(0, np.int32))
+    return Document("file", name, np.frombuffer(tokens, np.int32) if tokens else np.zeros(0, np.int32), *times)
 
 
 def _pieces(text: str) -> Iterator[str]:

@@ -75,8 +75,8 @@ def _indexes(contents: Contents) -> list[TokenIndex]:
     """Of the snapshot and of the journal, as far as there is something in them."""
     found = [contents.snapshot.index] if contents.snapshot is not None else []
     journal = TokenIndex()
-    for text in contents.journal.texts:
-        journal.extend(text.tokens.tolist())
+    for answer in contents.answers:
+        journal.extend(answer.tokens.tolist())
         journal.append(SEAM)
     return [index for index in (*found, journal) if index.size]
 

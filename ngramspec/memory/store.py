@@ -23,10 +23,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from ngramspec.memory.documents import (
-    EMPTY,
     Document,
-    Journal,
-    Text,
     answer,
     append_record,
     joined,
@@ -34,6 +31,7 @@ from ngramspec.memory.documents import (
     read_table,
     record,
     table_of,
+    total,
 )
 from ngramspec.memory.snapshot import BLOCK, MemoryFileError, Snapshot, check_length, read_header, write_snapshot
 from ngramspec.storage import replacing
@@ -57,16 +55,18 @@ class Contents:
     Attributes:
         path: the file; None if there is none yet.
         snapshot: mapped and checked; None if there is no file yet.
-        journal: what was remembered since.
+        answers: what was remembered since.
+        damaged: how many answers were left out, as they are damaged.
         inode: of the file; with the path it tells the file from one that took its name.
     """
 
     path: Path | None = None
     snapshot: Snapshot | None = None
-    journal: Journal = EMPTY
+    answers: Sequence[Document] = ()
+    damaged: int = 0
     inode: int = 0
 
-    def _table(self) -> tuple[str, list[Text]]:
+    def _table(self) -> tuple[str, list[Document]]:
         if self.snapshot is None:
             return "", []
         try:
@@ -79,13 +79,9 @@ class Contents:
         """The model whose tokenizer made the tokens; "" if there is no file."""
         return self._table()[0]
 
-    def texts(self) -> list[Text]:
-        """All documents with their tokens, those of the journal last."""
-        return [*self._table()[1], *self.journal.texts]
-
     def documents(self) -> list[Document]:
-        """All documents, those of the journal last."""
-        return [t.document for t in self.texts()]
+        """All of them, what was remembered last at the end."""
+        return [*self._table()[1], *self.answers]
 
 
 NOTHING = Contents()
@@ -136,8 +132,9 @@ class Store:
             try:
                 with path.open("rb") as file:
                     snapshot = Snapshot(file, self.vocabulary)
-                    journal = read_journal(file, snapshot.header.sections()[-1], snapshot.header.n_vocab)
-                    return Contents(path, snapshot, journal, os.fstat(file.fileno()).st_ino)
+                    end, n_vocab = snapshot.header.sections()[-1], snapshot.header.n_vocab
+                    answers, _, damaged = read_journal(file, end, n_vocab)
+                    return Contents(path, snapshot, answers, damaged, os.fstat(file.fileno()).st_ino)
             except FileNotFoundError as error:
                 # Replaced by the next generation since the folder was listed.
                 if path == tried:
@@ -160,7 +157,7 @@ class Store:
         except OSError:
             return False
 
-    def update(self, change: Callable[[list[Text]], Sequence[Text]]) -> None:
+    def update(self, change: Callable[[list[Document]], Sequence[Document]]) -> None:
         """Replace all documents by what `change` makes of them, whole or not at all.
 
         Raises:
@@ -168,7 +165,7 @@ class Store:
         """
         with self._lock():
             now = self.read()
-            self._write(now, change(now.texts()))
+            self._write(now, change(now.documents()))
 
     def append(self, tokens: Sequence[int]) -> None:
         """Remember an answer.
@@ -187,19 +184,19 @@ class Store:
                     header = read_header(file.read(BLOCK), self.vocabulary)
                     end = header.sections()[-1]
                     check_length(file, end)
-                    journal = read_journal(file, end, header.n_vocab)
-                    append_record(file, journal.end, record(tokens, time.time()))
+                    answers, end, _ = read_journal(file, end, header.n_vocab)
+                    append_record(file, end, record(tokens, time.time()))
             except MemoryFileError as error:
                 raise MemoryFileError(f"{path} {error}") from None
             except OSError as error:
                 raise _cannot("write", path, error) from error
-            if journal.tokens + len(tokens) > LONG_JOURNAL:
+            if total(answers) + len(tokens) > LONG_JOURNAL:
                 # The answer is safe; a snapshot that cannot be written now will be later.
                 with suppress(MemoryFileError):
                     now = self.read()
-                    self._write(now, _newest(now.texts()))
+                    self._write(now, _newest(now.documents()))
 
-    def _write(self, now: Contents, texts: Sequence[Text]) -> None:
+    def _write(self, now: Contents, documents: Sequence[Document]) -> None:
         """The next generation; the lock is held."""
         before = self._generations()
         generation = max(before, default=0) + 1
@@ -210,7 +207,8 @@ class Store:
             for left in self.folder.glob(f"{self.vocabulary.hex()}-*.tmp"):
                 left.unlink()
             with replacing(path, prefix=f"{self.vocabulary.hex()}-") as file:
-                write_snapshot(file, self.vocabulary, n_vocab, joined(texts), table_of(now.model or self.model, texts))
+                table = table_of(now.model or self.model, documents)
+                write_snapshot(file, self.vocabulary, n_vocab, joined(documents), table)
                 file.flush()
                 os.fsync(file.fileno())
             _sync_folder(self.folder)
@@ -254,15 +252,15 @@ class Store:
             lock.release()
 
 
-def _newest(texts: Sequence[Text]) -> list[Text]:
-    """Texts in the order of their age without the oldest answers beyond MOST_ANSWERS; files are never dropped."""
+def _newest(documents: Sequence[Document]) -> list[Document]:
+    """Those in the order of their age without the oldest answers beyond MOST_ANSWERS; files are never dropped."""
     kept, left = [], MOST_ANSWERS
-    for text in reversed(texts):
-        if text.document.kind == "answer":
-            left -= len(text.tokens)
+    for document in reversed(documents):
+        if document.kind == "answer":
+            left -= len(document.tokens)
             if left < 0:
                 continue
-        kept.append(text)
+        kept.append(document)
     return kept[::-1]
 
 

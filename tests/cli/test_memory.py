@@ -343,16 +343,16 @@ def test_an_answer_is_drafted_from_memory_and_remembered(
         run(home, *line).ok()
         assert given[-1]
         assert given[-1].stored == 5
-        assert len(store.read().texts()) == 1
+        assert len(store.read().documents()) == 1
         assert "in 1 answer that was remembered" in run(home, "memory", "list").out
         write_remember(True)
         done = run(home, *line)
-        _, kept = store.read().texts()
+        _, kept = store.read().documents()
         assert b"".join(map(demo_vocabulary.piece, kept.tokens.tolist())).decode().strip() == done.out.strip()
         run(home, *line, "--no-memory").ok()
         assert given[-1] is None
         run(home, *line, "--memory", "default").ok()
-        assert len(store.read().texts()) == 3
+        assert len(store.read().documents()) == 3
         store.clear()
 
 
@@ -367,5 +367,5 @@ def test_a_benchmark_drafts_from_memory_and_leaves_it_alone(
     done = run(home, *line, "--memory", "work").ok()
     assert "drafting from a memory of 5 tokens too; --no-memory leaves it out" in done.err
     assert done.json["memory"] == {"name": "work", "tokens": 5}
-    assert len(store.read().texts()) == 1
+    assert len(store.read().documents()) == 1
     assert run(home, *line, "--no-memory").json["memory"] is None

@@ -21,7 +21,7 @@ def tree(root: Path, names: dict[str, str]) -> None:
 
 
 def found(root: Path) -> list[str]:
-    return [file.path.relative_to(root).as_posix() for file in find_files(root).files]
+    return [path.relative_to(root).as_posix() for path in find_files(root)[0]]
 
 
 NAMES = """
@@ -73,9 +73,9 @@ def test_version_control_links_and_empty_files_are_passed_over(tmp_path: Path) -
         (tmp_path / "link").symlink_to(tmp_path / "a" / "b.txt")
     except OSError:
         pytest.skip("no links here")
-    result = find_files(tmp_path)
-    assert [f.path.relative_to(tmp_path).as_posix() for f in result.files] == [".hidden/c.txt", "a/b.txt"]
-    assert result.skipped == {tmp_path / "loop": LINK, tmp_path / "link": LINK}
+    files, skipped = find_files(tmp_path)
+    assert [path.relative_to(tmp_path).as_posix() for path in files] == [".hidden/c.txt", "a/b.txt"]
+    assert skipped == {tmp_path / "loop": LINK, tmp_path / "link": LINK}
 
 
 def test_what_is_secret_by_its_name_is_left_out_unless_it_is_named_itself(tmp_path: Path) -> None:
@@ -83,12 +83,12 @@ def test_what_is_secret_by_its_name_is_left_out_unless_it_is_named_itself(tmp_pa
     plain = [".env.example", "id_ed25519.pub", "keys.py", "web/env.ts"]
     tree(tmp_path, dict.fromkeys([*secret, *plain], "x") | {".gitignore": "secrets.toml\n*.log\n", "a.log": "x"})
     assert found(tmp_path) == sorted([".gitignore", *plain])
-    skipped = {path.relative_to(tmp_path).as_posix(): why for path, why in find_files(tmp_path).skipped.items()}
+    skipped = {path.relative_to(tmp_path).as_posix(): why for path, why in find_files(tmp_path)[1].items()}
     assert {name for name, why in skipped.items() if why == SECRET} == secret - {"secrets.toml", ".aws/credentials"} | {
         ".aws"
     }
     assert {name for name, why in skipped.items() if why == IGNORED} == {"secrets.toml", "a.log"}
-    assert [f.path.name for f in find_files(tmp_path / ".env").files] == [".env"]
+    assert [path.name for path in find_files(tmp_path / ".env")[0]] == [".env"]
     assert not concerns([tmp_path / ".env", tmp_path / ".aws" / "credentials"], tmp_path)
 
 
@@ -97,11 +97,11 @@ def test_huge_files_are_skipped_and_pipes_not_opened(tmp_path: Path, monkeypatch
     tree(tmp_path, {"huge.txt": "x" * 101, "large.txt": "x" * 100})
     if hasattr(os, "mkfifo"):
         os.mkfifo(tmp_path / "pipe")
-        assert find_files(tmp_path / "pipe").skipped == {tmp_path / "pipe": SPECIAL}
-    result = find_files(tmp_path)
-    assert [f.path.name for f in result.files] == ["large.txt"]
+        assert find_files(tmp_path / "pipe")[1] == {tmp_path / "pipe": SPECIAL}
+    found, skipped = find_files(tmp_path)
+    assert [path.name for path in found] == ["large.txt"]
     piped = {tmp_path / "pipe": SPECIAL} if hasattr(os, "mkfifo") else {}
-    assert result.skipped == {tmp_path / "huge.txt": HUGE, **piped}
+    assert skipped == {tmp_path / "huge.txt": HUGE, **piped}
 
 
 @pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root may read everything")
@@ -109,11 +109,11 @@ def test_a_locked_folder_is_counted(tmp_path: Path) -> None:
     tree(tmp_path, {"a.txt": "x", "locked/b.txt": "x"})
     (tmp_path / "locked").chmod(0)
     try:
-        result = find_files(tmp_path)
+        found, skipped = find_files(tmp_path)
     finally:
         (tmp_path / "locked").chmod(0o700)
-    assert [f.path.name for f in result.files] == ["a.txt"]
-    assert result.skipped == {tmp_path / "locked": UNREADABLE}
+    assert [path.name for path in found] == ["a.txt"]
+    assert skipped == {tmp_path / "locked": UNREADABLE}
 
 
 def test_what_is_text(tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_what_is_text(tmp_path: Path) -> None:
         ("wide".encode("utf-16"), None),
     ):
         (tmp_path / "file").write_bytes(raw)
-        assert read_text(find_files(tmp_path).files[0]) == text
+        assert read_text(tmp_path / "file") == text
     (tmp_path / "file").write_bytes("Grüße".encode("latin-1"))
     with pytest.raises(NotUtf8):
-        read_text(find_files(tmp_path).files[0])
+        read_text(tmp_path / "file")

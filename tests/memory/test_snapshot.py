@@ -43,14 +43,15 @@ def poke(path: Path, offset: int, raw: bytes) -> None:
 def test_what_is_written_comes_back(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     store.update(lambda _: [])
-    assert store.read().texts() == []
+    assert store.read().documents() == []
     assert [index.size for index in Memory(store.read()).indexes] == [0]
     wanted = [a_text("/a", [5, 6, 7]), a_text("/b\udcff\n", []), a_text("/c", [255])]
     store.update(lambda _: wanted)
     store.append([9, 8])
     contents = store.read()
-    assert [t.document for t in contents.texts()][:3] == [t.document for t in wanted]
-    assert [t.tokens.tolist() for t in contents.texts()] == [[5, 6, 7], [], [255], [9, 8]]
+    found = contents.documents()
+    assert [(d.kind, d.name, d.size, d.mtime) for d in found[:3]] == [(d.kind, d.name, d.size, d.mtime) for d in wanted]
+    assert [d.tokens.tolist() for d in found] == [[5, 6, 7], [], [255], [9, 8]]
     assert contents.model == "bytes"
     assert contents.snapshot.tokens.tolist() == [5, 6, 7, -1, -1, 255, -1]
 
@@ -221,11 +222,11 @@ def test_every_byte_of_the_journal_counts(store: Store) -> None:
     # A damaged answer costs no other.
     poke(path, len(whole) - length - 1, b"\xff")
     assert answers(store) == [[8, 8, 8, 8, 2]]
-    assert store.read().journal.damaged == 1
+    assert store.read().damaged == 1
 
 
 def test_an_answer_of_no_vocabulary_is_left_out(store: Store) -> None:
     with store.path().open("ab") as file:
         file.write(record([1, N_VOCAB], 1.0) + record([-1, 2], 1.0) + record([4], float("nan")) + record([5], 1.0))
     assert answers(store)[2:] == [[5]]
-    assert store.read().journal.damaged == 3
+    assert store.read().damaged == 3

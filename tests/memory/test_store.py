@@ -17,6 +17,7 @@ from support.memories import VOCABULARY, a_text, answers, ended, filled, forked,
 
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory import store as store_module
+from ngramspec.memory.documents import total
 from ngramspec.memory.snapshot import BLOCK
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and limits")
@@ -47,7 +48,7 @@ def test_a_long_journal_goes_into_the_snapshot(tmp_path: Path, monkeypatch: pyte
     wanted = [[i, i, i, i, i, i] for i in range(10)]
     for answer in wanted:
         store.append(answer)
-        assert store.read().journal.tokens <= 20
+        assert total(store.read().answers) <= 20
     assert answers(store) == wanted
     assert store.read().snapshot.header.size > 20
 
@@ -120,10 +121,10 @@ def test_two_writers_and_a_reader_lose_nothing(tmp_path: Path, monkeypatch: pyte
     seen = reads = 0
     while any(w.is_alive() for w in writers):
         contents = store.read()
-        count = len(contents.texts())
+        count = len(contents.documents())
         # What was there once is there for good, and the index is that of the text.
         assert count >= seen
-        assert contents.texts() is not None
+        assert contents.documents() is not None
         seen, reads = count, reads + 1
         if reads > 5:
             was_read.touch()  # the writers wait for it half-way
@@ -304,7 +305,7 @@ def test_the_oldest_answers_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert 30 <= sum(map(len, kept)) <= 30 + 25
     # What a user added is no answer, however old and long.
     assert names(store) == ["file 0", "file 1", "file 2"]
-    assert len(store.read().texts()[0].tokens) == 700
+    assert len(store.read().documents()[0].tokens) == 700
 
 
 # ---------------------------------------------------------------------- a store that others rewrite

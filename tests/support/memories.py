@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from ngramspec.memory import Document, Store
-from ngramspec.memory.documents import Text
 
 N_VOCAB = 256
 VOCABULARY = bytes(range(16))
@@ -33,8 +32,8 @@ def new_store(folder: Path) -> Store:
     return Store(folder, VOCABULARY, N_VOCAB, "bytes")
 
 
-def a_text(name: str, tokens: Sequence[int] = (1, 2, 3, 4, 5)) -> Text:
-    return Text(Document("file", name, len(tokens), 10, 20), np.array(tokens, np.int32))
+def a_text(name: str, tokens: Sequence[int] = (1, 2, 3, 4, 5)) -> Document:
+    return Document("file", name, np.array(tokens, np.int32), 10, 20)
 
 
 def filled(folder: Path, count: int = 3) -> Store:
@@ -54,13 +53,13 @@ def names(store: Store) -> list[str]:
 
 def texts(store: Store) -> dict[str, str]:
     """The files in it, by name without the folder, as text."""
-    found = store.read().texts()
-    return {Path(t.document.name).name: bytes(t.tokens.tolist()).decode() for t in found if t.document.kind == "file"}
+    found = store.read().documents()
+    return {Path(d.name).name: bytes(d.tokens.tolist()).decode() for d in found if d.kind == "file"}
 
 
 def answers(store: Store) -> list[list[int]]:
     """Tokens of the answers in it."""
-    return [t.tokens.tolist() for t in store.read().texts() if t.document.kind == "answer"]
+    return [d.tokens.tolist() for d in store.read().documents() if d.kind == "answer"]
 
 
 def forked(work: Callable[..., None], *arguments: object) -> BaseProcess:

@@ -25,7 +25,7 @@ from ngramspec import machine
 from ngramspec.drafting import make_drafter, token_index
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, Store
-from ngramspec.memory.documents import Document, Text
+from ngramspec.memory.documents import Document
 from ngramspec.memory.indexing import add_files
 from ngramspec.memory.snapshot import Ints
 
@@ -85,11 +85,11 @@ def fill(store: Store, missing: int) -> bool:
         return False
     rng = np.random.default_rng(0)
 
-    def more(texts: list[Text]) -> list[Text]:
+    def more(texts: list[Document]) -> list[Document]:
         there = np.concatenate([t.tokens for t in texts])
         starts = rng.integers(0, len(there) - SPAN, missing // SPAN)
         tokens = np.concatenate([there[s : s + SPAN] for s in starts])
-        return [*texts, Text(Document("file", "/random walk", len(tokens)), tokens)]
+        return [*texts, Document("file", "/random walk", tokens)]
 
     store.update(more)
     return True

@@ -69,7 +69,7 @@ def code(vocabulary: Vocabulary, folder: Path) -> tuple[list[Recording], list[Se
     """As `conversations`, of a source tree."""
     replayed: list[Recording] = []
     remembered: list[Sequence[int]] = []
-    texts = [text for file in find_files(folder).files if file.path.suffix == ".py" and (text := read_text(file))]
+    texts = [text for path in find_files(folder)[0] if path.suffix == ".py" and (text := read_text(path))]
     for number, text in enumerate(texts):
         tokens = vocabulary.tokenize(text, add_bos=False)
         middle = len(tokens) // 2
