@@ -89,6 +89,7 @@ class ActiveRequest:
             logprobs=request.logprobs,
             counts_calls=counts_calls,
             piece=shown if request.controls else None,
+            rules=request.rules,
         )
         self.generation = generation if request.max_tokens else None
 

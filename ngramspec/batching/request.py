@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.steps import Stats, Step, StopReason
 
 
@@ -26,6 +27,7 @@ class Request:
         controls: whether the text shows control tokens too, for whoever parses them; those that end a text stay hidden.
         slot: the slot to prefer; None: the one that holds most of the prompt.
         cache_prompt: whether what a slot already holds of the prompt may be reused.
+        rules: where the text may end, and which words it may not hold.
         prediction: token ids of a text that the answer is likely to copy: what it is drafted from first.
     """
 
@@ -39,6 +41,7 @@ class Request:
     slot: int | None = None
     cache_prompt: bool = True
     prediction: Sequence[int] = ()
+    rules: TextRules = NO_RULES
 
 
 class Started(NamedTuple):

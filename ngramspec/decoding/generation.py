@@ -19,6 +19,7 @@ from ngramspec.errors import NGramSpecError, PromptError
 from ngramspec.exactness.close_calls import CloseCalls
 from ngramspec.sampling.distribution import Logprobs, logprobs
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import NO_RULES, Forbidding, TextRules
 from ngramspec.steps import Step, StopReason
 
 
@@ -32,6 +33,7 @@ class Generation(Text):
         n_vocab: length of a row of logits.
         counts_calls: count the tokens that rounding could have decided (`Step.close_calls`).
         piece: the bytes that a token is shown as; None: as `vocabulary` says.
+        rules: where it may end, and which words it may not hold.
 
     The rest, and what is raised, is as in `SpeculativeDecoder.generate`.
 
@@ -56,6 +58,7 @@ class Generation(Text):
         detail: bool = False,
         counts_calls: bool = False,
         piece: Callable[[int], bytes] | None = None,
+        rules: TextRules = NO_RULES,
     ) -> None:
         if max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, but must be at least 1")
@@ -67,7 +70,11 @@ class Generation(Text):
                 f"the prompt has {len(prompt)} tokens, but the context holds {n_ctx} and needs room for an answer"
             )
         out_of: StopReason = "length" if max_tokens <= room else "context"
-        self._text = GenerationText(piece or vocabulary.piece, vocabulary.is_eog, stop, min(max_tokens, room), out_of)
+        own, ends = vocabulary.is_eog, rules.ends
+        self._is_eog: Callable[[int], bool] = (lambda token: token in ends or own(token)) if ends else own
+        self._text = GenerationText(
+            piece or vocabulary.piece, self._is_eog, stop, min(max_tokens, room), out_of, rules.least
+        )
         if logprobs is not None and not 0 <= logprobs <= n_vocab:
             raise ValueError(f"logprobs is {logprobs}, but must be 0 to {n_vocab}, the vocabulary's size")
         self._top = logprobs
@@ -77,6 +84,9 @@ class Generation(Text):
         self._calls: CloseCalls | None = None
         if verify is None or isinstance(verify, str | Acceptance):
             sampler = vocabulary.sampler(sampling or Sampling())
+            if rules.least or rules.words:
+                too_early = [token for token in range(n_vocab) if self._is_eog(token)] if rules.least else ()
+                sampler = Forbidding(sampler, rules, too_early)
             self._calls = CloseCalls(sampler) if counts_calls else None
             verify = RuleVerifier(self._calls or sampler, verify, judgements.append if detail else None)
             (self._calls or sampler).begin(prompt)
@@ -86,7 +96,6 @@ class Generation(Text):
             raise ValueError("sampling and detail go with a method's name; a verifier that is passed in has its own")
         self.prompt = list(prompt)
         self._sampling = sampling
-        self._is_eog = vocabulary.is_eog
         self._verifier = verify
         self.settled = len(self.prompt)
         self.last = self.prompt[-1]

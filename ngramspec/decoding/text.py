@@ -36,11 +36,12 @@ class TextStream:
             of the target).
     """
 
-    def __init__(self, stop: Sequence[str] = ()) -> None:
+    def __init__(self, stop: Sequence[str] = (), least: int = 0) -> None:
         """Start an empty text.
 
         Args:
             stop: strings that end the text, in any order; the text does not include them.
+            least: tokens in whose text none of them counts.
 
         Raises:
             ValueError: a stop string is empty, or `stop` is itself a string.
@@ -53,6 +54,7 @@ class TextStream:
         self._stop = tuple(sorted(set(stop), key=len, reverse=True))
         self._decoder = utf_8.IncrementalDecoder(errors="replace")
         self._held = ""
+        self._early = least
         self.stopped: str | None = None
 
     def push(self, piece: bytes) -> str:
@@ -62,7 +64,8 @@ class TextStream:
         # Most pieces are whole characters behind whole characters, for which the decoder is five times as slow.
         whole = piece.isascii() and not self._decoder.buffer
         text = self._held + (piece.decode() if whole else self._decoder.decode(piece))
-        if not self._stop:
+        if not self._stop or self._early > 0:
+            self._early -= 1
             return text
         open_at = self._open_suffix(text)
         stop_at = self._find(text)
@@ -114,6 +117,7 @@ class GenerationText:
         stop: strings that end the text.
         limit: most tokens.
         out_of: why the text ends at `limit`.
+        least: tokens before which no stop string counts.
     """
 
     def __init__(
@@ -123,9 +127,10 @@ class GenerationText:
         stop: Sequence[str],
         limit: int,
         out_of: StopReason,
+        least: int = 0,
     ) -> None:
         self._piece, self._is_eog = piece, is_eog
-        self._stream = TextStream(stop)
+        self._stream = TextStream(stop, least)
         self._out_of = out_of
         self.left = limit
         self.stop: StopReason | None = None

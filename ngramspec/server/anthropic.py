@@ -6,13 +6,14 @@ import json
 import re
 import secrets
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import ChatPiece, ChatTask, Transcript, as_json, count_prompt, run_chat
-from ngramspec.server.common_fields import read_sampling
+from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import grammar_of, guided_schema
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
@@ -48,7 +49,7 @@ _ERRORS = {
 async def messages(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
-    task = read_request(given, read_sampling(call, schemas=False))
+    task = replace(read_request(given, read_sampling(call, schemas=False)), rules=read_rules(call))
     if task.schema is not None:
         grammar_of(task.schema, "output_config.format.schema")  # an error names the field as this API does
     reply = MessageReply(f"msg_{secrets.token_hex(12)}", given.text("model") or model.name, hides_thoughts(given))

@@ -20,6 +20,7 @@ from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.server.common_fields import several_seeds
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.fields import Fields
@@ -49,6 +50,7 @@ class ChatTask:
         variables: further variables of the chat template ("enable_thinking": False, ...).
         continued: whether a last message of the assistant that calls no tools is gone on with, as in llama-server; else
             it is answered by a turn of its own.
+        rules: see `Request` as well.
         prediction: a text that the answer is likely to copy.
         answered: whether the prompt then ends in the beginning of the assistant's turn.
     """
@@ -65,6 +67,7 @@ class ChatTask:
     logprobs: int | None = None
     variables: Mapping[str, Any] = field(default_factory=dict)
     slot: int | None = None
+    rules: TextRules = NO_RULES
     prediction: str = ""
     continued: bool = True
     answered: bool = True
@@ -150,6 +153,7 @@ def lay_out(model: ServedModel, task: ChatTask) -> Layout:
         logprobs=task.logprobs,
         controls=True,
         slot=task.slot,
+        rules=task.rules,
         prediction=model.vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )
     return Layout(request, prompt.opening)

@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from ngramspec.batching.request import Request
 from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import LARGEST_BIAS, Sampling, parse_samplers
+from ngramspec.sampling.text_rules import TextRules
 from ngramspec.server.constraints import read_grammar
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.fields import Fields, shown
@@ -79,29 +80,33 @@ def _consistent(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, An
 
 
 def _banned(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, float]]:
-    """Tokens that may not come, as biases: those of `bad_words`, with a space before them too, and those that end."""
-    banned = set[int]()
-    for word in given.texts("bad_words"):
-        tokens, spaced = vocabulary.tokenize(word, add_bos=False), vocabulary.tokenize(f" {word}", add_bos=False)
-        if len(tokens) != 1:
-            raise given.refused("bad_words", f"{shown(word)} is not one token of this model; only such can be kept out")
-        banned |= {*tokens, *(spaced if len(spaced) == 1 else ())}
-    if given.flag("ignore_eos") or _never_ends(given, vocabulary):
+    """Tokens that may not come at all, as biases: `bad_words` of one token, and with `ignore_eos` those that end."""
+    banned = {tokens[0] for tokens in _bad_words(given, vocabulary) if len(tokens) == 1}
+    if given.flag("ignore_eos"):
         banned |= {token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token)}
     return [(token, -math.inf) for token in sorted(banned)]
 
 
-def _never_ends(given: Fields, vocabulary: Tokenizer) -> bool:
-    """Whether `min_tokens` leaves no room for an end. Refuses what `min_tokens` and `stop_token_ids` else ask for."""
-    for token in given.list("stop_token_ids"):
-        if not vocabulary.is_eog(check_token(vocabulary, token, "stop_token_ids")):
-            raise given.refused("stop_token_ids", f"{token} ends no text of this model by itself; use stop")
+def _bad_words(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, ...]]:
+    """The tokens of each of `bad_words`, as it begins a text and with a space before it."""
+    found = []
+    for word in given.texts("bad_words"):
+        if not word.strip():
+            raise given.refused("bad_words", f"{shown(word)} is no word")
+        found += [tuple(vocabulary.tokenize(text, add_bos=False)) for text in (word, f" {word.lstrip()}")]
+    return found
+
+
+def read_rules(call: Call) -> TextRules:
+    """`min_tokens`, `stop_token_ids` and `bad_words`, as vLLM has them.
+
+    Raises:
+        ApiError: a value that cannot be.
+    """
+    given, vocabulary = call.given, call.model.vocabulary
     least = given.whole("min_tokens", 0) or 0
-    name = given.name("max_completion_tokens", "max_tokens", "n_predict", "max_output_tokens")
-    most = given.whole(name, -1, least=-1) or 0
-    if least and not 0 <= most <= least:
-        raise given.refused("min_tokens", f"is supported only where {name} is no more than it")
-    return bool(least)
+    ends = frozenset(check_token(vocabulary, token, "stop_token_ids") for token in given.list("stop_token_ids"))
+    return TextRules(least, ends, tuple(tokens for tokens in _bad_words(given, vocabulary) if len(tokens) > 1))
 
 
 # --------------------------------------------------------------------------- one setting

@@ -18,6 +18,7 @@ from ngramspec.server.common_fields import (
     read_answers,
     read_max_tokens,
     read_prompts,
+    read_rules,
     read_sampling,
     read_slot,
     read_stop,
@@ -53,21 +54,21 @@ async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, list
         raise bad_field("post_sampling_probs", "post_sampling_probs is not supported; n_probs tells the model's own")
     sampling, stop, slot = read_sampling(call), read_stop(given), read_slot(call)
     n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=model.vocabulary.n_vocab) or None
-    rules = _read_rules(given)
+    lines, rules = _read_lines(given), read_rules(call)
     requests: list[Request] = []
     reply_fields = given.texts("response_fields") if "response_fields" in given else None
     tokens_too, cache_prompt = given.flag("return_tokens"), given.flag("cache_prompt", True)
     for prompt in prompts:
         check_room(prompt, model.n_ctx, max_tokens)
         most = model.most(max_tokens)
-        request = Request(prompt, most, sampling, stop, n_probs, slot=slot, cache_prompt=cache_prompt)
+        request = Request(prompt, most, sampling, stop, n_probs, slot=slot, cache_prompt=cache_prompt, rules=rules)
         requests += several_seeds(request, answers)
     shown = -1 if max_tokens is None else max_tokens
     reply = NativeReply(call, requests, shown, tokens_too, reply_fields, listed or len(requests) > 1)
-    return await respond(call, generate(call, requests, rules), reply)
+    return await respond(call, generate(call, requests, lines), reply)
 
 
-def _read_rules(given: Fields) -> LineRules:
+def _read_lines(given: Fields) -> LineRules:
     milliseconds = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
     return LineRules(milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0)
 

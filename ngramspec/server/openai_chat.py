@@ -16,6 +16,7 @@ from ngramspec.server.chat import ChatPiece, ChatTask, as_json, count_prompt, re
 from ngramspec.server.common_fields import (
     read_answers,
     read_max_tokens,
+    read_rules,
     read_sampling,
     read_slot,
     read_stop,
@@ -54,6 +55,7 @@ async def chat_completions(call: Call) -> Response:
         max_tokens=read_max_tokens(given),
         sampling=read_sampling(call, schemas=False),
         stop=read_stop(given),
+        rules=read_rules(call),
         logprobs=_read_logprobs(given, model),
         slot=read_slot(call),
         prediction=read_prediction(given),

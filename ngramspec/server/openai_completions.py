@@ -17,6 +17,7 @@ from ngramspec.server.common_fields import (
     read_answers,
     read_max_tokens,
     read_prompts,
+    read_rules,
     read_sampling,
     read_slot,
     read_stop,
@@ -69,12 +70,13 @@ def _read(call: Call) -> _Task:
             raise bad_field("response_format", "response_format and grammar exclude each other")
         sampling = replace(sampling, grammar=grammar_of(schema, "response_format", strict))
     max_tokens, stop, slot = read_max_tokens(given), read_stop(given), read_slot(call)
-    scored = echo and logprobs is not None
+    scored, rules = echo and logprobs is not None, read_rules(call)
     requests: list[Request] = []
     for prompt in prompts:
         check_room(prompt, model.n_ctx, max_tokens)
         most = model.most(max_tokens)
-        requests += several_seeds(Request(prompt, most, sampling, stop, logprobs, scored=scored, slot=slot), answers)
+        request = Request(prompt, most, sampling, stop, logprobs, scored=scored, slot=slot, rules=rules)
+        requests += several_seeds(request, answers)
     texts = _texts(model, given, prompts) if echo else [""] * len(prompts)
     return _Task(prompts, requests, [text for text in texts for _ in range(answers)])
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import ChatTask, Transcript, as_json, count_prompt, read_prediction, run_chat
-from ngramspec.server.common_fields import read_sampling
+from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import ANY_OBJECT, grammar_of, guided_schema
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
@@ -58,6 +58,7 @@ async def responses(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
     asked = read_request(given, read_sampling(call, schemas=False))
+    asked = replace(asked, task=replace(asked.task, rules=read_rules(call)))
     if asked.task.schema is not None:  # an error names the field as this API does
         grammar_of(asked.task.schema, "text.format.schema", strict=asked.task.strict)
     id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name

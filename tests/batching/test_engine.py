@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -24,6 +25,7 @@ from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.distribution import logprobs
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import TextRules
 from ngramspec.shared_model import Part
 from ngramspec.steps import Step
 
@@ -346,6 +348,25 @@ def test_a_rate_goes_by_the_wall() -> None:
         assert isinstance(end, Done)
         assert end.stats.tokens_per_second == pytest.approx(2.0, rel=0.01)
         assert engine.report().stats.decode_seconds == end.stats.decode_seconds
+
+
+@grid(temperature=(0.0, 0.9), peak=(3.0, 6.0))
+def test_texts_keep_to_their_rules_and_drafts_change_nothing(temperature: float, peak: float) -> None:
+    free = alone(prompts(1)[0], 200, Sampling(temperature), peak=peak, eog=(3,))
+    pairs = Counter(pairwise(alone(prompts(1)[0], 200, Sampling(temperature), peak=peak)))
+    rules = TextRules(least=len(free) + 20, ends=frozenset({5}), words=tuple(pair for pair, _ in pairs.most_common(3)))
+    texts = []
+    for drafter in (None, MixtureDrafter(Recall())):
+        with running(MockShared(1, peak=peak, eog=(3,)), drafter=drafter) as engine:
+            ear = ask(engine, prompts(1)[0], 400, sampling=Sampling(temperature), rules=rules)
+            ear.wait()
+            texts.append(ear.tokens)
+    (text, drafted) = texts
+    assert text == drafted
+    assert not set(pairwise(text)) & set(rules.words)
+    assert not {3, 5} & set(text[: rules.least])
+    assert len(text) == 400 or text[-1] in (3, 5)
+    assert not {3, 5} & set(text[rules.least : -1])
 
 
 # --------------------------------------------------------------------------- work beside requests

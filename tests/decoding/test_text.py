@@ -92,3 +92,9 @@ def test_examples(stops: list[str], pieces: list[bytes], told: list[str], stoppe
 def test_bad_stop_strings_are_refused(stop: list[str]) -> None:
     with pytest.raises(ValueError, match="stop"):
         TextStream(stop)
+
+
+def test_no_stop_string_counts_in_the_first_tokens() -> None:
+    pieces = [b"a", b"b\xc3", b"\xa9b", b"b"]
+    for least, text in enumerate(("", "a", "ab\xe9", "ab\xe9b", "ab\xe9bb")):
+        assert run(TextStream(["b", "a"], least), pieces) == text

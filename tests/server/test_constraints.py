@@ -11,6 +11,7 @@ from support.fake_service import Script
 from support.http import ThinkingVocabulary, ask, demo_vocabulary, scripted, send
 
 from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import TextRules
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 BODIES: dict[str, dict[str, Any]] = {
@@ -92,11 +93,16 @@ def test_tokens_that_may_not_come() -> None:
     assert biases == ((5, 1.0), *((token, -math.inf) for token in sorted(both)))
 
 
-def test_an_end_that_may_not_come() -> None:
-    ends = {token for token in range(demo_vocabulary().n_vocab) if demo_vocabulary().is_eog(token)}
-    for more in ({"min_tokens": 5, "max_tokens": 5}, {"min_tokens": 5, "n_predict": 3}):
-        assert {token for token, bias in sampling_of(NATIVE, more).logit_bias if bias == -math.inf} == ends
-    assert sampling_of(NATIVE, {"min_tokens": 0, "stop_token_ids": sorted(ends)}).logit_bias == ()
+@pytest.mark.parametrize("path", BODIES)
+def test_rules_that_no_bias_can_say(path: str) -> None:
+    vocabulary = demo_vocabulary()
+    more = {"min_tokens": 3, "stop_token_ids": [65, 66], "bad_words": ["quite a few", "x"]}
+    _, service = ask(path, BODIES[path] | more, Script(ends=False))
+    (request,) = service.requests
+    words = [tuple(vocabulary.tokenize(text, add_bos=False)) for text in ("quite a few", " quite a few")]
+    assert request.rules == TextRules(3, frozenset({65, 66}), tuple(words))
+    assert {bias for _, bias in request.sampling.logit_bias} == {-math.inf}
+    assert ask(path, BODIES[path] | {"min_tokens": 0, "stop_token_ids": []})[1].requests[0].rules == TextRules()
 
 
 @pytest.mark.parametrize("path", BODIES)
@@ -110,9 +116,9 @@ def test_what_cannot_be_kept_is_named(path: str) -> None:
         ("guided_choice", {"guided_choice": []}),
         ("guided_choice", {"guided_choice": ["a"], "grammar": 'root ::= "b"'}),
         ("structured_outputs.choice", {"structured_outputs": {"choice": ["a"]}, "guided_choice": ["a"]}),
-        ("min_tokens", {"min_tokens": 5, "max_tokens": 9}),
-        ("stop_token_ids", {"stop_token_ids": [65]}),
-        ("bad_words", {"bad_words": ["some words"]}),
+        ("min_tokens", {"min_tokens": -1}),
+        ("stop_token_ids", {"stop_token_ids": [10**6]}),
+        ("bad_words", {"bad_words": ["x", " "]}),
         ("allowed_token_ids", {"allowed_token_ids": [1]}),
         ("use_beam_search", {"use_beam_search": True}),
         ("prompt_logprobs", {"prompt_logprobs": 1}),

@@ -1,0 +1,47 @@
+"""`Forbidding`: no end before its time, no forbidden words, and else the law of the sampler inside."""
+
+from __future__ import annotations
+
+import numpy as np
+from support.numpy_sampler import NumpySampler
+
+from ngramspec.sampling.sampler import Sampler
+from ngramspec.sampling.settings import Sampling
+from ngramspec.sampling.text_rules import Forbidding, TextRules
+
+LOGITS = np.arange(8, dtype=np.float32)
+
+
+def sampler(rules: TextRules, temperature: float = 1.0) -> Sampler:
+    found = Forbidding(NumpySampler(Sampling(temperature, top_k=0, top_p=1, min_p=0), len(LOGITS)), rules, [6, 7])
+    found.begin([1, 2])
+    return found
+
+
+def possible(one: Sampler) -> set[int]:
+    law = one.distribution(LOGITS)
+    return {int(token) for token, p in zip(law.ids, law.probs, strict=True) if p > 0}
+
+
+def test_a_text_does_not_end_before_its_time() -> None:
+    one = sampler(TextRules(least=2))
+    for _ in range(2):
+        assert possible(one) == set(range(6))
+        one.accept(5)
+    assert possible(one) == set(range(8))
+    assert LOGITS[7] == 7  # which others read too
+
+
+def test_words_are_forbidden_where_they_would_be_whole() -> None:
+    one = sampler(TextRules(words=((1, 2, 3), (2, 5), (2, 2))))
+    found = []
+    for token in (2, 1, 2, 4):  # the prompt's end is no part of the text
+        found.append(set(range(8)) - possible(one))
+        one.accept(token)
+    assert found == [set(), {2, 5}, set(), {2, 3, 5}]
+    assert possible(one) == set(range(8))
+
+
+def test_greedy_takes_the_next_best() -> None:
+    one = sampler(TextRules(least=1), 0.0)
+    assert one.draw(LOGITS, lambda law, _: int(law.ids[law.probs.argmax()])) == 5
