@@ -1,44 +1,24 @@
 """Drafters: everything that guesses the next tokens, behind the protocol of `ngramspec.drafting.draft`.
 
-A drafter is three methods in a file of its own, and a line in `DRAFTERS`. This one guesses that the text repeats what
-stood a few tokens back:
-
-    class Echo(Drafter):
-        name, back = "echo", 8
-
-        def begin(self, prompt):
-            self.text, self.guesses = list(prompt), ()
-
-        def propose(self, limit, choose=None, *, blind=False, price=None):
-            self.guesses = tuple(self.text[-self.back :][:limit])
-            return Draft(self.guesses, tuple({token: 1.0} for token in self.guesses), source=self.name)
-
-        def accept(self, tokens):
-            right, self.guesses = common_prefix(self.guesses, tokens), ()
-            self.text += tokens
-            return right
-
-It does not say how likely its guesses are, so that is estimated from what came of the earlier ones; a drafter that
-knows better says so in `Draft.chances`. It draws nothing, so each guess's distribution q is certain, whatever `choose`
-is; a drafter that has several candidates picks with `choose`, and gives their weights as q.
+A drafter is three methods in a file of its own, and a line in `DRAFTERS`: see "Add a drafter" in `ngramspec/README.md`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 
 from ngramspec.drafting.baselines.suffix import SuffixDrafter
 from ngramspec.drafting.baselines.target_logits import LookaheadDrafter, NasdDrafter, RecycleDrafter
 from ngramspec.drafting.draft import Drafter
-from ngramspec.drafting.mixture.drafter import MemoryDrafter, MixtureDrafter, Recall
+from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.drafting.ngram import NGramDrafter
 
 DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "mixture": MixtureDrafter,
-    "memory": MemoryDrafter,
+    "memory": partial(MixtureDrafter, context=False),
     "ngram": NGramDrafter,
     "suffix": SuffixDrafter,
     "recycle": RecycleDrafter,
@@ -58,7 +38,7 @@ def make_drafter(name: str, *, memory: Recall | bool | None = None, kept: Path |
     Args:
         name: one of DRAFTERS.
         memory: where it looks beside the context; True: what was answered since it was made, and no more.
-        kept: the file in which the default drafter keeps what its judge learns; the others keep nothing.
+        kept: as in `MixtureDrafter`; the others keep nothing.
 
     Raises:
         ValueError: an unknown name, a drafter that cannot remember, or one that has nothing else to draft from.

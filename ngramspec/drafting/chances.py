@@ -60,14 +60,8 @@ draft that fails costs time and a draft not sent costs nothing."""
 
 
 def cell(match: int, share: float, support: int, streak: int) -> Cell:
-    """The cell of a guess.
-
-    Args:
-        match: length of the matched context in tokens.
-        share: part of that context's continuations that agree with the guess, 0 to 1.
-        support: how often the context was seen.
-        streak: guesses that were right in a row up to this one.
-    """
+    """The cell of a guess on a context of `match` tokens, seen `support` times, whose continuations agree with it to a
+    `share` of 0 to 1, after `streak` right guesses in a row."""
     if share >= 1.0:
         agreement = 0 if support > 1 else 1
     else:
@@ -82,34 +76,6 @@ def _few(number: int) -> int:
 
 _NOTHING = FadingRate(fade=FADE)
 
-
-class HitRates:
-    """Fading counts of hits by what is known when a guess is made; `estimate` and `learn` take constant time.
-
-    A cell is the length of the matched context, how much of that context's history agrees with the guess, and how well
-    the last guesses did. Its rate is shrunk towards that of all guesses with its match length, that towards a prior.
-    """
-
-    def __init__(self) -> None:
-        self._cells: dict[Cell, FadingRate] = {}
-        self._groups: dict[int, FadingRate] = {}
-
-    def estimate(self, key: Cell) -> float:
-        """Probability in (0, 1) that a guess of this cell is accepted, if all before it are."""
-        match = key[0]
-        prior = PRIORS[min(match, len(PRIORS) - 1)]
-        rate = self._groups.get(match, _NOTHING).towards(prior, STRENGTH)
-        return self._cells.get(key, _NOTHING).towards(rate, STRENGTH)
-
-    def learn(self, key: Cell, accepted: bool) -> None:
-        """Count an outcome."""
-        if key not in self._cells:
-            self._cells[key] = FadingRate(fade=FADE)
-            self._groups.setdefault(key[0], FadingRate(fade=FADE))
-        self._cells[key].add(accepted)
-        self._groups[key[0]].add(accepted)
-
-
 HOPELESS = 0.05
 """A draft ends when the probability that all of it is accepted has fallen below this: no curve pays for more."""
 
@@ -120,11 +86,7 @@ def length_class(match: int) -> int:
 
 
 def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
-    """What `choose` picks.
-
-    Raises:
-        ValueError: a token that it was not offered.
-    """
+    """What `choose` picks; ValueError for a token that it was not offered."""
     token = choose(offset, weights)
     if token not in weights:
         raise ValueError(f"choose returned {token}, which is not among the counts")
@@ -132,19 +94,36 @@ def pick(choose: Chooser, offset: int, weights: Mapping[int, float]) -> int:
 
 
 class ChanceEstimator:
-    """A `HitRates`, and the guesses that wait for their outcome.
+    """Fading hit rates by what is known when a guess is made, and the guesses that wait for their outcome.
 
     A guess is given as (match, count, support): the length of the context it rests on, how often the guessed token
-    followed it, and how often anything did. A proposal that the policy cut is compared with what was emitted all the
-    same.
+    followed it, and how often anything did. That, and how well the last guesses did, is its cell. A cell's rate is
+    shrunk towards that of all guesses with its match length, that towards a prior. A proposal that the policy cut is
+    compared with what was emitted all the same. Constant time per guess.
 
     Attributes:
         chances: estimates of the chain's guesses so far.
     """
 
     def __init__(self) -> None:
-        self._model = HitRates()
+        self._rates: dict[Cell, FadingRate] = {}
+        self._groups: dict[int, FadingRate] = {}
         self.begin()
+
+    def estimate(self, key: Cell) -> float:
+        """Probability in (0, 1) that a guess of this cell is accepted, if all before it are."""
+        match = key[0]
+        prior = PRIORS[min(match, len(PRIORS) - 1)]
+        rate = self._groups.get(match, _NOTHING).towards(prior, STRENGTH)
+        return self._rates.get(key, _NOTHING).towards(rate, STRENGTH)
+
+    def learn(self, key: Cell, accepted: bool) -> None:
+        """Count an outcome."""
+        if key not in self._rates:
+            self._rates[key] = FadingRate(fade=FADE)
+            self._groups.setdefault(key[0], FadingRate(fade=FADE))
+        self._rates[key].add(accepted)
+        self._groups[key[0]].add(accepted)
 
     def begin(self) -> None:
         """Start a request: guesses of the last one get no outcome."""
@@ -163,7 +142,7 @@ class ChanceEstimator:
     def go_on(self, match: int, count: float, support: int) -> bool:
         """Estimate the next guess of the chain, and tell whether one after it may pay."""
         key = cell(length_class(match), count / support, support, self._streak + len(self._cells))
-        p = self._model.estimate(key)
+        p = self.estimate(key)
         self._cells.append(key)
         self.chances.append(p)
         self._reach *= p
@@ -172,7 +151,7 @@ class ChanceEstimator:
 
     def blind(self, match: int, q: Mapping[int, float], support: int) -> float:
         """The estimate of a chain's first guess, whichever is drawn from `q`; see `blind` in `Drafter.propose`."""
-        return self._model.estimate(cell(length_class(match), max(q.values()), support, self._streak))
+        return self.estimate(cell(length_class(match), max(q.values()), support, self._streak))
 
     def close(self, guesses: Sequence[int]) -> None:
         """End the chain; these are its tokens."""
@@ -185,7 +164,7 @@ class ChanceEstimator:
             return hits
         for guess, key, token in zip(self._guesses, self._cells, tokens, strict=False):
             right = guess == token
-            self._model.learn(key, right)
+            self.learn(key, right)
             self._streak = self._streak + 1 if right else 0
             if not right:
                 break
@@ -217,7 +196,7 @@ class Record(ChanceEstimator):
         run = _few(self._streak)
         self._cells = [(length_class(length), _few(position), run) for position, length in enumerate(match)]
         self.close(draft.tokens)
-        return replace(draft, chances=tuple(map(self._model.estimate, self._cells)))
+        return replace(draft, chances=tuple(map(self.estimate, self._cells)))
 
 
 REACH = 6
@@ -229,9 +208,8 @@ RATE = 0.02
 class OutcomeMap:
     """A map from probability to what it turned out to mean, the identity at first, learnt online in constant time.
 
-    The mixture says how likely a token comes next, and a draft needs to know how likely a token that was *drawn* is
-    accepted. A table over log-odds, linear between its points, each point moved towards the outcomes near it: secondary
-    estimation, as compressors of the PAQ family do it (Mahoney 2005, section 4, "APM").
+    A table over log-odds, linear between its points, each moved towards the outcomes near it: secondary estimation, as
+    compressors of the PAQ family do it (Mahoney 2005, section 4, "APM").
     """
 
     def __init__(self) -> None:

@@ -14,10 +14,10 @@ from typing import Literal
 from ngramspec.drafting.draft import Chooser, Draft
 
 MAX_PAIRS = 65_536
-"""Most (context, next token) pairs in a `BoundedTable`."""
+"""Most (context, next token) pairs in a bounded `CountTable`."""
 
 MAX_CONTINUATIONS = 256
-"""Most distinct next tokens of one context in a `BoundedTable`."""
+"""Most distinct next tokens of one context in a bounded `CountTable`."""
 
 
 class Shares(Mapping[int, float]):
@@ -94,14 +94,17 @@ Entry = int | Continuations
 """What a table holds per context: a bare token id after one occurrence, counts after more, which halves the memory."""
 
 
-class BoundedTable(OrderedDict[int, Entry]):
+class CountTable(OrderedDict[int, Entry]):
     """Context key -> `Entry`, least recently updated first.
 
-    Beyond `MAX_PAIRS` it drops the least recently updated contexts; beyond `MAX_CONTINUATIONS` a context drops the
-    least recently seen token that is not its most frequent.
+    A bounded one drops the least recently updated contexts beyond `MAX_PAIRS`; beyond `MAX_CONTINUATIONS` a context
+    drops the least recently seen token that is not its most frequent. Any other forgets what it is told to.
     """
 
-    pairs = 0  # (context, next token) held now
+    def __init__(self, *, bounded: bool = True) -> None:
+        super().__init__()
+        self.bounded = bounded
+        self.pairs = 0  # (context, next token) held now, where that is bounded
 
     def add(self, key: int, token: int) -> None:
         """Count `token` after context `key`."""
@@ -118,31 +121,16 @@ class BoundedTable(OrderedDict[int, Entry]):
             entry.add(token)
             if len(counts) == known:
                 return
-            if known < MAX_CONTINUATIONS:
+            if known < MAX_CONTINUATIONS or not self.bounded:
                 self.pairs += 1
             else:
                 entry.drop_stale()
-        while self.pairs > MAX_PAIRS:
+        while self.bounded and self.pairs > MAX_PAIRS:
             _, oldest = self.popitem(last=False)
             self.pairs -= len(oldest.counts) if isinstance(oldest, Continuations) else 1
 
-
-class ExactTable(dict[int, Entry]):
-    """Context key -> `Entry`. Forgets exactly what it is told to."""
-
-    def add(self, key: int, token: int) -> None:
-        """Count `token` after context `key`."""
-        entry = self.get(key)
-        if entry is None:
-            self[key] = token
-        elif isinstance(entry, Continuations):
-            entry.add(token)
-        else:
-            entry = self[key] = Continuations(entry)
-            entry.add(token)
-
     def subtract(self, key: int, token: int) -> None:
-        """Undo the oldest `add(key, token)`. As costly as `Continuations.subtract`."""
+        """Undo the oldest `add(key, token)` of a table without bounds. As costly as `Continuations.subtract`."""
         entry = self[key]
         if isinstance(entry, Continuations) and entry.total > 1:
             entry.subtract(token)
@@ -192,7 +180,7 @@ class NGramPredictor:
         window: how many of the latest tokens count as history, `max_order` or more.
         evict: what becomes of the counts of tokens that leave the window.
 
-            - "keep" (akunu's): they stay. The window bounds the history alone (`len`), `BoundedTable` the memory.
+            - "keep" (akunu's): they stay. The window bounds the history alone (`len`), `CountTable` the memory.
             - "decrement": a true sliding window: the tables equal those built from the last `window` tokens alone.
 
     Raises:
@@ -211,12 +199,10 @@ class NGramPredictor:
     {7: 0.5, 8: 0.5}
 
     Complexity: O(max_order) table operations per `update` and per drafted token, plus a copy of the counts for each
-    `q`; nothing grows with the session. With "decrement", a search among the continuations of a context (at most
-    `window`) whenever the oldest token's was its best. Memory: O(MAX_PAIRS) or O(window) per order.
+    `q`. With "decrement", a search among the continuations of a context (at most `window`) whenever the oldest token's
+    was its best. Memory: O(MAX_PAIRS) or O(window) per order.
 
-    Contexts are told apart by 64 bits of hash alone. Two that collide share their counts, and all that can come of it
-    is a wrong guess: the target verifies every drafted token. Rejection sampling stays exact as well: it works with any
-    q that the token was really drawn from (Leviathan et al. 2023, appendix A.1).
+    Contexts are told apart by 64 bits of hash alone: two that collide share their counts, which costs wrong guesses.
     """
 
     def __init__(
@@ -247,9 +233,9 @@ class NGramPredictor:
         sliding = self.evict == "decrement"
         self._history: deque[int] = deque()
         self._keys: list[int] = []
+        self._tables = [CountTable(bounded=not sliding) for _ in range(orders)]
         # The tables that forget what leaves the window: all of them or none.
-        self._sliding = [ExactTable() for _ in range(orders)] if sliding else []
-        self._tables: Sequence[BoundedTable | ExactTable] = self._sliding or [BoundedTable() for _ in range(orders)]
+        self._sliding = self._tables if sliding else []
 
     def __len__(self) -> int:
         """Number of tokens now in the window."""

@@ -13,7 +13,6 @@ from ngramspec.drafting.chances import (
     BINS,
     ChanceEstimator,
     FadingRate,
-    HitRates,
     Record,
     Reliability,
     cell,
@@ -69,7 +68,7 @@ KEY = cell(3, 1.0, 4, 2)
 def test_estimate_finds_the_rate_and_follows_a_change() -> None:
     rng = random.Random(0)
     for rate in (0.0, 0.05, 0.5, 0.9, 1.0):
-        model = HitRates()
+        model = ChanceEstimator()
         for _ in range(3000):
             model.learn(KEY, rng.random() < rate)
         assert model.estimate(KEY) == pytest.approx(rate, abs=0.12)  # four deviations of the last 200
@@ -79,7 +78,7 @@ def test_estimate_finds_the_rate_and_follows_a_change() -> None:
 
 
 def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
-    model = HitRates()
+    model = ChanceEstimator()
     priors = [model.estimate(cell(m, 1.0, 2, 0)) for m in range(8)]
     assert priors == sorted(priors)
     assert priors[-1] <= 0.6  # careful until something was seen
@@ -92,7 +91,7 @@ def test_what_is_unknown_leans_on_its_group_and_the_prior() -> None:
 
 
 def test_cells_tell_apart_what_matters() -> None:
-    model = HitRates()
+    model = ChanceEstimator()
     for _ in range(300):
         model.learn(cell(3, 1.0, 5, 8), True)
         model.learn(cell(3, 0.3, 5, 0), False)

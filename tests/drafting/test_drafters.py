@@ -5,10 +5,7 @@ The rules are in `ngramspec.drafting.draft`, the recipe in `ngramspec.drafting`.
 
 from __future__ import annotations
 
-import inspect
 import random
-import re
-import textwrap
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.mock_target import MockTarget
 
-from ngramspec import drafting
 from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.draft_model.asked_model import AskedModel
@@ -26,7 +22,6 @@ from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.drafting.draft_model.model import ModelDrafter
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.tokens import common_prefix
 
 ALL = [*DRAFTERS, "model", "hybrid"]
 COPIERS = ["mixture", "ngram", "suffix", "nasd"]
@@ -247,17 +242,3 @@ def test_wrong_guesses_lower_the_estimate_and_shorten_the_draft(name: str) -> No
     draft = drafter.propose(15)
     assert draft.chances[0] < 0.2
     assert len(draft) <= 3
-
-
-def test_the_recipe_of_the_package_is_a_drafter_of_ten_lines_or_so() -> None:
-    """That one without estimates costs no time where it is wrong is shown in `policies/test_never_slower.py`."""
-    block = re.search(r"^    class Echo\(Drafter\):\n(?:    .*\n|\n)+", inspect.getdoc(drafting) or "", re.MULTILINE)
-    assert block
-    assert len([line for line in block[0].splitlines() if line.strip()]) <= 12
-    names: dict[str, Any] = {"Draft": Draft, "Drafter": Drafter, "common_prefix": common_prefix}
-    exec(textwrap.dedent(block[0]), names)
-    drafter: Drafter = names["Echo"]()
-    drafter.begin([9, *range(8)])
-    assert drafter.propose(3) == Draft((0, 1, 2), ({0: 1.0}, {1: 1.0}, {2: 1.0}), source="echo")
-    assert drafter.accept([0, 1, 7]) == 2
-    assert drafter.propose(9).tokens == (3, 4, 5, 6, 7, 0, 1, 7)

@@ -18,7 +18,7 @@ from ngramspec.drafting.baselines.target_logits import FILLER, NasdDrafter
 from ngramspec.drafting.chances import HOPELESS
 from ngramspec.drafting.draft import Draft
 from ngramspec.drafting.ngram import NGramDrafter
-from ngramspec.drafting.predictor import BoundedTable, Continuations, ExactTable, NGramPredictor, Shares, fnv1a, roll
+from ngramspec.drafting.predictor import Continuations, CountTable, NGramPredictor, Shares, fnv1a, roll
 
 Evict = Literal["keep", "decrement"]
 EVICTS: tuple[Evict, ...] = ("keep", "decrement")
@@ -60,7 +60,7 @@ def test_probabilities_are_a_mapping() -> None:
 
 def test_the_contexts_not_updated_for_longest_go_first(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predictor, "MAX_PAIRS", 4)
-    table = BoundedTable()
+    table = CountTable()
     for key, token in [(1, 5), (2, 5), (3, 5), (1, 5), (1, 6)]:
         table.add(key, token)
     assert list(table) == [2, 3, 1]
@@ -81,7 +81,7 @@ def test_a_full_context_drops_its_stalest_token_but_not_its_best(monkeypatch: py
         ((4, 5, 6, 7), {5: 1, 6: 1, 7: 1}),
         ((4, 4, 5, 5, 6, 7), {5: 2, 6: 1, 7: 1}),  # of two as frequent, the later one is the best
     ]:
-        table = BoundedTable()
+        table = CountTable()
         for token in tokens:
             table.add(1, token)
         (entry,) = entries(table)
@@ -120,7 +120,7 @@ def reference(seen: Sequence[int], max_order: int, limit: int) -> Draft:
     return counted([(seen[:i], token) for i, token in enumerate(seen)], seen, max_order, limit)
 
 
-def entries(table: BoundedTable | ExactTable) -> list[Continuations]:
+def entries(table: CountTable) -> list[Continuations]:
     return [e if isinstance(e, Continuations) else Continuations(e) for e in table.values()]
 
 
@@ -236,7 +236,7 @@ def test_keep_is_bounded_over_a_long_stream(vocabulary: int, monkeypatch: pytest
     for at in range(0, 4000, 500):
         p.update_batch(stream[at : at + 500])
         for table in p._tables:
-            assert isinstance(table, BoundedTable)
+            assert table.bounded
             found = entries(table)
             assert table.pairs == sum(len(e.counts) for e in found) <= 200
             assert max(len(e.counts) for e in found) <= 20

@@ -125,12 +125,10 @@ def top_two(row: NDArray[np.float32]) -> tuple[int, dict[int, float]]:
 class RecycleDrafter(SuccessorDrafter):
     """Drafts the chain of best successors of single tokens, by the last logits computed after each.
 
-    Token Recycling (Luo et al. 2024, "Turning trash into treasure", arXiv 2408.08696): every pass computes logits at
-    all drafted positions, and those behind a refused token are thrown away, though they tell what the target expects
-    after that token. The paper keeps the 8 best successors and drafts a tree of 80 tokens; here it is a chain.
+    Token Recycling (Luo et al. 2024, "Turning trash into treasure", arXiv 2408.08696). The paper keeps the 8 best
+    successors and drafts a tree of 80 tokens; here it is a chain.
 
-    Complexity: O(n_vocab) per position verified, O(1) per token drafted. Memory: one entry per token of the vocabulary
-    that was ever evaluated in a draft or before one.
+    Complexity: O(n_vocab) per position verified, O(1) per token drafted. Memory: one entry per token evaluated.
     """
 
     name = "recycle"
@@ -173,28 +171,21 @@ class LookaheadDrafter(SuccessorDrafter):
     (Jacobi iteration). The n-grams that come of it are pooled, and those that begin as the text ends are verified. It
     pays where a pass over a dozen tokens costs little more than one over one.
 
-    In the paper the window is a branch of its own, several iterations deep and behind an attention mask, and up to G
-    pooled n-grams are verified beside it. Here all is one chain: its beginning is the n-gram to verify, its end the
-    window. So the rows behind a wrong guess are conditioned on that guess; n-grams are read along the chain of one
-    pass; and of those that begin alike only the latest is tried. The prompt's n-grams are pooled too, an option of the
-    authors' code (POOL_FROM_PROMPT).
+    In the paper the window is a branch of its own behind an attention mask, and up to G pooled n-grams are verified
+    beside it. Here all is one chain: its beginning is the n-gram to verify, its end the window. The prompt's n-grams
+    are pooled too, an option of the authors' code (POOL_FROM_PROMPT).
 
     A guess is the first that there is of these: what followed the last 3, 2 or 1 tokens in the prompt, or was likeliest
     when the target last evaluated them (the pool); what it held likeliest at this position in the pass before, given
     that pass's draft (the trajectory); the token before once more. Only a price ends a draft before the window does:
     where rows cost nothing, hopeless guesses are worth evaluating too.
 
-    Example: 5 6 is the text, and 7 8 9 was sent, of which nothing is accepted: the rows' best tokens are 1 4 4 2. The
-    text is 5 6 1 now. Nothing is known after 1, so the trajectory guesses 4, what the target held likeliest behind 7;
-    then comes 4 again, and 2; and 2 once more until the window is full. Had the text gone on with 7 all the same, the
-    pool had known that 4 follows 5 6 7.
-
     Complexity: O(n_vocab) per position verified, O(1) per token drafted or of the prompt.
     """
 
     name = "lookahead"
     longest = WINDOW
-    # A estimator would end a draft without hope: its rows are worth what they cost as long as that is 0.
+    # Where rows cost nothing, those of hopeless guesses are worth evaluating too.
     hopeless = 0.0
 
     def begin(self, prompt: Sequence[int]) -> None:

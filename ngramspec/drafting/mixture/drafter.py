@@ -79,14 +79,17 @@ class MixtureDrafter(Drafter):
     Args:
         memory: texts to look up beside the context, kept up by its owner; True remembers earlier requests and
             what was emitted, in this drafter alone.
-        kept: the file in which what its judge learns about tokens goes from one process to the next; None: nowhere.
+        kept: the file in which what it learns about tokens goes from one process to the next; None: nowhere.
+        context: whether to draft from the context too, which else only says where to look.
     """
 
     name = "mixture"
 
-    def __init__(self, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
+    def __init__(self, memory: Recall | bool | None = None, kept: Path | None = None, *, context: bool = True) -> None:
         self.predicted: Sequence[int] = ()
         self._guesser = Guesser()
+        if not context:
+            self.name, self._guesser.local = "memory", False
         self._sides = SideGuesses(self._guesser)
         self._chances: Sequence[float] = ()
         self._own: Recall | None = None
@@ -216,13 +219,3 @@ class MixtureDrafter(Drafter):
             for at in range(repeated, min(hits + 1, proposed, len(tokens), len(chances))):
                 secondary.learn(chances[at], at < hits)
         return hits
-
-
-class MemoryDrafter(MixtureDrafter):
-    """Drafts from what it remembers alone; the context only says where to look."""
-
-    name = "memory"
-
-    def __init__(self, memory: Recall | bool) -> None:
-        super().__init__(memory)
-        self._guesser.local = False
