@@ -11,9 +11,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from ngramspec.tool_calls.deltas import Tool
 from ngramspec.tool_calls.families import HERMES, family_of
@@ -23,30 +22,20 @@ Render = Callable[[Mapping[str, Any]], str]
 Kind = Literal["object", "text"]
 
 _KINDS: tuple[Kind, ...] = ("object", "text")
-
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
 _ID = "call12345"  # of nine characters
 _WORDS = ("qlistq", "qkeyq", "qvalueq", "qresultq")
 _TOOL = Tool(_WORDS[0], "qaboutq", {"type": "object", "properties": {"qpartq": {"type": "string"}}})
 
 
-@dataclass(frozen=True, slots=True)
-class Abilities:
-    """What a template can say.
+class Abilities(NamedTuple):
+    """What a template can say."""
 
-    Attributes:
-        tools: which tools there are.
-        system: a system message.
-        arguments: as which it wants those of calls; None: it shows no calls.
-        results: results of calls.
-        short_ids: whether ids of calls must have nine characters.
-    """
-
-    tools: bool
-    system: bool
-    arguments: Literal["object", "text"] | None
-    results: bool
-    short_ids: bool
+    tools: bool  # which tools there are
+    system: bool  # a system message
+    arguments: Kind | None = None  # as which it wants those of calls; None: it shows no calls
+    results: bool = False  # of calls
+    short_ids: bool = False  # whether ids of calls must have nine characters
 
 
 class ToolTemplate:
@@ -106,7 +95,7 @@ class ToolTemplate:
         system = "qsystemq" in self._try([{"role": "system", "content": "qsystemq"}, user])
         shown = [tool] if tools else None
         if not self._known:  # nor could its calls be read
-            return Abilities(False, system, None, False, False)
+            return Abilities(False, system)
         for short_ids in (False, True):
             for kind in _KINDS:
                 call = self._try([user, _call(kind, short_ids)], shown)
@@ -119,8 +108,8 @@ class ToolTemplate:
                     return Abilities(tools, system, kind, results, short_ids)
         for kind in _KINDS:
             if _shows_call(self._try([user, _call(kind, False)], shown), kind):
-                return Abilities(tools, system, kind, False, False)
-        return Abilities(tools, system, None, False, False)
+                return Abilities(tools, system, kind)
+        return Abilities(tools, system)
 
     def _try(self, messages: list[Message], tools: list[Any] | None = None) -> str:
         try:

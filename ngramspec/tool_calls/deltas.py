@@ -86,11 +86,6 @@ class Answer:
         self._thought = ""
         self._thinking = False
 
-    @property
-    def calls(self) -> int:
-        """Calls begun so far."""
-        return self._calls
-
     def content(self, text: str) -> None:
         """A piece of content."""
         self._leave_thoughts()

@@ -72,24 +72,21 @@ def read_hermes(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
 
 def read_function(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
     """What follows "<function=": "name>", and parameters in tags, or all of them as JSON."""
-    begun = yield from _read_function(reader, answer, tools)
+    parts: list[str] = []
+    found = yield from reader.until((">",), parts.append)
+    name = "".join(parts).strip().strip("\"'")
+    if not found or not name:
+        return False
+    yield from reader.space()
+    if (yield from reader.peek()) != "{":
+        begun = yield from read_tagged(reader, answer, name, tools.get(name), _QWEN)
+    else:
+        begun = True
+        if (yield from read_arguments(reader, answer, name)):
+            yield from reader.skip("</function>")
     if begun:
         yield from reader.skip(*_HERMES_ENDS)
     return begun
-
-
-def _read_function(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
-    parts: list[str] = []
-    if not (yield from reader.until((">",), parts.append)):
-        return False
-    name = "".join(parts).strip().strip("\"'")
-    yield from reader.space()
-    if (yield from reader.peek()) != "{":
-        return bool(name) and (yield from read_tagged(reader, answer, name, tools.get(name), _QWEN))
-    if not name or not (yield from read_arguments(reader, answer, name)):
-        return bool(name)
-    yield from reader.skip("</function>")
-    return True
 
 
 def _read_keys(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
@@ -140,7 +137,7 @@ def read_tagged(reader: Reader, answer: Answer, name: str, tool: Tool | None, ta
             break
         key = "".join(parts)
         answer.arguments(call, f"{before}{quote(key)}: ")
-        types = _types_said("".join(attributes)) or _types(tool, key)
+        types = _TEXT if 'string="true"' in "".join(attributes) else _types(tool, key)  # DeepSeek's attribute
         if not (yield from _read_value(reader, lambda text: answer.arguments(call, text), types, tags)):
             return True
         before = ", "
@@ -156,10 +153,17 @@ def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: 
     """One value up to its end; whether that came."""
     if types == _TEXT:
         emit('"')
-        ending = _Line(emit) if tags.lines else None
+        held = ""  # a line break that may stand at the very end, where it is none of the text
+
+        def push(text: str) -> None:
+            nonlocal held
+            text = held + text
+            held = "\n" if tags.lines and text.endswith("\n") else ""
+            emit(escape(text[: len(text) - len(held)]))
+
         if tags.lines:
             yield from reader.take("\n")
-        found = yield from reader.until((tags.ended,), ending.push if ending else lambda text: emit(escape(text)))
+        found = yield from reader.until((tags.ended,), push)
         emit('"' if found else "")
         return found is not None
     parts: list[str] = []
@@ -170,18 +174,6 @@ def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: 
     if found:
         emit(as_json(text, types))
     return found is not None
-
-
-class _Line:
-    """Passes text on but for a line break at its very end."""
-
-    def __init__(self, emit: Emit) -> None:
-        self._emit, self._held = emit, ""
-
-    def push(self, text: str) -> None:
-        text = self._held + text
-        self._held = "\n" if text.endswith("\n") else ""
-        self._emit(escape(text.removesuffix("\n")))
 
 
 def as_json(text: str, types: frozenset[str] | None) -> str:
@@ -209,11 +201,6 @@ def _kinds(value: Any) -> frozenset[str]:
     if isinstance(value, float):
         return frozenset({"number", "integer"} if value.is_integer() else {"number"})
     return _KINDS[type(value)]
-
-
-def _types_said(attributes: str) -> frozenset[str] | None:
-    """What DeepSeek's attribute says of a type."""
-    return _TEXT if 'string="true"' in attributes else None
 
 
 def _types(tool: Tool | None, key: str) -> frozenset[str] | None:
