@@ -22,7 +22,7 @@ from prompt_toolkit.completion import (
 )
 from prompt_toolkit.document import Document
 
-from ngramspec.conversation import Conversation, Saved
+from ngramspec.conversation import Conversation
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings
@@ -99,7 +99,7 @@ def chat(
     first = None if file is None else _read(file)
     interactive = sys.stdin is not None and sys.stdin.isatty()
     writer = TraceWriter(trace) if trace is not None else None
-    conversation, had_with = last_kept() if resume else Saved(Conversation(), "")
+    conversation, had_with = last_kept() if resume else (Conversation(), "")
     conversation.system = system or conversation.system
     with no_echo() if interactive else nullcontext():  # what is typed while the model loads is for the prompt
         found = find(model, load)

@@ -12,11 +12,9 @@ import typer
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.conversation import (
-    ChatPrompt,
     Conversation,
     ConversationError,
     Message,
-    Saved,
     Turn,
     answer_room,
     load,
@@ -64,8 +62,8 @@ def kept_path() -> Path:
     return state_folder() / KEPT
 
 
-def last_kept() -> Saved:
-    """The conversation that was kept. Raises ConversationError if there is none, or it cannot be read."""
+def last_kept() -> tuple[Conversation, str]:
+    """What was kept, as `load` gives it. Raises ConversationError if there is none, or it cannot be read."""
     if not kept_path().exists():
         raise ConversationError("no conversation is kept; ngramspec chat --keep keeps one")
     return load(kept_path())
@@ -257,12 +255,12 @@ class Session:
         stats, answer, pieces, disturbance = Stats(), list[int](), list[str](), Disturbance()
         message = "\n\n".join([*self.attached, question])
         try:
-            prompt = self._prompt(message)
+            prompt, first = self._prompt(message)
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
                     ending = self._answer(prompt, stats, answer, pieces, disturbance)
                 except Terminated:  # what there is of the turn is kept for --resume
-                    self.conversation.add(message, "".join(pieces), prompt)
+                    self.conversation.add(message, "".join(pieces), first)
                     self.changed()
                     raise
                 finally:
@@ -278,7 +276,7 @@ class Session:
             self._used = None
             note("stopped before the answer began; the turn was taken back")
             return True
-        self.conversation.add(message, text, prompt)
+        self.conversation.add(message, text, first)
         self.attached.clear()
         self.predicted = ""
         self.answers += 1
@@ -301,16 +299,17 @@ class Session:
         self._opening = prompt.opening
         return prompt.tokens
 
-    def _prompt(self, question: str) -> ChatPrompt:
-        prompt = self.conversation.prompt(question, self._encode, self.room())
-        dropped = prompt.first - self.conversation.first
+    def _prompt(self, question: str) -> tuple[list[int], int]:
+        """See `Conversation.prompt`; says which turns no longer fit."""
+        prompt, first = self.conversation.prompt(question, self._encode, self.room())
+        dropped = first - self.conversation.first
         if dropped:
             turns = "oldest turn no longer fits" if dropped == 1 else f"{dropped} oldest turns no longer fit"
             note(f"the {turns} in the context; the model answers without")
-        return prompt
+        return prompt, first
 
     def _answer(
-        self, prompt: ChatPrompt, stats: Stats, tokens: list[int], pieces: list[str], disturbance: Disturbance
+        self, prompt: list[int], stats: Stats, tokens: list[int], pieces: list[str], disturbance: Disturbance
     ) -> str:
         """Why the answer ended; its tokens and its text are added to `tokens` and `pieces`."""
         with prefill_bar() as bar:
@@ -322,9 +321,9 @@ class Session:
 
             if self.trace is not None:
                 header = TraceHeader.of(self.decoder, self.target.name, self.sampling, self.acceptance)
-                self.trace.begin(prompt.tokens, self.target.piece, header)
+                self.trace.begin(prompt, self.target.piece, header)
             steps = self.decoder.generate(
-                prompt.tokens,
+                prompt,
                 max_tokens=self.limit,
                 sampling=self.sampling,
                 verify=self.acceptance,

@@ -15,7 +15,7 @@ import ngramspec
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import CURVES, SWITCH, GivenCurve, find_curves, frozen
 from ngramspec.drafting import DRAFTERS, make_drafter
-from ngramspec.errors import CurveError
+from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.replay.comparison import CurveComparison
 from ngramspec.instruments.replay.replay import Recording, Replay, check_replayable
 from ngramspec.instruments.replay.report import MEASURED, replay_report
@@ -176,7 +176,7 @@ def _named_curves(names: Sequence[str]) -> dict[str, GivenCurve]:
     for name in names:
         try:
             found = find_curves(name)
-        except CurveError as error:
+        except NGramSpecError as error:
             usage_error(str(error))
         for key, curve in found.items():
             if key in curves or key == MEASURED:

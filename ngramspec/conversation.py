@@ -30,13 +30,6 @@ class Turn(NamedTuple):
     assistant: str
 
 
-class ChatPrompt(NamedTuple):
-    """Token ids, and the oldest turn that is still in them (an index into the conversation's turns)."""
-
-    tokens: list[int]
-    first: int
-
-
 @dataclass(slots=True)
 class Conversation:
     """Answered turns behind an optional system message.
@@ -60,11 +53,11 @@ class Conversation:
             found.append({"role": "assistant", "content": turn.assistant})
         return found
 
-    def prompt(self, question: str, encode: Callable[[list[Message]], list[int]], most: int) -> ChatPrompt:
-        """The prompt that asks `question` next, without the oldest turns where all would be too long.
+    def prompt(self, question: str, encode: Callable[[list[Message]], list[int]], most: int) -> tuple[list[int], int]:
+        """The prompt that asks `question` next, as token ids, and the oldest turn that is still in it.
 
-        Drops as few turns as possible, never the system message, never the question. The conversation stays as
-        it is until `add`. O(log turns) calls of `encode`.
+        Where all would be too long, drops as few turns as possible, never the system message, never the question. The
+        conversation stays as it is until `add`. O(log turns) calls of `encode`.
 
         Args:
             question: the new user message.
@@ -89,11 +82,11 @@ class Conversation:
                 f"{what} a prompt of {len(tokens)} tokens, but the context has room for {most} beside an answer;"
                 " shorten it or raise -c/--ctx-size"
             )
-        return ChatPrompt(tokens, first)
+        return tokens, first
 
-    def add(self, question: str, answer: str, prompt: ChatPrompt) -> None:
-        """Append a turn that was answered from `prompt`."""
-        self.first = prompt.first
+    def add(self, question: str, answer: str, first: int) -> None:
+        """Append a turn that was answered from a prompt which began with turn `first`."""
+        self.first = first
         self.turns.append(Turn(question, answer))
 
     def undo(self) -> Turn:
@@ -139,15 +132,8 @@ def _is_saved(path: Path) -> bool:
     return True
 
 
-class Saved(NamedTuple):
-    """A conversation from a file, and the name of the model that it was had with ("" if not recorded)."""
-
-    conversation: Conversation
-    model: str
-
-
-def load(path: Path) -> Saved:
-    """Read what `save` wrote.
+def load(path: Path) -> tuple[Conversation, str]:
+    """Read what `save` wrote: a conversation, and the name of the model that it was had with ("" if not recorded).
 
     Raises:
         ConversationError: the file cannot be read, or its messages are not an optional system message followed
@@ -174,7 +160,7 @@ def load(path: Path) -> Saved:
         raise ConversationError(f"{path}: the last message has no answer")
     turns = [Turn(pairs[i][1], pairs[i + 1][1]) for i in range(0, len(pairs), 2)]
     model = data.get("model")
-    return Saved(Conversation(system, turns), model if isinstance(model, str) else "")
+    return Conversation(system, turns), model if isinstance(model, str) else ""
 
 
 def _message(path: Path, number: int, message: object) -> tuple[str, str]:

@@ -23,13 +23,5 @@ class PromptError(NGramSpecError):
     """The prompt cannot be continued: it is empty, or does not fit in the context."""
 
 
-class CurveError(NGramSpecError):
-    """A cost curve that was asked for does not exist, or says what no machine can do."""
-
-
-class TranscriptError(NGramSpecError):
-    """Recorded conversations cannot be read."""
-
-
 class GrammarError(NGramSpecError):
     """A grammar or JSON schema is not one, or leaves no token to choose."""

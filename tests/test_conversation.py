@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ngramspec.conversation import (
-    ChatPrompt,
     Conversation,
     ConversationError,
     Message,
@@ -29,8 +28,8 @@ def encode(messages: list[Message]) -> list[int]:
     return [code for m in messages for code in (0, *map(ord, m["content"]))]
 
 
-def contents(prompt: ChatPrompt) -> str:
-    return "".join(map(chr, prompt.tokens)).replace("\0", " ").strip()
+def contents(prompt: tuple[list[int], int]) -> str:
+    return "".join(map(chr, prompt[0])).replace("\0", " ").strip()
 
 
 def saved(path: Path, conversation: Conversation) -> None:
@@ -74,7 +73,7 @@ def test_a_dropped_turn_does_not_return_but_is_kept() -> None:
     conversation = Conversation("s", list(TURNS))
     prompt = conversation.prompt("qq", encode, 18)
     assert conversation.first == 0
-    conversation.add("qq", "r", prompt)
+    conversation.add("qq", "r", prompt[1])
     assert conversation.first == 2
     assert contents(conversation.prompt("u", encode, 100)) == "s e f qq r u"
     assert conversation.turns == [*TURNS, Turn("qq", "r")]
@@ -88,11 +87,12 @@ def test_a_prompt_fits_and_one_more_turn_would_not(turns: list[tuple[str, str]],
     except PromptError:
         assert most < 2
         return
-    assert len(prompt.tokens) <= most
+    tokens, first = prompt
+    assert len(tokens) <= most
     question = {"role": "user", "content": "q"}
-    assert prompt.tokens == encode([*conversation.messages(prompt.first), question])
-    if prompt.first > 0:
-        assert len(encode([*conversation.messages(prompt.first - 1), question])) > most
+    assert tokens == encode([*conversation.messages(first), question])
+    if first > 0:
+        assert len(encode([*conversation.messages(first - 1), question])) > most
 
 
 def test_room_for_an_answer() -> None:
@@ -118,7 +118,7 @@ def test_saving_overwrites_its_own_format_only_and_keeps_links(tmp_path: Path) -
     path = tmp_path / "chat.json"
     saved(path, Conversation())
     saved(path, Conversation(None, TURNS[:1]))
-    assert load(path).conversation.turns == TURNS[:1]
+    assert load(path)[0].turns == TURNS[:1]
     path.write_text('{"name": "package"}')
     with pytest.raises(ConversationError, match="is not a saved conversation; choose another name"):
         saved(path, Conversation())
@@ -131,7 +131,7 @@ def test_saving_overwrites_its_own_format_only_and_keeps_links(tmp_path: Path) -
     saved(tmp_path / "chat.json", Conversation())
     saved(link, Conversation(None, TURNS[:1]))
     assert link.is_symlink()
-    assert load(tmp_path / "chat.json").conversation.turns == TURNS[:1]
+    assert load(tmp_path / "chat.json")[0].turns == TURNS[:1]
 
 
 def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.errors import CurveError
+from ngramspec.errors import NGramSpecError
 from ngramspec.storage import utf8
 
 LARGEST = 64
@@ -81,7 +81,7 @@ def find_curves(name: str) -> dict[str, GivenCurve]:
             file's name, or several, {"name": {"1": 1.0, ...}, ...}; see `parse_curve`.
 
     Raises:
-        CurveError: there is no such curve, or it makes no sense.
+        NGramSpecError: there is no such curve, or it makes no sense.
     """
     if name in CURVES:
         return {name: GivenCurve(CURVES[name][0])}
@@ -89,15 +89,17 @@ def find_curves(name: str) -> dict[str, GivenCurve]:
     try:
         text = utf8(path.read_bytes())
     except FileNotFoundError as error:
-        raise CurveError(f"no curve {name!r}: it is no file, and none of {', '.join(CURVES)}") from error
+        raise NGramSpecError(f"no curve {name!r}: it is no file, and none of {', '.join(CURVES)}") from error
     except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name with a null character
-        raise CurveError(f"cannot read the curve {name}: {getattr(error, 'strerror', error)}") from error
+        raise NGramSpecError(f"cannot read the curve {name}: {getattr(error, 'strerror', error)}") from error
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise CurveError(f"{name} is not JSON: {error}") from error
+        raise NGramSpecError(f"{name} is not JSON: {error}") from error
     if not isinstance(data, dict) or not data:
-        raise CurveError(f'{name} holds no curve; write {{"1": 1.0, "8": 2.5}} or {{"name": {{"1": 1.0, "8": 2.5}}}}')
+        raise NGramSpecError(
+            f'{name} holds no curve; write {{"1": 1.0, "8": 2.5}} or {{"name": {{"1": 1.0, "8": 2.5}}}}'
+        )
     several = all(isinstance(value, dict) for value in data.values())
     curves = data if several else {path.stem: data}
     return {key: parse_curve(points, f"{name}, curve {key}" if several else name) for key, points in curves.items()}
@@ -107,22 +109,22 @@ def parse_curve(points: Mapping[str, Any], where: str = "the curve") -> GivenCur
     """A curve from JSON's {"1": 1.0, ...}, where "switch" may say what a change of size costs.
 
     Raises:
-        CurveError: it makes no sense; the message begins with `where`.
+        NGramSpecError: it makes no sense; the message begins with `where`.
     """
     parsed: dict[int, float] = {}
     switch = points.get(SWITCH, 0.0)
     if isinstance(switch, bool) or not isinstance(switch, int | float) or not 0 <= switch < 1e300:
-        raise CurveError(f"{where}: a change of size costs {switch!r}, but must be a number of at least 0")
+        raise NGramSpecError(f"{where}: a change of size costs {switch!r}, but must be a number of at least 0")
     for size, cost in points.items():
         if size == SWITCH:
             continue
         is_size = size.isascii() and size.isdecimal() and len(size) < 10
         if not is_size or isinstance(cost, bool) or not isinstance(cost, int | float):
-            raise CurveError(f"{where}: {size!r}: {cost!r} is not the size of a batch and what it costs")
+            raise NGramSpecError(f"{where}: {size!r}: {cost!r} is not the size of a batch and what it costs")
         if not 0 < cost < 1e300:
-            raise CurveError(f"{where}: a batch of {size} costs {cost}, but must cost more than 0, and not without end")
+            raise NGramSpecError(f"{where}: a batch of {size} costs {cost}, but must be above 0, and finite")
         parsed[int(size)] = float(cost)
     try:
         return GivenCurve(parsed, float(switch))
     except ValueError as error:
-        raise CurveError(f"{where}: {error}") from error
+        raise NGramSpecError(f"{where}: {error}") from error

@@ -133,6 +133,7 @@ class SpeculativeDecoder:
         logprobs: int | None = None,
         detail: bool = False,
         prediction: Sequence[int] = (),
+        piece: Callable[[int], bytes] | None = None,
         progress: Progress | None = None,
     ) -> Generator[Step]:
         """Continue `prompt`, one `Step` per target pass (the first step is the prefill's token).
@@ -148,6 +149,7 @@ class SpeculativeDecoder:
             detail: report how each token was decided on; not with a verifier that is passed in.
             prediction: token ids of a text that the answer is likely to copy, such as the file that it changes: what it
                 is drafted from first. A wrong one changes no text.
+            piece: the bytes that a token is shown as; None: as the vocabulary says.
             progress: of the prefill.
 
         Raises:
@@ -175,6 +177,7 @@ class SpeculativeDecoder:
             stop=stop,
             logprobs=logprobs,
             detail=detail,
+            piece=piece,
             # Where nothing is drafted, or all sizes agree, nothing is close.
             counts_calls=self.exactness.bound > 0 and self.drafter is not None,
         )

@@ -53,8 +53,15 @@ class Draft:
         """The first `length` positions; the draft itself when it is no longer than that."""
         if length >= len(self.tokens):
             return self
-        parts = (self.tokens, self.q, self.match, self.support, self.chances)
-        return Draft(*[part[:length] for part in parts], self.source, self.entropy)
+        return Draft(
+            self.tokens[:length],
+            self.q[:length],
+            self.match[:length],
+            self.support[:length],
+            self.chances[:length],
+            self.source,
+            self.entropy,
+        )
 
 
 NO_DRAFT = Draft()

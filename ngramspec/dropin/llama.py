@@ -12,8 +12,8 @@ from __future__ import annotations
 import os
 import threading
 import warnings
-from collections.abc import Generator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -38,20 +38,6 @@ from ngramspec.loading.load import as_drafter, open_target
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.models.find import resolve
 from ngramspec.steps import Stats
-
-
-class _Turn:
-    """What one thread does with a `Llama`, within which it may do more; another one is told that it cannot."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    def __enter__(self) -> None:
-        if not self._lock.acquire(False):
-            raise UsedAtOnceError
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.release()
 
 
 class Llama(LlamaCpp):  # type: ignore[misc]
@@ -101,7 +87,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         if isinstance(draft_model, LlamaCpp):
             raise TypeError("draft_model is a Llama, whose context is its own; give the path of its file, or a Target")
         self.exact, self.keep, self.prediction = exact, keep, prediction
-        self._turn = _Turn()
+        self._lock = threading.RLock()
         self._small = draft_model if isinstance(draft_model, str | os.PathLike | Target) else None
         self._rpc_servers = rpc_servers
         layers = settings.get("n_gpu_layers", 0 if rpc_servers is None else -1)
@@ -134,19 +120,29 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         """Counters over the passes of all generations: how much was drafted, and what it gained."""
         return self._look.stats if self._look is not None else Stats()
 
+    @contextmanager
+    def _turn(self) -> Iterator[None]:
+        """What one thread does, within which it may do more; UsedAtOnceError for another one."""
+        if not self._lock.acquire(False):
+            raise UsedAtOnceError
+        try:
+            yield
+        finally:
+            self._lock.release()
+
     # ------------------------------------------------------------------ generations
 
     def generate(
         self, tokens: Sequence[int], *args: Any, **settings: Any
     ) -> Generator[int, Sequence[int] | None, None]:
         """See `llama_cpp.Llama.generate`."""
-        with self._turn:
+        with self._turn():
             mine = self._begin(settings.get("grammar"))
         try:
             with closing(super().generate(tokens, *args, **settings)) as generation:
                 sent: Sequence[int] | None = None
                 while True:
-                    with self._turn:
+                    with self._turn():
                         token = generation.send(sent)
                     sent = yield token
         except StopIteration:
@@ -154,7 +150,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         finally:
             if self._look is not None:
                 # If it is another's turn, that takes back what is ahead here.
-                with suppress(UsedAtOnceError), self._turn:
+                with suppress(UsedAtOnceError), self._turn():
                     self._look.end(mine)
 
     def _begin(self, grammar: Any) -> object:
@@ -169,7 +165,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     def eval(self, tokens: Sequence[int]) -> None:
         """See `llama_cpp.Llama.eval`."""
-        with self._turn:
+        with self._turn():
             if not self._ahead(tokens):
                 super().eval(tokens)
 
@@ -193,7 +189,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
     def sample(self, *args: Any, idx: int | None = None, **settings: Any) -> int:
         """See `llama_cpp.Llama.sample`."""
         look = self._look
-        with self._turn:
+        with self._turn():
             if look is not None and look.behind:
                 idx = (self.n_tokens - 1 if idx is None else idx) - look.behind
             # Without this, llama.cpp ends the process.
@@ -206,28 +202,28 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 
     def embed(self, *args: Any, **settings: Any) -> Any:
         """See `llama_cpp.Llama.embed`."""
-        with self._turn:
+        with self._turn():
             return super().embed(*args, **settings)
 
     # ------------------------------------------------------------------ the state
 
     def reset(self) -> None:
         """See `llama_cpp.Llama.reset`."""
-        with self._turn:
+        with self._turn():
             if self._look is not None:
                 self._look.lost()
             super().reset()
 
     def save_state(self) -> Any:
         """See `llama_cpp.Llama.save_state`."""
-        with self._turn:
+        with self._turn():
             if self._look is not None:
                 self._look.drop()
             return super().save_state()
 
     def load_state(self, state: Any) -> None:
         """See `llama_cpp.Llama.load_state`."""
-        with self._turn:
+        with self._turn():
             if self._look is not None:
                 self._look.lost()
             super().load_state(state)

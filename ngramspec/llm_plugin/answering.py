@@ -18,11 +18,9 @@ from llm.parts import Message, ReasoningPart, StreamEvent, TextPart, ToolCallPar
 from pydantic import AfterValidator, Field, create_model
 
 from ngramspec.llama.json_schema import schema_rules
-from ngramspec.llama.target import Target
 from ngramspec.loading.load import Loaded
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
-from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
 from ngramspec.tool_calls import forced_grammar, parser_for, thoughts_first
@@ -108,13 +106,14 @@ def answer(loaded: Loaded, prompt: llm.Prompt, response: llm.Response) -> Iterat
     sampling = sampling_of(prompt.options, _grammar(prompt.schema, tools, target.chat_template, chat.opening))
     target.sampler(sampling)  # refuses what this model cannot do, before the conversation is read
     parser = parser_for(target.chat_template, tools, opening=chat.opening)
-    stats, tokens, calls, stop = Stats(), list[int](), _Calls(), None
-    loaded.decoder.vocabulary = _Shown(target)
+    stats, tokens, stop = Stats(), list[int](), None
+    calls = list[tuple[CallBegin, list[str]]]()
     steps = loaded.decoder.generate(
         chat.tokens,
         max_tokens=options.max_tokens or target.n_ctx,
         sampling=sampling,
         stop=(options.stop,) if options.stop else (),
+        piece=target.shown,
     )
     with closing(steps):
         for step in steps:
@@ -123,7 +122,7 @@ def answer(loaded: Loaded, prompt: llm.Prompt, response: llm.Response) -> Iterat
             stop = step.stop
             yield from _events(parser.push(step.text), calls)
     yield from _events(parser.finish(), calls)
-    yield from calls.told(response)
+    yield from _told(calls, response)
     if loaded.memory is not None:
         loaded.memory.hear(tokens)
     drafts = {"drafted": stats.drafted, "accepted": stats.accepted} if stats.drafted else None
@@ -176,36 +175,8 @@ def _openai(message: Message) -> Iterator[dict[str, Any]]:
         yield found
 
 
-class _Calls:
-    """Collects the calls of tools in an answer. One that was cut off must not be run."""
-
-    def __init__(self) -> None:
-        self._begun: list[CallBegin] = []
-        self._arguments: list[str] = []
-
-    def begin(self, call: CallBegin) -> None:
-        self._begun.append(call)
-        self._arguments.append("")
-
-    def extend(self, piece: CallArguments) -> None:
-        self._arguments[piece.call] += piece.text
-
-    def told(self, response: llm.Response) -> Iterator[StreamEvent]:
-        """Tell the response of whole calls; one that is not is text."""
-        for call, written in zip(self._begun, self._arguments, strict=True):
-            try:
-                arguments = json.loads(written or "{}")
-            except ValueError:
-                arguments = None
-            if not isinstance(arguments, dict):
-                yield StreamEvent("text", f"{call.name} {written}")
-                continue
-            yield StreamEvent("tool_call_name", call.name, tool_call_id=call.id)
-            yield StreamEvent("tool_call_args", json.dumps(arguments), tool_call_id=call.id)
-            response.add_tool_call(llm.ToolCall(call.name, arguments, call.id))
-
-
-def _events(deltas: Sequence[Delta], calls: _Calls) -> Iterator[StreamEvent]:
+def _events(deltas: Sequence[Delta], calls: list[tuple[CallBegin, list[str]]]) -> Iterator[StreamEvent]:
+    """The events of text; calls are collected, each with the pieces of its arguments."""
     for delta in deltas:
         match delta:
             case Content(text):
@@ -213,26 +184,22 @@ def _events(deltas: Sequence[Delta], calls: _Calls) -> Iterator[StreamEvent]:
             case Reasoning(text):
                 yield StreamEvent("reasoning", text)
             case CallBegin():
-                calls.begin(delta)
-            case CallArguments():
-                calls.extend(delta)
+                calls.append((delta, []))
+            case CallArguments(call, text):
+                calls[call][1].append(text)
 
 
-class _Shown:
-    """A vocabulary whose texts show control tokens, for `parser_for`."""
-
-    def __init__(self, target: Target) -> None:
-        self._target = target
-        self.n_vocab = target.n_vocab
-
-    def tokenize(self, text: str, *, special: bool = False, add_bos: bool = True) -> list[int]:
-        return self._target.tokenize(text, special=special, add_bos=add_bos)
-
-    def piece(self, token: int) -> bytes:
-        return self._target.shown(token)
-
-    def is_eog(self, token: int) -> bool:
-        return self._target.is_eog(token)
-
-    def sampler(self, sampling: Sampling) -> Sampler:
-        return self._target.sampler(sampling)
+def _told(calls: Sequence[tuple[CallBegin, list[str]]], response: llm.Response) -> Iterator[StreamEvent]:
+    """Tell the response of whole calls; one that was cut off must not be run, and is text."""
+    for call, pieces in calls:
+        written = "".join(pieces)
+        try:
+            arguments = json.loads(written or "{}")
+        except ValueError:
+            arguments = None
+        if not isinstance(arguments, dict):
+            yield StreamEvent("text", f"{call.name} {written}")
+            continue
+        yield StreamEvent("tool_call_name", call.name, tool_call_id=call.id)
+        yield StreamEvent("tool_call_args", json.dumps(arguments), tool_call_id=call.id)
+        response.add_tool_call(llm.ToolCall(call.name, arguments, call.id))

@@ -59,21 +59,9 @@ class Option:
     draws: bool = False
 
 
-def option(
-    default: T,
-    *flags: str,
-    help: str,
-    allowed: Allowed | None = None,
-    metavar: str | None = None,
-    parse: Callable[[Any], T] | None = None,
-    repeatable: bool = False,
-    sampler: str | None = None,
-    moves: bool = False,
-    draws: bool = False,
-) -> T:
+def option(default: T, *flags: str, help: str, **known: Any) -> T:
     """A dataclass field with this default that carries an `Option`; typed as the value, as `dataclasses.field` is."""
-    known = Option(flags, help, allowed, metavar, parse, repeatable, sampler, moves, draws)
-    return field(default=default, metadata={_KEY: known})
+    return field(default=default, metadata={_KEY: Option(flags, help, **known)})
 
 
 def options(settings: Any) -> dict[str, Option]:

@@ -10,7 +10,7 @@ import pytest
 
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.given import CURVES, LARGEST, GivenCurve, find_curves, frozen, parse_curve
-from ngramspec.errors import CurveError
+from ngramspec.errors import NGramSpecError
 
 
 @pytest.mark.parametrize("name", CURVES)
@@ -88,7 +88,7 @@ def test_files(tmp_path: Path) -> None:
 def test_what_is_no_curve(tmp_path: Path, text: str, words: str) -> None:
     path = tmp_path / "bad.json"
     path.write_text(text)
-    with pytest.raises(CurveError) as error:
+    with pytest.raises(NGramSpecError) as error:
         find_curves(str(path))
     assert words in str(error.value)
     assert "bad.json" in str(error.value)
@@ -96,14 +96,14 @@ def test_what_is_no_curve(tmp_path: Path, text: str, words: str) -> None:
 
 
 def test_curves_that_are_not_there(tmp_path: Path) -> None:
-    with pytest.raises(CurveError, match="none of flat, "):
+    with pytest.raises(NGramSpecError, match="none of flat, "):
         find_curves("round")
-    with pytest.raises(CurveError, match="directory"):
+    with pytest.raises(NGramSpecError, match="directory"):
         find_curves(str(tmp_path))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(CurveError, match="UTF-8"):
+    with pytest.raises(NGramSpecError, match="UTF-8"):
         find_curves(str(tmp_path / "binary"))
-    with pytest.raises(CurveError):
+    with pytest.raises(NGramSpecError):
         find_curves("a\0b")
 
 

@@ -20,7 +20,7 @@ from support.cli_runner import PATIENCE
 from support.fake_service import FakeService, Script
 from support.http import listening, scripted
 
-from ngramspec.conversation import ChatPrompt, load, save
+from ngramspec.conversation import load, save
 from ngramspec.errors import TargetError
 
 pytestmark = pytest.mark.exhaustive
@@ -481,9 +481,9 @@ def test_conversations_are_exported_and_imported(visit: Visit, tmp_path: Path) -
         assert [one["messages"][1]["content"] for one in saved.get("conversations", [saved])] == expected
     (tmp_path / "wrong.json").write_text('{"messages": [{"role": "user", "content": 5}]}')
     # What the command line's chat reads and writes.
-    loaded = load(tmp_path / "Export.json").conversation
+    loaded = load(tmp_path / "Export.json")[0]
     assert (loaded.system, loaded.turns) == ("Be short.", [("other", "four")])
-    loaded.add("further", "five", ChatPrompt([], 0))
+    loaded.add("further", "five", 0)
     save(loaded, tmp_path / "saved.json", model="m", sampling={})
     visit.page.evaluate("localStorage.clear()")
     visit.page.reload()

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from ngramspec.errors import ModelError, TranscriptError
+from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.replay.replay import Recording
 from ngramspec.instruments.reports.report import TOTALS
 from ngramspec.storage import NotUtf8, utf8
@@ -89,7 +89,7 @@ class Transcripts:
             strict: refuse the file for the first entry that is broken.
 
         Raises:
-            TranscriptError: see `strict`.
+            NGramSpecError: see `strict`.
         """
         category = PurePath(name).stem
         for place, entry in _entries(raw):
@@ -107,7 +107,7 @@ class Transcripts:
                         self.empty += 1
                     continue
             if strict:
-                raise TranscriptError(f"{name}, {place}: {problem}")
+                raise NGramSpecError(f"{name}, {place}: {problem}")
             self.broken.append(f"{name}, {place}: {problem}")
 
 

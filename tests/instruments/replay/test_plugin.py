@@ -12,7 +12,7 @@ from support.recordings import recordings
 
 from ngramspec.cost.given import CURVES, GivenCurve
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
-from ngramspec.errors import CurveError
+from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.replay.replay import RecordedTarget, Recording, Replay, ReplayCounts
 from ngramspec.tokens import common_prefix
 
@@ -70,7 +70,7 @@ def test_the_default_curve_is_flat(ours: Any) -> None:
     given, default = ours({"1": 1.0, "64": 1.0}), ours()
     assert all(drive(default, recording) == drive(given, recording) for recording in recordings(10))
     for wrong in ({"2": 1.0}, {"1": 1.0, "2": -1.0}, {}):
-        with pytest.raises(CurveError):
+        with pytest.raises(NGramSpecError):
             ours(wrong)
 
 

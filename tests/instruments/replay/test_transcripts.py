@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ngramspec.conversation import Conversation, Turn, save
-from ngramspec.errors import ModelError, TranscriptError
+from ngramspec.errors import ModelError, NGramSpecError
 from ngramspec.instruments.replay.transcripts import (
     MAX_RESPONSE,
     MAX_TOTAL,
@@ -131,7 +131,7 @@ def test_a_broken_line_is_named_and_skipped(words: str) -> None:
         assert problem.startswith("talk.jsonl, line 2: ")
         assert words in problem
         assert "\n" not in problem
-        with pytest.raises(TranscriptError, match=r"talk\.jsonl, line 2: "):
+        with pytest.raises(NGramSpecError, match=r"talk\.jsonl, line 2: "):
             read(f"{good}\n{line}\n", strict=True)
 
 
