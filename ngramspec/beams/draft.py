@@ -3,20 +3,19 @@
 A guess is several tokens with their probabilities, from one of two sources; the one with the longer context counts:
 
     rows    the likeliest tokens that the target gave the last time after the same 1 to 3 tokens, with their
-            probabilities (as in Token Recycling, Luo et al. 2024, arXiv 2408.08696). Beams differ in a token and
-            then go on alike, so that most rows are met again soon.
+            probabilities (as in Token Recycling, Luo et al. 2024, arXiv 2408.08696): beams differ in a token and then
+            go on alike.
     copies  what followed the longest suffix of the beam that was seen in the prompt, or in what all beams agree on.
 
-The draft is itself a beam search (Leviathan et al. 2023, appendix A.4): from the live texts on, each step takes the
-best `width` results, by the target's rows where they are known and by guesses elsewhere. The draft that is evaluated
-has the length k that maximises
+The draft is itself a beam search (Leviathan et al. 2023, appendix A.4): each step takes the best `width` results, by
+the target's rows where they are known and by guesses elsewhere. It is evaluated to the length k that maximises
 
     1 + c_1 + c_1 c_2 + ... + c_1 ... c_k - rate * T(n + n_1 + ... + n_k)
 
 with c_i the chance that step i of the draft holds all that the search then chooses, n the rows that the pass must
 compute in any case, n_i those that step i adds, T the seconds of a pass by its size, and rate the recent steps per
-second, but no less than plain beam search makes: the same trade-off as in `ngramspec.policies.cost`. A step that
-misses is not all lost: about PARTLY of its rows need not be computed later, and their share of T is not counted.
+second, but no less than plain beam search makes. About PARTLY of the rows of a step that misses need not be computed
+later, and their share of T is not counted.
 """
 
 from __future__ import annotations
@@ -33,21 +32,11 @@ from ngramspec.drafting.chances import FadingRate
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.tokens import Likely, Node
 
-ORDERS = 3
-"""Most tokens of context that a row is remembered by."""
-
-AHEAD = 2
-"""A copy's context must be this much longer than a row's to be preferred: a row says more."""
-
-LONGEST = 8
-"""Contexts are told apart by their length up to here."""
-
-CLEARLY = 2
-"""As in `SuffixDrafter`."""
-
-FADE = 0.98
-"""Factor by which earlier counts fade at each new count."""
-
+ORDERS = 3  # most tokens of context that a row is remembered by
+AHEAD = 2  # a copy's context must be this much longer than a row's to be preferred: a row says more
+LONGEST = 8  # contexts are told apart by their length up to here
+CLEARLY = 2  # as in `SuffixDrafter`
+FADE = 0.98  # factor by which earlier counts fade at each new count
 SUREST = 0.99
 
 
@@ -163,44 +152,29 @@ class BeamDrafter:
 
 # --------------------------------------------------------------------------- which guesses a pass evaluates
 
-DECAY = 0.95
-"""Factor by which earlier gains and costs fade at each pass."""
+DECAY = 0.95  # factor by which earlier gains and costs fade at each pass
+SIZES = range(1, 65)
+IN_VAIN = 0.01  # share of the time that may be spent on plans that lead to no draft
+MANY = 4  # steps with more guesses than this are counted as having so many
 
 PARTLY = 0.5
 """Share of a step's rows that the search chooses though it does not choose all; measured 0.3 to 0.5 for 2 to 8 beams.
 A single beam chooses one or none."""
 
-SIZES = range(1, 65)
-
-IN_VAIN = 0.01
-"""Share of the time that may be spent on plans that lead to no draft."""
-
-MANY = 4
-"""Steps with more guesses than this are counted as having so many."""
-
 COVERED = (0.15, 0.4, 0.7, 0.9, 0.6, 0.65, 0.65, 0.7, 0.9)
 """Chance that a step with one guess holds all that the search chooses, by the guess's context, on the demo model
-(rounded): 1 to 3 are mostly rows, more are copies."""
+(rounded): 1 to 3 are mostly rows, more are copies. It counts as WEIGHT steps."""
 
-EACH = 0.84
-"""Factor by which each further guess lowers that chance: the choice is right only if they all were good enough."""
-
-WEIGHT = 4.0
-"""How many steps these figures count as; they soon fade."""
+EACH, WEIGHT = 0.84, 4.0
+"""EACH: by how much each further guess lowers that chance, as the choice is right only if they all were good enough."""
 
 
 class Layer(NamedTuple):
-    """One step of a draft.
+    """One step of a draft."""
 
-    Attributes:
-        nodes: what it chooses.
-        new: those of them whose rows are not known.
-        covered: how often such steps held all that the search chose; None: it rests on no guess, and is the target's.
-    """
-
-    nodes: list[Node]
-    new: list[Node]
-    covered: FadingRate | None
+    nodes: list[Node]  # what it chooses
+    new: list[Node]  # those of them whose rows are not known
+    covered: FadingRate | None  # how often such steps held all that the search chose; None: it rests on no guess
 
     @property
     def chance(self) -> float:
@@ -254,8 +228,8 @@ class BeamPlan:
             leaves: most leaves of what is kept and evaluated, the live texts among them.
         """
         began = self._clock()
-        in_debt = self._curve is not None and self._in_vain > IN_VAIN * self._spent
-        self._layers = [] if in_debt else self._draft(live, min(steps, self._farthest), room, leaves)
+        idle = self._curve is not None and self._in_vain > IN_VAIN * self._spent
+        self._layers = [] if idle else self._draft(live, min(steps, self._farthest), room, leaves)
         sent = self._layers[: self._best(sum(node.likely is None for _, node in live))]
         new = [node for layer in sent for node in layer.new]
         known = [node for layer in self._layers for node in layer.nodes if node.likely is not None]
@@ -263,7 +237,7 @@ class BeamPlan:
         kept = {*new, *known}
         for node in [node for _, node in live] + new + known:
             node.children = {token: child for token, child in node.children.items() if child in kept}
-        if not new and not in_debt:
+        if not new and not idle:
             self._in_vain += self._clock() - began
         return new, known
 
@@ -347,12 +321,8 @@ class BeamPlan:
         return TokenPrice(self._rate(curve), slopes)
 
     def learn(self, size: int, seconds: float, besides: float, taken: Sequence[Sequence[Node]]) -> None:
-        """Learn how the last planned pass went: `size` tokens, and the live texts of each step `taken` since.
-
-        Args:
-            seconds: the time it took.
-            besides: the seconds for planning it, reading its rows and choosing by them.
-        """
+        """Learn how the last planned pass went: `size` tokens in `seconds`, with `besides` for planning it, reading its
+        rows and choosing by them; and the live texts of each step `taken` since."""
         for layer, nodes in zip(self._layers, taken, strict=False):
             chosen = {(node.parent, node.token) for node in layer.nodes}
             hit = all((node.parent, node.token) in chosen for node in nodes)

@@ -7,11 +7,11 @@ larger logit, then to the lower token id. A result that ends (its last token end
 string) is finished and takes no part in later steps. The search goes on for at most `max_tokens` steps; as scores
 only fall, it is over as soon as `beams` texts are finished and none alive scores more than the last of those.
 
-Without drafts every step costs a pass over the tokens that the step before chose. Leviathan, Kalman, Matias (2023,
-arXiv 2211.17192, appendix A.4) let a cheap model run ahead with a beam search of its own, and evaluate all its nodes in
-one pass: a step is then free if all that the target's logits make it choose is among them. The cheap model here is a
-`BeamDrafter`, and there are three additions: known rows replace guesses; drafted nodes that were not reached yet stay
-in the cache; and a text whose row is missing holds nothing up if enough results of the other texts score more.
+Without drafts every step costs a pass. Leviathan, Kalman, Matias (2023, arXiv 2211.17192, appendix A.4) let a cheap
+model, here a `BeamDrafter`, run ahead with a beam search of its own, and evaluate all its nodes in one pass: a step is
+then free if all that the target's logits make it choose is among them. Three additions: known rows replace guesses;
+drafted nodes that were not reached yet stay in the cache; and a text whose row is missing holds nothing up if enough
+results of the other texts score more.
 """
 
 from __future__ import annotations
@@ -44,31 +44,20 @@ SEQUENCES = 64
 
 @dataclass(slots=True)
 class BeamStats:
-    """Counters of one search.
+    """Counters of one search."""
 
-    Attributes:
-        steps: of the search. Each makes the texts one token longer; the first needs only the prefill's row.
-        passes: of the target, the prefill excluded. Without drafts there is one for each step but the first.
-        drafted: tokens evaluated before any live text ended in them.
-        accepted: how many of those later became the last token of a live text.
-        batches: tokens in each pass.
-        seconds: of target passes.
-        draft_seconds: of all other work for the passes: drafting, reading logits, choosing.
-        prefill_seconds: of the prefill.
-    """
-
-    steps: int = 0
-    passes: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    batches: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    draft_seconds: float = 0.0
+    steps: int = 0  # of the search: each makes the texts one token longer; the first needs only the prefill's row
+    passes: int = 0  # of the target, the prefill excluded
+    drafted: int = 0  # tokens evaluated before any live text ended in them
+    accepted: int = 0  # how many of those later became the last token of a live text
+    batches: list[int] = field(default_factory=list)  # tokens in each pass
+    seconds: float = 0.0  # of target passes
+    draft_seconds: float = 0.0  # of all other work for the passes: drafting, reading logits, choosing
     prefill_seconds: float = 0.0
 
     @property
     def plain_passes(self) -> int:
-        """How many passes the same search takes without drafts."""
+        """How many passes the same search takes without drafts: one for each step but the first."""
         return max(0, self.steps - 1)
 
     @property
@@ -87,10 +76,6 @@ class BeamSearch:
         drafter: None for plain beam search.
         calibration: tells which drafts pay; None: all that fits is drafted.
         draft_max: most steps that a draft runs ahead, at least 1.
-        clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
-
-    Attributes:
-        stats: of the search under way, or the last one.
 
     Raises:
         ModelError: the target's memory cannot hold several continuations of a text.
@@ -138,10 +123,8 @@ class BeamSearch:
         """Search; yields after the prefill and after each pass. `hypotheses` tells what was found, at any time.
 
         Args:
-            prompt: token ids.
+            prompt, stop, progress: as in `SpeculativeDecoder.generate`.
             max_tokens: most tokens of a text, at least 1; None: what the context has room for.
-            stop: strings that end a text, which then stops right before them.
-            progress: of the prefill.
 
         Raises:
             PromptError: the prompt is empty, or the context has no room for so many texts of that length.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from ngramspec.backend import Vocabulary
@@ -14,21 +13,13 @@ from ngramspec.steps import StopReason
 from ngramspec.tokens import Likely, Node
 
 
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
-    """One of the texts found.
+class Hypothesis(NamedTuple):
+    """One of the texts found."""
 
-    Attributes:
-        tokens: ids after the prompt, the one that ended it included.
-        text: what they stand for, up to a stop string.
-        score: sum of the natural logarithms of their probabilities.
-        stop: why it ended; None while it is alive.
-    """
-
-    tokens: tuple[int, ...]
-    text: str
-    score: float
-    stop: StopReason | None
+    tokens: tuple[int, ...]  # after the prompt, the one that ended it included
+    text: str  # up to a stop string
+    score: float  # sum of the natural logarithms of their probabilities
+    stop: StopReason | None  # why it ended; None while it is alive
 
     @property
     def finished(self) -> bool:
@@ -49,20 +40,13 @@ Extension = tuple[float, Beam, int]
 
 
 class BeamState:
-    """One search, which keeps `beams` texts behind `root`, the prompt; strings in `stop` end a text.
-
-    Attributes:
-        live: the texts that go on, the best one first.
-        steps: how many were taken.
-
-    Raises:
-        ValueError: an empty stop string.
-    """
+    """One search, which keeps `beams` texts behind `root`, the prompt; strings in `stop` end a text."""
 
     def __init__(self, vocabulary: Vocabulary, beams: int, root: Node, stop: Sequence[str]) -> None:
         self._vocabulary = vocabulary
         self._beams = beams
         self._stop = stop
+        # The texts that go on, the best one first.
         self.live = [Beam(0.0, root, TextStream(stop) if stop else None)]
         self._finished: list[tuple[Beam, StopReason]] = []
         self.steps = 0
@@ -70,8 +54,7 @@ class BeamState:
     def extensions(self, read: Callable[[Node], Likely | None]) -> list[Extension] | None:
         """The best `beams` results of a step, the best one first; None if rows are missing that it may depend on.
 
-        Args:
-            read: the target's `beams` likeliest tokens, at least, after a node; None if that row is missing.
+        `read` tells the target's `beams` likeliest tokens, at least, after a node; None if that row is missing.
         """
         found: list[Extension] = []
         missing = -math.inf
