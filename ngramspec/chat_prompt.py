@@ -49,17 +49,12 @@ Span = tuple[int, int]
 
 
 class ChatPrompt(NamedTuple):
-    """A conversation as the model reads it.
+    """A conversation as the model reads it."""
 
-    Attributes:
-        tokens: ids of the prompt.
-        text: of the prompt, control tokens included.
-        opening: the template's own text at the end of it, which ends in what it wrote of the answer: "<think>\\n" if
-            the answer begins within thoughts.
-    """
-
-    tokens: list[int]
-    text: str
+    tokens: list[int]  # ids of the prompt
+    text: str  # of the prompt, control tokens included
+    # The template's own text at the end of it, which ends in what it wrote of the answer: "<think>\\n" if the answer
+    # begins within thoughts.
     opening: str
 
 

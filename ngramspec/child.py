@@ -20,15 +20,10 @@ def module(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a child ended.
+    """How a child ended."""
 
-    Attributes:
-        code: its exit code; negative for a signal (on Windows a crash is beyond 255 instead).
-        said: what it wrote to stderr.
-    """
-
-    code: int
-    said: str
+    code: int  # its exit code; negative for a signal (on Windows a crash is beyond 255 instead)
+    said: str  # what it wrote to stderr
 
     @property
     def died(self) -> bool:

@@ -32,17 +32,12 @@ class Turn(NamedTuple):
 
 @dataclass(slots=True)
 class Conversation:
-    """Answered turns behind an optional system message.
+    """Answered turns behind an optional system message."""
 
-    Attributes:
-        system: the system message, or None.
-        turns: all turns, oldest first.
-        first: the oldest turn that the last prompt had room for. Those before it are kept to be saved, but
-            never return to the prompt: each return would cost a prefill from there on.
-    """
-
-    system: str | None = None
-    turns: list[Turn] = field(default_factory=list)
+    system: str | None = None  # the system message, or None
+    turns: list[Turn] = field(default_factory=list)  # all turns, oldest first
+    # The oldest turn that the last prompt had room for. Those before it are kept to be saved, but never return to the
+    # prompt: each return would cost a prefill from there on.
     first: int = 0
 
     def messages(self, first: int = 0) -> list[Message]:

@@ -28,21 +28,13 @@ _SNIPPET = "\n\n--- snippet ---\n\n"  # in front of a file, where the model has 
 
 
 class FillInTokens(NamedTuple):
-    """Ids of the tokens that mark the parts; None for each that the vocabulary lacks.
+    """Ids of the tokens that mark the parts; None for each that the vocabulary lacks."""
 
-    Attributes:
-        prefix: in front of what stands before the gap.
-        suffix: in front of what stands after it.
-        middle: in front of what fills it.
-        project: in front of the name of a project.
-        file: in front of the name of a file.
-    """
-
-    prefix: int | None
-    suffix: int | None
-    middle: int | None
-    project: int | None = None
-    file: int | None = None
+    prefix: int | None  # in front of what stands before the gap
+    suffix: int | None  # in front of what stands after it
+    middle: int | None  # in front of what fills it
+    project: int | None = None  # in front of the name of a project
+    file: int | None = None  # in front of the name of a file
 
 
 @runtime_checkable
@@ -66,17 +58,11 @@ class Extra(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much of each part is shown, in tokens; None: all of it. What is nearest to the gap stays.
+    """How much of each part is shown, in tokens; None: all of it. What is nearest to the gap stays."""
 
-    Attributes:
-        before: of what stands before the gap, without the `prompt`.
-        after: of what stands after it, less the tokens of the `prompt`.
-        others: of the other files together, with their names and marks.
-    """
-
-    before: int | None = None
-    after: int | None = None
-    others: int | None = None
+    before: int | None = None  # of what stands before the gap, without the `prompt`
+    after: int | None = None  # of what stands after it, less the tokens of the `prompt`
+    others: int | None = None  # of the other files together, with their names and marks
 
     @classmethod
     def within(cls, n_ctx: int, *, near: int, n_predict: int) -> Self:

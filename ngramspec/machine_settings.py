@@ -26,25 +26,15 @@ LEAST_MICRO, MOST_MICRO = 64, 4096
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of a runner.
+    """Settings of a runner."""
 
-    Attributes:
-        threads: CPU threads of a pass over one token.
-        threads_batch: of a pass over more: prompts, and drafts that are checked.
-        flash_attn: flash attention.
-        micro_batch: tokens of a prompt per pass; None: the runner's default under these settings.
-        mmap: whether the weights stay in the mapped file where they can.
-        repack: whether weights may be put into the order that CPU kernels like.
-        cache_types: element types of the K and the V cache.
-    """
-
-    threads: int
-    threads_batch: int
-    flash_attn: Flash = "auto"
-    micro_batch: int | None = None
-    mmap: bool = True
-    repack: bool = True
-    cache_types: tuple[str, str] = ("f16", "f16")
+    threads: int  # CPU threads of a pass over one token
+    threads_batch: int  # of a pass over more: prompts, and drafts that are checked
+    flash_attn: Flash = "auto"  # flash attention
+    micro_batch: int | None = None  # tokens of a prompt per pass; None: the runner's default under these settings
+    mmap: bool = True  # whether the weights stay in the mapped file where they can
+    repack: bool = True  # whether weights may be put into the order that CPU kernels like
+    cache_types: tuple[str, str] = ("f16", "f16")  # element types of the K and the V cache
 
     def changes(self, base: Settings) -> dict[str, Any]:
         """The fields in which these differ from `base`; both numbers of threads where one does, as it sets the other's
@@ -81,15 +71,10 @@ LEAST_READ = 64
 
 
 class Measure(NamedTuple):
-    """A time to take.
+    """A time to take."""
 
-    Attributes:
-        size: tokens of the pass. From LEAST_READ on they are a prompt, and the time is that of one of them.
-        deep: whether after a long context, and not after next to nothing.
-    """
-
-    size: int
-    deep: bool = False
+    size: int  # tokens of the pass. From LEAST_READ on they are a prompt, and the time is that of one of them.
+    deep: bool = False  # whether after a long context, and not after next to nothing
 
     @property
     def reads(self) -> bool:
@@ -117,19 +102,12 @@ _FOUND: Mapping[str, Sequence[Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The outcome of a tuning, as it is kept.
+    """The outcome of a tuning, as it is kept."""
 
-    Attributes:
-        changes: the settings that were found faster (see `Settings.changes`); empty: none is.
-        ratio: their time / that of the settings without them, where something was found.
-        date: the day, as in 2026-11-22.
-        applied: whether they are to be used.
-    """
-
-    changes: Mapping[str, Any]
-    ratio: float | None
-    date: str
-    applied: bool
+    changes: Mapping[str, Any]  # the settings that were found faster (see `Settings.changes`); empty: none is
+    ratio: float | None  # their time / that of the settings without them, where something was found
+    date: str  # the day, as in 2026-11-22
+    applied: bool  # whether they are to be used
 
 
 def path_of(key: str) -> Path:

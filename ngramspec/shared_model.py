@@ -52,17 +52,11 @@ class SequenceModel(Model, Protocol):
 
 
 class Part(NamedTuple):
-    """What a pass does for one sequence.
+    """What a pass does for one sequence."""
 
-    Attributes:
-        sequence: whose text grows.
-        tokens: that are appended to it, at least one.
-        rows: for how many of the last of them logits are wanted.
-    """
-
-    sequence: SequenceModel
-    tokens: Sequence[int]
-    rows: int
+    sequence: SequenceModel  # whose text grows
+    tokens: Sequence[int]  # that are appended to it, at least one
+    rows: int  # for how many of the last of them logits are wanted
 
 
 class SharedModel(Protocol):

@@ -39,36 +39,25 @@ _SECOND_DRAW = 1 << 32
 
 
 class Verdict(NamedTuple):
-    """What one pass emits: the accepted prefix of the draft, then one token of the target's.
+    """What one pass emits: the accepted prefix of the draft, then one token of the target's."""
 
-    Attributes:
-        tokens: ids.
-        accepted: how many of them are the draft's: all but the last, or all where the draft was accepted whole and
-            ends the text, or an error came next.
-        error: what kept the next token from being chosen.
-    """
-
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # ids
+    # How many of them are the draft's: all but the last, or all where the draft was accepted whole and ends the text,
+    # or an error came next.
     accepted: int
-    error: BadLogits | GrammarError | None = None
+    error: BadLogits | GrammarError | None = None  # what kept the next token from being chosen
 
 
 @dataclass(frozen=True, slots=True)
 class TokenDecision:
-    """What came of one drafted token, or a token of the target's own.
+    """What came of one drafted token, or a token of the target's own."""
 
-    Attributes:
-        token: its id.
-        accepted: whether a drafted token was kept; None for one of the target's own.
-        p: its probability at that position: in the distribution sampled from; in greedy decoding by the softmax of
-            the logits.
-        why: the numbers that decided, by name.
-    """
-
-    token: int
-    accepted: bool | None
+    token: int  # its id
+    accepted: bool | None  # whether a drafted token was kept; None for one of the target's own
+    # Its probability at that position: in the distribution sampled from; in greedy decoding by the softmax of the
+    # logits.
     p: float
-    why: Mapping[str, float]
+    why: Mapping[str, float]  # the numbers that decided, by name
 
 
 Watch = Callable[[TokenDecision], None]

@@ -34,21 +34,15 @@ METHODS = ("greedy", "coupled", "match", "rejection")
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """The rule that decides on the drafts of a text.
+    """The rule that decides on the drafts of a text."""
 
-    Attributes:
-        name: one of `METHODS`, or "typical".
-        verify: (rows, draft, sampler, position, watch) -> verdict, by a function of `ngramspec.acceptance`.
-        choose: (position of a draft's first token) -> what the drafter is to pick with; None for the likeliest.
-        blind: a draft's length must be settled before its tokens are drawn; see `Drafter.propose`.
-        lossy: what changes the output, None if nothing does.
-    """
-
-    name: str
+    name: str  # one of `METHODS`, or "typical"
+    # (rows, draft, sampler, position, watch) -> verdict, by a function of `ngramspec.acceptance`.
     verify: Callable[[Rows, Draft, Sampler, int, Watch | None], Verdict]
+    # (position of a draft's first token) -> what the drafter is to pick with; None for the likeliest.
     choose: Callable[[int], Chooser] | None = None
-    blind: bool = False
-    lossy: str | None = None
+    blind: bool = False  # a draft's length must be settled before its tokens are drawn; see `Drafter.propose`
+    lossy: str | None = None  # what changes the output, None if nothing does
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,24 +30,16 @@ EXACT_TOLERANCE = 1.25
 
 @dataclass(slots=True)
 class Calibration:
-    """Measurements of one target; each is None until it was made.
+    """Measurements of one target; each is None until it was made."""
 
-    Attributes:
-        path: the file they are kept in; None keeps them in memory only.
-        curve: seconds per pass by batch size.
-        probe: kernel classes of batch sizes.
-        exact_sizes: the kernel class that exact mode uses.
-        reads_alike: whether a text leaves the same bits behind however it came into the cache; see `measure`.
-        uses: how often the curve was taken up again by a new process.
-        restore: what taking tokens back costs, where that means recomputing some; never kept on disk.
-    """
-
-    path: Path | None = None
-    curve: CostCurve | None = None
-    probe: ProbeReport | None = None
-    exact_sizes: tuple[int, ...] | None = None
+    path: Path | None = None  # the file they are kept in; None keeps them in memory only
+    curve: CostCurve | None = None  # seconds per pass by batch size
+    probe: ProbeReport | None = None  # kernel classes of batch sizes
+    exact_sizes: tuple[int, ...] | None = None  # the kernel class that exact mode uses
+    # Whether a text leaves the same bits behind however it came into the cache; see `measure`.
     reads_alike: bool | None = None
-    uses: int = 0
+    uses: int = 0  # how often the curve was taken up again by a new process
+    # What taking tokens back costs, where that means recomputing some; never kept on disk.
     restore: RestoreCost | None = None
     _fresh: bool = False
 

@@ -128,17 +128,11 @@ def telling(curve: CostCurve, sizes: Sequence[int], most: int) -> Sequence[int]:
 
 
 class RestoreCost(NamedTuple):
-    """What a refused draft costs in addition to its pass, where it cannot be cut off the cache.
+    """What a refused draft costs in addition to its pass, where it cannot be cut off the cache."""
 
-    Attributes:
-        save: seconds of the checkpoint that a draft needs; 0 where there is one already.
-        load: seconds of going back to it.
-        recompute: tokens that the next pass evaluates again, whether it holds a draft or not.
-    """
-
-    save: float
-    load: float
-    recompute: int = 0
+    save: float  # seconds of the checkpoint that a draft needs; 0 where there is one already
+    load: float  # seconds of going back to it
+    recompute: int = 0  # tokens that the next pass evaluates again, whether it holds a draft or not
 
 
 def time_restore(target: Model) -> RestoreCost:
@@ -177,18 +171,12 @@ SHORT, LONG = 96, 640
 
 @dataclass(frozen=True, slots=True)
 class ProbeReport:
-    """Result of a probe.
+    """Result of a probe."""
 
-    Attributes:
-        depths: context lengths at which it was made, in tokens.
-        classes: partition of the probed sizes; the sizes of one class agreed bit for bit at every position and
-            every depth.
-        max_difference: largest absolute difference of one logit between any size and single tokens.
-    """
-
-    depths: tuple[int, ...]
+    depths: tuple[int, ...]  # context lengths at which it was made, in tokens
+    # Partition of the probed sizes; the sizes of one class agreed bit for bit at every position and every depth.
     classes: tuple[tuple[int, ...], ...]
-    max_difference: float
+    max_difference: float  # largest absolute difference of one logit between any size and single tokens
 
     @property
     def sizes(self) -> list[int]:

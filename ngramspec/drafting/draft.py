@@ -75,17 +75,11 @@ LEAVES = 8
 
 
 class Question(NamedTuple):
-    """A guess beside a draft, evaluated with it for what the target says behind it, and never accepted.
+    """A guess beside a draft, evaluated with it for what the target says behind it, and never accepted."""
 
-    Attributes:
-        fork: how many tokens of the draft stand before it.
-        path: the tokens that stand behind these instead of the draft's, its own last.
-        chance: that the text goes on so.
-    """
-
-    fork: int
-    path: tuple[int, ...]
-    chance: float
+    fork: int  # how many tokens of the draft stand before it
+    path: tuple[int, ...]  # the tokens that stand behind these instead of the draft's, its own last
+    chance: float  # that the text goes on so
 
 
 class Drafter(Protocol):

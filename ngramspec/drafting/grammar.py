@@ -27,17 +27,11 @@ _LONGEST = 64  # characters looked ahead: each takes some 20 microseconds
 
 @dataclass(slots=True)
 class _Layout:
-    """The white space that follows each mark in this text.
+    """The white space that follows each mark in this text."""
 
-    Attributes:
-        habits: mark -> the white space that followed it last.
-        mark: the last character that is not white space.
-        space: the white space since.
-    """
-
-    habits: dict[bytes, bytes] = field(default_factory=dict)
-    mark: bytes = b""
-    space: bytes = b""
+    habits: dict[bytes, bytes] = field(default_factory=dict)  # mark -> the white space that followed it last
+    mark: bytes = b""  # the last character that is not white space
+    space: bytes = b""  # the white space since
 
     def copy(self) -> _Layout:
         return _Layout(dict(self.habits), self.mark, self.space)

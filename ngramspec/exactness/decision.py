@@ -45,17 +45,12 @@ TOLERANCE = 1.05
 
 @dataclass(slots=True)
 class Measured:
-    """What is known of one model, build, machine and settings: what was found at each of `DEPTHS`, as far as it was.
+    """What is known of one model, build, machine and settings: what was found at each of `DEPTHS`, as far as it was."""
 
-    Attributes:
-        identities: by setting, "fast" or "exact".
-        times: of every way to decode.
-        rounding: largest absolute difference of one logit between batches and single tokens under the fastest
-            settings; None: not measured.
-    """
-
-    identities: dict[str, tuple[Identity, ...]] = field(default_factory=dict)
-    times: tuple[Mapping[str, Times], ...] = ()
+    identities: dict[str, tuple[Identity, ...]] = field(default_factory=dict)  # by setting, "fast" or "exact"
+    times: tuple[Mapping[str, Times], ...] = ()  # of every way to decode
+    # Largest absolute difference of one logit between batches and single tokens under the fastest settings; None: not
+    # measured.
     rounding: float | None = None
 
     def to_json(self) -> dict[str, Any]:
@@ -156,21 +151,13 @@ UNMEASURED = 1.0
 
 @dataclass(frozen=True, slots=True)
 class ExactnessMode:
-    """Which batch sizes a request may use, and whether its text is bit-identical to plain decoding.
+    """Which batch sizes a request may use, and whether its text is bit-identical to plain decoding."""
 
-    Attributes:
-        sizes: that may be used; None: all of them.
-        aligned: see `Target.prefill`.
-        same: whether the text is the same bit for bit with and without drafts.
-        bound: how far batch sizes move a logit; 0 if `same`, or where nobody asks.
-        agreeing: batch sizes that agree with a pass without a draft.
-    """
-
-    sizes: tuple[int, ...] | None = None
-    aligned: bool = False
-    same: bool = False
-    bound: float = 0.0
-    agreeing: tuple[int, ...] = (1,)
+    sizes: tuple[int, ...] | None = None  # that may be used; None: all of them
+    aligned: bool = False  # see `Target.prefill`
+    same: bool = False  # whether the text is the same bit for bit with and without drafts
+    bound: float = 0.0  # how far batch sizes move a logit; 0 if `same`, or where nobody asks
+    agreeing: tuple[int, ...] = (1,)  # batch sizes that agree with a pass without a draft
 
 
 class ExactAuto:

@@ -46,15 +46,10 @@ COST, ROUNDING_COST = 50, 170
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Which batch sizes agree under one setting.
+    """Which batch sizes agree under one setting."""
 
-    Attributes:
-        agreeing: the compared sizes that agree bit for bit with single tokens, 1 among them, ascending.
-        padded: those, from two on, that agree with the largest that drafts would use.
-    """
-
-    agreeing: tuple[int, ...]
-    padded: tuple[int, ...]
+    agreeing: tuple[int, ...]  # the compared sizes that agree bit for bit with single tokens, 1 among them, ascending
+    padded: tuple[int, ...]  # those, from two on, that agree with the largest that drafts would use
 
     @property
     def whole(self) -> bool:
@@ -75,15 +70,10 @@ class Identity:
 
 
 class Times(NamedTuple):
-    """Seconds of one way to decode, after a context of one depth.
+    """Seconds of one way to decode, after a context of one depth."""
 
-    Attributes:
-        single: of a pass without a draft.
-        prefill: per token of a prompt.
-    """
-
-    single: float
-    prefill: float
+    single: float  # of a pass without a draft
+    prefill: float  # per token of a prompt
 
 
 class Trial(Protocol):

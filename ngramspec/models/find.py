@@ -39,17 +39,11 @@ PREFIXES = (PREFIX, OLLAMA, LM_STUDIO)
 
 @dataclass(frozen=True, slots=True)
 class ModelSource:
-    """A model ready to be loaded.
+    """A model ready to be loaded."""
 
-    Attributes:
-        path: the GGUF file; the first part of a split model.
-        label: a short name for people.
-        fallback: whether it was chosen because no other was named.
-    """
-
-    path: Path
-    label: str
-    fallback: bool = False
+    path: Path  # the GGUF file; the first part of a split model
+    label: str  # a short name for people
+    fallback: bool = False  # whether it was chosen because no other was named
 
 
 def resolve(
@@ -150,23 +144,14 @@ def demo_model() -> ModelSource:
 
 
 class Installed(NamedTuple):
-    """A model on this disk.
+    """A model on this disk."""
 
-    Attributes:
-        name: as `resolve` takes it.
-        path: its file; the first part of a split model.
-        size: bytes of all its parts.
-        architecture: of llama.cpp.
-        file_type: number of its quantisation, as llama.cpp counts them; None if the file does not say it.
-        flaw: why it cannot be used; None if nothing is known against it.
-    """
-
-    name: str
-    path: Path
-    size: int
-    architecture: str
-    file_type: int | None
-    flaw: str | None
+    name: str  # as `resolve` takes it
+    path: Path  # its file; the first part of a split model
+    size: int  # bytes of all its parts
+    architecture: str  # of llama.cpp
+    file_type: int | None  # number of its quantisation, as llama.cpp counts them; None if the file does not say it
+    flaw: str | None  # why it cannot be used; None if nothing is known against it
 
 
 def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:

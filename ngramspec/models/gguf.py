@@ -78,25 +78,15 @@ _DEFAULT_ALIGNMENT = 32
 
 @dataclass(frozen=True, slots=True)
 class GGUFHeader:
-    """What the header says.
+    """What the header says."""
 
-    Attributes:
-        version: of the format, 2 or 3.
-        tensors: how many tensors the file holds.
-        metadata: the values that are strings, numbers or booleans; no arrays (vocabulary, merges).
-        vocabulary: 16 bytes that name the vocabulary: a hash of the texts of all its tokens, each with its length.
-        needed: bytes the file must have for its header and every tensor whose type is in `BLOCKS`.
-        types: bytes of the file's tensors by ggml type, as far as `BLOCKS` has it.
-        heads: layers in the file that guess the token after the next one (NextN, also called MTP).
-    """
-
-    version: int
-    tensors: int
-    metadata: Mapping[str, Scalar]
-    vocabulary: bytes
-    needed: int
-    types: Mapping[int, int]
-    heads: int
+    version: int  # of the format, 2 or 3
+    tensors: int  # how many tensors the file holds
+    metadata: Mapping[str, Scalar]  # the values that are strings, numbers or booleans; no arrays (vocabulary, merges)
+    vocabulary: bytes  # 16 bytes that name the vocabulary: a hash of the texts of all its tokens, each with its length
+    needed: int  # bytes the file must have for its header and every tensor whose type is in `BLOCKS`
+    types: Mapping[int, int]  # bytes of the file's tensors by ggml type, as far as `BLOCKS` has it
+    heads: int  # layers in the file that guess the token after the next one (NextN, also called MTP)
 
 
 def read_header(path: Path) -> GGUFHeader:

@@ -16,19 +16,12 @@ from ngramspec.cost.curve import CostCurve
 
 
 class Candidate(NamedTuple):
-    """A pass that may be made.
+    """A pass that may be made."""
 
-    Attributes:
-        length: draft tokens in it.
-        expected: tokens that it is expected to emit.
-        size: of its batch.
-        cost: its time, in units of T(1), the change of size aside.
-    """
-
-    length: int
-    expected: float
-    size: int
-    cost: float
+    length: int  # draft tokens in it
+    expected: float  # tokens that it is expected to emit
+    size: int  # of its batch
+    cost: float  # its time, in units of T(1), the change of size aside
 
 
 class RecurringSizes:

@@ -19,17 +19,11 @@ class BadLogits(NGramSpecError, ValueError):  # noqa: N818 - reads better where 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
-    """Probabilities of the tokens that can be sampled; every array has shape (n,).
+    """Probabilities of the tokens that can be sampled; every array has shape (n,)."""
 
-    Attributes:
-        ids: token ids, ascending.
-        probs: their probabilities, all > 0, summing to 1.
-        logp: natural logarithms of the probabilities.
-    """
-
-    ids: NDArray[np.int32]
-    probs: NDArray[np.float64]
-    logp: NDArray[np.float64]
+    ids: NDArray[np.int32]  # token ids, ascending
+    probs: NDArray[np.float64]  # their probabilities, all > 0, summing to 1
+    logp: NDArray[np.float64]  # natural logarithms of the probabilities
 
     def find(self, token: int) -> int | None:
         """Index of a token in the arrays, or None where its probability is 0. O(log n)."""
@@ -128,16 +122,11 @@ def normalised_entropy(row: NDArray[np.float32]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Logprobs:
-    """Natural logarithms of probabilities at one position, by the softmax of the target's logits.
+    """Natural logarithms of probabilities at one position, by the softmax of the target's logits."""
 
-    Attributes:
-        token: id of the emitted token.
-        logprob: of that token.
-        top: (token id, logprob) of the likeliest tokens, best first, the lowest id among equals.
-    """
-
-    token: int
-    logprob: float
+    token: int  # id of the emitted token
+    logprob: float  # of that token
+    # (token id, logprob) of the likeliest tokens, best first, the lowest id among equals.
     top: tuple[tuple[int, float], ...]
 
 

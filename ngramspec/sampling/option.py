@@ -33,30 +33,19 @@ class Allowed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a setting is, beside its type and default.
+    """What a setting is, beside its type and default."""
 
-    Attributes:
-        flags: its names on the command line.
-        help: a line on it, which says what value turns it off.
-        allowed: its values; None: whoever holds the setting checks it.
-        metavar: what stands for the value in the help; None: the name of its type.
-        parse: makes the value of what the command line was given: a text, or a list of texts where it is
-            `repeatable`. Raises ValueError. None: the command line's own reading of the type will do.
-        repeatable: whether the flag may be given more than once.
-        sampler: the sampler that this setting turns on, and that does nothing without it.
-        moves: whether it can change which token is the likeliest.
-        draws: whether it chooses among tokens, and so contradicts temperature 0.
-    """
-
-    flags: tuple[str, ...]
-    help: str
-    allowed: Allowed | None = None
-    metavar: str | None = None
+    flags: tuple[str, ...]  # its names on the command line
+    help: str  # a line on it, which says what value turns it off
+    allowed: Allowed | None = None  # its values; None: whoever holds the setting checks it
+    metavar: str | None = None  # what stands for the value in the help; None: the name of its type
+    # Makes the value of what the command line was given: a text, or a list of texts where it is `repeatable`. Raises
+    # ValueError. None: the command line's own reading of the type will do.
     parse: Callable[[Any], Any] | None = None
-    repeatable: bool = False
-    sampler: str | None = None
-    moves: bool = False
-    draws: bool = False
+    repeatable: bool = False  # whether the flag may be given more than once
+    sampler: str | None = None  # the sampler that this setting turns on, and that does nothing without it
+    moves: bool = False  # whether it can change which token is the likeliest
+    draws: bool = False  # whether it chooses among tokens, and so contradicts temperature 0
 
 
 def option(default: T, *flags: str, help: str, **known: Any) -> T:

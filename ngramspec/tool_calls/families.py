@@ -16,28 +16,21 @@ from ngramspec.tool_calls.tagged import invoked, read_function, read_hermes
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How a family writes calls.
+    """How a family writes calls."""
 
-    Attributes:
-        name: of the family.
-        signs: what its chat templates contain: all strings of one of these groups.
-        starts: what a call begins with, anywhere in an answer, and who reads what follows. None begins with another.
-        call: what stands before and after the JSON arguments of a call; %(name)s is the tool's name, %(json)s the same
-            as JSON.
-        around: what stands before the first call so written, between two (None: there is one only), after the last.
-        bare: reads calls that need no beginning where they begin an answer, or stand behind another call.
-        channels: whether an answer is messages in gpt-oss' channels, of which calls are some; instead of `starts`.
-        short_ids: whether ids of calls have nine characters.
-    """
-
-    name: str
-    signs: tuple[tuple[str, ...], ...]
+    name: str  # of the family
+    signs: tuple[tuple[str, ...], ...]  # what its chat templates contain: all strings of one of these groups
+    # What a call begins with, anywhere in an answer, and who reads what follows. None begins with another.
     starts: Mapping[str, ReadCall] = field(default_factory=dict)
+    # What stands before and after the JSON arguments of a call; %(name)s is the tool's name, %(json)s the same as JSON.
     call: tuple[str, str] = ('<tool_call>\n{"name": %(json)s, "arguments": ', "}\n</tool_call>")
+    # What stands before the first call so written, between two (None: there is one only), after the last.
     around: tuple[str, str | None, str] = ("", "\n", "")
+    # Reads calls that need no beginning where they begin an answer, or stand behind another call.
     bare: ReadCall | None = None
+    # Whether an answer is messages in gpt-oss' channels, of which calls are some; instead of `starts`.
     channels: bool = False
-    short_ids: bool = False
+    short_ids: bool = False  # whether ids of calls have nine characters
 
     def write(self, name: str) -> tuple[str, str]:
         """What stands before and after the JSON arguments of a call of a tool."""

@@ -33,23 +33,14 @@ _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """How parameters are written.
+    """How parameters are written."""
 
-    Attributes:
-        parameter: what stands before a parameter's name.
-        named: what stands behind it; up to `value`, attributes may follow.
-        value: what the value begins behind; "": right behind `named`.
-        ended: what ends the value.
-        end: what ends the call.
-        lines: whether the value stands on lines of its own.
-    """
-
-    parameter: str
-    named: str
-    value: str
-    ended: str
-    end: str
-    lines: bool = False
+    parameter: str  # what stands before a parameter's name
+    named: str  # what stands behind it; up to `value`, attributes may follow
+    value: str  # what the value begins behind; "": right behind `named`
+    ended: str  # what ends the value
+    end: str  # what ends the call
+    lines: bool = False  # whether the value stands on lines of its own
 
 
 _QWEN = Tags("<parameter=", ">", "", "</parameter>", "</function>", lines=True)

@@ -26,17 +26,11 @@ STEADY = 7
 
 
 class Successors(NamedTuple):
-    """What the target lately held likeliest after a context.
+    """What the target lately held likeliest after a context."""
 
-    Attributes:
-        best: the token of the largest logit.
-        likely: the probabilities of the best two, as if there were no others.
-        run: how often in a row `best` was the best.
-    """
-
-    best: int
-    likely: Mapping[int, float]
-    run: int
+    best: int  # the token of the largest logit
+    likely: Mapping[int, float]  # the probabilities of the best two, as if there were no others
+    run: int  # how often in a row `best` was the best
 
 
 class SuccessorDrafter(Drafter):
