@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -37,50 +36,34 @@ COMMANDS = {
 
 
 class Subcommands(TyperGroup):
-    """A group whose help imports none of its commands."""
+    """A group that knows its commands' names and lines of help, and imports a command when it is asked for."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
-        self.commands = _Imported()  # type: ignore[assignment]  # never changed, as all that adds to it is in COMMANDS
+        self.commands = {name: TyperCommand(name, help=line) for name, line in COMMANDS.items()}
 
     def format_commands(self, _context: Any, formatter: Any) -> None:
-        """List the commands in the help."""
+        """List the commands in the help, each with its whole line."""
         with formatter.section("Commands"):
             formatter.write_dl([*COMMANDS.items()])
 
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """What Tab offers here. Stand-ins tell the commands' names: typer would import all of them to ask."""
-        self.commands, commands = {n: TyperCommand(n, help=line) for n, line in COMMANDS.items()}, self.commands
-        try:
-            return super().shell_complete(ctx, incomplete)
-        finally:
-            self.commands = commands
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """The command that was typed, with what was typed behind it."""
+        name, known, rest = super().resolve_command(ctx, args)
+        return name, known and imported(str(name)), rest
 
 
-class _Imported(Mapping[str, Any]):
-    """Commands by name, each from the module of that name ("-" is "_"): its `app`, or its function of that name."""
+def imported(name: str) -> Any:
+    """A command from the module of its name ("-" is "_"): its `app`, or its function of that name."""
+    from .options import grouped
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
-
-    def __len__(self) -> int:
-        return len(COMMANDS)
-
-    def __contains__(self, name: object) -> bool:
-        return name in COMMANDS
-
-    def __getitem__(self, name: str) -> Any:
-        if name not in COMMANDS:
-            raise KeyError(name)
-        from .options import grouped
-
-        called = name.replace("-", "_")
-        module = import_module(f".{called}", __package__)
-        app = getattr(module, "app", None)
-        if app is None:
-            app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
-            app.command(name)(grouped(getattr(module, called)))
-        return typer.main.get_command(app)
+    called = name.replace("-", "_")
+    module = import_module(f".{called}", __package__)
+    found = getattr(module, "app", None)
+    if found is None:
+        found = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+        found.command(name)(grouped(getattr(module, called)))
+    return typer.main.get_command(found)
 
 
 app = typer.Typer(

@@ -228,7 +228,7 @@ def _cases(target: Target, selected: Sequence[Prompt], predict: int) -> tuple[li
     cases, skipped = prepare(target, selected, predict, target.n_ctx)
     if not cases:
         first = skipped[0]
-        fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
+        fail(f"no prompt left of {len(selected)}; {first['category']}/{first['id']}: {first['reason']}")
     return cases, skipped
 
 

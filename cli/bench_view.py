@@ -137,7 +137,7 @@ def document(
         "probe": calibration.probe.to_json() if calibration.probe else None,
         "summaries": [{"policy": policy, **s.to_json()} for policy, rows in summaries.items() for s in rows],
         "differences": [asdict(d) for d in benchmark.differences],
-        "skipped": [asdict(s) for s in skipped],
+        "skipped": skipped,
         "prefills": benchmark.prefills,
         "runs": [_run(run) for run in benchmark.runs],
     }

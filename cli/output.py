@@ -6,11 +6,11 @@ import json
 import os
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from errno import EACCES
 from pathlib import Path
-from typing import IO, Annotated, Any, NoReturn, Self, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
 import typer
 
@@ -76,7 +76,7 @@ class Output:
 
     def __enter__(self) -> Self:
         with ExitStack() as opening:
-            self._files = {flag: opening.enter_context(_File(name)) for flag, name in self._names.items()}
+            self._files = {flag: opening.enter_context(_writing(name)) for flag, name in self._names.items()}
             self._open = opening.pop_all()
         return self
 
@@ -96,68 +96,58 @@ class Output:
                     show()
         finally:
             # Even where the reader of stdout has gone, as head does.
-            posts = {flag: file for flag, file in self._files.items() if flag != "--json"}
             if "--json" in self._files:
-                self._files["--json"].write(json.dumps(document(), indent=2) + "\n")
+                self._files["--json"](json.dumps(document(), indent=2) + "\n")
+            posts = {flag: write for flag, write in self._files.items() if flag != "--json"}
             if posts and report is not None:
                 made = report()
-                for flag, file in posts.items():
-                    file.write(self._WRITERS[flag](made))
+                for flag, write in posts.items():
+                    write(self._WRITERS[flag](made))
 
 
-class _File:
-    """A file that is known to be writable from the start and appears whole at the end; "-" is stdout.
+@contextmanager
+def _writing(name: str) -> Iterator[Callable[[str], None]]:
+    """How to write a file whole, once: it can be written, as far as is known at the start; "-" is stdout.
 
-    Devices and pipes are written as they are: replacing them would be a surprise.
+    It appears at the end. Devices and pipes are written as they are: replacing them would be a surprise.
     """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._temporary: Path | None = None
-        self._file: IO[str] | None = None
-        if name == "-":
-            return
-        path = Path(name)
-        try:
-            if path.exists() and not path.is_file():
-                self._file = path.open("w", encoding="utf-8")
-                return
-            self._final = path.resolve()
-            if self._final.exists() and not os.access(self._final, os.W_OK):
+    if name == "-":
+        yield _to_stdout
+        return
+    final = temporary = None
+    try:
+        if Path(name).exists() and not Path(name).is_file():
+            file = open(name, "w", encoding="utf-8")  # noqa: SIM115 - closed below
+        else:
+            final = Path(name).resolve()
+            if final.exists() and not os.access(final, os.W_OK):
                 raise PermissionError(EACCES, os.strerror(EACCES))
-            temporary = self._final.with_name(f".{self._final.name}.{os.getpid()}.tmp")
-            self._file = temporary.open("x", encoding="utf-8")
-            self._temporary = temporary
-        except OSError as error:
-            self._fail(error)
+            temporary = final.with_name(f".{final.name}.{os.getpid()}.tmp")
+            file = temporary.open("x", encoding="utf-8")
+    except OSError as error:
+        fail(f"cannot write {name}: {error.strerror or error}")
 
-    def __enter__(self) -> Self:
-        return self
-
-    def write(self, text: str) -> None:
-        """Write the whole text, once; ends the program where that fails."""
-        if self._file is None:
-            with guarded_stdout():
-                write_stdout(text)
-            return
+    def write(text: str) -> None:
         try:
-            self._file.write(text)
-            self._file.close()
-            if self._temporary is not None:
-                self._temporary.replace(self._final)
-                self._temporary = None
+            file.write(text)
+            file.close()
+            if temporary is not None and final is not None:
+                temporary.replace(final)
         except OSError as error:
-            self._fail(error)
+            fail(f"cannot write {name}: {error.strerror or error}")
 
-    def __exit__(self, *_: object) -> None:
+    try:
+        yield write
+    finally:
         with suppress(OSError):
-            if self._file is not None:
-                self._file.close()
-        if self._temporary is not None:
-            self._temporary.unlink(missing_ok=True)
+            file.close()
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
 
-    def _fail(self, error: OSError) -> NoReturn:
-        fail(f"cannot write {self._name}: {error.strerror or error}")
+
+def _to_stdout(text: str) -> None:
+    with guarded_stdout():
+        write_stdout(text)
 
 
 # --------------------------------------------------------------------------- the line that reproduces it

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
@@ -25,7 +25,7 @@ from ngramspec.llama.trial_context import STRETCH
 from ngramspec.loading import load as loading
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine_settings import DRAFTS, SINGLE, Measure, Settings, Tuned, keep, recalled
+from ngramspec.machine_settings import DRAFTS, SINGLE, Settings, Tuned, keep, recalled
 from ngramspec.models.find import ModelSource
 from ngramspec.models.gguf import read_header
 
@@ -40,23 +40,6 @@ CONTEXT = 256
 
 BUSY = 0.1
 """What other programs may take of the cores without a word."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Report:
-    """What a tuning's own figures do not say.
-
-    Attributes:
-        heading: model and machine.
-        depth: tokens of the long context.
-        alike: whether the recommended settings gave the same bits as the present ones; None: not tried.
-        quantisation: a line on a quantisation that would be cheaper to verify with.
-    """
-
-    heading: Sequence[str]
-    depth: int
-    alike: bool | None
-    quantisation: str | None
 
 
 def tune(
@@ -109,7 +92,7 @@ def tune(
             note(f"timing {len(tuning.candidates)} settings for about {seconds:g} seconds")
             with _watched():
                 ended = run_timed((name or "as it is" for name in tuning.run()), tuning.seconds)
-            report = _report(target, tuning, bench, deep, heading)
+            alike = _alike(bench, tuning)
         before = recalled(file)
         # Who only looks takes nothing away that is in use.
         if tuning.complete and (apply or before is None or not before.applied):
@@ -117,9 +100,12 @@ def tune(
             changes = tuning.found.changes(tuning.present) if tuning.found else {}
             ratio = tuning.gain.ratio if tuning.gain and changes else None
             keep(file, Tuned(changes, ratio, today, applied=apply and bool(changes)))
+        quantisation = _quantisation(target, tuning)
+        document = {"load": asdict(load), **_document(target, tuning, deep, alike, applied=apply)}
+        document["advice"] = [*tuning.advised, *quantisation]
         output.write(
-            lambda: _show(tuning, report, applied=apply),
-            lambda: {"load": asdict(load), **_document(target, tuning, report, applied=apply)},
+            lambda: print_report([*heading, *_table(document), *_conclusions(tuning, document), *quantisation]),
+            lambda: document,
         )
     leave(ended)
 
@@ -171,117 +157,105 @@ def _heading(target: Target) -> list[str]:
     ]
 
 
-def _report(target: Target, tuning: Tuning, bench: SettingsTimer, depth: int, heading: Sequence[str]) -> _Report:
-    found = tuning.found
-    alike: bool | None = None
-    if found is not None:
+def _alike(bench: SettingsTimer, tuning: Tuning) -> bool | None:
+    """Whether the recommended settings give the same bits as the present ones; None: that was not tried."""
+    if tuning.found is not None:
         try:
-            alike = bench.alike(tuning.present, found)
+            return bench.alike(tuning.present, tuning.found)
         except NGramSpecError as error:
             note(f"whether the bits stay could not be tried: {error}")
+    return None
+
+
+def _quantisation(target: Target, tuning: Tuning) -> list[str]:
+    """A line on a quantisation that would be cheaper to verify with, if there is one."""
     times = tuning.times
-    steep = times[DRAFTS[0]] / times[SINGLE] if {SINGLE, DRAFTS[0]} <= times.keys() else None
-    line = None
-    if steep is not None and not target.on_gpu:
-        line = advice(read_header(target.path).types, platform.machine(), steep, amx=target.uses_amx)
-    return _Report(heading, depth, alike, line)
+    if target.on_gpu or not {SINGLE, DRAFTS[0]} <= times.keys():
+        return []
+    steep = times[DRAFTS[0]] / times[SINGLE]
+    line = advice(read_header(target.path).types, platform.machine(), steep, amx=target.uses_amx)
+    return [] if line is None else [line]
 
 
-def _document(target: Target, tuning: Tuning, report: _Report, *, applied: bool) -> dict[str, Any]:
-    """Everything measured, and everything it depends on."""
+def _document(target: Target, tuning: Tuning, depth: int, alike: bool | None, *, applied: bool) -> dict[str, Any]:
+    """Everything measured, and everything it depends on; `depth`: tokens of the long context."""
     found, gain = tuning.found, tuning.gain
-    counts: dict[str, Any] = {name: _comparison(c, report.depth) for name, c in tuning.compared.items()}
+    recommended = None
+    if found is not None:
+        recommended = {
+            "options": found.flags(tuning.present),
+            "changes": found.changes(tuning.present),
+            "same_bits": alike,
+            "applied": applied,
+        }
+    limits = {"seconds": tuning.seconds, "depth": depth, "least_gain": LEAST_GAIN, "false_alarms": FALSE_ALARMS}
+    measures = sorted(tuning.times, key=lambda m: (m.deep, m))
     return {
         **provenance(target),
         "complete": tuning.complete,
-        "settings": {
-            "seconds": tuning.seconds,
-            "depth": report.depth,
-            "least_gain": LEAST_GAIN,
-            "false_alarms": FALSE_ALARMS,
-        },
+        "settings": limits,
         "present": asdict(tuning.present),
-        "present_seconds": {m.named(report.depth): value for m, value in tuning.times.items()},
-        "compared": counts,
-        "together": _comparison(gain, report.depth) if gain else None,
-        "recommended": None
-        if found is None
-        else {
-            "options": found.flags(tuning.present),
-            "changes": found.changes(tuning.present),
-            "same_bits": report.alike,
-            "applied": applied,
-        },
+        "present_seconds": {m.named(depth): tuning.times[m] for m in measures},
+        "compared": {name: _comparison(c, depth) for name, c in tuning.compared.items()},
+        "together": _comparison(gain, depth) if gain else None,
+        "recommended": recommended,
         "trades": tuning.trades,
-        "advice": tuning.advised + ([report.quantisation] if report.quantisation else []),
         "left_out": tuning.left_out,
     }
 
 
 def _comparison(comparison: Comparison, depth: int) -> dict[str, Any]:
-    def named(measures: tuple[Measure, ...]) -> list[str]:
-        return [m.named(depth) for m in measures]
-
     return {
         "rounds": comparison.rounds,
         "ratio": comparison.ratio,
         "spread": comparison.spread,
         "chance": comparison.chance,
         "each": {m.named(depth): ratio for m, ratio in comparison.each.items()},
-        "faster": named(comparison.faster),
-        "slower": named(comparison.slower),
+        "faster": [m.named(depth) for m in comparison.faster],
+        "slower": [m.named(depth) for m in comparison.slower],
     }
 
 
 # --------------------------------------------------------------------------- as lines and a table
 
 
-def _show(tuning: Tuning, report: _Report, *, applied: bool) -> None:
-    """Print it all to stdout."""
-    print_report([*report.heading, *_table(tuning, report.depth), *_conclusions(tuning, report, applied=applied)])
-
-
-def _table(tuning: Tuning, depth: int) -> list[str | Table]:
-    times, compared = tuning.times, tuning.compared
+def _table(document: Mapping[str, Any]) -> list[str | Table]:
+    times, compared = document["present_seconds"], document["compared"]
     if not times:
         return ["Interrupted before the first round: nothing can be said."]
-    measures = sorted(times, key=lambda m: (m.deep, m))
-    headings = ["time of the settings as they are = 1", *(m.named(depth) for m in measures), "in all", "+-"]
-    rows = [["as it is, ms", *(f"{times[m] * 1e3:.2f}" for m in measures), "", ""]]
-    rows += [[name, *_cells(c, measures)] for name, c in compared.items()]
-    if tuning.gain is not None:
-        rows.append([f"{TOGETHER}, fresh rounds", *_cells(tuning.gain, measures)])
-    count = next(iter(compared.values())).rounds
+    rows = [["as it is, ms", *(f"{seconds * 1e3:.2f}" for seconds in times.values()), "", ""]]
+    shown = (
+        compared if document["together"] is None else {**compared, f"{TOGETHER}, fresh rounds": document["together"]}
+    )
+    for name, one in shown.items():
+        each = [f"{one['each'][measure]:.3f}" if measure in one["each"] else "" for measure in times]
+        rows.append([name, *each, f"{one['ratio']:.3f}", f"{one['spread']:.3f}"])
+    count = next(iter(compared.values()))["rounds"]
     return [
-        figures_table(Figures(headings, rows)),
+        figures_table(Figures(["time of the settings as they are = 1", *times, "in all", "+-"], rows)),
         f"Medians of {count} rounds; reading is per token, +- between the quartiles.",
     ]
 
 
-def _cells(comparison: Comparison, measures: Sequence[Measure]) -> list[str]:
-    each = (f"{comparison.each[m]:.3f}" if m in comparison.each else "" for m in measures)
-    return [*each, f"{comparison.ratio:.3f}", f"{comparison.spread:.3f}"]
-
-
-def _conclusions(tuning: Tuning, report: _Report, *, applied: bool) -> list[str]:
-    found, gain = tuning.found, tuning.gain
+def _conclusions(tuning: Tuning, document: Mapping[str, Any]) -> list[str]:
+    compared, gain, recommended = document["compared"], document["together"], document["recommended"]
     lines: list[str] = []
     if not tuning.complete:
         lines.append("Interrupted: this is what was measured so far, and nothing is recommended of it.")
-    elif found is not None and gain is not None:
+    elif recommended is not None:
         lines.append(
-            f"Recommended: {found.flags(tuning.present)}, {1 / gain.ratio:.2f} times as fast where it acts, measured"
-            f" again in {gain.rounds} fresh rounds."
+            f"Recommended: {recommended['options']}, {1 / gain['ratio']:.2f} times as fast where it acts, measured"
+            f" again in {gain['rounds']} fresh rounds."
         )
         bits = {
             True: "On a sample it gave the same bits.",
             False: "It moves the last bits of logits, so texts may differ where two tokens are that close.",
             None: "It may move the last bits of logits.",
         }
-        lines.append(f"{bits[report.alike]} Which batch sizes agree is probed anew under it.")
+        lines.append(f"{bits[recommended['same_bits']]} Which batch sizes agree is probed anew under it.")
         lines.append(
             "Kept: other commands use it for this model here; ngramspec tune --forget takes it away."
-            if applied
+            if recommended["applied"]
             else "Not kept: --apply keeps it for this model and machine."
         )
     elif tuning.winners:
@@ -289,26 +263,23 @@ def _conclusions(tuning: Tuning, report: _Report, *, applied: bool) -> list[str]
             f"{' and '.join(tuning.winners.values())} looked faster, and was not when measured again; your settings are"
             " as good as any that were tried."
         )
-    elif tuning.compared:
+    elif compared:
         lines.append(
             f"Your settings are as good as any that were tried: none saves {LEAST_GAIN:.0%} beyond noise and makes"
             " nothing slower."
         )
     else:
         lines.append("Nothing could be compared.")
-    compared = tuning.compared
-    for name in tuning.trades:
-        faster, slower = (_ratios(compared[name], which, report.depth) for which in ("faster", "slower"))
+    for name in document["trades"]:
+        each = compared[name]["each"]
+        faster, slower = (
+            ", ".join(f"{measure} ({each[measure]:.2f})" for measure in compared[name][which])
+            for which in ("faster", "slower")
+        )
         lines.append(f"A trade, not recommended: {name} makes {faster} faster and {slower} slower.")
     lines += [f"{name} would be faster too, but changes the text; it is never kept." for name in tuning.advised]
-    if report.quantisation:
-        lines.append(report.quantisation)
-    late = [name for name, reason in tuning.left_out.items() if reason == NO_TIME]
-    lines += [f"Not compared: {name}: {reason}." for name, reason in tuning.left_out.items() if reason != NO_TIME]
-    if late:
+    left_out = document["left_out"]
+    lines += [f"Not compared: {name}: {reason}." for name, reason in left_out.items() if reason != NO_TIME]
+    if late := [name for name, reason in left_out.items() if reason == NO_TIME]:
         lines.append(f"Not compared, as there was no time (--seconds gives more): {', '.join(late)}.")
     return lines
-
-
-def _ratios(comparison: Comparison, which: str, depth: int) -> str:
-    return ", ".join(f"{m.named(depth)} ({comparison.each[m]:.2f})" for m in getattr(comparison, which))

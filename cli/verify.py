@@ -65,7 +65,7 @@ def verify(
         cases, skipped = prepare(target, selected, predict, None)
         if not cases:
             first = skipped[0]
-            fail(f"no prompt left of {len(selected)}; {first.category}/{first.id}: {first.reason}")
+            fail(f"no prompt left of {len(selected)}; {first['category']}/{first['id']}: {first['reason']}")
         try:
             strict = target.exact == "on" or target.exactness.same
             with signals_deferred():
@@ -116,7 +116,7 @@ def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped
         "checks": [asdict(check) for check in checks],
         "texts": [_finite(asdict(pair)) for pair in found.pairs],
         "rollbacks": [_finite(asdict(test)) for test in found.rollbacks],
-        "skipped": [asdict(prompt) for prompt in skipped],
+        "skipped": skipped,
     }
 
 

@@ -174,5 +174,5 @@ def tuned_line(kept: Tuned | None, *, left_out: bool) -> str:
 
 def skipped_lines(skipped: Sequence[Skipped]) -> list[str]:
     """The prompts that were not run, with the reasons."""
-    lines = [f"skipped {s.category}/{s.id}: {s.reason}" for s in skipped[:LISTED]]
+    lines = [f"skipped {s['category']}/{s['id']}: {s['reason']}" for s in skipped[:LISTED]]
     return [*lines, f"{len(skipped)} prompts skipped in all"] if len(skipped) > LISTED else lines

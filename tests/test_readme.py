@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import typer.main
 from ngramspec_cli import chat_commands
-from ngramspec_cli.app import app
+from ngramspec_cli.app import app, imported
 from test_layers import LAYERS
 
 from ngramspec.drafting import DRAFTERS
@@ -22,7 +22,7 @@ GUIDE = [page for page in (ROOT / "cli" / "guide").glob("*.md") if page.name != 
 PAGES = sorted(
     [ROOT / "README.md", *GUIDE, *(p for room in ("cli", "ngramspec") for p in (ROOT / room).rglob("README.md"))]
 )
-TOP = typer.main.get_command(app).commands
+TOP = {name: imported(name) for name in typer.main.get_command(app).commands}
 # `memory` is a group: its commands count, not the group.
 COMMANDS = {n: c for name, top in TOP.items() for n, c in getattr(top, "commands", {name: top}).items()}
 

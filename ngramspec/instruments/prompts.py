@@ -104,13 +104,16 @@ def _in_folder(folder: Path) -> list[Prompt]:
 def _is_some_text(file: Path) -> bool:
     try:
         return bool(_read(file).strip())
-    except _NotTextError:
+    except NotUtf8:
         return False
 
 
 def _in_file(file: Path | Traversable, category: str) -> list[Prompt]:
     """The prompts of one file; `category` is that of a raw text."""
-    text = _read(file)
+    try:
+        text = _read(file)
+    except NotUtf8 as error:
+        raise NGramSpecError(f"{file.name} is {error}") from error
     if file.name.endswith(".toml"):
         return list(_from_toml(text, file.name))
     if file.name.endswith(".jsonl"):
@@ -120,19 +123,14 @@ def _in_file(file: Path | Traversable, category: str) -> list[Prompt]:
     return [Prompt(file.name, category, text=text)]
 
 
-class _NotTextError(NGramSpecError):
-    """The file is not UTF-8 text."""
-
-
 def _read(file: Path | Traversable) -> str:
+    """The text of a file; NotUtf8 if it is none."""
     try:
         text = utf8(file.read_bytes(), marked=True)
     except OSError as error:
         raise NGramSpecError(f"cannot read {file.name}: {error.strerror or error}") from error
-    except NotUtf8 as error:
-        raise _NotTextError(f"{file.name} is {error}") from error
     if "\0" in text:
-        raise _NotTextError(f"{file.name} is not text (it holds NUL bytes)")
+        raise NotUtf8("not text (it holds NUL bytes)")
     return text
 
 
@@ -235,13 +233,8 @@ class Case:
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A prompt that cannot be run on this target, and why."""
-
-    category: str
-    id: str
-    reason: str
+Skipped = dict[str, str]
+"""The "category" and "id" of a prompt that cannot be run on this target, and the "reason"."""
 
 
 def prepare(
@@ -258,19 +251,20 @@ def prepare(
     cases: list[Case] = []
     skipped: list[Skipped] = []
     for prompt in prompts:
+        tokens: list[int] = []
+        reason = "no tokens"
         try:
             if prompt.text is not None:
                 tokens = tokenizer.tokenize(prompt.text)
             else:
                 tokens = tokenizer.chat_prompt(prompt.messages or ())
         except ModelError as error:
-            skipped.append(Skipped(prompt.category, prompt.id, str(error)))
-            continue
-        if not tokens:
-            skipped.append(Skipped(prompt.category, prompt.id, "no tokens"))
-        elif n_ctx is not None and len(tokens) + max_tokens > n_ctx:
-            reason = f"{len(tokens)} tokens and {max_tokens} to generate are too long for a context of {n_ctx}"
-            skipped.append(Skipped(prompt.category, prompt.id, reason))
-        else:
+            reason = str(error)
+        fits = n_ctx is None or len(tokens) + max_tokens <= n_ctx
+        if tokens and fits:
             cases.append(Case(prompt.category, prompt.id, tuple(tokens)))
+            continue
+        if tokens:
+            reason = f"{len(tokens)} tokens and {max_tokens} to generate are too long for a context of {n_ctx}"
+        skipped.append({"category": prompt.category, "id": prompt.id, "reason": reason})
     return cases, skipped

@@ -249,7 +249,7 @@ class SelfCheck:
                 return
             setting = sampled[self._next_sampled % len(sampled)]
             self._next_sampled += 1
-            if setting.sampling.grammar is None or not self.ungrammatical:
+            if setting[1].grammar is None or not self.ungrammatical:
                 self._check_sampled(case, setting, began + seconds - self._clock())
 
     def _check_sampled(self, case: Case, setting: Setting, seconds: float) -> None:

@@ -123,7 +123,7 @@ def _missing(found: SelfCheck, name: Name, pairs: Sequence[TextPair]) -> str:
     if name == "greedy":
         wanted, seen = [case.category for case in found.cases], {pair.category for pair in pairs}
     else:
-        wanted, seen = [s.name for s in found.settings if s.name != GREEDY], {pair.setting for pair in pairs}
+        wanted, seen = [name for name, _, _ in found.settings if name != GREEDY], {pair.setting for pair in pairs}
         if found.ungrammatical:
             wanted.remove("grammar")
     missing = [what for what in dict.fromkeys(wanted) if what not in seen]

@@ -36,24 +36,19 @@ record ::= "{\"name\": \"" [a-z]{1,12} "\", \"size\": " [0-9]{1,6} "}\n"
 """The grammar forces half of such a text."""
 
 
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """A way of choosing tokens under which drafts must not change the text."""
-
-    name: str
-    sampling: Sampling
-    verify: str | None = None
+Setting = tuple[str, Sampling, str | None]
+"""A way of choosing tokens under which drafts must not change the text: its name, and how drafts are verified."""
 
 
 def settings(seed: int) -> tuple[Setting, ...]:
     """Greedy decoding, and ways of sampling with a seed."""
     warm = partial(Sampling, temperature=0.8, seed=seed)
     return (
-        Setting(GREEDY, Sampling()),
-        Setting("coupled", warm()),
-        Setting("match", warm(), "match"),
-        Setting("penalties", warm(repeat_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.2)),
-        Setting("grammar", warm(grammar=GRAMMAR)),
+        (GREEDY, Sampling(), None),
+        ("coupled", warm(), None),
+        ("match", warm(), "match"),
+        ("penalties", warm(repeat_penalty=1.1, presence_penalty=0.2, frequency_penalty=0.2), None),
+        ("grammar", warm(grammar=GRAMMAR), None),
     )
 
 
@@ -224,7 +219,7 @@ class TextComparison:
         return TextPair(
             case.category,
             case.id,
-            setting.name,
+            setting[0],
             len(case.tokens),
             common,
             b.drafted,
@@ -245,7 +240,8 @@ class TextComparison:
         tokens: list[int] = []
         drafted = accepted = 0
         row = stop = None
-        generation = decoder.generate(prompt, max_tokens=most, sampling=setting.sampling, verify=setting.verify)
+        _, sampling, verify = setting
+        generation = decoder.generate(prompt, max_tokens=most, sampling=sampling, verify=verify)
         for step in generation:
             drafted += len(step.drafted)
             accepted += step.accepted
@@ -263,7 +259,7 @@ class TextComparison:
     def _explain(self, prompt: Sequence[int], setting: Setting, plain: _Text, drafted: _Text) -> TextDifference:
         """Look into the first difference of two texts, which is where the second one ends."""
         common = common_prefix(plain.tokens, drafted.tokens)
-        bound, target, sampling = self.bound(), self.target, setting.sampling
+        bound, target, (_, sampling, _) = self.bound(), self.target, setting
         vocabulary = self.plain.vocabulary
         read(target, prompt, exact=self.plain.exact == "on")  # the probe may have emptied the cache
         self._generate(self.plain, prompt, setting, common + 1, math.inf)
