@@ -71,50 +71,33 @@ def last_kept() -> tuple[Conversation, str]:
 
 @dataclass(slots=True)
 class Session:
-    """Everything that lasts longer than a turn.
-
-    Attributes:
-        limit: most tokens of an answer.
-        seed_note: what the status line says about a seed that the user did not choose.
-        trace: where every pass is written.
-        memory: the source of drafts beside the context; it is told of every answer.
-        totals: counters over all answers, those before a /reset included.
-        answers: how many there were.
-        disturbed: whether the user was told that another process holds the cores.
-        keep: whether the conversation is kept on disk, as it is: what is taken back or forgotten goes there too, and
-            of several chats that keep theirs, the last one to get an answer has the file.
-        attached: texts that go in front of the next message.
-        predicted: a text that the next answer is likely to copy.
-        variables: of the chat template, beside its own ("enable_thinking").
-        interactive: whether there is a user at a terminal.
-        editing: whether the user's next message takes the place of the last one.
-        load: the settings to load another model with.
-        found: the files of the model; None: of its target alone.
-    """
+    """Everything that lasts longer than a turn."""
 
     target: Target
     decoder: SpeculativeDecoder
     options: SamplingOptions
     sampling: Sampling
     acceptance: Acceptance
-    limit: int
+    limit: int  # most tokens of an answer
     stop: Sequence[str]
     view: AnswerView
     stop_key: StopKey
     conversation: Conversation = field(default_factory=Conversation)
-    memory: Memory | None = None
-    trace: TraceWriter | None = None
-    totals: Stats = field(default_factory=Stats)
-    answers: int = 0
-    disturbed: bool = False
+    memory: Memory | None = None  # the source of drafts beside the context; it is told of every answer
+    trace: TraceWriter | None = None  # where every pass is written
+    totals: Stats = field(default_factory=Stats)  # counters over all answers, those before a /reset included
+    answers: int = 0  # how many there were
+    disturbed: bool = False  # whether the user was told that another process holds the cores
+    # Whether the conversation is kept on disk, as it is: what is taken back or forgotten goes there too, and of several
+    # chats that keep theirs, the last one to get an answer has the file.
     keep: bool = False
-    attached: list[str] = field(default_factory=list)
-    predicted: str = ""
-    variables: dict[str, Any] = field(default_factory=dict)
-    interactive: bool = False
-    editing: bool = False
-    load: LoadSettings = field(default_factory=LoadSettings)
-    found: Found | None = None
+    attached: list[str] = field(default_factory=list)  # texts that go in front of the next message
+    predicted: str = ""  # a text that the next answer is likely to copy
+    variables: dict[str, Any] = field(default_factory=dict)  # of the chat template, beside its own ("enable_thinking")
+    interactive: bool = False  # whether there is a user at a terminal
+    editing: bool = False  # whether the user's next message takes the place of the last one
+    load: LoadSettings = field(default_factory=LoadSettings)  # the settings to load another model with
+    found: Found | None = None  # the files of the model; None: of its target alone
     # Of the last turns; the memory hears of them when they leave the context.
     _unheard: list[list[int]] = field(default_factory=list)
     _opening: str = ""

@@ -29,16 +29,11 @@ _THINK = "enable_thinking"  # as templates call it
 
 
 class Setting(NamedTuple):
-    """Something that can be changed in a chat.
+    """Something that can be changed in a chat."""
 
-    Attributes:
-        help: a line on it.
-        show: its value, in words.
-        change: takes a value in words, "default" included; raises NGramSpecError or ValueError.
-    """
-
-    help: str
-    show: Callable[[Session], str]
+    help: str  # a line on it
+    show: Callable[[Session], str]  # its value, in words
+    # Takes a value in words, "default" included; raises NGramSpecError or ValueError.
     change: Callable[[Session, str], None]
 
 

@@ -16,17 +16,11 @@ LARGE = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """What was read.
+    """What was read."""
 
-    Attributes:
-        before: the text to continue.
-        after: what stands behind the gap; None: there is none, the text goes on at its end.
-        predicted: what the continuation is likely to copy.
-    """
-
-    before: str
-    after: str | None = None
-    predicted: str = ""
+    before: str  # the text to continue
+    after: str | None = None  # what stands behind the gap; None: there is none, the text goes on at its end
+    predicted: str = ""  # what the continuation is likely to copy
 
     def around(self, text: str) -> str:
         """The whole, with `text` in the gap."""

@@ -40,15 +40,10 @@ _console = Console(file=StringIO(), highlight=False, markup=False, emoji=False) 
 
 
 class Row(NamedTuple):
-    """A row of a terminal.
+    """A row of a terminal."""
 
-    Attributes:
-        text: no wider than the terminal, unless it is code.
-        code: shown as it is; may be wider, and belongs at the left edge.
-    """
-
-    text: Text
-    code: bool = False
+    text: Text  # no wider than the terminal, unless it is code
+    code: bool = False  # shown as it is; may be wider, and belongs at the left edge
 
 
 def _escape(state: StateInline, silent: bool) -> bool:

@@ -151,15 +151,10 @@ def flags_in_errors() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Only:
-    """Which settings of `LoadSettings` a command has options for: load: Annotated[LoadSettings, Only(...)].
+    """Which settings of `LoadSettings` a command has options for: load: Annotated[LoadSettings, Only(...)]."""
 
-    Attributes:
-        names: of their fields.
-        helps: lines of help in place of those that the settings have.
-    """
-
-    names: tuple[str, ...]
-    helps: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...]  # of their fields
+    helps: Mapping[str, str] = field(default_factory=dict)  # lines of help in place of those that the settings have
 
 
 def flag(known: Option, default: object, help: str | None = None, **more: Any) -> Any:

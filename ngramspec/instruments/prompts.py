@@ -36,18 +36,12 @@ _STRUCTURED = frozenset({".toml", ".jsonl"})
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """A prompt; exactly one of `text` and `messages` is set.
+    """A prompt; exactly one of `text` and `messages` is set."""
 
-    Attributes:
-        id: unique within its category.
-        category: the kind of text, by which a benchmark groups its results.
-        text: raw text to be continued as it stands, without a chat template.
-        messages: a chat, each message with "role" and "content"; a system message comes first.
-    """
-
-    id: str
-    category: str
-    text: str | None = None
+    id: str  # unique within its category
+    category: str  # the kind of text, by which a benchmark groups its results
+    text: str | None = None  # raw text to be continued as it stands, without a chat template
+    # A chat, each message with "role" and "content"; a system message comes first.
     messages: tuple[dict[str, str], ...] | None = None
 
 

@@ -54,25 +54,17 @@ _ALWAYS = ("position", "batch", "seconds", "tokens", "pieces")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceHeader:
-    """What holds for the passes that follow it.
-
-    Attributes:
-        sampling: all settings by name, as JSON has them.
-        verify: see `RuleVerifier.name`.
-        lossy: what changes the output, None if nothing does.
-        drafter, policy: their names; the drafter's is "" in plain decoding.
-        exact: whether `SpeculativeDecoder`'s `exact` was "on".
-        date: when it was written, in ISO 8601; `TraceWriter` fills it in.
-    """
+    """What holds for the passes that follow it."""
 
     model: str
-    sampling: Mapping[str, Any]
-    verify: str
-    lossy: str | None = None
+    sampling: Mapping[str, Any]  # all settings by name, as JSON has them
+    verify: str  # see `RuleVerifier.name`
+    lossy: str | None = None  # what changes the output, None if nothing does
+    # drafter, policy: their names; the drafter's is "" in plain decoding.
     drafter: str
     policy: str
-    exact: bool = False
-    date: str = ""
+    exact: bool = False  # whether `SpeculativeDecoder`'s `exact` was "on"
+    date: str = ""  # when it was written, in ISO 8601; `TraceWriter` fills it in
     program: str
 
     @classmethod
@@ -108,17 +100,11 @@ class TracedPass(NamedTuple):
 
 
 class BrokenLine(NamedTuple):
-    """A line of a trace that is no pass.
+    """A line of a trace that is no pass."""
 
-    Attributes:
-        number: counted from 1.
-        reason: what is wrong with it.
-        cut: it is the last one and lacks its end, as after a crash.
-    """
-
-    number: int
-    reason: str
-    cut: bool
+    number: int  # counted from 1
+    reason: str  # what is wrong with it
+    cut: bool  # it is the last one and lacks its end, as after a crash
 
 
 def _private(path: str, flags: int) -> int:

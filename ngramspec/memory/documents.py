@@ -31,18 +31,12 @@ from ngramspec.memory.snapshot import Ints, unusable
 
 @dataclass(frozen=True, slots=True)
 class Document:
-    """One text of a memory.
+    """One text of a memory."""
 
-    Attributes:
-        kind: a file that was added, or an answer that was remembered.
-        name: the file's absolute path; an answer's date and time.
-        tokens: of the text.
-        size, mtime: the file's bytes and its time of modification (nanoseconds) when it was read; an answer: 0.
-    """
-
-    kind: Literal["file", "answer"]
-    name: str
-    tokens: Ints
+    kind: Literal["file", "answer"]  # a file that was added, or an answer that was remembered
+    name: str  # the file's absolute path; an answer's date and time
+    tokens: Ints  # of the text
+    # size, mtime: the file's bytes and its time of modification (nanoseconds) when it was read; an answer: 0.
     size: int = 0
     mtime: int = 0
 

@@ -27,20 +27,15 @@ PIECE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Added:
-    """What came of adding.
+    """What came of adding."""
 
-    Attributes:
-        new, changed, unchanged, gone: files, by what they were to the memory.
-        tokens: of the new and the changed ones.
-        skipped: files left out, by reason.
-    """
-
+    # new, changed, unchanged, gone: files, by what they were to the memory.
     new: int
     changed: int
     unchanged: int
     gone: int
-    tokens: int
-    skipped: Mapping[str, int]
+    tokens: int  # of the new and the changed ones
+    skipped: Mapping[str, int]  # files left out, by reason
 
     @property
     def updated(self) -> bool:

@@ -53,23 +53,14 @@ class MemoryFileError(NGramSpecError):
 
 @dataclass(frozen=True, slots=True)
 class FileHeader:
-    """What a snapshot says of itself.
+    """What a snapshot says of itself."""
 
-    Attributes:
-        n_vocab: size of the vocabulary.
-        size: tokens in it, seams included.
-        chains: length of `heads`.
-        documents: bytes of the documents' JSON.
-        vocabulary: 16 bytes, see `Vocabulary.vocabulary_hash`.
-        checksum: of the sections.
-    """
-
-    n_vocab: int
-    size: int
-    chains: int
-    documents: int
-    vocabulary: bytes
-    checksum: bytes = bytes(_DIGEST)
+    n_vocab: int  # size of the vocabulary
+    size: int  # tokens in it, seams included
+    chains: int  # length of `heads`
+    documents: int  # bytes of the documents' JSON
+    vocabulary: bytes  # 16 bytes, see `Vocabulary.vocabulary_hash`
+    checksum: bytes = bytes(_DIGEST)  # of the sections
 
     def sections(self) -> tuple[int, int, int, int, int]:
         """Offsets of tokens, links, heads and documents, and where the snapshot ends."""

@@ -50,21 +50,13 @@ _NAME = re.compile(r"([0-9a-f]{32})-(\d{6,})\.memory")
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """What a store holds.
+    """What a store holds."""
 
-    Attributes:
-        path: the file; None if there is none yet.
-        snapshot: mapped and checked; None if there is no file yet.
-        answers: what was remembered since.
-        damaged: how many answers were left out, as they are damaged.
-        inode: of the file; with the path it tells the file from one that took its name.
-    """
-
-    path: Path | None = None
-    snapshot: Snapshot | None = None
-    answers: Sequence[Document] = ()
-    damaged: int = 0
-    inode: int = 0
+    path: Path | None = None  # the file; None if there is none yet
+    snapshot: Snapshot | None = None  # mapped and checked; None if there is no file yet
+    answers: Sequence[Document] = ()  # what was remembered since
+    damaged: int = 0  # how many answers were left out, as they are damaged
+    inode: int = 0  # of the file; with the path it tells the file from one that took its name
 
     def _table(self) -> tuple[str, list[Document]]:
         if self.snapshot is None:

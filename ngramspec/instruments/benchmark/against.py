@@ -34,17 +34,11 @@ SENT = ("temperature", "top_k", "top_p", "min_p", "seed")
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one side made of a prompt.
+    """What one side made of a prompt."""
 
-    Attributes:
-        text: that it generated.
-        tokens: how many it was.
-        seconds: from the first token to the last.
-    """
-
-    text: str
-    tokens: int
-    seconds: float
+    text: str  # that it generated
+    tokens: int  # how many it was
+    seconds: float  # from the first token to the last
 
     @property
     def tokens_per_second(self) -> float | None:

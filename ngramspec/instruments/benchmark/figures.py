@@ -37,34 +37,22 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """The figures of one category, or of all.
+    """The figures of one category, or of all."""
 
-    Attributes:
-        category: its name, or `OVERALL`.
-        prompts: prompts with at least one finished round.
-        rounds: finished rounds.
-        plain, drafted, default: tokens per second of decoding, without the prefill, over rounds; None where none of
-            these runs emitted anything after its first token, or there was none.
-        ratio: drafted / plain tokens per second, each round by itself.
-        exact_price: plain decoding in exact mode / without it, each round by itself; None if not measured.
-        stats: counters of the drafted runs.
-        alpha: accepted / tested positions of drafts: Leviathan's alpha.
-        predicted: the gain that `predicted_gain` expects.
-        identical: prompts whose drafted output equalled the plain one in every finished round.
-    """
-
-    category: str
-    prompts: int
-    rounds: int
+    category: str  # its name, or `OVERALL`
+    prompts: int  # prompts with at least one finished round
+    rounds: int  # finished rounds
+    # plain, drafted, default: tokens per second of decoding, without the prefill, over rounds; None where none of these
+    # runs emitted anything after its first token, or there was none.
     plain: Spread | None
     drafted: Spread | None
     default: Spread | None
-    ratio: Spread | None
-    exact_price: Spread | None
-    stats: Stats
-    alpha: float | None
-    predicted: float | None
-    identical: int
+    ratio: Spread | None  # drafted / plain tokens per second, each round by itself
+    exact_price: Spread | None  # plain decoding in exact mode / without it, each round by itself; None if not measured
+    stats: Stats  # counters of the drafted runs
+    alpha: float | None  # accepted / tested positions of drafts: Leviathan's alpha
+    predicted: float | None  # the gain that `predicted_gain` expects
+    identical: int  # prompts whose drafted output equalled the plain one in every finished round
 
     @property
     def without_draft(self) -> float | None:

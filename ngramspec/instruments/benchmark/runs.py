@@ -48,32 +48,20 @@ WARM_UP_TOKENS = 16
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One generation.
+    """One generation."""
 
-    Attributes:
-        category, prompt: whose it is.
-        kind: see `Kind`.
-        repeat: counted from 0; the runs of a prompt in one repeat follow each other directly.
-        output: token ids emitted, the prefill's included.
-        seconds: wall clock from the prefill's token to the end: target passes, drafting, verification, Python.
-        prefill_seconds: wall clock before that; most of the prompt is in the KV cache already.
-        stats: the counters of its steps.
-        batches: target passes by batch size, padding included.
-        stop: why it ended.
-        policy: what decided how much to draft; None for plain decoding.
-    """
-
+    # category, prompt: whose it is.
     category: str
     prompt: str
-    kind: Kind
-    repeat: int
-    output: tuple[int, ...]
-    seconds: float
-    prefill_seconds: float
-    stats: Stats
-    batches: Counter[int]
-    stop: StopReason | None
-    policy: str | None = None
+    kind: Kind  # see `Kind`
+    repeat: int  # counted from 0; the runs of a prompt in one repeat follow each other directly
+    output: tuple[int, ...]  # token ids emitted, the prefill's included
+    seconds: float  # wall clock from the prefill's token to the end: target passes, drafting, verification, Python
+    prefill_seconds: float  # wall clock before that; most of the prompt is in the KV cache already
+    stats: Stats  # the counters of its steps
+    batches: Counter[int]  # target passes by batch size, padding included
+    stop: StopReason | None  # why it ended
+    policy: str | None = None  # what decided how much to draft; None for plain decoding
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -83,25 +71,20 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Where the drafted output of a prompt first left the plain one.
+    """Where the drafted output of a prompt first left the plain one."""
 
-    Attributes:
-        category, prompt, repeat: which pair of runs it was, the first one that differs.
-        position: how many tokens were equal before.
-        plain, drafted: the token ids there; None where that output had ended.
-        policy: that of the drafted run.
-        margin: how far apart the target puts the logits of the two tokens when it reads the common text afresh;
-            greedy decoding of bare logits only. Rounding that depends on the batch size moves each logit by up to
-            `ProbeReport.max_difference`, so it explains margins of up to about twice that.
-    """
-
+    # category, prompt, repeat: which pair of runs it was, the first one that differs.
     category: str
     prompt: str
     repeat: int
-    position: int
+    position: int  # how many tokens were equal before
+    # plain, drafted: the token ids there; None where that output had ended.
     plain: int | None
     drafted: int | None
-    policy: str
+    policy: str  # that of the drafted run
+    # How far apart the target puts the logits of the two tokens when it reads the common text afresh; greedy decoding
+    # of bare logits only. Rounding that depends on the batch size moves each logit by up to
+    # `ProbeReport.max_difference`, so it explains margins of up to about twice that.
     margin: float | None
 
 
@@ -109,36 +92,26 @@ class Difference:
 class Benchmark:
     """The runs of a benchmark, filled while `measure` is consumed.
 
-    Args:
-        drafted: the decoder that is compared with plain decoding on its own target, in the same mode.
-        cases: what to run; at least one.
-        max_tokens: most tokens per run, at least 2.
-        repeat: runs of each kind per case, at least 1.
-        sampling: of all runs; None is greedy.
-        acceptance: of drafts, in all runs.
-        default: a plain decoder on a target of the same model without exact mode, or None.
-        others: decoders like `drafted`, with its target and calibration, each with a drafter and a policy of its own.
-        unlearnt: makes a drafter and a policy like those of a decoder, which have learnt nothing.
-
-    Attributes:
-        prefills: "category", "prompt", "tokens" and "seconds" of each prompt read into an empty KV cache.
-
     Raises:
         ValueError: no cases, a number too small, two decoders with the same policy, on different targets, or with
             different calibrations.
     """
 
-    drafted: SpeculativeDecoder
-    cases: Sequence[Case]
-    max_tokens: int
-    repeat: int = 3
-    sampling: Sampling | None = None
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    drafted: SpeculativeDecoder  # the decoder that is compared with plain decoding on its own target, in the same mode
+    cases: Sequence[Case]  # what to run; at least one
+    max_tokens: int  # most tokens per run, at least 2
+    repeat: int = 3  # runs of each kind per case, at least 1
+    sampling: Sampling | None = None  # of all runs; None is greedy
+    acceptance: Acceptance = field(default_factory=Acceptance)  # of drafts, in all runs
+    # A plain decoder on a target of the same model without exact mode, or None.
     default: SpeculativeDecoder | None = None
+    # Decoders like `drafted`, with its target and calibration, each with a drafter and a policy of its own.
     others: Sequence[SpeculativeDecoder] = ()
     _: KW_ONLY
+    # Makes a drafter and a policy like those of a decoder, which have learnt nothing.
     unlearnt: Callable[[SpeculativeDecoder], tuple[Drafter | None, Policy]]
     runs: list[Run] = field(default_factory=list, init=False)
+    # "category", "prompt", "tokens" and "seconds" of each prompt read into an empty KV cache.
     prefills: list[dict[str, Any]] = field(default_factory=list, init=False)
     differences: list[Difference] = field(default_factory=list, init=False)
     _decoders: dict[Contender, SpeculativeDecoder] = field(init=False)

@@ -44,18 +44,13 @@ ENDLESS = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A recorded answer as token ids.
+    """A recorded answer as token ids."""
 
-    Attributes:
-        category, id: whose it is.
-        prompt: all that the model saw before it answered.
-        response: what it answered, end of turn included; at least 2 tokens.
-    """
-
+    # category, id: whose it is.
     category: str
     id: str
-    prompt: Sequence[int]
-    response: Sequence[int]
+    prompt: Sequence[int]  # all that the model saw before it answered
+    response: Sequence[int]  # what it answered, end of turn included; at least 2 tokens
 
 
 class RecordedTarget(ModelBase):
@@ -149,27 +144,17 @@ class RecordedVerifier:
 
 @dataclass(slots=True)
 class ReplayCounts:
-    """The counts of some recordings.
+    """The counts of some recordings."""
 
-    Attributes:
-        transcripts: how many.
-        prompt_tokens: of their prompts.
-        stats: the counters of all their steps; its seconds are the target's (modelled ones: in units of T(1)).
-        batches: target passes by batch size, padding included.
-        changes: passes of another size than the one before.
-        begin_seconds: CPU time of the prefills, where no target takes any: the drafter's to read the prompts.
-        work_seconds: CPU time of drafting and learning, drafter and policy.
-        reliability: of the acceptance that the drafter predicted.
-    """
-
-    transcripts: int = 0
-    prompt_tokens: int = 0
+    transcripts: int = 0  # how many
+    prompt_tokens: int = 0  # of their prompts
+    # The counters of all their steps; its seconds are the target's (modelled ones: in units of T(1)).
     stats: Stats = field(default_factory=Stats)
-    batches: Counter[int] = field(default_factory=Counter)
-    changes: int = 0
-    begin_seconds: float = 0.0
-    work_seconds: float = 0.0
-    reliability: Reliability = field(default_factory=Reliability)
+    batches: Counter[int] = field(default_factory=Counter)  # target passes by batch size, padding included
+    changes: int = 0  # passes of another size than the one before
+    begin_seconds: float = 0.0  # CPU time of the prefills, where no target takes any: the drafter's to read the prompts
+    work_seconds: float = 0.0  # CPU time of drafting and learning, drafter and policy
+    reliability: Reliability = field(default_factory=Reliability)  # of the acceptance that the drafter predicted
 
     def merge(self, other: ReplayCounts) -> None:
         """Add another's counts to these."""

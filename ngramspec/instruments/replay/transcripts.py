@@ -51,34 +51,22 @@ _PROMPT, _RESPONSE = "=== prompt", "=== response"
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A recorded answer.
+    """A recorded answer."""
 
-    Attributes:
-        category: the kind of text, by which results are grouped.
-        id: its own, or its place in the file.
-        prompt: a conversation, each message with "role" and "content", or the very text that was continued.
-        response: what was answered.
-    """
-
-    category: str
-    id: str
+    category: str  # the kind of text, by which results are grouped
+    id: str  # its own, or its place in the file
+    # A conversation, each message with "role" and "content", or the very text that was continued.
     prompt: tuple[dict[str, str], ...] | str
-    response: str
+    response: str  # what was answered
 
 
 @dataclass(slots=True)
 class Transcripts:
-    """What was found in files.
+    """What was found in files."""
 
-    Attributes:
-        usable: in the order of the files, and within a file as written.
-        broken: what is no transcript, a line for each: where, and what is wrong.
-        empty: how many have no response.
-    """
-
-    usable: list[Transcript] = field(default_factory=list)
-    broken: list[str] = field(default_factory=list)
-    empty: int = 0
+    usable: list[Transcript] = field(default_factory=list)  # in the order of the files, and within a file as written
+    broken: list[str] = field(default_factory=list)  # what is no transcript, a line for each: where, and what is wrong
+    empty: int = 0  # how many have no response
 
     def read(self, name: str, raw: bytes, *, strict: bool = False) -> None:
         """Take in a file.

@@ -25,47 +25,33 @@ one."""
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Cells of text, row by row.
-
-    Attributes:
-        text: how many columns, from the left, are text; the others are figures.
-        totals: how many rows, from below, sum up the others.
-    """
+    """Cells of text, row by row."""
 
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    text: int = 1
-    totals: int = 0
+    text: int = 1  # how many columns, from the left, are text; the others are figures
+    totals: int = 0  # how many rows, from below, sum up the others
 
 
 class Bar(NamedTuple):
-    """A figure by its name.
-
-    Attributes:
-        low, high: its spread, None if there is none.
-        label: the figure in words.
-        other: it is not ours, but what ours is compared with.
-    """
+    """A figure by its name."""
 
     name: str
     value: float
+    # low, high: its spread, None if there is none.
     low: float | None
     high: float | None
-    label: str
-    other: bool = False
+    label: str  # the figure in words
+    other: bool = False  # it is not ours, but what ours is compared with
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """A bar per figure, from above.
+    """A bar per figure, from above."""
 
-    Attributes:
-        about: what the figures are, in a line.
-        even: where a line is drawn that says neither gain nor loss, and what it stands for; None: no line.
-    """
-
-    about: str
+    about: str  # what the figures are, in a line
     bars: Sequence[Bar]
+    # Where a line is drawn that says neither gain nor loss, and what it stands for; None: no line.
     even: tuple[float, str] | None = None
 
 
@@ -75,19 +61,14 @@ Points = Sequence[tuple[float, float]]
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """A chart of lines.
-
-    Attributes:
-        across, up: what the axes count.
-        series: the lines by name.
-        guide: the name of the one that is no measurement, but what others are compared with.
-    """
+    """A chart of lines."""
 
     about: str
+    # across, up: what the axes count.
     across: str
     up: str
-    series: Mapping[str, Points]
-    guide: str | None = None
+    series: Mapping[str, Points]  # the lines by name
+    guide: str | None = None  # the name of the one that is no measurement, but what others are compared with
 
 
 Span = tuple[str, Mark]
@@ -116,21 +97,15 @@ class Section:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All that is reported; see above.
-
-    Attributes:
-        origin: model, machine, build and the like, in a line.
-        command: what was typed, or what comes to the same.
-        notes: what must be known of the figures, a sentence each.
-    """
+    """All that is reported; see above."""
 
     title: str
     table: Table
     bars: Bars
-    origin: str
-    command: str
+    origin: str  # model, machine, build and the like, in a line
+    command: str  # what was typed, or what comes to the same
     sections: Sequence[Section] = ()
-    notes: Sequence[str] = ()
+    notes: Sequence[str] = ()  # what must be known of the figures, a sentence each
 
 
 # --------------------------------------------------------------------------- drafted texts

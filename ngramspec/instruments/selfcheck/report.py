@@ -16,25 +16,15 @@ NO_ROLLBACK = "this model's state cannot be taken back (recurrent or hybrid), so
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One of the things that must hold.
+    """One of the things that must hold."""
 
-    Attributes:
-        name: see `SelfCheck`.
-        claim: what must hold, in this mode.
-        seconds: the time it took.
-        status: `explained`: texts differ where the batch size alone can make them.
-        covered: what was looked at.
-        reason: why it failed, was skipped, or is explained.
-        missing: what it does not cover.
-    """
-
-    name: Name
-    claim: str
-    seconds: float
-    status: Status = "passed"
-    covered: str = ""
-    reason: str = ""
-    missing: str = ""
+    name: Name  # see `SelfCheck`
+    claim: str  # what must hold, in this mode
+    seconds: float  # the time it took
+    status: Status = "passed"  # `explained`: texts differ where the batch size alone can make them
+    covered: str = ""  # what was looked at
+    reason: str = ""  # why it failed, was skipped, or is explained
+    missing: str = ""  # what it does not cover
 
 
 def report(found: SelfCheck) -> list[Check]:

@@ -21,24 +21,16 @@ ROOM = max(DEPTHS) + 2 * max(SIZES)
 
 @dataclass(frozen=True, slots=True)
 class RollbackTest:
-    """A batch evaluated, rolled back, and evaluated again.
+    """A batch evaluated, rolled back, and evaluated again."""
 
-    Attributes:
-        depth: tokens in the cache before the batch.
-        size: tokens in the batch.
-        kept: 0 if the whole batch was taken back and evaluated again. Otherwise this many of its tokens were kept, and
-            what followed was evaluated twice: after two batches of this size that differ in the tokens taken back.
-        left_over: tokens that the cache reports beyond those that it was rolled back to.
-        difference: largest difference of a logit between the two evaluations; inf where one is nan.
-        identical: whether they are the same bits.
-    """
-
-    depth: int
-    size: int
+    depth: int  # tokens in the cache before the batch
+    size: int  # tokens in the batch
+    # 0 if the whole batch was taken back and evaluated again. Otherwise this many of its tokens were kept, and what
+    # followed was evaluated twice: after two batches of this size that differ in the tokens taken back.
     kept: int
-    left_over: int
-    difference: float
-    identical: bool
+    left_over: int  # tokens that the cache reports beyond those that it was rolled back to
+    difference: float  # largest difference of a logit between the two evaluations; inf where one is nan
+    identical: bool  # whether they are the same bits
 
     @property
     def held(self) -> bool:

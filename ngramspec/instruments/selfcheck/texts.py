@@ -60,26 +60,21 @@ _BISECTIONS = 12
 
 @dataclass(frozen=True, slots=True)
 class TextDifference:
-    """The first difference of two texts.
+    """The first difference of two texts."""
 
-    Attributes:
-        position: how many tokens were equal before.
-        plain, drafted: the token ids there; None where that text had ended.
-        plain_text, drafted_text: what they stand for.
-        plain_logit, drafted_logit: their logits in plain decoding.
-        bound: how far batch sizes move a logit here, by the probe; 0 in exact mode.
-        needed: how far any of these logits must move at most for the drafted token to be taken; in greedy decoding half
-            the gap between the two. None if `bound` is not enough, or if a token is not what the sampler takes.
-    """
-
-    position: int
+    position: int  # how many tokens were equal before
+    # plain, drafted: the token ids there; None where that text had ended.
     plain: int | None
     drafted: int | None
+    # plain_text, drafted_text: what they stand for.
     plain_text: str
     drafted_text: str
+    # plain_logit, drafted_logit: their logits in plain decoding.
     plain_logit: float | None
     drafted_logit: float | None
-    bound: float
+    bound: float  # how far batch sizes move a logit here, by the probe; 0 in exact mode
+    # How far any of these logits must move at most for the drafted token to be taken; in greedy decoding half the gap
+    # between the two. None if `bound` is not enough, or if a token is not what the sampler takes.
     needed: float | None
 
     @property
@@ -125,25 +120,18 @@ def movement(
 
 @dataclass(frozen=True, slots=True)
 class TextPair:
-    """The plain and the drafted text of one prompt under one setting.
-
-    Attributes:
-        prompt_tokens: how much of the prompt was read.
-        tokens: how many were compared.
-        drafted, accepted: draft tokens sent, and emitted.
-        cut: whether a run ended for want of time.
-        difference: the first one, if there is any.
-    """
+    """The plain and the drafted text of one prompt under one setting."""
 
     category: str
     prompt: str
     setting: str
-    prompt_tokens: int
-    tokens: int
+    prompt_tokens: int  # how much of the prompt was read
+    tokens: int  # how many were compared
+    # drafted, accepted: draft tokens sent, and emitted.
     drafted: int
     accepted: int
-    cut: bool
-    difference: TextDifference | None
+    cut: bool  # whether a run ended for want of time
+    difference: TextDifference | None  # the first one, if there is any
 
 
 class LogitsKeeper:
@@ -179,22 +167,16 @@ class _Text:
 
 @dataclass(slots=True)
 class TextComparison:
-    """Makes and compares texts.
+    """Makes and compares texts."""
 
-    Args:
-        target: what both decoders run on.
-        plain, drafted: in the same mode.
-        max_tokens: most tokens of a text.
-        bound: tells how far batch sizes move a logit; asked when a text differs, and may use the target.
-        clock: tells seconds.
-    """
-
-    target: LogitsKeeper
+    target: LogitsKeeper  # what both decoders run on
+    # plain, drafted: in the same mode.
     plain: SpeculativeDecoder
     drafted: SpeculativeDecoder
-    max_tokens: int
+    max_tokens: int  # most tokens of a text
+    # Tells how far batch sizes move a logit; asked when a text differs, and may use the target.
     bound: Callable[[], float]
-    clock: Callable[[], float]
+    clock: Callable[[], float]  # tells seconds
 
     def compare(self, case: Case, setting: Setting, seconds: float) -> TextPair:
         """Make both texts of a prompt in about so many seconds; the drafted one ends where it differs.

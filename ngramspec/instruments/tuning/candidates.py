@@ -17,19 +17,12 @@ MICRO_BATCHES = (256, 1024)
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A setting that may be faster than the present one.
+    """A setting that may be faster than the present one."""
 
-    Attributes:
-        knob: what it turns: of candidates with the same knob one at most is recommended.
-        change: the settings that it changes, by name.
-        measures: the times that it may change.
-        advice: whether it is told of and never applied, since it changes more than the last bits of a text.
-    """
-
-    knob: str
-    change: Mapping[str, Any]
-    measures: Sequence[Measure]
-    advice: bool = False
+    knob: str  # what it turns: of candidates with the same knob one at most is recommended
+    change: Mapping[str, Any]  # the settings that it changes, by name
+    measures: Sequence[Measure]  # the times that it may change
+    advice: bool = False  # whether it is told of and never applied, since it changes more than the last bits of a text
 
 
 def candidates(

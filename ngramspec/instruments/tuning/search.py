@@ -50,26 +50,17 @@ Timer = Callable[[Settings, Measure], float]
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """A candidate beside the present settings, round by round.
+    """A candidate beside the present settings, round by round."""
 
-    Attributes:
-        rounds: how many were compared.
-        ratio: the median of its time for the request of `WEIGHTS` / the present settings'.
-        spread: the distance between the quartiles of these ratios.
-        each: the median ratio of every measure.
-        chance: how likely, were both equally fast, it would be faster in so many rounds (sign test, one-sided).
-        slower, faster: the measures that it makes so beyond noise.
-        gains: whether it is faster beyond noise and slower in nothing.
-    """
-
-    rounds: int
-    ratio: float
-    spread: float
-    each: Mapping[Measure, float]
-    chance: float
+    rounds: int  # how many were compared
+    ratio: float  # the median of its time for the request of `WEIGHTS` / the present settings'
+    spread: float  # the distance between the quartiles of these ratios
+    each: Mapping[Measure, float]  # the median ratio of every measure
+    chance: float  # how likely, were both equally fast, it would be faster in so many rounds (sign test, one-sided)
+    # slower, faster: the measures that it makes so beyond noise.
     slower: tuple[Measure, ...]
     faster: tuple[Measure, ...]
-    gains: bool
+    gains: bool  # whether it is faster beyond noise and slower in nothing
 
 
 def sign_chance(ratios: Sequence[float]) -> float:
@@ -115,18 +106,12 @@ def compare(present: Sequence[Times], other: Sequence[Times], candidates: int = 
 
 @dataclass(slots=True)
 class Rounds:
-    """Times of the present settings and of candidates, round by round.
+    """Times of the present settings and of candidates, round by round."""
 
-    Attributes:
-        timer: takes them.
-        present: the settings that candidates are compared with.
-        candidates: by the names that they have in a report.
-        times: by that name, "" for the present settings. A round that was broken off counts for nothing.
-    """
-
-    timer: Timer
-    present: Settings
-    candidates: Mapping[str, Candidate]
+    timer: Timer  # takes them
+    present: Settings  # the settings that candidates are compared with
+    candidates: Mapping[str, Candidate]  # by the names that they have in a report
+    # By that name, "" for the present settings. A round that was broken off counts for nothing.
     times: dict[str, list[Times]] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -154,29 +139,17 @@ class Rounds:
 
 @dataclass(slots=True)
 class Tuning:
-    """A search for faster settings. After an interruption it holds what was found so far.
+    """A search for faster settings. After an interruption it holds what was found so far."""
 
-    Attributes:
-        timer: takes the times of settings.
-        present: the settings that are to be beaten.
-        candidates: what may beat them, by name, the likeliest first.
-        seconds: for all of it, about.
-        clock: tells the time in seconds.
-        left_out: candidates that were not compared, and why.
-        rounds: the comparison of all others.
-        last: the comparison of the winners together; empty where nothing won.
-        complete: whether it came to its end.
-    """
-
-    timer: Timer
-    present: Settings
-    candidates: Mapping[str, Candidate]
-    seconds: float = 60.0
-    clock: Callable[[], float] = time.monotonic
-    left_out: dict[str, str] = field(default_factory=dict)
-    rounds: Rounds = field(init=False)
-    last: Rounds = field(init=False)
-    complete: bool = False
+    timer: Timer  # takes the times of settings
+    present: Settings  # the settings that are to be beaten
+    candidates: Mapping[str, Candidate]  # what may beat them, by name, the likeliest first
+    seconds: float = 60.0  # for all of it, about
+    clock: Callable[[], float] = time.monotonic  # tells the time in seconds
+    left_out: dict[str, str] = field(default_factory=dict)  # candidates that were not compared, and why
+    rounds: Rounds = field(init=False)  # the comparison of all others
+    last: Rounds = field(init=False)  # the comparison of the winners together; empty where nothing won
+    complete: bool = False  # whether it came to its end
     _began: float = 0.0
 
     def __post_init__(self) -> None:
