@@ -108,13 +108,7 @@ class _CleanHistory(FileHistory):
 
 
 class Terminal:
-    """User turns typed at a terminal.
-
-    Args:
-        completer: of what Tab offers.
-        toolbar: the line below the prompt, asked for at every key.
-        editing: the text that is to be changed now; None to begin with nothing.
-    """
+    """User turns typed at a terminal; `toolbar` and `editing`, the text to be changed now, are asked at every key."""
 
     def __init__(self, completer: Completer, toolbar: Callable[[], str], editing: Callable[[], str | None]) -> None:
         self._editing = editing

@@ -48,10 +48,6 @@ class AnswerView:
 
     A terminal gets Markdown in its looks, thoughts dim; with `drafts`, or where that cannot be shown (see
     `can_render`), the text without control characters. A file or a pipe gets the text as it is.
-
-    Attributes:
-        drafts: whether drafts are shown.
-        markdown: whether Markdown is shown as what it means.
     """
 
     def __init__(self, piece: Piece) -> None:

@@ -87,13 +87,7 @@ def is_blank(line: str) -> bool:
 
 
 def block_rows(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Row]:
-    """What a block looks like.
-
-    Args:
-        node: from `parse`, or below one of those.
-        lines: what was parsed.
-        width: of the terminal, in cells.
-    """
+    """What a block of `lines`, which were parsed, looks like in so many cells of a terminal."""
     match node.type:
         case "paragraph" | "heading":
             text = _inline(node)
@@ -252,15 +246,10 @@ _MOST = 8_000
 
 
 class Code:
-    """Colours the lines of one block of code.
+    """Colours the lines of one block of code, as far as `info`, behind its opening fence, names a known language.
 
     Each line is read by itself, or together with the lines above it where those left a string or a comment open. So
     a line costs what its own length costs.
-
-    Args:
-        info: what stands behind the opening fence; of an unknown language nothing is coloured.
-        indent: of the opening fence, in spaces.
-        mark: the fence itself.
     """
 
     def __init__(self, info: str, indent: int = 0, mark: str = "```") -> None:

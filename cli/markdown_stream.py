@@ -29,14 +29,7 @@ SHARE = 1 / 40
 
 
 class MarkdownStream:
-    """Shows one text.
-
-    Args:
-        screen: where it is shown.
-        size: of the terminal now.
-        style: of the whole text.
-        clock: the time in seconds.
-    """
+    """Shows one text on a screen, in a style for the whole of it; `size` tells that of the terminal now."""
 
     def __init__(
         self,
@@ -178,10 +171,6 @@ class LiveRows:
 
     Only what changed is written again, so nothing flickers. After each update the cursor stands behind the last row
     that may still change, or, where there is none, at the start of a line.
-
-    Args:
-        write: takes what the terminal is to get.
-        size: of the terminal now.
     """
 
     def __init__(self, write: Callable[[str], None], size: Callable[[], terminal_size]) -> None:

@@ -50,15 +50,8 @@ class PostOptions:
 class Output:
     """What a command found: shown on stdout, and in the files that are asked for.
 
-    The files are known to be writable from the start, and whole at the end.
-
-    Args:
-        as_json: what `--json` names.
-        post: what else is asked for.
-
-    Attributes:
-        silent: whether one of them takes stdout, so that nothing else may be written to it.
-        page: whether a page is asked for, which shows most.
+    The files are known to be writable from the start, and whole at the end. Where one of them takes stdout (`silent`),
+    nothing else may be written to it. `page`: a page is asked for, which shows most.
     """
 
     _WRITERS: Mapping[str, Callable[[Report], str]] = {"--markdown": markdown, "--svg": svg, "--html": html}

@@ -102,16 +102,10 @@ _ONE_LINE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
 class TraceView:
-    """Writes a trace to stdout, each part when it comes.
+    """Writes a trace to stdout, each part when it comes; `open`: the text shown last has no end.
 
     Marks of a token, in place of colours or before its numbers: + accepted, - refused, . behind a refused one,
     > the target's own, ~ behind the end of the text.
-
-    Args:
-        numbers: show what decided on each token.
-
-    Attributes:
-        open: whether the text shown last has no end.
     """
 
     def __init__(self, *, numbers: bool) -> None:

@@ -92,7 +92,6 @@ def run_counted(done: Iterable[str], total: int, doing: str, *, still: bool) -> 
 
     Args:
         done: does a piece of work and names it.
-        total: how many pieces there are.
         doing: what is said before the first is done.
         still: draw only between pieces of work; a drawing thread would disturb what is timed.
     """

@@ -46,13 +46,10 @@ class Prompt:
 
 
 def load_prompts(path: Path | None) -> list[Prompt]:
-    """All prompts of a file or folder, in the order of file names and within a file as written.
+    """All prompts of a file or folder (None: the packaged ones), by file names, and within a file as written.
 
     In a folder, hidden files, subfolders, empty files, files that are no UTF-8 text, and files
     named README or LICENCE/LICENSE are passed over.
-
-    Args:
-        path: None for the packaged prompts.
 
     Raises:
         NGramSpecError: there is no such file, it cannot be read, it is malformed (with the file's
@@ -236,11 +233,7 @@ def prepare(
 ) -> tuple[list[Case], list[Skipped]]:
     """Tokenize prompts; those that the chat template refuses are skipped, and those too long for a context.
 
-    Args:
-        tokenizer: turns them into tokens.
-        prompts: all of them.
-        max_tokens: how many are to be generated after each.
-        n_ctx: tokens that a context holds; None: prompts of any length will do.
+    `max_tokens` are to be generated after each. Where there is no `n_ctx`, prompts of any length will do.
     """
     cases: list[Case] = []
     skipped: list[Skipped] = []

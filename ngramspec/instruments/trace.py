@@ -112,10 +112,7 @@ def _private(path: str, flags: int) -> int:
 
 
 class TraceWriter:
-    """Writes a trace, a line a pass, each to the operating system before `add` returns.
-
-    Args:
-        path: the file, which is emptied.
+    """Writes a trace to a file, which is emptied: a line a pass, each to the operating system before `add` returns.
 
     Raises:
         NGramSpecError: the file cannot be opened; from the methods: it cannot be written.

@@ -69,9 +69,7 @@ def find_files(path: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
 def concerns(changed: Iterable[Path], root: Path) -> bool:
     """Whether a path below the folder `root` is one that `find_files(root)` may take, going by names and rules alone.
 
-    Args:
-        changed: absolute paths; whatever was there may be gone.
-        root: a folder, as `changed` begins with it.
+    The changed paths begin with `root`; whatever was there may be gone.
     """
     rules_of: dict[Path, _Rules | None] = {root: (*_rules_above(root), *_rules_in(root))}
     for path in changed:

@@ -52,22 +52,15 @@ def add_files(
     progress: Progress | None = None,
     may_be_empty: bool = False,
 ) -> Added:
-    """Add files and folders to a memory.
+    """Add files and folders to a memory; `progress` is called with the bytes done, and all of them.
 
     A file whose size and time of modification have not changed is left as it is; a changed file is replaced; a file
     of the memory that is no longer in the folder, or no longer text, is dropped. Nothing is written before everything
     is read, so the memory stays as it was if anything goes wrong in between.
 
-    Args:
-        store: where they go.
-        tokenizer: the one that `store` is for.
-        paths: files and folders.
-        threads: how many files are tokenized at a time.
-        progress: called with the bytes done, and all of them.
-        may_be_empty: a path that holds no text is no error.
-
     Raises:
-        MemoryFileError: a path does not exist or holds no text, or the store cannot be used or written.
+        MemoryFileError: a path does not exist or holds no text (unless it `may_be_empty`), or the store cannot be used
+            or written.
     """
     known = {d.name: d for d in store.read().documents() if d.kind == "file"}
     roots = [path.resolve() for path in paths]

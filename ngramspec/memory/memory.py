@@ -23,12 +23,8 @@ from ngramspec.storage import NotUtf8, config_folder, data_folder, utf8, write_w
 class Memory(Recall):
     """Texts of earlier sessions, of the user's files, and of this process.
 
-    `indexes` are the snapshot in the file, its journal, and what this process heard.
-
-    Args:
-        contents: what was read from a store.
-        store: where it was read, and is read again when it was rewritten; None for a memory of this process alone.
-        keeps: answers are kept in the store.
+    `indexes` are the snapshot in the file, its journal, and what this process heard. It is read again when the store
+    was rewritten; without a store it is of this process alone. `keeps`: answers are kept in the store.
     """
 
     def __init__(self, contents: Contents = NOTHING, *, store: Store | None = None, keeps: bool = False) -> None:

@@ -129,11 +129,7 @@ def _blocks(section: memoryview) -> Iterator[bytes | memoryview]:
 
 
 def read_header(start: bytes, vocabulary: bytes | None) -> FileHeader:
-    """The header in the first block of a file.
-
-    Args:
-        start: the first BLOCK bytes, or as many as there are.
-        vocabulary: the hash of the vocabulary that the file must be for; None accepts any.
+    """The header in the first block of a file, or in what there is of it; `vocabulary`: the hash that it must have.
 
     Raises:
         MemoryFileError: worded to follow the name of the file.
@@ -171,19 +167,12 @@ def check_length(file: IO[bytes], end: int) -> None:
 
 
 class Snapshot:
-    """A snapshot in a file, checked and mapped. The mapping is private: what is written to it stays in the process.
+    """A snapshot in a file, checked and mapped: its text, shape (size,), and the same with its chains.
 
-    Args:
-        file: positioned anywhere; may be closed afterwards.
-        vocabulary: as in `read_header`.
-
-    Attributes:
-        header: what it says of itself.
-        tokens: its text, shape (size,).
-        index: the same with its chains.
+    The mapping is private: what is written to it stays in the process. The file may be closed afterwards.
 
     Raises:
-        MemoryFileError: the file is damaged, truncated or foreign; worded to follow its name.
+        MemoryFileError: the file is damaged, truncated, foreign, or of another vocabulary; worded to follow its name.
         OSError: the file cannot be read.
     """
 

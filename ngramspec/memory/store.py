@@ -80,10 +80,9 @@ NOTHING = Contents()
 
 
 class Store:
-    """The memory file of one tokenizer in one folder.
+    """The memory file of one tokenizer in one folder, which is made when something is written.
 
     Args:
-        folder: of the memory; made when something is written.
         vocabulary: the tokenizer's `vocabulary_hash`, 16 bytes.
         n_vocab: size of its vocabulary; needed to make the first file only.
         model: name of the model for people; likewise.

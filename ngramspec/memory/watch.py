@@ -41,11 +41,7 @@ def watch_folders(
     """Update a memory whenever files below some folders change; yields what came of each update. Never ends by itself.
 
     Files are chosen as `add_files` chooses them, so that a change of what a .gitignore names starts no update.
-
-    Args:
-        store, tokenizer, threads: as `add_files` takes them.
-        folders: to watch, and all below them.
-        sleep: how it rests between updates.
+    `sleep` is how it rests between updates.
 
     Raises:
         MemoryFileError: a folder is gone or another one stands in its place, it cannot be watched, or the store cannot

@@ -62,10 +62,10 @@ class Pair:
 
 
 class Rival:
-    """A server that is asked to continue prompts.
+    """A server that is asked to continue prompts; a key for it is read from OPENAI_API_KEY.
 
     Args:
-        url: where it listens, as in "http://127.0.0.1:8080"; a key is read from OPENAI_API_KEY.
+        url: where it listens, as in "http://127.0.0.1:8080".
         tokenizer: of the same vocabulary, to send texts to servers that take no tokens.
         patience: seconds to wait for an answer.
     """

@@ -30,11 +30,7 @@ ORDERS = (1, 2, 3, 4)
 
 
 class OrderDrafter(Drafter):
-    """Drafts from the counts of one order over the whole context.
-
-    Args:
-        order: length of the n-grams; 1 counts tokens, whatever comes before them.
-    """
+    """Drafts from the counts of one order over the whole context; order 1 counts tokens, whatever comes before them."""
 
     def __init__(self, order: int) -> None:
         self.name = f"{order}-gram"
@@ -78,19 +74,10 @@ class OrderDrafter(Drafter):
 
 
 class AlphaOfOrder:
-    """Alpha of the drafts of one order, measured on the prompts that it is run on.
+    """Alpha of the drafts of one order, with up to `gamma` tokens, on the prompts that it is run on.
 
-    Args:
-        order: of the n-grams.
-        target: its KV cache must roll back.
-        sampling: the target's; above temperature 0 drafts are verified by rejection.
-        gamma: most tokens in a draft.
-        exact: as in `SpeculativeDecoder`.
-
-    Attributes:
-        stats: the counters of all passes.
-        judged: positions that were judged.
-        overlap: the sum of their sum_x min(p(x), q(x)).
+    Above temperature 0 drafts are verified by rejection. Of the positions that were `judged`, `overlap` is the sum of
+    their sum_x min(p(x), q(x)).
     """
 
     def __init__(self, order: int, target: Runner, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:

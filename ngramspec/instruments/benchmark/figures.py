@@ -148,7 +148,7 @@ def expected_tokens(alpha: float, gamma: int) -> float:
 def predicted_gain(
     stats: Stats, batches: Mapping[int, int], plain_batches: Mapping[int, int], curve: CostCurve | None
 ) -> float | None:
-    """The speed-up that theory expects of these passes, from alpha, their draft lengths and the cost curve.
+    """The speed-up that theory expects of drafted passes, from alpha, their draft lengths and the cost curve.
 
     Leviathan et al. 2023 (arXiv 2211.17192), theorem 3.8 with c = 0, takes one gamma for all passes and a pass
     that costs the same at any width. Here pass i has its own draft length gamma_i (0 without a draft) and
@@ -157,16 +157,7 @@ def predicted_gain(
         gain = sum_i E[tokens | alpha, gamma_i] * T(p) / sum_i T(b_i),    E as in their equation (1)
 
     It leaves out the time of drafting and of Python, and that positions are not alike, so the measured gain differs by
-    these.
-
-    Args:
-        stats: counters of the drafted passes.
-        batches: drafted passes by batch size.
-        plain_batches: plain passes by batch size (1, or what exact mode pads to).
-        curve: the measured cost of a pass; None if none was measured.
-
-    Returns:
-        The gain; 1 where nothing was drafted and nothing measured; None without passes, or without a curve.
+    these. It is 1 where nothing was drafted and nothing measured, and None without passes, or without a curve.
     """
     if not stats.passes or not plain_batches:
         return None
@@ -186,9 +177,7 @@ def predicted_gain(
 def verdict(summaries: Sequence[Summary], caveat: str | None = None) -> str:
     """One line: the median over categories of the median ratio, the worst category, and whether texts agree.
 
-    Args:
-        summaries: of `summarise`, at least one category with a ratio; else the line says that there is none.
-        caveat: why outputs are not meant to be equal, if they are not.
+    Or that there is no ratio. `caveat`: why outputs are not meant to be equal, if they are not.
     """
     ratios = {s.category: s.ratio.median for s in summaries[:-1] if s.ratio is not None}
     if not ratios:

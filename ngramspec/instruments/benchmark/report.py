@@ -29,10 +29,9 @@ def drafted_texts(benchmark: Benchmark, passages: list[Passage], reliability: Re
     """Run the first prompt of each category once more, with how each token was decided on, one per `next`.
 
     That takes time, so no such run is compared with any other. As in those that are timed, what drafts has not seen the
-    text before.
+    text before. The KV cache of the benchmark's first decoder is overwritten.
 
     Args:
-        benchmark: whose prompts, and whose first decoder; its KV cache is overwritten.
         passages: gets the texts, refused tokens included.
         reliability: counts the odds that the sent drafts were given.
     """
@@ -69,12 +68,10 @@ def benchmark_report(
     """The report on a benchmark, out of the very figures that `--json` writes.
 
     Args:
-        model: its name, for people.
         columns: llama-bench's columns of what was measured on, by their headings.
         origin: the same and more, in a line.
         command: what was typed.
-        benchmark: what was run.
-        summaries: its figures, by policy; of each the overall ones last. May be empty.
+        summaries: the figures, by policy; of each the overall ones last. May be empty.
         more: sections to end with.
     """
     several = len(summaries) > 1

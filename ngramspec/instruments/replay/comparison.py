@@ -118,11 +118,7 @@ def least_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArr
     """The cheapest passes for a response, in units of T(1) of each curve, shape (len(curves),).
 
     Dynamic programming from the end: a draft of k <= lengths[i] right tokens at position i costs T(1 + k) and
-    leads to position i + k + 1.
-
-    Args:
-        lengths: as from `copy_lengths`.
-        curves: what a pass costs.
+    leads to position i + k + 1; lengths are those of `copy_lengths`.
     """
     total = len(lengths)
     passes = np.array([[curve.ratio(size) for size in range(1, LARGEST + 1)] for curve in curves])
@@ -141,18 +137,14 @@ def least_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArr
 
 
 class CurveComparison:
-    """The same recordings by several curves.
+    """The same recordings, category by category, by several curves; `done` of them went through all of it.
 
     Args:
-        recordings: category by category.
         drafter: its name.
         replays: one per curve, by the curve's name.
         oracle: also find what the copy-oracle reaches.
         piece: the bytes of a token; to keep, as text, how the first answer of each category was drafted in the first of
             the replays.
-
-    Attributes:
-        done: how many recordings went through all of it.
     """
 
     def __init__(

@@ -54,10 +54,9 @@ class Recording:
 
 
 class RecordedTarget(ModelBase):
-    """A model without weights: it counts tokens, and its clock runs by a cost curve. No token says or ends anything.
+    """A model without weights: it counts tokens, and its clock runs by a cost curve, in units of T(1).
 
-    Attributes:
-        seconds: modelled time so far, in units of T(1).
+    No token says or ends anything.
     """
 
     n_ctx = ENDLESS
@@ -116,11 +115,7 @@ class RecordedTarget(ModelBase):
 
 
 class RecordedVerifier:
-    """Keeps a draft while it equals the record, and gives the record's next token after it.
-
-    Args:
-        recording: what the target is taken to answer.
-    """
+    """Keeps a draft while it equals the recorded answer, and gives the record's next token after it."""
 
     blind = False
 
@@ -203,13 +198,7 @@ def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
 
 
 class Replay:
-    """Replays recordings with one drafter and one policy, which serve all of them.
-
-    Args:
-        drafter: None replays plain decoding.
-        policy: a name or a policy.
-        draft_max: as in `SpeculativeDecoder`.
-        curve: what a pass costs; the policy drafts by it.
+    """Replays recordings with one drafter (None: plain decoding) and one policy, which drafts by the curve.
 
     Raises:
         ValueError: what `check_replayable` and `SpeculativeDecoder` refuse.

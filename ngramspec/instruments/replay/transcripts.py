@@ -69,15 +69,10 @@ class Transcripts:
     empty: int = 0  # how many have no response
 
     def read(self, name: str, raw: bytes, *, strict: bool = False) -> None:
-        """Take in a file.
-
-        Args:
-            name: of the file, for complaints and as the category.
-            raw: its bytes.
-            strict: refuse the file for the first entry that is broken.
+        """Take in a file, whose name is for complaints, and the category.
 
         Raises:
-            NGramSpecError: see `strict`.
+            TranscriptError: an entry is broken, and `strict` refuses the file for that.
         """
         category = PurePath(name).stem
         for place, entry in _entries(raw):
@@ -269,12 +264,8 @@ def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcr
 class TranscriptReader:
     """Turns transcripts into recordings.
 
-    Conversations are laid out as ChatML where the vocabulary has its two tokens, or has no chat template; else by
-    the template. Special tokens are parsed in prompts only.
-
-    Attributes:
-        layout: "ChatML" or "template".
-        spelled: ChatML is spelled out, as the vocabulary has neither its tokens nor a template of its own.
+    Conversations are laid out ("layout") as "ChatML" where the vocabulary has its two tokens, or has no chat template
+    either, and it is `spelled` out; else by the "template". Special tokens are parsed in prompts only.
     """
 
     def __init__(self, tokenizer: ChatTokenizer) -> None:

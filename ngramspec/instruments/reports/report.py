@@ -148,12 +148,7 @@ def figure(value: float | None, form: str, unit: str = "") -> str:
 
 
 def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, totals: int) -> Section:
-    """Acceptance by position in the draft.
-
-    Args:
-        rates: by name; the chart shows the last `totals` of them, which sum up the others.
-        about: what a rate is.
-    """
+    """Acceptance by position in the draft, by name; the chart shows the last `totals`, which sum up the others."""
     longest = max(map(len, rates.values()), default=0)
     shown = [place for place in POSITIONS if place <= longest]
     rows = [
@@ -169,12 +164,7 @@ def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, total
 
 
 def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None) -> Section:
-    """The cost of a pass by its size.
-
-    Args:
-        curves: seconds by size, by the name of the curve.
-        switch: what a change of size costs beside.
-    """
+    """What passes cost: the seconds by size of each curve, and what a change of size costs beside."""
     series = {
         name: [(size, value / seconds[1]) for size, value in sorted(seconds.items())]
         for name, seconds in curves.items()

@@ -53,15 +53,11 @@ class SelfCheck:
         seconds: the time for all checks, above 0. The least that each check must do may take longer, and so may the
             first comparison of batch sizes for exact mode.
         exact: the target runs under its exact settings, and everything must be equal bit for bit.
-        clock: tells seconds.
 
     Attributes:
-        settings: the ways of choosing tokens under which texts are compared.
-        rollbacks, pairs: all that was found.
         broken: what a check raised, by its name.
         spent: seconds by check.
         ungrammatical: why no text could be held to a grammar; None if there is no such reason.
-        complete: whether `run` came to its end.
 
     Raises:
         ValueError: no cases, a number out of its range or too large for the context, or an unknown drafter.

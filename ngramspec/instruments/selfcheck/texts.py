@@ -94,7 +94,6 @@ def movement(
     Args:
         draw: the sampler at that place.
         plain_row, drafted_row: the logits there, of each of the two passes.
-        plain, drafted: the tokens taken.
         bound: the largest movement that counts; 0: none counts.
     """
     if bound <= 0 or draw(plain_row) != plain or draw(drafted_row) != drafted:
@@ -180,11 +179,6 @@ class TextComparison:
 
     def compare(self, case: Case, setting: Setting, seconds: float) -> TextPair:
         """Make both texts of a prompt in about so many seconds; the drafted one ends where it differs.
-
-        Args:
-            case: the prompt.
-            setting: how tokens are chosen.
-            seconds: for both.
 
         Raises:
             GrammarError: the setting's grammar and this vocabulary do not go together.

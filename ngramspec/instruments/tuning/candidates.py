@@ -31,7 +31,6 @@ def candidates(
     """What to compare with the present settings, by the options of the command line that set it.
 
     Args:
-        present: the settings that are to be beaten.
         physical, logical: cores and hyper-threads.
         on_cpu: whether the CPU computes any of the model.
         flash_free: whether flash attention can be switched.

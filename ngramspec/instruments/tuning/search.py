@@ -75,11 +75,9 @@ def rounds_needed(candidates: int) -> int:
 
 
 def compare(present: Sequence[Times], other: Sequence[Times], candidates: int = 1) -> Comparison:
-    """Compare the times of two settings, taken in the same rounds.
+    """Compare the times of two settings in the same rounds, at least one; of `present` more measures may be there.
 
-    Args:
-        present, other: the times of each round, at least one; of `present` more measures may be there.
-        candidates: how many are compared in all, any of which may look faster by chance.
+    `candidates` are compared in all, any of which may look faster by chance.
     """
 
     def score(times: Times) -> float:

@@ -106,9 +106,9 @@ def test_prompts_become_tokens_and_those_that_cannot_are_skipped() -> None:
     run, skipped = prepare(Chatty(256), prompts, max_tokens=10, n_ctx=32)
     assert [(case.id, len(case.tokens)) for case in run] == [("fits", 22), ("chat", 2)]
     assert run[1].tokens == (0, 1)
-    assert [s.id for s in skipped] == ["long", "refused"]
-    assert "23 tokens" in skipped[0].reason
-    assert "no system message" in skipped[1].reason
+    assert [s["id"] for s in skipped] == ["long", "refused"]
+    assert "23 tokens" in skipped[0]["reason"]
+    assert "no system message" in skipped[1]["reason"]
 
 
 @pytest.mark.parametrize("policy", ["fixed", "cost"])
