@@ -30,6 +30,8 @@ class ActiveRequest:
         sequence: that it works in; None while it waits and after its end.
         prefilled: tokens of the prompt that the sequence holds.
         cached: how many of them were there before.
+        number: counts requests from 0 on.
+        new_line: whether its text has a line end so far.
         cancelled: whether it is to end before the next pass.
         stats: counters over its passes.
         answer: the tokens that it emitted.
@@ -39,8 +41,8 @@ class ActiveRequest:
         self.request = request
         self.generation: Generation | None = None
         self.sequence: SequenceModel | None = None
-        self.prefilled = self.cached = 0
-        self.cancelled = False
+        self.prefilled = self.cached = self.number = 0
+        self.new_line = self.cancelled = False
         self.stats = Stats()
         self.answer: list[int] = []
         self._listener = listener
@@ -165,6 +167,7 @@ class ActiveRequest:
     def emit(self, step: Step) -> None:
         """Tell of a step."""
         self.answer += step.tokens
+        self.new_line = self.new_line or any("\n" in piece for piece in step.pieces)
         self.tell(step)
 
     def finish(self, error: NGramSpecError | ValueError | None = None) -> None:

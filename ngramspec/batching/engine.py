@@ -102,6 +102,7 @@ class Engine:
         self._asides: deque[tuple[Generator[object, None, Any], Future[Any]]] = deque()
         self._closing: float | None = None
         self._stats = Stats()
+        self._asked = 0
         self._prompt_tokens = self._cached_tokens = 0
         self._ended: Future[None] = Future()
         if executor is not None:
@@ -115,6 +116,7 @@ class Engine:
         """Queue a request. What is wrong with it is told by `Failed`."""
         active = ActiveRequest(request, listener, self._clock)
         with self._wake:
+            active.number, self._asked = self._asked, self._asked + 1
             closed = self._closing is not None
             if not closed:
                 self._queue.append(active)
@@ -193,6 +195,10 @@ class Engine:
             active.prefilled,
             active.stats.generated,
             len(sequence.tokens),
+            active.number,
+            active.cached,
+            active.new_line,
+            active.request,
         )
 
     # ------------------------------------------------------------------ on the engine's thread

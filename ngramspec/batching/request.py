@@ -114,6 +114,10 @@ class Slot:
         prefilled: how many of them are in the cache.
         generated: tokens that it emitted.
         held: tokens in the slot's cache.
+        number_of_request: counts requests from 0 on; -1: none is at work here.
+        cached: tokens of its prompt that needed no work.
+        new_line: whether its text has a line end.
+        request: what it asks for.
     """
 
     number: int
@@ -122,6 +126,10 @@ class Slot:
     prefilled: int
     generated: int
     held: int
+    number_of_request: int = -1
+    cached: int = 0
+    new_line: bool = False
+    request: Request | None = None
 
 
 @dataclass(frozen=True, slots=True)

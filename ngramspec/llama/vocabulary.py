@@ -21,6 +21,7 @@ from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.sampling.settings import Sampling
+from ngramspec.tool_calls.capabilities import capabilities
 from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
 
@@ -151,7 +152,7 @@ class Vocabulary:
             ModelError: it is no Jinja.
         """
         self._chat_template = template
-        for made in ("_tool_template", "_render", "_chat"):
+        for made in ("template_capabilities", "_tool_template", "_render", "_chat"):
             self.__dict__.pop(made, None)
         try:
             self._chat  # noqa: B018 - compiles it
@@ -208,6 +209,11 @@ class Vocabulary:
     def longest_token(self) -> int:
         """Most bytes of a token: a text of so many times as many characters as the context has tokens is too long."""
         return max(len(self.piece(token)) for token in range(self.n_vocab))
+
+    @cached_property
+    def template_capabilities(self) -> Mapping[str, bool]:
+        """What the chat template can say, by llama-server's names."""
+        return capabilities(self._render)
 
     @cached_property
     def _tool_template(self) -> ToolTemplate:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import PlainTextResponse, Response
 
-from ngramspec.batching.request import Report
+from ngramspec.batching.request import Report, Slot
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import shown
 from ngramspec.server.http import JsonAnswer
@@ -65,6 +65,7 @@ async def props(call: Call) -> Response:
             "webui": True,
             "is_sleeping": False,
             "chat_template": model.vocabulary.chat_template or "",
+            "chat_template_caps": model.vocabulary.template_capabilities,
             "bos_token": bos,
             "eos_token": eos,
             "build_info": FINGERPRINT,
@@ -79,20 +80,40 @@ async def slots(call: Call) -> Response:
     found = model.service.report().slots
     if call.given.data.get("fail_on_no_slot") == "1" and all(slot.busy for slot in found):
         raise ApiError(503, "no slot available")
-    told: list[dict[str, Any]] = [
-        {
-            "id": slot.number,
-            "n_ctx": model.n_ctx,
-            "speculative": model.speculative,
-            "is_processing": slot.busy,
-            "n_prompt_tokens": slot.prompt,
-            "n_prompt_tokens_processed": slot.prefilled,
-            "n_tokens_held": slot.held,
-            "next_token": [{"has_next_token": slot.busy, "n_decoded": slot.generated}],
-        }
-        for slot in found
-    ]
-    return JsonAnswer(told)
+    return JsonAnswer([_slot(call, slot) for slot in found])
+
+
+def _slot(call: Call, slot: Slot) -> dict[str, Any]:
+    """A slot in llama-server's words; what it works for is told, but no text of it."""
+    model, request = call.model, slot.request
+    most = -1 if request is None or request.max_tokens >= model.n_ctx else request.max_tokens
+    told: dict[str, Any] = {
+        "id": slot.number,
+        "id_task": slot.number_of_request,
+        "n_ctx": model.n_ctx,
+        "speculative": model.speculative,
+        "is_processing": slot.busy,
+        "n_prompt_tokens": slot.prompt,
+        "n_prompt_tokens_processed": slot.prefilled,
+        "n_prompt_tokens_cache": slot.cached,
+        "n_tokens_held": slot.held,
+        "next_token": [
+            {
+                "has_next_token": slot.busy,
+                "has_new_line": slot.new_line,
+                "n_remain": -1 if most == -1 else most - slot.generated,
+                "n_decoded": slot.generated,
+            }
+        ],
+    }
+    if request is not None:
+        settings = generation_settings(request.sampling, most, ())
+        told["params"] = {name: value for name, value in settings.items() if name not in _TEXTS}
+    return told
+
+
+_TEXTS = ("stop", "grammar", "logit_bias", "dry_sequence_breakers")
+"""Settings that hold what a client wrote, or show it."""
 
 
 # --------------------------------------------------------------------------- /metrics

@@ -17,7 +17,7 @@ from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
 from ngramspec.batching.engine import Engine
-from ngramspec.batching.request import ClosedError, Done, Event, Failed, Prefilled, Request, Scored, Started
+from ngramspec.batching.request import ClosedError, Done, Event, Failed, Prefilled, Request, Scored, Slot, Started
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
@@ -339,6 +339,29 @@ def test_what_drafts_learnt_is_written_at_the_end_and_in_between(
         assert isinstance(ask(engine, prompts(1)[0]).wait(), Done)  # the one before has left its sequence
         early = path.read_bytes()
     assert path.read_bytes() != early != b""
+
+
+def test_a_slot_tells_what_it_works_for() -> None:
+    found: list[Slot] = []
+    text: list[int] = []
+
+    def listener(event: Event) -> None:
+        if isinstance(event, Step):
+            text.extend(event.tokens)
+            found.append(engine.report().slots[0])
+
+    model = MockShared(1, peak=3.0)
+    vars(model.sequences[0])["piece"] = lambda token: b"\n" if token == 5 else b"a"
+    with running(model, drafter=None) as engine:
+        ask(engine, [1] * 40, 1).wait()
+        request = Request([1] * 40, 60)
+        engine.submit(request, listener)
+        ask(engine, [1], 1).wait()
+        idle = engine.report().slots[0]
+    assert all((slot.number_of_request, slot.cached, slot.request) == (1, 39, request) for slot in found)
+    assert [slot.new_line for slot in found] == [5 in text[: i + 1] for i in range(60)]
+    assert 5 in text[1:]
+    assert (idle.number_of_request, idle.request) == (-1, None)
 
 
 def test_a_rate_goes_by_the_wall() -> None:

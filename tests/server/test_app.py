@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 from support.fake_service import Script
 from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
 
-from ngramspec.batching.request import ClosedError, Request
+from ngramspec.batching.request import ClosedError, Report, Request, Slot
 from ngramspec.errors import GrammarError, TargetError
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.http import Entry
 from ngramspec.server.state import SamplingDefaults, Server
+from ngramspec.steps import Stats
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
@@ -416,7 +419,25 @@ def test_what_is_told_of_the_model() -> None:
     assert props["total_slots"] == 4
     assert send(scripted(exact=True)[0], "/props", method="GET").json()["exact"] is not props["exact"]
     assert (props["bos_token"], props["eos_token"]) == ("<|endoftext|>",) * 2
+    assert props["chat_template_caps"]["supports_system_role"] is True
     assert [slot["is_processing"] for slot in get("/slots").json()] == [False] * 4
+
+
+def test_what_slots_work_for_is_told_without_its_texts() -> None:
+    server, service = scripted()
+    secret = Sampling(0.3, grammar='root ::= "secret"')
+    request = Request([5] * 7, 60, secret, ("secret",))
+    slots = (Slot(0, True, 7, 7, 20, 26, 12, 3, True, request), Slot(1, False, 0, 0, 0, 26))
+    slots += (Slot(2, True, 7, 7, 20, 26, 13, 3, False, replace(request, max_tokens=512)),)
+    with mock.patch.object(service, "report", return_value=Report(slots, 0, Stats(), 0, 0, 0, 0)):
+        response = send(server, "/slots", method="GET")
+    busy, idle, endless = response.json()
+    assert "secret" not in response.text
+    assert (busy["id_task"], busy["n_prompt_tokens_cache"]) == (12, 3)
+    assert busy["next_token"] == [{"has_next_token": True, "has_new_line": True, "n_remain": 40, "n_decoded": 20}]
+    assert (busy["params"]["temperature"], busy["params"]["n_predict"]) == (0.3, 60)
+    assert (idle["id_task"], "params" in idle, idle["next_token"][0]["n_remain"]) == (-1, False, -1)
+    assert (endless["params"]["n_predict"], endless["next_token"][0]["n_remain"]) == (-1, -1)
 
 
 def test_the_model_by_its_name() -> None:

@@ -10,6 +10,7 @@ import pytest
 from jinja2 import Environment
 
 from ngramspec.tool_calls import parser_for
+from ngramspec.tool_calls.capabilities import capabilities
 from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Tool
 
@@ -133,3 +134,33 @@ def test_thoughts_have_the_name_that_the_template_asks_for() -> None:
     messages = [{"role": "assistant", "content": content, "reasoning_content": "hm"} for content in ("", "ho")]
     named = make(OBJECTS + "{{ message.thinking }}")[0].adapt(messages, [])[0]
     assert named == [{"role": "assistant", "content": "", "thinking": "hm"}, messages[1]]
+
+
+TYPED = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+THOUGHTS = (
+    "{{ reasoning_effort }}{% for m in messages %}"
+    + TURN
+    + "{% if not clear_thinking %}{{ m.reasoning_content }}{% endif %}{% endfor %}"
+)
+FIRST_CALL = OBJECTS.replace("m.tool_calls or []", "(m.tool_calls or [])[:1]")
+CALLING = {"tools", "tool_calls", "parallel_tool_calls", "system_role", "string_content"}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (PLAIN, {"string_content", "system_role"}),
+        (NO_SYSTEM, {"string_content"}),
+        (OBJECTS, CALLING | {"object_arguments"}),
+        (EITHER, CALLING | {"object_arguments"}),
+        (SHORT, CALLING | {"object_arguments"}),
+        (TEXTS, CALLING),
+        (FIRST_CALL, (CALLING | {"object_arguments"}) - {"parallel_tool_calls"}),
+        (TYPED, {"typed_content"}),
+        (THOUGHTS, {"string_content", "system_role", "preserve_reasoning", "reasoning_effort"}),
+    ],
+)
+def test_what_a_template_can_say(source: str, expected: set[str]) -> None:
+    found = capabilities(make(source)[1])
+    assert len(found) == 9
+    assert {name.removeprefix("supports_") for name, can in found.items() if can} == expected
