@@ -20,7 +20,7 @@ from ngramspec.instruments.benchmark.alpha import ORDERS, AlphaOfOrder, alpha_se
 from ngramspec.instruments.benchmark.figures import summarise, verdicts
 from ngramspec.instruments.benchmark.report import benchmark_report, drafted_texts, text_sections
 from ngramspec.instruments.benchmark.runs import Benchmark
-from ngramspec.instruments.prompts import Case, Prompt, Skipped, load_prompts, prepare
+from ngramspec.instruments.prompts import Case, Prompt, load_prompts
 from ngramspec.instruments.reports.report import Passage
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import Found, Loaded, tuned_file
@@ -32,12 +32,24 @@ from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
 
 from .about import columns, exact_mode, model_lines, origin, provenance
-from .bench_view import against_json, document, show, show_against
-from .console import Outcome, fail, leave, note, usage_error
-from .options import Model, Only, PromptFiles, check_lossy, find, flags_in_errors, load_flag, open_found, open_target
+from .bench_view import document, show, show_against
+from .console import Outcome, leave, note, usage_error
+from .options import (
+    Model,
+    PromptFiles,
+    check_lossy,
+    find,
+    flags_in_errors,
+    load_flag,
+    open_found,
+    open_target,
+    prepared,
+)
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
 from .view import run_counted, slow_core, tuned_line
+
+OPTIONS = tuple(name for name in (*LOADING, *DRAFTING) if name != "policy")
 
 ALL = "all"
 REPEATS = 3
@@ -92,7 +104,7 @@ def _open(found: Found, load: LoadSettings, sampling: Sampling) -> Loaded:
 
 
 def bench(
-    load: Annotated[LoadSettings, Only(tuple(name for name in (*LOADING, *DRAFTING) if name != "policy"))],
+    load: Annotated[LoadSettings, OPTIONS],
     sampling: SamplingOptions,
     post: PostOptions,
     model: Model = None,
@@ -105,8 +117,7 @@ def bench(
         int | None, typer.Option("--limit", min=1, help="Most prompts per category; default: all.")
     ] = None,
     repeat: Annotated[
-        int | None,
-        typer.Option("--repeat", min=1, help="Runs of each kind per prompt; default: 3.", show_default=False),
+        int | None, typer.Option("--repeat", min=1, help="Runs of each kind per prompt; default: 3.")
     ] = None,
     predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per run.")] = 128,
     alpha: Annotated[
@@ -118,7 +129,6 @@ def bench(
             "--against",
             metavar="URL",
             help="Compare with a running server of the same model: llama-server, or any that speaks OpenAI's API.",
-            show_default=False,
         ),
     ] = None,
     as_json: Annotated[str | None, json_option("every run")] = None,
@@ -159,7 +169,7 @@ def bench(
         tuned = tuned_line(recalled(tuned_file(found.model.path, load)), left_out=load.no_tuned)
         opened = _open(found, load, chosen)
         load, target, memory, decoder = opened.settings, opened.target, opened.memory, opened.decoder
-        cases, skipped = _cases(target, selected, predict)
+        cases, skipped = prepared(target, selected, predict, target.n_ctx)
         ordinary = replace(load, exact="off", ctx_size=target.n_ctx)
         default = None
         if target.exact == "on":
@@ -223,15 +233,6 @@ def bench(
     leave(ended)
 
 
-def _cases(target: Target, selected: Sequence[Prompt], predict: int) -> tuple[list[Case], list[Skipped]]:
-    """What can be run of the prompts, and what cannot; ends the program if nothing can."""
-    cases, skipped = prepare(target, selected, predict, target.n_ctx)
-    if not cases:
-        first = skipped[0]
-        fail(f"no prompt left of {len(selected)}; {first['category']}/{first['id']}: {first['reason']}")
-    return cases, skipped
-
-
 def _select(prompts: Sequence[Prompt], categories: Sequence[str], limit: int | None) -> list[Prompt]:
     known = list(dict.fromkeys(p.category for p in prompts))
     for category in categories:
@@ -293,12 +294,12 @@ def _run_against(rival: Rival, target: Target, benchmark: Benchmark, heading: Se
         asked = benchmark.cases, benchmark.max_tokens, sampling, benchmark.acceptance
         for pair in compare(benchmark.drafted, rival, *asked):
             pairs.append(pair)
-            yield f"{pair.case.category}/{pair.case.id}"
+            yield f"{pair['category']}/{pair['prompt']}"
 
     ended = run_counted(ask(), len(benchmark.cases), "warming up", still=True)
     if pairs:
         output.write(
             lambda: show_against(rival, pairs, heading, len(benchmark.cases)),
-            lambda: provenance(target) | against_json(rival, pairs),
+            lambda: provenance(target) | {"against": rival.url, "pairs": pairs},
         )
     return ended

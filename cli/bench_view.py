@@ -75,8 +75,9 @@ def _close_calls(benchmark: Benchmark) -> list[str]:
 
 def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], total: int) -> None:
     """Print both sides' speeds to stdout, by category; `total`: the prompts that were to be asked."""
-    categories = dict.fromkeys(pair.case.category for pair in pairs)
-    groups = {category: [pair for pair in pairs if pair.case.category == category] for category in categories}
+    groups: dict[str, list[Pair]] = {}
+    for pair in pairs:
+        groups.setdefault(pair["category"], []).append(pair)
     rows = [_against_row(name, group) for name, group in [*groups.items(), (OVERALL, pairs)]]
     headings = ["category", "prompts", "theirs", "ours", "ratio", "from-to", "same text"]
     parts = [*heading, f"against {rival.url}, in turns, each prompt asked once"]
@@ -87,16 +88,15 @@ def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], to
 
 
 def _against_row(name: str, pairs: Sequence[Pair]) -> list[str]:
-    theirs = Spread.of([speed for pair in pairs if (speed := pair.theirs.tokens_per_second) is not None])
-    ours = Spread.of([speed for pair in pairs if (speed := pair.ours.tokens_per_second) is not None])
-    ratios = Spread.of([pair.ratio for pair in pairs if pair.ratio is not None])
-    same = sum(pair.ours.text == pair.theirs.text for pair in pairs)
+    speeds = {side: [pair[side]["tokens_per_second"] for pair in pairs] for side in ("theirs", "ours")}
+    spreads = [Spread.of([one for one in found if one is not None]) for found in speeds.values()]
+    ratios = Spread.of([pair["ratio"] for pair in pairs if pair["ratio"] is not None])
     return [
         name,
         str(len(pairs)),
-        *("-" if speed is None else f"{speed.median:.2f}" for speed in (theirs, ours)),
+        *("-" if speed is None else f"{speed.median:.2f}" for speed in spreads),
         *ratio(ratios),
-        f"{same} of {len(pairs)}",
+        f"{sum(pair['same_text'] for pair in pairs)} of {len(pairs)}",
     ]
 
 
@@ -160,24 +160,4 @@ def _run(run: Run) -> dict[str, Any]:
         **stats,
         "batches": {str(size): passes for size, passes in sorted(run.batches.items())},
         "stop": run.stop,
-    }
-
-
-def against_json(rival: Rival, pairs: Sequence[Pair]) -> dict[str, Any]:
-    """Both sides' figures, prompt by prompt."""
-    return {
-        "against": rival.url,
-        "pairs": [
-            {
-                "category": pair.case.category,
-                "prompt": pair.case.id,
-                "ratio": pair.ratio,
-                "same_text": pair.ours.text == pair.theirs.text,
-                **{
-                    side: {"tokens": one.tokens, "seconds": one.seconds, "tokens_per_second": one.tokens_per_second}
-                    for side, one in (("ours", pair.ours), ("theirs", pair.theirs))
-                },
-            }
-            for pair in pairs
-        ],
     }

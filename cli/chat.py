@@ -54,12 +54,9 @@ def chat(
     predict: Annotated[
         int, typer.Option("-n", "--predict", help="Most tokens of an answer; -1: until the context is full.")
     ] = -1,
-    system: Annotated[str | None, typer.Option("-sys", "--system", help="System message.", show_default=False)] = None,
+    system: Annotated[str | None, typer.Option("-sys", "--system", help="System message.")] = None,
     file: Annotated[
-        str | None,
-        typer.Option(
-            "-f", "--file", help="First user message, from a file; -: from the whole of stdin.", show_default=False
-        ),
+        str | None, typer.Option("-f", "--file", help="First user message, from a file; -: from the whole of stdin.")
     ] = None,
     stop: Stop = None,
     show_drafts: Annotated[

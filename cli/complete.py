@@ -48,34 +48,22 @@ def complete(
             metavar="MODEL",
             autocompletion=models,
             help="GGUF file or the name of a model, as in ngramspec chat; may be left out.",
-            show_default=False,
         ),
     ] = None,
     file: Annotated[
-        str | None,
-        typer.Argument(metavar="FILE|-", help="Text to continue; -, or nothing: stdin.", show_default=False),
+        str | None, typer.Argument(metavar="FILE|-", help="Text to continue; -, or nothing: stdin.")
     ] = None,
-    text_file: Annotated[
-        str | None, typer.Option("-f", "--file", help="Text to continue, as an option.", show_default=False)
-    ] = None,
+    text_file: Annotated[str | None, typer.Option("-f", "--file", help="Text to continue, as an option.")] = None,
     predict: Annotated[int, typer.Option("-n", "--predict", help="Most tokens; -1: until the context is full.")] = 256,
     stop: Stop = None,
     suffix: Annotated[
         str | None,
-        typer.Option(
-            "--suffix",
-            metavar="FILE|-",
-            help="Fill a gap: the text behind it. For models that can.",
-            show_default=False,
-        ),
+        typer.Option("--suffix", metavar="FILE|-", help="Fill a gap: the text behind it. For models that can."),
     ] = None,
     prediction: Annotated[
         str | None,
         typer.Option(
-            "--prediction",
-            metavar="FILE",
-            help="Text that the continuation is likely to copy: drafted from first.",
-            show_default=False,
+            "--prediction", metavar="FILE", help="Text that the continuation is likely to copy: drafted from first."
         ),
     ] = None,
     truncate: Annotated[
@@ -100,7 +88,6 @@ def complete(
             min=1,
             max=SEQUENCES - 1,
             help="Beam search: the likeliest text of W kept at each step.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:

@@ -22,12 +22,12 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine_settings import recalled
 
 from .console import guarded_stdout, note
-from .options import Model, Only, find, open_target
+from .options import Model, find, open_target
 from .view import facts_table, report_console, tuned_line
 
 
 def info(
-    load: Annotated[LoadSettings, Only(LOADING)],
+    load: Annotated[LoadSettings, LOADING],
     model: Model = None,
     fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of showing what is cached.")] = False,
 ) -> None:

@@ -45,11 +45,7 @@ from .output import Output, PostOptions, command_line, json_option
 Name = Annotated[str, typer.Option("--memory", metavar="NAME", help="Which memory.")]
 ModelName = Annotated[
     str | None,
-    typer.Option(
-        metavar="MODEL",
-        help="Whose tokenizer; the file needs no weights. Default: the default model.",
-        show_default=False,
-    ),
+    typer.Option(metavar="MODEL", help="Whose tokenizer; the file needs no weights. Default: the default model."),
 ]
 
 app = typer.Typer(

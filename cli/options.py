@@ -9,13 +9,14 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
 from ngramspec.acceptance.verifier import Acceptance
+from ngramspec.instruments.prompts import Case, Prompt, Skipped, prepare
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading import load as loading
@@ -27,7 +28,7 @@ from ngramspec.models.find import ModelSource, resolve
 from ngramspec.sampling.option import Option, options
 
 from .completion import models
-from .console import download_bar, note, signals_deferred, usage_error
+from .console import download_bar, fail, note, signals_deferred, usage_error
 
 Command = TypeVar("Command", bound=Callable[..., None])
 
@@ -38,22 +39,15 @@ Model = Annotated[
         autocompletion=models,
         help="GGUF file, hf:owner/repo:file-or-quant, ollama:NAME:TAG, lmstudio:PUBLISHER/MODEL, or smollm2;"
         " default: $NGRAMSPEC_MODEL, smollm2 if it is installed, the demo model.",
-        show_default=False,
     ),
 ]
 
 PromptFiles = Annotated[
-    Path | None,
-    typer.Option(
-        "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.", show_default=False
-    ),
+    Path | None, typer.Option("--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.")
 ]
 
 TraceFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--trace", metavar="FILE", help="Write every pass to FILE; see ngramspec trace --help.", show_default=False
-    ),
+    Path | None, typer.Option("--trace", metavar="FILE", help="Write every pass to FILE; see ngramspec trace --help.")
 ]
 
 Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
@@ -124,6 +118,17 @@ def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocab
         return Vocabulary(file)
 
 
+def prepared(
+    target: Target, selected: Sequence[Prompt], predict: int, n_ctx: int | None
+) -> tuple[list[Case], list[Skipped]]:
+    """What can be run of the prompts, and what cannot (see `prepare`); ends the program if nothing can."""
+    cases, skipped = prepare(target, selected, predict, n_ctx)
+    if not cases:
+        first = skipped[0]
+        fail(f"no prompt left of {len(selected)}; {first['category']}/{first['id']}: {first['reason']}")
+    return cases, skipped
+
+
 def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
     """Keep an answer for later sessions; failing to keep one does not end anything."""
     if memory is None:
@@ -149,14 +154,6 @@ def flags_in_errors() -> Iterator[None]:
         usage_error(error.worded(_FLAGS))
 
 
-@dataclass(frozen=True)
-class Only:
-    """Which settings of `LoadSettings` a command has options for: load: Annotated[LoadSettings, Only(...)]."""
-
-    names: tuple[str, ...]  # of their fields
-    helps: Mapping[str, str] = field(default_factory=dict)  # lines of help in place of those that the settings have
-
-
 def flag(known: Option, default: object, help: str | None = None, **more: Any) -> Any:
     """The command line's option for a setting, with another line of help if one is given."""
     # A default that is None, or is parsed from text, says nothing to the user; the help text does.
@@ -171,33 +168,37 @@ def load_flag(name: str, help: str | None = None) -> Any:
     return flag(options(LoadSettings)[name], _DEFAULTS[name], help)
 
 
-def _fields(group: type, only: Only | None) -> Iterator[inspect.Parameter]:
+def _fields(group: type, names: Sequence[str] | None, helps: Mapping[str, str]) -> Iterator[inspect.Parameter]:
     """The fields of a group as parameters of a command."""
     hints = get_type_hints(group, include_extras=True)
     for one in fields(group):
-        if only is not None and one.name not in only.names:
+        if names is not None and one.name not in names:
             continue
         assert one.default is not MISSING
         hint = hints[one.name]
         if (known := options(group).get(one.name)) is not None:
             more = {"autocompletion": models} if one.name == "draft_model" else {}
-            hint = Annotated[hint, flag(known, one.default, only.helps.get(one.name) if only else None, **more)]
+            hint = Annotated[hint, flag(known, one.default, helps.get(one.name), **more)]
         yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hint)
 
 
 def grouped(command: Command) -> Command:
-    """Let typer see the fields of a command's dataclass parameters as options of its own."""
+    """Let typer see the fields of a command's dataclass parameters as options of its own.
+
+    Where a command has only some of them, or with other lines of help, it says so by their names:
+    `load: Annotated[LoadSettings, ("threads", "ctx_size"), {"ctx_size": "..."}]`.
+    """
     groups: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)
     for parameter in inspect.signature(command).parameters.values():
         hint = hints[parameter.name]
-        group, only = get_args(hint)[:2] if get_origin(hint) is Annotated else (hint, None)
+        group, *chosen = get_args(hint) if get_origin(hint) is Annotated else (hint,)
         if not is_dataclass(group):
             parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
             continue
         assert isinstance(group, type)
-        spread_out = list(_fields(group, only))
+        spread_out = list(_fields(group, chosen[0] if chosen else None, chosen[1] if len(chosen) > 1 else {}))
         groups[parameter.name] = group, [one.name for one in spread_out]
         parameters += spread_out
 

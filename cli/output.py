@@ -36,14 +36,9 @@ class PostOptions:
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Print a Markdown table with the line that reproduces it, and no more.")
     ] = False
-    svg: Annotated[
-        str | None, typer.Option("--svg", metavar="FILE|-", help="Draw a chart; -: to stdout.", show_default=False)
-    ] = None
+    svg: Annotated[str | None, typer.Option("--svg", metavar="FILE|-", help="Draw a chart; -: to stdout.")] = None
     html: Annotated[
-        str | None,
-        typer.Option(
-            "--html", metavar="FILE|-", help="Write a page with tables and charts; -: to stdout.", show_default=False
-        ),
+        str | None, typer.Option("--html", metavar="FILE|-", help="Write a page with tables and charts; -: to stdout.")
     ] = None
 
 

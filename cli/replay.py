@@ -26,7 +26,7 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies import make_policy
 
 from .console import fail, leave, note, prefill_bar, usage_error
-from .options import Only, find, open_target, open_vocabulary
+from .options import find, open_target, open_vocabulary
 from .output import Output, PostOptions, command_line, json_option
 from .view import LISTED, print_report, run_counted, section_parts, slow_core
 
@@ -38,18 +38,15 @@ UNNAMED = "no --vocab or --model: the texts are cut into the tokens of"
 DRAFTING, MODEL = ("drafter", "policy", "draft_max"), ("ctx_size", "gpu_layers", "rpc", "threads")
 """The settings of what drafts, and of --model."""
 
-SETTINGS = Only(
-    (*DRAFTING, *MODEL),
-    {
-        "drafter": f"What drafts: {', '.join(DRAFTERS)}.",
-        "ctx_size": "Context of --model in tokens.",
-        "gpu_layers": "Layers of --model on the GPU; -1: all.",
-    },
-)
+HELPS = {
+    "drafter": f"What drafts: {', '.join(DRAFTERS)}.",
+    "ctx_size": "Context of --model in tokens.",
+    "gpu_layers": "Layers of --model on the GPU; -1: all.",
+}
 
 
 def replay(
-    load: Annotated[LoadSettings, SETTINGS],
+    load: Annotated[LoadSettings, (*DRAFTING, *MODEL), HELPS],
     post: PostOptions,
     files: Annotated[
         list[str],
@@ -65,18 +62,14 @@ def replay(
             help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
             f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
             f" of: {', '.join(CURVES)}.",
-            show_default=False,
         ),
     ] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="Measure the costs of this model.", show_default=False)
-    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Measure the costs of this model.")] = None,
     vocab: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE.gguf",
             help="Whose tokens; weights need not be in it. Default: the model's, or the default model's.",
-            show_default=False,
         ),
     ] = None,
     limit: Annotated[

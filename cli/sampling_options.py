@@ -67,23 +67,19 @@ class SamplingOptions:
 
     grammar: Annotated[str | None, flag("grammar")] = None
     grammar_file: Annotated[
-        Path | None, typer.Option("--grammar-file", metavar="FILE", help="The same, from a file.", show_default=False)
+        Path | None, typer.Option("--grammar-file", metavar="FILE", help="The same, from a file.")
     ] = None
     json_schema: Annotated[
-        str | None,
-        typer.Option("-j", "--json-schema", metavar="JSON", help="JSON schema of the text.", show_default=False),
+        str | None, typer.Option("-j", "--json-schema", metavar="JSON", help="JSON schema of the text.")
     ] = None
     json_schema_file: Annotated[
-        Path | None,
-        typer.Option("-jf", "--json-schema-file", metavar="FILE", help="The same, from a file.", show_default=False),
+        Path | None, typer.Option("-jf", "--json-schema-file", metavar="FILE", help="The same, from a file.")
     ] = None
     seed: Annotated[int, flag("seed")] = -1
     rule: Annotated[
         Literal["coupled", "match", "rejection"] | None,
         typer.Option(
-            "--acceptance",
-            help="Above temperature 0: coupled (default), match (both keep a seed's text) or rejection.",
-            show_default=False,
+            "--acceptance", help="Above temperature 0: coupled (default), match (both keep a seed's text) or rejection."
         ),
     ] = None
     lenience: Annotated[

@@ -10,10 +10,10 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 
 from .completion import models
 from .console import fail, note, usage_error
-from .options import Model, Only
+from .options import Model
 from .serve_options import LONGEST_DRAFT, AccessOptions, AnywayOptions, DefaultSampling, EmbeddingOptions, EngineOptions
 
-SETTINGS = Only(
+SETTINGS = (
     (
         *LOADING,
         *("draft_model", "gpu_layers_draft", "threads_draft", "no_draft", "draft_max", "memory", "no_memory"),
@@ -29,7 +29,7 @@ SETTINGS = Only(
 
 
 def serve(
-    load: Annotated[LoadSettings, SETTINGS],
+    load: Annotated[LoadSettings, SETTINGS[0], SETTINGS[1]],
     access: AccessOptions,
     engine: EngineOptions,
     embedding: EmbeddingOptions,

@@ -57,12 +57,10 @@ class AccessOptions:
             "--api-key",
             envvar="NGRAMSPEC_API_KEY",
             help="Key that requests must show; default: $NGRAMSPEC_API_KEY, or none.",
-            show_default=False,
         ),
     ] = None
     api_key_file: Annotated[
-        Path | None,
-        typer.Option("--api-key-file", metavar="FILE", help="Keys that requests may show, one a line."),
+        Path | None, typer.Option("--api-key-file", metavar="FILE", help="Keys that requests may show, one a line.")
     ] = None
     ssl_key_file: Annotated[
         Path | None, typer.Option("--ssl-key-file", metavar="FILE", help="Answer by HTTPS, with this private key.")
@@ -116,7 +114,6 @@ class EngineOptions:
             metavar="MIB",
             min=0,
             help="RAM for conversations that left their slot; default: a quarter of what is free.",
-            show_default=False,
         ),
     ] = None
     slot_save_path: Annotated[
@@ -125,7 +122,6 @@ class EngineOptions:
             "--slot-save-path",
             metavar="FOLDER",
             help="POST /slots/N?action=save|restore may write and read files here; default: it may not.",
-            show_default=False,
         ),
     ] = None
     predict: Annotated[
@@ -134,10 +130,7 @@ class EngineOptions:
     chat_template: Annotated[
         str | None,
         typer.Option(
-            "--chat-template",
-            metavar="JINJA|chatml",
-            help="Lay conversations out by this template, not the model's.",
-            show_default=False,
+            "--chat-template", metavar="JINJA|chatml", help="Lay conversations out by this template, not the model's."
         ),
     ] = None
     chat_template_file: Annotated[
@@ -189,7 +182,6 @@ class EmbeddingOptions:
             metavar="|".join(POOLINGS),
             help="What a text's vector is made of: its tokens' mean, the first, the last; none: one for each token;"
             " default: what the file says.",
-            show_default=False,
         ),
     ] = None
     embd_normalize: Annotated[
@@ -198,7 +190,6 @@ class EmbeddingOptions:
             "--embd-normalize",
             min=-1,
             help="How vectors are scaled: -1 not at all, 0 to 16 bits, 2 to length 1, p to p-norm 1; default: 2.",
-            show_default=False,
         ),
     ] = None
 
@@ -229,10 +220,7 @@ class AnywayOptions:
     metrics: Annotated[bool, _anyway("--metrics", help="/metrics is there")] = False
     slots: Annotated[bool, _anyway("--slots", help="/slots is there")] = False
     verbose: Annotated[bool, _anyway("-v", "--verbose", help="requests are logged, their texts are not")] = False
-    lora: Annotated[
-        str | None,
-        typer.Option("--lora", metavar="FILE", help="Refused: adapters are not loaded."),
-    ] = None
+    lora: Annotated[str | None, typer.Option("--lora", metavar="FILE", help="Refused: adapters are not loaded.")] = None
 
     def __post_init__(self) -> None:
         if self.lora is not None:

@@ -31,7 +31,7 @@ from ngramspec.models.gguf import read_header
 
 from .about import model_lines, provenance
 from .console import leave, note, signals_deferred, usage_error
-from .options import Model, Only, find, open_target
+from .options import Model, find, open_target
 from .output import Output, json_option
 from .view import figures_table, print_report, run_timed
 
@@ -43,7 +43,7 @@ BUSY = 0.1
 
 
 def tune(
-    load: Annotated[LoadSettings, Only(LOADING)],
+    load: Annotated[LoadSettings, LOADING],
     model: Model = None,
     seconds: Annotated[
         float, typer.Option("--seconds", min=5, max=86400, help="Time to measure, once the model is loaded, about.")

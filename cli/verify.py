@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ngramspec.drafting import DEFAULT
-from ngramspec.instruments.prompts import Skipped, load_prompts, prepare
+from ngramspec.instruments.prompts import Skipped, load_prompts
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import Check, report, verdict
 from ngramspec.instruments.selfcheck.texts import TextDifference
@@ -24,7 +24,7 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .console import fail, leave, note, printable, signals_deferred, usage_error
-from .options import Model, Only, PromptFiles, find, flags_in_errors, open_target
+from .options import Model, PromptFiles, find, flags_in_errors, open_target, prepared
 from .output import Output, json_option
 from .view import LISTED, print_report, run_timed, skipped_lines
 
@@ -32,7 +32,7 @@ MODELS = ("draft_model", "gpu_layers_draft", "threads_draft", "mtp", "drafter")
 
 
 def verify(
-    load: Annotated[LoadSettings, Only((*LOADING, *MODELS))],
+    load: Annotated[LoadSettings, (*LOADING, *MODELS)],
     model: Model = None,
     prompts: PromptFiles = None,
     predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per text.")] = 64,
@@ -62,10 +62,7 @@ def verify(
         files = find(model, load)
         target = open_target(files.model, load, head=load.mtp)
         # Prompts of any length: they will be cut to fit.
-        cases, skipped = prepare(target, selected, predict, None)
-        if not cases:
-            first = skipped[0]
-            fail(f"no prompt left of {len(selected)}; {first['category']}/{first['id']}: {first['reason']}")
+        cases, skipped = prepared(target, selected, predict, None)
         try:
             strict = target.exact == "on" or target.exactness.same
             with signals_deferred():

@@ -1,9 +1,5 @@
 """`Rival` and `compare`: the same prompts to a running server and to us, in turns, each asked once.
 
-    rival = Rival("http://127.0.0.1:8080", tokenizer=target)
-    for pair in compare(SpeculativeDecoder(target), rival, cases, max_tokens=128):
-        print(pair.case.id, pair.ours.tokens_per_second, pair.theirs.tokens_per_second)
-
 llama-server, and `ngramspec serve`, are asked at `/completion` for the tokens of the prompt, and tell themselves how
 long decoding took. Any other server that speaks OpenAI's `/v1/completions` is asked for the text, as a stream, and
 timed from its first piece to its last. A speed is the tokens after the first per second after the first token.
@@ -45,20 +41,26 @@ class Answer:
         """Tokens after the first per second of decoding; None if there were none."""
         return (self.tokens - 1) / self.seconds if self.tokens > 1 and self.seconds > 0 else None
 
+    def to_json(self) -> dict[str, Any]:
+        return {"tokens": self.tokens, "seconds": self.seconds, "tokens_per_second": self.tokens_per_second}
 
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """Both answers to one prompt."""
 
-    case: Case
-    ours: Answer
-    theirs: Answer
+def pair(case: Case, ours: Answer, theirs: Answer) -> Pair:
+    """Compare two answers."""
+    a, b = ours.tokens_per_second, theirs.tokens_per_second
+    return {
+        "category": case.category,
+        "prompt": case.id,
+        "ratio": a / b if a and b else None,
+        "same_text": ours.text == theirs.text,
+        "ours": ours.to_json(),
+        "theirs": theirs.to_json(),
+    }
 
-    @property
-    def ratio(self) -> float | None:
-        """Our tokens per second over theirs; None where a side has none."""
-        a, b = self.ours.tokens_per_second, self.theirs.tokens_per_second
-        return a / b if a and b else None
+
+Pair = dict[str, Any]
+"""Both answers to one prompt, as JSON: "category", "prompt", "ratio" (our tokens per second over theirs; None where a
+side has none), "same_text", and of "ours" and "theirs" their "tokens", "seconds" and "tokens_per_second"."""
 
 
 class Rival:
@@ -165,4 +167,4 @@ def compare(
     for number, case in enumerate(cases):
         before = rival.ask(case.tokens, max_tokens, sampling) if number % 2 else None
         mine = ours(case)
-        yield Pair(case, mine, before or rival.ask(case.tokens, max_tokens, sampling))
+        yield pair(case, mine, before or rival.ask(case.tokens, max_tokens, sampling))

@@ -1,22 +1,12 @@
 """`Benchmark`: plain and drafted decoding of the same prompts on the same target, run by run, interleaved.
 
-One drafted decoder is compared with plain decoding, or several are that differ in their policy.
-
-    cases, skipped = prepare(target, load_prompts(None), max_tokens=128, n_ctx=target.n_ctx)
-    unlearnt = lambda decoder: (make_drafter("mixture"), make_policy("cost"))
-    benchmark = Benchmark(SpeculativeDecoder(target), cases, max_tokens=128, repeat=3, unlearnt=unlearnt)
-    benchmark.warm_up()
-    for run in benchmark.measure():
-        ...                                     # every run is also in benchmark.runs
-
-The runs compared differ only in the drafts: target, sampling, seed and prompt are the same, and every run starts
-with the same prompt prefix in the KV cache, computed once per repeat. The order rotates from run to run
-(plain drafted, drafted plain, ...), so that a machine that slows down or warms up favours none.
+One drafted decoder is compared with plain decoding, or several that differ in their policy. The runs compared differ
+only in the drafts: target, sampling, seed and prompt are the same, and every run starts with the same prompt prefix in
+the KV cache, computed once per repeat. The order rotates from run to run (plain drafted, drafted plain, ...), so that a
+machine that slows down or warms up favours none.
 
 A repeat is all prompts in order, with drafters and policies that have learnt nothing when it begins. In it they keep
 what they learnt on the earlier prompts, as in real use, but no text is ever drafted by what has seen it before.
-
-`ngramspec.instruments.benchmark.figures` makes figures of the runs.
 """
 
 from __future__ import annotations

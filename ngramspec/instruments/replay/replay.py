@@ -1,10 +1,5 @@
 """Replay: the decoding loop on recorded answers, as if each were the greedy output of a target.
 
-    replay, total = Replay(make_drafter("ngram"), curve=GivenCurve({1: 1.0, 8: 2.5})), ReplayCounts()
-    for recording in recordings:
-        total.merge(replay.run(recording))
-    total.stats.tokens_per_pass, total.speedup(curve)
-
 `SpeculativeDecoder` itself runs, so drafter, policy and loop are those of real decoding. Only the target is a record,
 whose passes take the time given by a cost curve, and the verifier compares with the record. No logits exist. One
 drafter and one policy serve all recordings, in order.

@@ -72,7 +72,7 @@ class Transcripts:
         """Take in a file, whose name is for complaints, and the category.
 
         Raises:
-            TranscriptError: an entry is broken, and `strict` refuses the file for that.
+            NGramSpecError: an entry is broken, and `strict` refuses the file for that.
         """
         category = PurePath(name).stem
         for place, entry in _entries(raw):

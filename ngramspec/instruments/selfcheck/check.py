@@ -1,10 +1,5 @@
 """`SelfCheck`: whether drafting changes nothing on this model, build and machine.
 
-    check = SelfCheck(target, cases, exact=True)
-    for doing in check.run():
-        ...                                     # its name; what was found so far is in `check`
-    verdicts = ngramspec.instruments.selfcheck.report.report(check)
-
 Three things are checked, as far as the time goes: a rollback leaves no trace in the logits, and the texts with drafts
 are the texts without, greedily and with a seed. An exception raised by the code under test is a finding too.
 """

@@ -17,7 +17,7 @@ from support.mock_target import Clock, MockTarget
 from ngramspec.cost.curve import CostCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import NGramSpecError
-from ngramspec.instruments.benchmark.against import Answer, Pair, Rival, compare
+from ngramspec.instruments.benchmark.against import Answer, Rival, compare, pair
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
 
@@ -118,10 +118,10 @@ def test_both_sides_take_turns_and_each_prompt_is_asked_once() -> None:
     assert order == ["ours", "theirs", "theirs", "ours", "ours", "theirs"]
     assert [tuple(body["prompt"]) for _, body in asked] == [case.tokens for case in cases]
     assert target.prefilled == [6, 6, 6]
-    assert [pair.ours.tokens_per_second for pair in pairs] == pytest.approx([2.0] * 3, rel=0.01)
-    assert [pair.ratio for pair in pairs] == pytest.approx([1.0] * 3, rel=0.01)
+    assert [one["ours"]["tokens_per_second"] for one in pairs] == pytest.approx([2.0] * 3, rel=0.01)
+    assert [one["ratio"] for one in pairs] == pytest.approx([1.0] * 3, rel=0.01)
     # A text of one token has no speed.
-    assert Pair(cases[0], Answer("ab", 2, 1.0), Answer("a", 1, 0.0)).ratio is None
+    assert pair(cases[0], Answer("ab", 2, 1.0), Answer("a", 1, 0.0))["ratio"] is None
 
 
 def test_the_command_compares_and_says_what_is_missing(env: dict[str, str], tmp_path: Path) -> None:
