@@ -16,7 +16,7 @@ from .serve_options import LONGEST_DRAFT, AccessOptions, AnywayOptions, DefaultS
 SETTINGS = (
     (
         *LOADING,
-        *("draft_model", "gpu_layers_draft", "threads_draft", "no_draft", "draft_max", "memory", "no_memory"),
+        *("draft_model", "gpu_layers_draft", "threads_draft", "mtp", "no_draft", "draft_max", "memory", "no_memory"),
     ),
     {
         "ctx_size": "Context of each request in tokens (llama-server: of all); default, as 0: the model's, if memory"

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from ngramspec.backend import Headed
 from ngramspec.batching.active_request import ActiveRequest
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
@@ -186,6 +187,9 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
         exact: whether texts must be the same bit for bit whatever is drafted, and whoever else is in a pass.
         folder: where measurements are kept; None for the user's cache folder.
     """
+    if isinstance(model, Headed):
+        # Plain passes hand out nothing, and whether a head pays is for the first texts to show.
+        model.feeds_head = False
     sequence = model.sequences[0]
     known = Calibration.load(sequence, folder)
     tokens = np.random.default_rng(0).integers(0, sequence.n_vocab, min(DEPTH, sequence.n_ctx // 2))
@@ -199,5 +203,7 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
     elif exact:
         exactness = ExactnessMode((1,), aligned=True, same=True)
     sequence.clear()
+    if isinstance(model, Headed):
+        model.feeds_head = True
     known.save()
     return known, exactness

@@ -25,6 +25,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from ngramspec.llama.hidden_states import HiddenStates
+
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
 
 # enum ggml_type and bytes per element (ggml.h; a quantised block holds 32 elements).
@@ -72,11 +74,12 @@ class Cache:
         sequence: its number.
         sole: whether what any other sequence holds may be lost in `clear`.
         pooled: whether sequences can share cells.
+        states: the hidden states of its last tokens, which go with them; None: nobody needs these.
 
     Attributes:
         length: tokens that it holds.
         snapshots: how many of them the memory keeps beside the state itself; 0: none.
-        sequence, recurrent, window: as above.
+        sequence, recurrent, window, states: as above.
     """
 
     def __init__(
@@ -89,6 +92,7 @@ class Cache:
         sequence: int = 0,
         sole: bool = True,
         pooled: bool = False,
+        states: HiddenStates | None = None,
     ) -> None:
         self._api = api
         self._context = context
@@ -96,6 +100,7 @@ class Cache:
         self.recurrent = recurrent
         self.window = window
         self.sequence = sequence
+        self.states = states
         self._sole = sole
         # A recurrent state that several sequences share forgets which snapshot it is to go back to.
         self._shares = pooled and not recurrent
@@ -255,10 +260,12 @@ class Cache:
             self.length = length
             if self.window and not self._shows(length):
                 self.clear()
-            return
-        state, checkpoints = other.whole()
-        if self.load(state, other.length, checkpoints):
-            self.cut(length)
+        else:
+            state, checkpoints = other.whole()
+            if self.load(state, other.length, checkpoints):
+                self.cut(length)
+        if self.states is not None and other.states is not None:
+            self.states.adopt(other.states, self.length)
 
 
 # --------------------------------------------------------------------------- size

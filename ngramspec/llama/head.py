@@ -5,27 +5,28 @@ token i + 1 a layer of its own, with the model's output matrix, guesses token i 
 own output in place of a hidden state that nobody computed yet. So its cost is that of one layer and the output matrix
 per token, and it is a `Model` like any other: `evaluate` appends tokens and gives the logits after them.
 
-llama.cpp runs it in a context of a kind of its own. Its KV cache holds one layer, of which tokens can be cut off.
+Its KV cache holds one layer, of which tokens can be cut off. `ngramspec.llama.heads` has those of several texts.
 """
 
 from __future__ import annotations
 
-import ctypes
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import Logits, Progress
-from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
-from ngramspec.llama.hidden_states import HiddenStates, States, rows_at
+from ngramspec.llama.head_passes import HeadFeed, HeadPasses, HeadRows
+from ngramspec.llama.hidden_states import HiddenStates, States
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.models.check import has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
 from ngramspec.tokens import common_prefix
+
+Evaluating = Generator[HeadFeed, HeadRows, Logits]
+"""The passes that tokens take, one after the other; the logits after them."""
 
 ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe", "qwen35", "qwen35moe", "qwen3next"})
 """Values of general.architecture whose heads are tested here. llama.cpp has graphs for more, and ends the process in
@@ -51,57 +52,36 @@ def head_missing(path: Path) -> str:
 
 
 class Head:
-    """The head of a loaded model, in a context of its own.
+    """The head of a loaded model, for one text, in a sequence of the context that all heads share.
 
     The target's hidden states go with the tokens that the target has evaluated. Tokens behind those are evaluated with
     the head's own output, one by one, and once more when their states are there: `owed` counts them. Where older
     states are missing, the cache begins behind them.
 
     Args:
-        model: llama.cpp's handle.
-        params: of the context.
-        states: the target's.
+        passes: of that context.
+        states: the target's, of this text.
+        number: of the sequence.
         n_ctx: most tokens that may stay in the cache.
 
     Attributes:
+        number: as above.
         tokens, n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see
             `ngramspec.backend.Model`.
-
-    Raises:
-        ModelError: llama.cpp makes no such context, for lack of memory.
     """
 
     max_batch = MAX_EVALUATE
     can_rollback, replays, exact_rollback, fingerprint = True, False, True, ""
 
-    def __init__(self, model: Any, params: Any, states: HiddenStates, *, n_ctx: int) -> None:
-        params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
-        params.n_seq_max, params.n_rs_seq = 1, 0
-        self._states = states
-        self._ctx = llama.llama_init_from_model(model, params)
-        if not self._ctx:
-            raise ModelError(
-                "there is no memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
-            )
-        self._ext: Any = bindings.head_functions(llama)
-        self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
-        self._memory = llama.llama_get_memory(self._ctx)
-        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-        self.n_ctx = n_ctx
+    def __init__(self, passes: HeadPasses, states: HiddenStates, *, number: int, n_ctx: int) -> None:
+        self._passes, self._states = passes, states
+        self.number = number
+        self.n_vocab, self.n_ctx = passes.n_vocab, n_ctx
         self.tokens: list[int] = []
         self._first = 0  # number of the first token that the cache holds
         self._true = 0  # number of the first token that is to be evaluated again
         self._known = 0  # tokens of which the target's states were there when that was asked last
         self._own: list[States] = []  # the head's output after its last tokens, as far as it is known
-        self._width: int = llama.llama_model_n_embd_out(model)
-        self._n_batch: int = params.n_batch
-        self._batch = llama.llama_batch_init(self._n_batch, self._width, 1)
-        self._ids = (llama.llama_token * self._n_batch)()
-        # llama.cpp allocates embeddings or token ids; a head takes both.
-        self._batch.token = ctypes.cast(self._ids, type(self._batch.token))
-        for i in range(self._n_batch):
-            self._batch.n_seq_id[i] = 1
-            self._batch.seq_id[i][0] = 0
 
     # ------------------------------------------------------------------ the calls of a model
 
@@ -110,7 +90,7 @@ class Head:
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
         self.rollback(0 if aligned else min(common_prefix(self.tokens, tokens), len(tokens) - 1))
-        row: Logits = self._append(tokens[len(self.tokens) :], 1)[0]
+        row: Logits = evaluate_together([(self, tokens[len(self.tokens) :], 1)])[0][0]
         if progress is not None:
             progress(len(tokens), len(tokens))
         return row
@@ -121,7 +101,7 @@ class Head:
             raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {len(tokens)}")
         if len(self.tokens) + len(tokens) > self.n_ctx + MAX_EVALUATE:
             raise ValueError(f"{len(self.tokens) + len(tokens)} tokens do not fit in a context of {self.n_ctx}")
-        return self._append(tokens, len(tokens))
+        return evaluate_together([(self, tokens, len(tokens))])[0]
 
     def rollback(self, length: int) -> None:
         """See `ngramspec.backend.Model`."""
@@ -132,11 +112,11 @@ class Head:
             del self.tokens[length:], self._own[max(0, len(self._own) - back) :]
             self._first, self._true = min(self._first, length), min(self._true, length)
             self._known = min(self._known, length)
-            self._cut(length)
+            self._passes.cut(self.number, length)
 
     def clear(self) -> None:
         """Forget everything in the cache."""
-        self._check_open()
+        self._passes.check()
         self._empty(0)
         self.tokens.clear()
         self._known = 0
@@ -149,32 +129,16 @@ class Head:
     def checkpoint(self) -> None:
         """Nothing: the cache can be cut anywhere."""
 
-    def close(self) -> None:
-        """Free the context; nothing can be evaluated afterwards."""
-        if self._ctx:
-            self._batch.token = type(self._batch.token)()
-            llama.llama_batch_free(self._batch)
-            llama.llama_free(self._ctx)
-            self._ctx = None
-
     # ------------------------------------------------------------------ evaluating
 
-    def _check_open(self) -> None:
-        if not self._ctx:
-            raise ValueError("the context is closed")
-
-    def _append(self, tokens: Sequence[int], rows: int) -> Logits:
-        """Append tokens; the logits after the last `rows` of them."""
-        self._check_open()
+    def appending(self, tokens: Sequence[int], rows: int) -> Evaluating:
+        """Append tokens, and evaluate them and what is owed; returns the logits after the last `rows` of them."""
+        self._passes.check()
         start = len(self.tokens)
         self.tokens += tokens
-        try:
-            return self._evaluate(start, rows)
-        except BaseException:
-            self.clear()
-            raise
+        return self._evaluate(start, rows)
 
-    def _evaluate(self, start: int, rows: int) -> Logits:
+    def _evaluate(self, start: int, rows: int) -> Evaluating:
         """Evaluate the tokens from number `start` on, and what is owed; the logits after the last `rows` of them."""
         end, states = len(self.tokens), self._states
         read = end - rows  # the first whose logits are wanted
@@ -190,7 +154,7 @@ class Head:
             first = states.first + 1 if states.first else 0
             if first <= self._true:
                 first = self._true
-                self._cut(first)
+                self._passes.cut(self.number, first)
             else:
                 first = min(first, read)
                 self._empty(first)
@@ -198,10 +162,11 @@ class Head:
             self._true = told
             silent = min(read, told - 1)
             while first < silent:
-                step = min(self._n_batch, silent - first)
-                self._decode(first, states.before(first, first + step), speaks=False)
+                step = min(self._passes.n_batch, silent - first)
+                yield self._feed(first, states.before(first, first + step), speaks=False)
                 first += step
-            seen = self._decode(first, states.before(first, told))
+            seen, own = yield self._feed(first, states.before(first, told))
+            self._own.append(own)
             if told == end:
                 return seen
         else:
@@ -210,43 +175,68 @@ class Head:
         if told > read:
             found[: told - read] = seen
         for at in range(told, end):
-            row = self._decode(at, self._own[-1] if self._own else np.zeros((1, self._width), np.float32))
+            row, own = yield self._feed(at, self._own[-1] if self._own else states.before(0, 1))
+            self._own.append(own)
             if at >= read:
                 found[at - read] = row[0]
         return found
 
     def _empty(self, first: int) -> None:
         """Let the cache hold nothing, and begin at token number `first`."""
-        llama.llama_memory_clear(self._memory, False)
+        self._passes.cut(self.number, 0)
         self._own.clear()
         self._true, self._first = 0, first
 
-    def _cut(self, length: int) -> None:
-        """Let the cache hold the first `length` tokens at most."""
-        self._check_open()
-        if not llama.llama_memory_seq_rm(self._memory, 0, length, -1):
-            raise TargetError("llama.cpp could not take tokens back from a head's cache")
+    def _feed(self, first: int, states: States, *, speaks: bool = True) -> HeadFeed:
+        """A pass over tokens from number `first` on, one for each state."""
+        return HeadFeed(self.number, first, self.tokens[first : first + len(states)], states, speaks)
 
-    def _decode(self, first: int, states: States, *, speaks: bool = True) -> Logits:
-        """One pass over tokens from number `first` on, one for each state.
 
-        Args:
-            first, states: as above.
-            speaks: whether there are logits after all of the tokens, or after none. Where only some are asked for, most
-                of llama.cpp's graphs hand out the layer's output after other tokens (llama-cpp-python 0.3.36).
-        """
-        size = len(states)
-        batch = self._batch
-        batch.n_tokens = size
-        self._ids[:size] = self.tokens[first : first + size]
-        for i in range(size):
-            batch.pos[i], batch.logits[i] = first + i, speaks
-        ctypes.memmove(batch.embd, states.ctypes.data, states.nbytes)
-        status = llama.llama_decode(self._ctx, batch)
-        if status != 0:
-            raise TargetError(f"llama_decode returned {status} for {size} tokens of a head at position {first}")
-        if not speaks:
-            return np.empty((0, self.n_vocab), np.float32)
-        own = self._ext.llama_get_embeddings_nextn_ith(self._ctx, size - 1)
-        self._own.append(rows_at(own, 1, self._width).copy())
-        return rows_at(llama.llama_get_logits_ith(self._ctx, 0), size, self.n_vocab)
+def evaluate_together(parts: Sequence[tuple[Head, Sequence[int], int]]) -> list[Logits]:
+    """Append tokens to heads of one model, in as few passes as can be.
+
+    Args:
+        parts: a head, its tokens, and for how many of the last of them logits are wanted.
+
+    Returns:
+        The logits of each; those of a single head may be views, valid until the next pass.
+
+    Raises:
+        TargetError: llama.cpp could not evaluate them; the heads are then empty.
+    """
+    found: list[Logits] = [np.empty((0, 0), np.float32)] * len(parts)
+    passes = parts[0][0]._passes
+    try:
+        runs = [head.appending(tokens, rows) for head, tokens, rows in parts]
+        feeds: dict[int, HeadFeed] = {}
+
+        def go_on(text: int, answer: HeadRows | None) -> None:
+            try:
+                feeds[text] = runs[text].send(answer)  # type: ignore[arg-type]  # None starts a generator
+            except StopIteration as done:
+                found[text] = done.value
+
+        for text in range(len(parts)):
+            go_on(text, None)
+        while feeds:
+            group = _together(feeds, passes.n_batch)
+            answers = passes.decode([feeds.pop(text) for text in group])
+            for text, (logits, own) in zip(group, answers, strict=True):
+                go_on(text, HeadRows(logits if len(parts) == 1 else logits.copy(), own))
+    except BaseException:
+        for head, _, _ in parts:
+            head.clear()
+        raise
+    return found
+
+
+def _together(feeds: Mapping[int, HeadFeed], most: int) -> list[int]:
+    """The texts of the next pass: of those that do not speak, if there are any, as many as it has room for."""
+    speaks = all(feed.speaks for feed in feeds.values())
+    room = min(most, MAX_EVALUATE) if speaks else most
+    group: list[int] = []
+    for text, feed in feeds.items():
+        if feed.speaks == speaks and (not group or len(feed.tokens) <= room):
+            group.append(text)
+            room -= len(feed.tokens)
+    return group

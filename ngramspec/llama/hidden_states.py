@@ -1,15 +1,18 @@
-"""`HiddenStates`: what a target's layers made of its last tokens, for a head that guesses from that.
+"""`HiddenStates`: what a target's layers made of the last tokens of a text, for a head that guesses from that.
 
-    states.took(context, 100, tokens)       # after a llama_decode of `tokens`, the first of which is number 100
+    rows = states.handed_out(context)       # after a llama_decode of `tokens`, the first of which is number 100
+    states.took(rows, 100, tokens)
     states.known(text, 90)                  # how many tokens of `text` have their states here, older ones aside
     states.before(101, 104)                 # the states after the tokens in front of numbers 101, 102 and 103
 
-llama.cpp's buffer holds those of the last pass alone.
+llama.cpp's buffer holds those of the last pass alone. A sequence has its own, which go with its text: they are copied,
+saved and restored with it.
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -24,12 +27,19 @@ KEPT = 1024
 """States that are kept, of the last tokens. A head reads no more of a prompt than that: it guesses what comes next,
 and a state, by all that its layers attended to, tells of the tokens before it too."""
 
+UNREAD = 128
+"""Passes whose states no head has read, after which they are not handed out any more until it asks for them: it does
+not pay just now. It then begins behind what it has missed. Each text is given so many passes anew, but its prompt is
+read without."""
+
+_SAVED = struct.Struct("<QQQ")
+
 States = NDArray[np.float32]
 """Hidden states, shape (tokens, width of the model)."""
 
 
 class HiddenStates:
-    """The hidden states of the last tokens that a context evaluated, in order of the text.
+    """The hidden states of the last tokens of a sequence, in order of the text.
 
     Args:
         width: numbers in a state.
@@ -37,7 +47,9 @@ class HiddenStates:
 
     Attributes:
         first: number in the text of the first token whose state is here.
-        wanted: whether passes are to hand out their states.
+        wanted: whether passes may be asked for their states.
+        of_prompts: whether those over prompts may: the last layer is then computed for all of their tokens, not only
+            for the last one, which may move last bits.
     """
 
     def __init__(self, width: int, kept: int = KEPT) -> None:
@@ -48,15 +60,40 @@ class HiddenStates:
         self._begin: int = self._rows.ctypes.data
         self._tokens: list[int] = []
         self._same = 0  # tokens that are what they were when `known` was asked last
+        self._unread = 0  # passes since a head read
+        self._before = 0  # those before this text
+        self._in_prompt = True
         self.first = 0
-        self.wanted = True
+        self.wanted = self.of_prompts = True
+
+    # ------------------------------------------------------------------ passes
+
+    def begin(self) -> None:
+        """A text begins, and its head may be asked."""
+        self._in_prompt = self._unread < UNREAD
+        self._before = self._unread
+
+    def want(self, wanted: bool) -> None:
+        """Set whether passes may be asked for their states."""
+        if wanted and not self.wanted:
+            self._unread = self._before = 0
+        self.wanted = wanted
+
+    @property
+    def due(self) -> bool:
+        """Whether the next pass is to hand out its states."""
+        return self.wanted and self._unread - self._before < UNREAD
+
+    def due_in_prompt(self, left: int) -> bool:
+        """Whether a pass over a prompt may hand them out, with so many tokens of it yet to come."""
+        return self.of_prompts and self._in_prompt and left < self._kept
 
     def ask(self, context: Any, wanted: bool) -> None:
         """Have the next passes of a context give their states, or not."""
         self._ext.llama_set_embeddings_nextn(context, wanted, False)
 
     def forget(self) -> None:
-        """Hold nothing: a pass failed."""
+        """Hold nothing."""
         self._tokens.clear()
         self.first = self._same = 0
 
@@ -65,8 +102,22 @@ class HiddenStates:
         self._same = min(self._same, start)
         del self._tokens[max(0, start - self.first) :]
 
-    def took(self, context: Any, start: int, tokens: Sequence[int]) -> None:
-        """Take the states of the pass that a context has just made over tokens of one text, from number `start` on."""
+    def handed_out(self, context: Any) -> int:
+        """Where the states are that the last pass of a context handed out, in order of its tokens."""
+        return ctypes.addressof(self._ext.llama_get_embeddings_nextn(context).contents)
+
+    def took(self, rows: int, start: int, tokens: Sequence[int]) -> int:
+        """Take the states that a pass handed out of tokens of this text.
+
+        Args:
+            rows: where they are.
+            start: number of the first token.
+            tokens: as above.
+
+        Returns:
+            Where those of the next sequence in the pass are.
+        """
+        self._unread += 1
         self.missed(start)
         if start != self.first + len(self._tokens):
             self._tokens.clear()
@@ -78,11 +129,48 @@ class HiddenStates:
             self._tokens = self._tokens[len(self._tokens) - left :]
         held = len(self._tokens)
         self.first = start + skipped - held
-        found = ctypes.addressof(self._ext.llama_get_embeddings_nextn(context).contents)
         # Every pass of the target comes here: numpy's views of what a pointer points to take longer than the copy.
         state = self._rows.itemsize * self._width
-        ctypes.memmove(self._begin + held * state, found + skipped * state, (size - skipped) * state)
+        ctypes.memmove(self._begin + held * state, rows + skipped * state, (size - skipped) * state)
         self._tokens += tokens[skipped:]
+        return rows + size * state
+
+    # ------------------------------------------------------------------ copies
+
+    def adopt(self, other: HiddenStates, length: int) -> None:
+        """Hold what another text's are of its first `length` tokens."""
+        self._hold(other.first, other._tokens[: max(0, length - other.first)], other._rows)
+
+    def saved(self) -> bytes:
+        """The last ones, to be `restore`d later; empty: there are none."""
+        count = min(len(self._tokens), self._kept)
+        if not count:
+            return b""
+        begin = len(self._tokens) - count
+        rows = self._rows[begin : len(self._tokens)]
+        return _SAVED.pack(self.first + begin, count, self._width) + rows.tobytes()
+
+    def restore(self, tokens: Sequence[int], state: bytes) -> bool:
+        """Hold what `saved` gave of a text; False: they are not of such a text."""
+        self.forget()
+        if not state:
+            return True
+        if len(state) < _SAVED.size:
+            return False
+        first, count, width = _SAVED.unpack_from(state)
+        size = _SAVED.size + count * width * self._rows.itemsize
+        if width != self._width or count > self._kept or first + count > len(tokens) or len(state) != size:
+            return False
+        rows = np.frombuffer(state, np.float32, count * width, _SAVED.size).reshape(count, width)
+        self._hold(first, tokens[first : first + count], rows)
+        return True
+
+    def _hold(self, first: int, tokens: Sequence[int], rows: States) -> None:
+        self.forget()
+        self.first, self._tokens = first, list(tokens)
+        self._rows[: len(tokens)] = rows[: len(tokens)]
+
+    # ------------------------------------------------------------------ what a head reads
 
     def known(self, text: Sequence[int], sure: int = 0) -> int:
         """How many tokens of a text have states here, those before `first` included; 0: none.
@@ -91,6 +179,7 @@ class HiddenStates:
             text: of which token number `first` and those behind it are looked at.
             sure: so many were found the last time, and are in the text still: they are not compared again.
         """
+        self._unread = self._before = 0
         start = max(self.first, min(sure, self._same))
         end = self._same = self.first + len(self._tokens)
         same = start + common_prefix(self._tokens[start - self.first :], text[start:end])

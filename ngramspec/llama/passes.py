@@ -10,7 +10,7 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, cast
 
 import numpy as np
 
@@ -54,7 +54,6 @@ class Passes:
         owner: what holds the model; rows of logits keep it alive.
         n_batch: most tokens of a pass.
         n_vocab: length of a row of logits.
-        states: takes the hidden states of each pass, where there is one sequence; None: nobody needs them.
 
     Attributes:
         busy: whether a pass is under way.
@@ -69,7 +68,6 @@ class Passes:
         *,
         n_batch: int,
         n_vocab: int,
-        states: HiddenStates | None = None,
     ) -> None:
         self._api = api
         self._context = context
@@ -78,7 +76,6 @@ class Passes:
         self._owner = weakref.ref(owner)
         self.n_batch = n_batch
         self.n_vocab = n_vocab
-        self._states = states
         self.busy = False
         self._asks = False  # whether the context's passes give their states now
         batch = self._batch = api.llama_batch_init(n_batch, 0, 1)
@@ -117,26 +114,33 @@ class Passes:
             raise UsedAtOnceError
         self.busy = True
         try:
-            hidden = self._states
-            if hidden is None:
+            if feeds[0].cache.states is None:
                 self._decode(feeds)
-                return
-            start = feeds[0].cache.length
-            states = states and hidden.wanted
-            if states != self._asks:
-                hidden.ask(self._context, states)
-                self._asks = states
-            try:
-                self._decode(feeds)
-            except BaseException:
-                hidden.forget()
-                raise
-            if states:
-                hidden.took(self._context, start, feeds[0].tokens)
             else:
-                hidden.missed(start)
+                self._decode_with_states(feeds, states)
         finally:
             self.busy = False
+
+    def _decode_with_states(self, feeds: Sequence[Feed], may_ask: bool) -> None:
+        """The same, and keep the hidden states of each sequence, if they may be asked for and a head wants any."""
+        hidden = [(cast(HiddenStates, cache.states), cache.length, tokens) for cache, tokens, _ in feeds]
+        first = hidden[0][0]
+        asks = may_ask and any(states.due for states, _, _ in hidden)
+        if asks != self._asks:
+            first.ask(self._context, asks)
+            self._asks = asks
+        try:
+            self._decode(feeds)
+        except BaseException:
+            for states, _, _ in hidden:
+                states.forget()
+            raise
+        rows = first.handed_out(self._context) if asks else 0
+        for states, start, tokens in hidden:
+            if asks:
+                rows = states.took(rows, start, tokens)
+            else:
+                states.missed(start)
 
     def _decode(self, feeds: Sequence[Feed]) -> None:
         end = 0

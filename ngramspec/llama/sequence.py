@@ -114,11 +114,15 @@ class CacheSequence:
         done = self.cache.length
         del self.tokens[done:]
         stop = self._checkpoint_at(total, aligned=aligned)
+        hidden = self.cache.states
+        if hidden is not None:
+            hidden.begin()
         while done < total:
             yield done
             size = n_batch if aligned or most is None else max(1, min(n_batch, most()))
             end = stop if done < stop < done + size else min(total, done + size)
-            append(self._passes, [(self, tokens[done:end], 1)], states=not aligned)
+            states = not aligned and hidden is not None and hidden.due_in_prompt(total - end)
+            append(self._passes, [(self, tokens[done:end], 1)], states=states)
             done = end
             if done == stop:
                 self.cache.save(keep=True)
@@ -215,6 +219,8 @@ class CacheSequence:
         pieces: list[object] = [_HEAD.pack(_MAGIC, len(self.tokens), self._aligned, len(checkpoints))]
         for length, piece in (*((c.length, c.state) for c in checkpoints), (len(self.tokens), state)):
             pieces += (_PIECE.pack(length, len(piece)), piece)
+        if self.cache.states is not None:
+            pieces.append(self.cache.states.saved())
         return b"".join(pieces)  # type: ignore[arg-type]
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
@@ -234,7 +240,9 @@ class CacheSequence:
                 at += size
         except (struct.error, ValueError, OverflowError) as error:
             raise TargetError(f"this is not what a sequence held: {error}") from error
-        if magic != _MAGIC or at != len(state) or length != len(tokens) or length > self.n_ctx + MAX_EVALUATE:
+        hidden = self.cache.states
+        whole = at == len(state) if hidden is None else hidden.restore(tokens, state[at:])
+        if magic != _MAGIC or not whole or length != len(tokens) or length > self.n_ctx + MAX_EVALUATE:
             raise TargetError(f"this is not what a sequence held that could hold these {len(tokens)} tokens")
         if length and not self.cache.load(pieces[-1].state, length, pieces[:-1]):
             raise TargetError("llama.cpp did not take the state of a sequence")

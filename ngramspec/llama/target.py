@@ -32,6 +32,7 @@ from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branches, CacheTree
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
 from ngramspec.llama.head import Head
+from ngramspec.llama.heads import Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.sequence import CacheSequence, append
@@ -99,15 +100,16 @@ class Target(Weights, CacheSequence):
             several, and so does `ask`. None: as many as `ask` needs on a GPU, where it may pay, else 1.
         draft_max: the longest draft that will be sent, if known: of a recurrent state as many snapshots are kept
             (None: SNAPSHOTS), or fewer if the machine is short of memory (`notes` then says so).
-        head: also load the model's own head, which drafts for it, where the file holds one and this build runs it
-            (`notes` says why not, else).
+        head: also load the model's own head, which drafts for each of its texts, where the file holds one and this
+            build runs it (`notes` says why not, else).
 
     Attributes:
         texts: as above.
         exact: as above; of several texts "on" or "off", what "auto" has decided on.
         exactness: the mode of requests that "auto" has decided on.
         setting: "fast" or "exact": what the context was opened for.
-        head: the model's own head, a model that drafts (see `ngramspec.llama.head`); None: not asked for, or not there.
+        heads: the model's own head, a model that drafts, with a sequence for each text (see `ngramspec.llama.heads`);
+            None: not asked for, or not there.
         leaves: most branches of questions; 0 where the cache cannot hold any, or would give away what they share.
         fingerprint: key of everything a measured cost or a probe result depends on: file, build, machine, settings.
         tokens, n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback: see `ngramspec.backend.Model`.
@@ -118,7 +120,7 @@ class Target(Weights, CacheSequence):
         ModelError: the file cannot be loaded, cannot generate text, or the context does not fit.
     """
 
-    head: Head | None = None
+    heads: Heads | None = None
     _branches: Branches | None = None
     _embedders: tuple[Embedder, ...] = ()
     max_rows = MAX_EVALUATE
@@ -165,8 +167,8 @@ class Target(Weights, CacheSequence):
         ):
             if value not in allowed:
                 raise ValueError(f"{name} is {value!r}, but must be one of: {', '.join(allowed)}")
-        if sum((texts is not None, head, (n_seq or 1) > 1)) > 1:
-            raise ValueError("texts, head and n_seq above 1 exclude each other")
+        if (n_seq or 1) > 1 and (texts is not None or head):
+            raise ValueError("n_seq above 1 excludes texts, and a head")
         super().__init__(
             path,
             n_gpu_layers=n_gpu_layers,
@@ -186,8 +188,8 @@ class Target(Weights, CacheSequence):
         self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
         self._longest = draft_max or SNAPSHOTS
         size = self._context_size(n_ctx, self.cache_types, self._texts)
-        width = llama.llama_model_n_embd_out(self._model) if self.has_head else 0
-        self._states = HiddenStates(width) if self.has_head else None
+        width = llama.llama_model_n_embd_out(self._model)
+        self._states = [HiddenStates(width) for _ in range(self._texts if self.has_head else 0)]
         self.exactness = ExactnessMode()
         setting = "exact" if exact == "on" or (exact == "auto" and self._decide() == "exact") else "fast"
         try:
@@ -198,19 +200,26 @@ class Target(Weights, CacheSequence):
             # Too little memory for these settings; there may be enough for the others.
             self._decide(("fast", "padded"))
             self._open_context(size, "fast")
-        if self._states is not None:
-            params = self._params(self.n_ctx + MAX_EVALUATE, 0, self.setting)
-            self.head = Head(self._model, params, self._states, n_ctx=self.n_ctx)
+        if self._states:
+            for states in self._states:
+                states.of_prompts = self.exact != "on"
+            params = self._params(self._texts * (self.n_ctx + MAX_EVALUATE), 0, self.setting)
+            self.heads = Heads(self._model, params, self._states, n_ctx=self.n_ctx, pooled=self._pooled)
+
+    @property
+    def head(self) -> Head | None:
+        """The head of the first text."""
+        return None if self.heads is None else self.heads.sequences[0]
 
     @property
     def feeds_head(self) -> bool:
         """Whether passes keep what the model's own head goes by; see `ngramspec.backend.Headed`."""
-        return self._states is not None and self._states.wanted
+        return any(states.wanted for states in self._states)
 
     @feeds_head.setter
     def feeds_head(self, wanted: bool) -> None:
-        if self._states is not None:
-            self._states.wanted = wanted
+        for states in self._states:
+            states.want(wanted)
 
     # ------------------------------------------------------------------ opening
 
@@ -317,10 +326,11 @@ class Target(Weights, CacheSequence):
                 window=self.window,
                 sole=self._texts == 1,
                 pooled=self._pooled,
+                states=self._states[number] if self._states else None,
             )
             for number in range(self._texts)
         ]
-        passes = Passes(llama, self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab, states=self._states)
+        passes = Passes(llama, self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab)
         CacheSequence.__init__(self, passes, caches[0], n_ctx=n_ctx)
         self._others = [CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]]
         can_rollback, key = self.goes_back(), self._fingerprint()
@@ -557,8 +567,8 @@ class Target(Weights, CacheSequence):
         if self._ctx:
             self._passes.close()
             self._ctx = None
-        if self.head is not None:
-            self.head.close()
+        if self.heads is not None:
+            self.heads.close()
         super().close()
 
 

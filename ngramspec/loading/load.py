@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import DEFAULT, REMEMBERING, make_drafter
@@ -35,6 +35,7 @@ from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder, remembers
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.models.hub import PREFIX, Progress
+from ngramspec.shared_model import SharedModel
 
 Tell = Callable[[str], object]
 """Takes what the user should know of what is opened, a line each."""
@@ -204,8 +205,10 @@ def open_drafter(
         memory = open_memory(settings.memory, target, tell=tell, keep=remember)
         kept = file_of(target.vocabulary_hash) if learn and settings.drafter == DEFAULT else None
     asked = small = None
-    if target.head is not None:
-        asked = AskedModel(target.head, n_vocab=target.n_vocab)
+    if target.heads is not None:
+        # A draft model is evaluated and taken back, never copied.
+        shared = cast(SharedModel, target.heads) if target.texts is not None else None
+        asked = AskedModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared=shared)
     elif found.draft is not None:
         small = open_draft_model(target, found.draft.path, settings, tell)
         try:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import webbrowser
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -19,6 +20,7 @@ from unittest import mock
 
 import httpx
 import pytest
+from architectures.files import write_model as write_with_head
 from ngramspec_cli import serve_run
 from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run
 
@@ -110,6 +112,31 @@ def test_what_embeddings_need_is_said_at_the_start(env: dict[str, str]) -> None:
         serve(env, lambda _: None, *options).failed("are for --embeddings", code=2)
     wrong = serve(env, lambda _: None, "--embeddings", "--pooling", "max")
     wrong.failed("must be one of: none, mean", code=2)
+
+
+def test_the_model_drafts_for_its_clients_with_its_own_layer(env: dict[str, str], tmp_path: Path) -> None:
+    model = write_with_head(tmp_path / "head.gguf", "glm4moe", head=True, half=False)
+    answers: list[list[str]] = []
+
+    def client(http: httpx.Client) -> None:
+        def answer(i: int) -> str:
+            body = {"prompt": f"def f{i}(", "n_predict": 24, "temperature": 0.7 * (i % 2), "seed": i}
+            return str(http.post("/completion", json=body).json()["content"])
+
+        with ThreadPoolExecutor(4) as clients:
+            answers.append(list(clients.map(answer, range(4))))
+
+    done = serve(env, client, "--mtp", "-np", "4", "--no-memory", model=(str(model),)).ok()
+    assert "drafts: hybrid" in done.err
+    serve(env, client, "--no-draft", "-np", "1", model=(str(model),)).ok()
+    assert answers[0] == answers[1]
+    assert all(answers[0])
+
+
+def test_a_model_without_such_a_layer_is_told(env: dict[str, str]) -> None:
+    done = serve(env, lambda http: None, "--mtp", "-np", "2").ok()
+    assert "the model does not draft for itself: its file holds no NextN layer" in done.err.splitlines()
+    assert "drafts: mixture" in done.err
 
 
 def test_sigterm_lets_a_request_end_and_a_key_is_asked_for(env: dict[str, str]) -> None:

@@ -149,16 +149,16 @@ def test_a_text_without_states_is_begun_where_they_begin(target: Target, referen
 def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     head, text = own_head(target), list(range(20, 320))
     kept = HiddenStates(128, kept=64)
-    monkeypatch.setattr(target._passes, "_states", kept)
+    monkeypatch.setattr(target.cache, "states", kept)
     monkeypatch.setattr(head, "_states", kept)
     target.clear()
     target.prefill(text[:-1])
     assert kept.first > 100
     head.clear()
     passes: list[int] = []
-    decode = head._decode
+    decode = head._passes.decode
     monkeypatch.setattr(
-        head, "_decode", lambda at, states, **how: passes.append(len(states)) or decode(at, states, **how)
+        head._passes, "decode", lambda feeds: passes.extend(len(feed.tokens) for feed in feeds) or decode(feeds)
     )
     assert np.isfinite(head.evaluate(text[:8])).all()
     assert passes == [8]
@@ -170,8 +170,7 @@ def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkey
 
 def test_states_are_handed_out_only_while_something_drafts(target: Target, reference: HeadReference) -> None:
     head, text = own_head(target), list(range(20, 60))
-    states = target._states
-    assert states is not None
+    (states,) = target._states
     plain = SpeculativeDecoder(target, drafter=None, exact="off", curve=FREE)
     drafted = SpeculativeDecoder(target, drafter=ModelDrafter(head), exact="off", curve=FREE)
     target.clear()
@@ -219,7 +218,7 @@ def test_calls_that_are_wrong(target: Target) -> None:
             call()
     with pytest.raises(ValueError, match="cannot roll back to 1"):
         head.rollback(1)
-    with pytest.raises(ValueError, match="head and n_seq"):
+    with pytest.raises(ValueError, match="n_seq above 1"):
         Target(target.path, n_seq=2, head=True)
 
 
@@ -232,10 +231,9 @@ def test_the_states_of_long_texts_are_the_last_ones(target: Target, monkeypatch:
     for size in (3, 4, 20, 5, 6, 7, 1):
         tokens = list(range(len(text), len(text) + size))
         target.evaluate(tokens)
-        states.took(target._ctx, len(text), tokens)
+        states.took(states.handed_out(target._ctx), len(text), tokens)
         text += tokens
-        own = target._states
-        assert own is not None
+        (own,) = target._states
         truth = own.before(1, len(text) + 1)
         assert states.known(text) == len(text)
         assert min(8, len(text)) <= len(text) - states.first <= 16
@@ -263,7 +261,7 @@ def test_what_is_known_is_found_without_comparing_all_of_it_again(target: Target
         tokens = [rng.randrange(30, 33) for _ in range(rng.choice((1, 1, 2, 4)))]
         target.evaluate(tokens)
         for states in (quick, thorough):
-            states.took(target._ctx, len(text), tokens)
+            states.took(states.handed_out(target._ctx), len(text), tokens)
         text += tokens
         same = common_prefix(asked, text)
         kept = rng.randrange(same, len(asked) + 1)

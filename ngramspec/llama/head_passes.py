@@ -1,0 +1,142 @@
+"""`HeadPasses`: one `llama_decode` of the NextN layer over tokens of one text or of several.
+
+llama.cpp runs the layer (see `ngramspec.llama.head`) in a context of a kind of its own, whose KV cache holds that layer
+alone. Each text has a sequence in it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import llama_cpp.llama_cpp as llama
+import numpy as np
+
+from ngramspec.backend import Logits
+from ngramspec.errors import ModelError, TargetError
+from ngramspec.llama import bindings
+from ngramspec.llama.hidden_states import States, rows_at
+
+
+class HeadFeed(NamedTuple):
+    """What a pass appends to one sequence.
+
+    Attributes:
+        sequence: its number.
+        first: number of the first token in its text.
+        tokens: at least one.
+        states: that go with them, one for each.
+        speaks: whether there are logits after all of them, or after none. Where only some are asked for, most of
+            llama.cpp's graphs hand out the layer's output after other tokens (llama-cpp-python 0.3.36).
+    """
+
+    sequence: int
+    first: int
+    tokens: Sequence[int]
+    states: States
+    speaks: bool
+
+
+class HeadRows(NamedTuple):
+    """What came of a feed.
+
+    Attributes:
+        logits: after its tokens; none where it does not speak.
+        own: the layer's output after the last of them, a row; where it does not speak, none.
+    """
+
+    logits: Logits
+    own: States
+
+
+class HeadPasses:
+    """The passes of a model's NextN layer, in a context of its own.
+
+    Args:
+        model: llama.cpp's handle.
+        params: of the context, for as many sequences as there are texts.
+
+    Attributes:
+        n_vocab: length of a row of logits.
+        n_batch: most tokens of a pass.
+        width: numbers in a hidden state.
+
+    Raises:
+        ModelError: llama.cpp makes no such context, for lack of memory.
+    """
+
+    def __init__(self, model: Any, params: Any) -> None:
+        params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
+        params.n_rs_seq = 0
+        self._ctx = llama.llama_init_from_model(model, params)
+        if not self._ctx:
+            raise ModelError(
+                "there is no memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"
+            )
+        self._ext: Any = bindings.head_functions(llama)
+        self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
+        self._memory = llama.llama_get_memory(self._ctx)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
+        self.n_batch: int = params.n_batch
+        self.width: int = llama.llama_model_n_embd_out(model)
+        self._batch = llama.llama_batch_init(self.n_batch, self.width, 1)
+        self._ids = (llama.llama_token * self.n_batch)()
+        # llama.cpp allocates embeddings or token ids; a head takes both.
+        self._batch.token = ctypes.cast(self._ids, type(self._batch.token))
+        for i in range(self.n_batch):
+            self._batch.n_seq_id[i] = 1
+
+    def decode(self, feeds: Sequence[HeadFeed]) -> list[HeadRows]:
+        """One pass; what came of each feed. Its logits are views, valid until the next pass.
+
+        Args:
+            feeds: all of them speak, or none does; at most `n_batch` tokens, and MAX_EVALUATE rows, in all.
+
+        Raises:
+            TargetError: llama.cpp could not.
+        """
+        self.check()
+        batch, ends = self._batch, []
+        end = 0
+        for sequence, first, tokens, states, speaks in feeds:
+            start, end = end, end + len(tokens)
+            self._ids[start:end] = tokens
+            for i in range(start, end):
+                batch.pos[i], batch.logits[i], batch.seq_id[i][0] = first + i - start, speaks, sequence
+            row = ctypes.addressof(batch.embd.contents) + start * self.width * states.itemsize
+            ctypes.memmove(row, states.ctypes.data, states.nbytes)
+            ends.append(end)
+        batch.n_tokens = end
+        status = llama.llama_decode(self._ctx, batch)
+        if status != 0:
+            at = ", ".join(f"{len(feed.tokens)} tokens at position {feed.first}" for feed in feeds)
+            raise TargetError(f"llama_decode returned {status} for {at} of a head")
+        if not feeds[0].speaks:
+            none = np.empty((0, self.n_vocab), np.float32)
+            return [HeadRows(none, np.empty((0, self.width), np.float32))] * len(feeds)
+        logits = rows_at(llama.llama_get_logits_ith(self._ctx, 0), end, self.n_vocab)
+        found = []
+        for feed, end in zip(feeds, ends, strict=True):
+            own = rows_at(self._ext.llama_get_embeddings_nextn_ith(self._ctx, end - 1), 1, self.width)
+            found.append(HeadRows(logits[end - len(feed.tokens) : end], own.copy()))
+        return found
+
+    def cut(self, sequence: int, length: int) -> None:
+        """Let the cache of a sequence hold the first `length` tokens of its text at most."""
+        self.check()
+        if not llama.llama_memory_seq_rm(self._memory, sequence, length, -1):
+            raise TargetError("llama.cpp could not take tokens back from a head's cache")
+
+    def check(self) -> None:
+        """Raise ValueError if the context was closed."""
+        if not self._ctx:
+            raise ValueError("the context is closed")
+
+    def close(self) -> None:
+        """Free the context; nothing can be evaluated afterwards."""
+        if self._ctx:
+            self._batch.token = type(self._batch.token)()
+            llama.llama_batch_free(self._batch)
+            llama.llama_free(self._ctx)
+            self._ctx = None

@@ -1,0 +1,146 @@
+"""A model's own NextN layer beside the engine: it drafts for several texts, which stay what they are."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+from architectures.files import write_model
+from support.ear import WAIT, Ear
+from support.grid import grid
+from support.mock_target import Clock
+from support.pools import as_on_a_gpu
+
+from ngramspec.batching.engine import Engine
+from ngramspec.batching.request import Done, Request
+from ngramspec.cost.calibration import Calibration
+from ngramspec.cost.given import GivenCurve
+from ngramspec.drafting.draft_model.asked_model import AskedModel
+from ngramspec.drafting.draft_model.hybrid import HybridDrafter
+from ngramspec.exactness.decision import ExactnessMode
+from ngramspec.llama import hidden_states
+from ngramspec.llama.head_passes import HeadPasses
+from ngramspec.llama.passes import Passes
+from ngramspec.llama.target import Target
+from ngramspec.sampling.settings import Sampling
+from ngramspec.shared_model import SharedModel
+
+NAMES = ("glm4moe", "qwen35", "qwen3next")
+"""A KV cache, a recurrent state with snapshots, and one that is evaluated again."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("heads")
+    return {name: write_model(folder / f"{name}.gguf", name, head=True, half=False) for name in NAMES}
+
+
+class Timed:
+    """An engine on a model with a head, of which passes take what they are said to, on a clock of its own.
+
+    Args:
+        file: of the model.
+        texts: at once.
+        cost: of a pass of the head; None: nothing drafts, and the model is loaded without it.
+        slope: what a token more costs in a pass of either, as part of it.
+
+    Attributes:
+        asked: passes of the head.
+        fed: passes of the model that handed out hidden states.
+    """
+
+    def __init__(
+        self, file: Path, texts: int, cost: float | None, monkeypatch: pytest.MonkeyPatch, slope: float = 0.02
+    ) -> None:
+        clock = self.clock = Clock(1e-7)
+        self.asked = self.fed = 0
+        self.target = Target(file, texts=texts, n_ctx=400, threads=1, exact="off", head=cost is not None)
+        drafter = None
+        self._charge(self.target._passes, 1.0, slope, monkeypatch)
+        if (heads := self.target.heads) is not None and cost is not None:
+            self._charge(heads._passes, cost, slope, monkeypatch)
+            shared = cast(SharedModel, heads)
+            drafter = HybridDrafter(AskedModel(heads.sequences[0], clock=clock.perf_counter, shared=shared))
+        self.engine = Engine(
+            self.target,
+            self.target,
+            shown=self.target.shown,
+            calibration=Calibration.given(GivenCurve({1: 1.0, 64: 1 + 63 * slope})),
+            exactness=ExactnessMode(range(1, 33)),
+            drafter=drafter,
+            draft_max=8,
+            cache_room=1 << 26,
+            clock=clock.perf_counter,
+        )
+
+    def _charge(self, passes: Any, cost: float, slope: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        decode = passes.decode
+
+        def charged(feeds: Sequence[Any], **options: Any) -> Any:
+            tokens = sum(len(feed.tokens) for feed in feeds)
+            self.clock.now += cost * (1 + slope * (tokens - 1))
+            done = decode(feeds, **options)
+            self.asked += isinstance(passes, HeadPasses)
+            self.fed += isinstance(passes, Passes) and passes._asks
+            return done
+
+        monkeypatch.setattr(passes, "decode", charged)
+
+    def answers(self, requests: Sequence[Request]) -> list[list[int]]:
+        """The tokens that each request is answered; all are there before the first pass."""
+        gate = threading.Event()
+        self.engine.on_slot(0, lambda _: gate.wait(WAIT))
+        ears = [Ear() for _ in requests]
+        for request, ear in zip(requests, ears, strict=True):
+            self.engine.submit(request, ear)
+        gate.set()
+        assert all(isinstance(ear.wait(), Done) for ear in ears)
+        return [ear.tokens for ear in ears]
+
+    def __enter__(self) -> Timed:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.engine.stop()
+        self.target.close()
+
+
+@grid(name=NAMES, clients=(4, 1), pooled=(False, True))
+def test_texts_are_those_of_plain_decoding(
+    files: dict[str, Path], name: str, clients: int, pooled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In next turns too, of which other sequences hold the beginning."""
+    if pooled:
+        as_on_a_gpu(monkeypatch)
+    with Timed(files[name], clients, None, monkeypatch) as plain, Timed(files[name], clients, 0.02, monkeypatch) as own:
+        chance = random.Random(name)
+        drawn = [[chance.randrange(10, 4000) for _ in range(40 + 5 * i)] for i in range(4)]
+        requests = [Request(prompt, 15 + 5 * i, Sampling(0.7 * (i % 2), seed=i)) for i, prompt in enumerate(drawn)]
+        found = own.answers(requests)
+        assert found == plain.answers(requests)
+        later = [Request([*drawn[i], *found[i], 9], 12) for i in (3, 1, 0, 2)]
+        assert own.answers(later) == plain.answers(later)
+        # Recurrent texts are drafted for while one is being written.
+        assert own.engine.report().stats.accepted > 0
+        assert own.clock.now < plain.clock.now
+
+
+@grid(name=("glm4moe", "qwen35"), clients=(4, 1))
+def test_a_head_that_does_not_pay_is_no_longer_asked_and_fed(
+    files: dict[str, Path], name: str, clients: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts take at most 3 % and some three passes longer."""
+    monkeypatch.setattr(hidden_states, "UNREAD", 10)
+    with (
+        Timed(files[name], clients, None, monkeypatch, 0.1) as plain,
+        Timed(files[name], clients, 1.0, monkeypatch, 0.1) as own,
+    ):
+        requests = [Request([50 + i, *range(60, 80)], 100) for i in range(clients)]
+        assert own.answers(requests) == plain.answers(requests)
+        assert 0 < own.asked < 10
+        assert own.clock.now < 1.03 * plain.clock.now + 3
+        assert own.fed < 0.25 * own.engine.report().passes

@@ -1,0 +1,210 @@
+"""The heads of several texts: each says what a fresh context says of its text alone, whoever else is in the passes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from architectures.files import write_model
+from architectures.reference_head import HeadReference
+from support.grid import grid
+from support.pools import as_on_a_gpu
+
+from ngramspec.errors import TargetError
+from ngramspec.llama import hidden_states
+from ngramspec.llama.head import Head
+from ngramspec.llama.heads import Heads
+from ngramspec.llama.hidden_states import HiddenStates
+from ngramspec.llama.target import Target
+from ngramspec.shared_model import Part
+
+CLOSE = 0.05
+"""Rounding: half-precision caches, and sizes of batches. Wrong states move logits by more than 1."""
+
+NAMES = ("glm4moe", "qwen35")
+"""A KV cache, and a recurrent state with snapshots."""
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("heads")
+    return {name: write_model(folder / f"{name}.gguf", name, head=True) for name in NAMES}
+
+
+@pytest.fixture(scope="module")
+def references(files: dict[str, Path]) -> Iterator[dict[str, HeadReference]]:
+    opened = {name: HeadReference(file) for name, file in files.items()}
+    yield opened
+    for reference in opened.values():
+        reference.close()
+
+
+@contextmanager
+def loaded(file: Path, texts: int = 3, **options: Any) -> Iterator[tuple[Target, Heads]]:
+    with Target(file, texts=texts, n_ctx=400, threads=1, head=True, **{"exact": "off"} | options) as target:
+        assert target.heads is not None
+        yield target, target.heads
+
+
+def random_text(seed: int, length: int) -> list[int]:
+    return [int(token) for token in np.random.default_rng(seed).integers(10, 4000, length)]
+
+
+def agree(head: Head, text: Sequence[int], reference: HeadReference) -> None:
+    """The head says of a text, all but the last token of which its target has evaluated, what it should."""
+    assert head.prefill(text) == pytest.approx(reference.rows(text)[-1], abs=CLOSE)
+    assert head.owed == 0
+
+
+@grid(name=NAMES, pooled=(False, True))
+def test_texts_that_share_passes_do_not_mix(
+    files: dict[str, Path],
+    references: dict[str, HeadReference],
+    name: str,
+    pooled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reference = references[name]
+    if pooled:
+        as_on_a_gpu(monkeypatch)
+    with loaded(files[name]) as (target, heads):
+        texts = [random_text(seed, 9 + 4 * seed) for seed in range(3)]
+        for sequence, text in zip(target.sequences, texts, strict=True):
+            sequence.prefill(text[:-1])
+        lengths = (1, 1, 1) if target.drafts_alone else (3, 1, 4)
+        for turn in range(4):
+            # What each head draws on: a chain of its own behind the text, made side by side.
+            drafts = [random_text(100 + 10 * turn + i, n - 1) for i, n in enumerate(lengths)]
+            parts = [
+                Part(head, [*text[len(head.tokens) :], *draft], 1 + len(draft))  # type: ignore[arg-type]
+                for head, text, draft in zip(heads.sequences, texts, drafts, strict=True)
+            ]
+            together = heads.evaluate_together(parts)
+            for rows, text, draft in zip(together, texts, drafts, strict=True):
+                wanted = reference.rows([*text, *draft], own=len(draft))[-1 - len(draft) :]
+                assert rows == pytest.approx(wanted, abs=CLOSE)
+            order = [1, 2, 0] if turn % 2 else [0, 1, 2]
+            target.evaluate_together([Part(target.sequences[i], [texts[i][-1], *drafts[i]], lengths[i]) for i in order])
+            for i, (sequence, head, text) in enumerate(zip(target.sequences, heads.sequences, texts, strict=True)):
+                accepted = min(turn, len(drafts[i]))
+                sequence.rollback(len(text) + accepted)
+                head.rollback(len(text) + accepted)
+                text += [*drafts[i][:accepted], 50 + turn + i]
+        for head, text in zip(heads.sequences, texts, strict=True):
+            agree(head, text, reference)
+
+
+@grid(name=NAMES, pooled=(False, True))
+def test_states_go_with_a_text_that_is_copied_or_saved(
+    files: dict[str, Path],
+    references: dict[str, HeadReference],
+    name: str,
+    pooled: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if pooled:
+        as_on_a_gpu(monkeypatch)
+    with loaded(files[name]) as (target, heads):
+        one, two, three = target.sequences
+        old, text = random_text(1, 90), random_text(2, 120)
+        for sequence, head in zip(target.sequences, heads.sequences, strict=True):
+            sequence.prefill(old)
+            head.prefill([*old, 5])
+        one.prefill(text[:-1])
+        agree(heads.sequences[0], text, references[name])
+        two.adopt(one, len(text) - 1)
+        assert len(two.tokens) == len(text) - 1
+        agree(heads.sequences[1], text, references[name])
+        state = one.saved()
+        one.prefill(old)
+        three.restore(text[:-1], state)
+        agree(heads.sequences[2], text, references[name])
+        # A beginning of it, as far as the memory can be cut.
+        one.clear()
+        one.adopt(three, 100)
+        shorter = [*text[:100], 7]
+        one.prefill(shorter[:-1])
+        agree(heads.sequences[0], shorter, references[name])
+        with pytest.raises(TargetError, match="not what a sequence held"):
+            two.restore(text[:-1], state[:-4])
+    with Target(files[name], texts=2, n_ctx=400, threads=1, exact="off") as plain:
+        with pytest.raises(TargetError, match="not what a sequence held"):
+            plain.restore(text[:-1], state)
+        plain.prefill(text[:-1])
+        without = plain.saved()
+    with loaded(files[name], 2) as (target, heads):
+        target.restore(text[:-1], without)  # the head begins behind it
+        assert np.isfinite(heads.sequences[0].prefill(text)).all()
+
+
+def test_states_of_a_restored_text_are_its_last_ones() -> None:
+    states, other = HiddenStates(4, kept=8), HiddenStates(4, kept=8)
+    rows = np.arange(4 * 40, dtype=np.float32).reshape(40, 4)
+    for start in (0, 15):
+        states.took(rows.ctypes.data + start * 16, start, range(start, start + 15))
+    assert other.restore(range(30), states.saved())
+    assert (other.first, other.known(range(30))) == (22, 30)
+    assert np.array_equal(other.before(23, 31), rows[22:30])
+    other.adopt(states, 25)
+    assert (other.first, other.known(range(30))) == (states.first, 25)
+    other.adopt(states, 3)
+    assert other.known(range(30)) == 0
+    assert not other.restore(range(29), states.saved())
+    assert not HiddenStates(5).restore(range(30), states.saved())
+
+
+def test_states_that_nobody_reads_are_not_handed_out_for_long(
+    files: dict[str, Path], references: dict[str, HeadReference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hidden_states, "UNREAD", 3)
+    with loaded(files["glm4moe"], 2) as (target, heads):
+        text, other = random_text(1, 20), random_text(2, 20)
+        asked: list[bool] = []
+        ask = HiddenStates.ask
+        monkeypatch.setattr(HiddenStates, "ask", lambda *args: asked.append(args[2]) or ask(*args))
+        for sequence, read in zip(target.sequences, (text, other), strict=True):
+            sequence.prefill(read[:-1])
+        for token in range(40, 50):
+            target.evaluate_together([Part(sequence, [token], 1) for sequence in target.sequences])
+        assert asked == [True, False]
+        text = [*text[:-1], *range(40, 50), 6]
+        assert np.isfinite(heads.sequences[0].prefill(text)).all()
+        for token in (7, 8):
+            target.evaluate(text[-1:])
+            text.append(token)
+        assert asked == [True, False, True]
+        late = heads.sequences[0].prefill(text).copy()
+        assert not np.allclose(late, references["glm4moe"].rows(text)[-1], atol=CLOSE)  # it saw the last tokens alone
+        # Behind a text that was read the prompt is read with its states, behind the other without.
+        for sequence in target.sequences:
+            prompt = random_text(3, 20)
+            sequence.prefill(prompt)
+            assert target._states[sequence.number].known(prompt) == (0 if sequence.number else 20)
+
+
+def test_of_a_long_prompt_the_last_states_are_handed_out(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with loaded(files["glm4moe"], 2, micro_batch=64) as (target, _):
+        states = HiddenStates(128, kept=100)
+        monkeypatch.setattr(target.cache, "states", states)
+        text = random_text(1, 300)
+        target.prefill(text)
+        assert (states.first, states.known(text)) == (192, 300)
+        target.sequences[1].adopt(target, 250)
+        assert target._states[1].known(text[:250]) == 250
+
+
+def test_prompts_of_exact_mode_give_no_states(files: dict[str, Path]) -> None:
+    with loaded(files["glm4moe"], 2, exact="on") as (target, heads):
+        text = random_text(1, 40)
+        for _ in target.reading(text[:-1]):
+            pass
+        assert target._states[0].known(text) == 0
+        target.evaluate(text[-1:])
+        assert target._states[0].known(text) == 40
+        assert np.isfinite(heads.sequences[0].prefill([*text, 5])).all()
