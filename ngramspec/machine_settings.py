@@ -132,11 +132,7 @@ def wanted(kept: Tuned | None, said: Collection[str]) -> dict[str, Any]:
 
 
 def keep(path: Path, kept: Tuned) -> None:
-    """Write the file.
-
-    Raises:
-        NGramSpecError: the settings are to be used, and the file cannot be written.
-    """
+    """Write the file. Raises NGramSpecError: the settings are to be used, and the file cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, json.dumps(asdict(kept)))

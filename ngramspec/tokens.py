@@ -7,11 +7,7 @@ from typing import Any, Protocol
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back.
-
-    Attributes:
-        n_vocab: size of the vocabulary; token ids are 0 to n_vocab - 1.
-    """
+    """Text to token ids and back. `n_vocab`: size of the vocabulary; token ids are 0 to n_vocab - 1."""
 
     @property
     def n_vocab(self) -> int: ...

@@ -77,11 +77,7 @@ class Acceptance:
         return f"lenience {self.lenience:g}" if self.lenience < 1 else None
 
     def resolve(self, sampling: Sampling) -> Rule:
-        """The rule to apply where tokens are chosen by `sampling`.
-
-        Raises:
-            ValueError: it contradicts the sampling.
-        """
+        """The rule to apply where tokens are chosen by `sampling`. Raises ValueError: it contradicts the sampling."""
         if self.method == "greedy" and not sampling.greedy:
             raise ValueError(f"verify is 'greedy', but temperature is {sampling.temperature}, not 0")
         if sampling.selects and (self.method == "rejection" or self.lossy):

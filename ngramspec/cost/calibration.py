@@ -1,9 +1,9 @@
 """`Calibration`: what was measured of a target on this machine; `Disturbance` sees when that no longer holds.
 
 It is kept in the user's cache folder under the target's fingerprint, in one small JSON file per model, build, machine
-and settings: the cost curve, the probe's report and the batch sizes that exact mode uses. The last is stored because it
-must not change from one run to the next. The file's name begins with that of its model file, so that `kept_steepness`
-finds it without a target.
+and settings: the cost curve, the probe's report, and the batch sizes that exact mode uses, which must not change from
+one run to the next. The file's name begins with that of its model file, so that `kept_steepness` finds it without a
+target.
 """
 
 from __future__ import annotations
@@ -108,13 +108,9 @@ class Calibration:
     def ensure_curve(self, target: Model, tokens: int = 0, sizes: Sequence[int] = MEASURE_ORDER) -> CostCurve:
         """The cost curve; the cache stays as it is.
 
-        Measured on top of what the cache holds if nothing is known, in a time that befits the `tokens` about to
-        be generated (see `measure.measure`). A curve from an earlier process gets one size in turn timed again:
-        the machine may have been busy when it was measured, or the model too slow for all sizes.
-
-        Args:
-            target, tokens: as above.
-            sizes: which to time; see `measure.measure`.
+        Measured on top of what the cache holds if nothing is known; see `measure.measure`. A curve from an earlier
+        process gets one size in turn timed again: the machine may have been busy when it was measured, or the model too
+        slow for all sizes.
         """
         if target.replays and self.restore is None:
             self.restore = measure.time_restore(target)
@@ -140,10 +136,8 @@ class Calibration:
     def ensure_exact(self, target: Model, *, together: bool = False) -> tuple[int, ...]:
         """The batch sizes of exact mode, probed and chosen if nothing is known. Clears the cache then.
 
-        Args:
-            target: to probe.
-            together: whether texts share passes. If batches of 1 to some m tokens agree, these are the sizes: any
-                number of texts up to m may then be in a pass. Else, and otherwise, see `choose_class`.
+        `together`: whether texts share passes. If batches of 1 to some m tokens agree, these are the sizes: any number
+        of texts up to m may then be in a pass. Else, and otherwise, see `choose_class`.
         """
         if self.exact_sizes is None:
             self._read()
@@ -168,12 +162,7 @@ class Calibration:
 
 
 def kept_steepness(model: str, folder: Path | None = None) -> float | None:
-    """T(4) / T(1) of a model as kept last on this machine, whatever its settings were; None where nothing is.
-
-    Args:
-        model: what the fingerprints of its targets begin with.
-        folder: as in `Calibration.load`.
-    """
+    """T(4) / T(1) as kept last on this machine for a model, with which fingerprints begin; None where nothing is."""
     found: list[tuple[float, float]] = []
     for path in (folder or cache_folder("calibration")).glob(f"{model}*.json"):
         kept = Calibration(path)
@@ -230,13 +219,10 @@ class Disturbance:
     _expected: float = 0.0
 
     def see(self, seconds: float, batch: int, plain_seconds: float) -> None:
-        """Take note of a pass.
+        """Take note of a pass over `batch` tokens; no batch takes longer than its tokens one by one.
 
-        Args:
-            seconds: that it took.
-            batch: its tokens; no batch takes longer than its tokens one by one.
-            plain_seconds: what the cost curve says of one token; 0: unknown. The curve learns from disturbed passes
-                too, so the least that it said counts.
+        `plain_seconds` is what the cost curve says of one token; 0: unknown. The curve learns from disturbed passes
+        too, so the least that it said counts.
         """
         if plain_seconds <= 0 or batch < 1:
             return

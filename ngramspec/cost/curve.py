@@ -55,19 +55,14 @@ class CostCurve:
     passes of that size only.
 
     Args:
-        seconds: batch size -> seconds in a run of that size; must hold size 1; all positive.
+        seconds: batch size -> seconds in a run of that size; must hold size 1; all positive; else ValueError.
         switch: seconds that a change of size adds, at least 0.
         measured: whether they came from a clock, and so may be wrong.
 
     Attributes:
         level: seconds of a one-token pass now.
-        switch: as above, refreshed.
         last: size of the last pass observed.
         worst: most that a batch may cost, as a multiple of its tokens one by one.
-        measured: as above.
-
-    Raises:
-        ValueError: size 1 is missing, or a value is out of its range.
     """
 
     def __init__(self, seconds: Mapping[int, float], switch: float = 0.0, *, measured: bool = True) -> None:

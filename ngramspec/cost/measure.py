@@ -50,8 +50,8 @@ RUN = 3
 that it captured in the one before, does not."""
 
 FIRST = 0.8
-"""A size's first pass pays for more than itself if the next one takes at most this part of it: where other machines are
-waited for, they are asked about each new size. Slow passes, of which each size has one alone, are then made twice."""
+"""A size's first pass pays for more than itself, as over RPC, if the next one takes at most this part of it. Slow
+passes, of which each size has one alone, are then made twice."""
 
 CHANGES = 12
 """With fewer changes of size than these, nothing is said of what one costs."""
@@ -106,14 +106,10 @@ def measure(
 
 
 def cost_of_change(found: Sequence[float]) -> float:
-    """Seconds that a pass takes longer if the one before had another size; 0 where that is not certain.
+    """Seconds that a pass takes longer if the one before had another size (`CostCurve.switch`); 0 where not certain.
 
-    llama.cpp reuses its graph where two passes have one shape, and builds it anew where they have not; a GPU then
-    launches its kernels one by one too. What a run's first pass took beyond its last is the cost, the median over the
-    runs, if it is positive in three runs of four: of 30 runs so many show that by chance once in 400 times.
-
-    Args:
-        found: seconds of the first pass of each run less those of the last.
+    It is the median of `found`, the seconds of each run's first pass less those of its last, if these are positive in
+    three runs of four: of 30 runs so many show that by chance once in 400 times.
     """
     if len(found) < CHANGES or statistics.quantiles(found, n=4)[0] <= 0:
         return 0.0
@@ -213,12 +209,8 @@ PIECES = 50
 def reads_alike(target: Model, sizes: Sequence[int]) -> bool:
     """Whether a text leaves the same bits behind however it came into the cache: in chunks, in pieces, or in passes.
 
-    Then what the cache holds of a prompt may be reused to the last token in exact mode. Reads READ tokens three times;
-    the cache is empty afterwards.
-
-    Args:
-        target: to probe.
-        sizes: of passes; they take turns.
+    Then what the cache holds of a prompt may be reused to the last token in exact mode. Reads READ tokens three times,
+    once in passes of `sizes` in turn; the cache is empty afterwards.
     """
     rng = default_rng(1)
     tail = max(sizes)

@@ -59,11 +59,7 @@ class _Layout:
 
 @dataclass(slots=True)
 class GrammarGuide:
-    """Shapes the drafts of one generation.
-
-    Args:
-        grammar: its state at the end of the text; the sampler moves it on.
-    """
+    """Shapes the drafts of one generation. `grammar`: its state at the end of the text; the sampler moves it on."""
 
     grammar: GrammarState
     # The last token of a forced text may be longer in the model's own spelling, and run into what follows.

@@ -24,11 +24,7 @@ from ngramspec.sampling.settings import Sampling
 
 
 class CloseCalls:
-    """A sampler that counts, and draws as the one inside it does.
-
-    Args:
-        sampler: draws the tokens.
-    """
+    """A sampler that counts, and draws as the one inside it does. `sampler`: draws the tokens."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampling: Sampling = sampler.sampling
@@ -86,7 +82,7 @@ class CloseCalls:
         finally:
             logits[token] = logit
 
-    def _pick(self, law: Distribution, attempt: int) -> int:
+    def _pick(self, p: Distribution, attempt: int) -> int:
         if self.sampling.greedy:
-            return int(law.ids[0])
-        return gumbel_pick(self.sampling.seed, self._position, law, attempt)
+            return int(p.ids[0])
+        return gumbel_pick(self.sampling.seed, self._position, p, attempt)

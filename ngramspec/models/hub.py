@@ -50,11 +50,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
         progress: told about downloads.
 
     Returns:
-        the path of the file (of the first part), and a short name for people.
-
-    Raises:
-        ModelError: the name is malformed; there is no such repository or file; access is not granted;
-            the hub cannot be asked and the file is not in the cache; or the download failed.
+        the path of the file (of the first part), and a short name for people. ModelError where it cannot be got.
     """
     match = _NAME.fullmatch(name)
     if match is None:
@@ -235,11 +231,7 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
         one path, or those of all parts of a split model.
 
     Raises:
-        ModelError: no model matches, more than one has that file name, or parts are missing. The message
-            does not name the repository.
-
-    Example:
-        choose(["m-Q4_K_M.gguf", "m-Q8_0.gguf", "mmproj-F16.gguf"], None) -> ["m-Q4_K_M.gguf"]
+        ModelError: no model matches, more than one has that file name, or parts are missing.
     """
     models = _group_parts(file for file in listed if is_model(file))
     if not models:

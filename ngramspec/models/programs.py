@@ -20,25 +20,18 @@ from ngramspec.models.hub import choose, is_model
 
 OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 
-_OWN = "registry.ollama.ai"
-_LIBRARY = "library"
-_LATEST = "latest"
 _MODEL = "application/vnd.ollama.image.model"
 
 
 def find_ollama(name: str, env: Mapping[str, str]) -> Path:
-    """The GGUF file of a model that ollama has pulled.
-
-    Args:
-        name: with the prefix; without a tag, the tag is `latest`.
-        env: read for OLLAMA_MODELS.
+    """The GGUF file of a model that ollama has pulled, by its name with the prefix; without a tag, it is `latest`.
 
     Raises:
         ModelError: ollama has no such model, or its file is not there.
     """
     wanted = name.removeprefix(OLLAMA)
     bare = wanted.rpartition("/")[2]
-    full = wanted if ":" in bare else f"{wanted}:{_LATEST}"
+    full = wanted if ":" in bare else f"{wanted}:latest"
     found = dict(list_ollama(env))
     if (path := found.get(f"{OLLAMA}{full}")) is not None:
         return path
@@ -57,16 +50,12 @@ def list_ollama(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
             host, *owner, model, tag = manifest.relative_to(manifests).parts
             blob = _blob(manifest, folder / "blobs")
             if blob is not None:
-                where = [] if host == _OWN else [host]
-                yield f"{OLLAMA}{'/'.join([*where, *(o for o in owner if o != _LIBRARY), model])}:{tag}", blob
+                where = [] if host == "registry.ollama.ai" else [host]
+                yield f"{OLLAMA}{'/'.join([*where, *(o for o in owner if o != 'library'), model])}:{tag}", blob
 
 
 def check_layout(name: str, header: GGUFHeader) -> None:
-    """Check that llama.cpp can load a file of ollama's.
-
-    Raises:
-        ModelError: it is in a layout of ollama's own, which keeps a model's vision in the same file.
-    """
+    """Raise ModelError for a file in a layout of ollama's own, which keeps a model's vision in the same file."""
     vision = f"{header.metadata.get('general.architecture')}.vision."
     if any(key.startswith(vision) for key in header.metadata):
         raise ModelError(f"{name} is in a layout of ollama's own, which llama.cpp cannot load; get it as hf:owner/repo")
@@ -101,10 +90,7 @@ def _blob(manifest: Path, blobs: Path) -> Path | None:
 
 
 def find_lm_studio(name: str) -> Path:
-    """The GGUF file (the first part of a split one) of a model that LM Studio has fetched.
-
-    Args:
-        name: with the prefix; which of a model's files is chosen as for `hf:` names.
+    """The GGUF file (the first part of a split one) of a model that LM Studio has fetched, chosen as for `hf:` names.
 
     Raises:
         ModelError: LM Studio has no such model, or which of its files is meant is not clear.

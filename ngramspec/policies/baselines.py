@@ -49,24 +49,16 @@ class EntropyPolicy(FixedPolicy):
         h_mean = WEIGHT h + (1 - WEIGHT) h_mean                             an EMA; the first h as it is
         gamma  = gamma_min + (gamma_max - gamma_min) / n_vocab^h_mean       rounded to the nearest, half to even
 
-    n_vocab^h = exp(H) is the perplexity: the number of equally likely tokens that would be as hard to guess. So
-    certainty gives gamma_max, two even choices half of what lies between the bounds, ten a tenth. A gamma that falls
-    linearly with h would hardly move: among 150,000 tokens ten even choices are an h of 0.19.
+    n_vocab^h = exp(H) is the perplexity: certainty gives gamma_max, two even choices half of what lies between the
+    bounds, ten a tenth. A draft model's entropy counts in the same way, once a draft: that of its first token, known
+    before any is drawn, so that rejection sampling stays exact. What the draft has beyond the gamma that follows is not
+    sent. The logits are taken at temperature 1 and unfiltered, whatever the sampling.
 
-    A draft model's entropy counts in the same way, once a draft: that of its first token, known before any is drawn (so
-    that rejection sampling stays exact). What the draft has beyond the gamma that follows is not sent.
-
-    The record of every pass gives h_mean and gamma before its draft, as `entropy` and `gamma`. At the end of a text or
-    a context, fewer than gamma tokens may have been asked for.
-
-    The logits are taken at temperature 1 and unfiltered, whatever the sampling: the policy never decides on a token.
+    The record of every pass gives h_mean and gamma before its draft, as `entropy` and `gamma`.
 
     Args:
         draft_max: gamma_max.
-        gamma_min: 1 to `draft_max`.
-
-    Raises:
-        ValueError: `gamma_min` is out of its range.
+        gamma_min: 1 to `draft_max`; else ValueError.
     """
 
     name = "entropy"
@@ -121,12 +113,8 @@ class ThresholdPolicy(FixedPolicy):
         stays                                          else: nothing says that the draft had a wrong length.
 
     Rises and falls balance where the last token that is sent and the first that is not are right with probability
-    EDGE: there, drafts end at the right place on average. It is this observed frequency that is held at EDGE, however
-    good the drafter's estimates are: a drafter that is too sure of itself gets a higher threshold. Since a right guess
-    that was not sent counts, the threshold falls even while nothing is sent. It stays between LOW and HIGH.
-
-    The end of a draft depends on nothing but the estimates and earlier passes: rejection sampling needs that (see
-    `blind` in `Drafter.propose`).
+    EDGE, however good the drafter's estimates are: one that is too sure of itself gets a higher threshold. Since a
+    right guess that was not sent counts, the threshold falls even while nothing is sent. It stays between LOW and HIGH.
 
     Prior art: assisted generation in Hugging Face's transformers stops drafting at the first token that the draft
     model gives less than `assistant_confidence_threshold` (0.4, a constant, per token); Draft & Verify (Zhang et al.

@@ -17,13 +17,11 @@ from ngramspec.steps import Step
 class LossBudget:
     """What drafting gained and lost, in seconds; what may still be lost follows from it.
 
-    - It holds the seconds that drafting saved: those that the tokens of drafted passes would have taken one by one,
-      less those they took. The past fades. What is left to lose is this, plus ALLOWANCE of the time spent, plus
-      CREDIT plain passes. When it is used up, drafting stops until time has diluted the loss.
-    - A new text may lose at most START plain passes of what earlier texts left, so that none is much slower because
-      others were faster.
-    - Where drafts do not pay, the drafter is asked less often: asking in vain takes less than OVERHEAD of the time, and
-      a credit of ASKING_CREDIT plain passes. A right guess is not in vain, even if it did not pay yet.
+    - Saved are the seconds that the tokens of drafted passes would have taken one by one, less those they took. The
+      past fades. What is left to lose is this, plus ALLOWANCE of the time spent, plus CREDIT plain passes.
+    - A new text may lose at most START plain passes of what earlier texts left.
+    - Asking the drafter in vain takes less than OVERHEAD of the time, and a credit of ASKING_CREDIT plain passes. A
+      right guess is not in vain, even if it did not pay yet.
     - What asking takes beyond CHEAP plain passes, as a draft model does, is booked too, and once nothing is left to
       lose such a drafter is not asked.
 

@@ -57,8 +57,7 @@ class RecurringSizes:
 
         Args:
             candidates: what may be chosen, by length, the first without a draft; each in its cheapest batch.
-            curve: its `switch` is positive.
-            sizes: that may be used.
+            curve, sizes: a curve whose `switch` is positive, and the sizes that may be used.
             rate: tokens that the time T(1) bought lately.
             dearest: what a draft may cost that is padded to a recurring size, in units of T(1).
         """
@@ -94,11 +93,7 @@ class RecurringSizes:
                 yield longest._replace(size=size, cost=cost)
 
     def passed(self) -> bool:
-        """Take note of a pass; where nothing was to be chosen, a plain one was wanted.
-
-        Returns:
-            Whether it was one without a draft that kept the last size.
-        """
+        """Take note of a pass, a plain one where nothing was chosen; whether it kept the last size without a draft."""
         if self._shares and not self._chosen:
             self._learn({self._plain: 1.0})
             self._overpaid = 0.0

@@ -1,4 +1,4 @@
-"""Rows of logits and laws over tokens: the largest logits, what sampling's filters leave, entropy, logprobs."""
+"""Rows of logits and distributions over tokens: largest logits, what filters leave, entropy, logprobs."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class Distribution:
 
 
 def point_mass(token: int) -> Distribution:
-    """The law that is sure of one token."""
+    """The distribution that is sure of one token."""
     return Distribution(np.array([token], np.int32), np.ones(1), np.zeros(1))
 
 
 def softmax(ids: NDArray[np.int32], logits: NDArray[np.float32]) -> Distribution:
-    """The law of logits, shape (n,), at least one of them finite; `ids` in any order.
+    """The distribution of logits, shape (n,), at least one of them finite; `ids` in any order.
 
     Computed in float64; tokens whose probability is 0 are left out.
     """

@@ -11,11 +11,9 @@ number generators", OOPSLA), with the finaliser that David Stafford tuned for co
     h0 = 0,  h1 = out(h0, seed),  h2 = out(h1, position),  bits = out(h2, id)
     out(s, n) = mix(s + (n + 1) * 0x9E3779B97F4A7C15)     the n-th output of SplitMix64 started at s
 
-Why that is good enough here: along each counter the values are consecutive SplitMix64 outputs, a
-generator that passes TestU01's BigCrush; every step is a bijection of 64 bits, so two rows (same
-seed, other position) overlap only by chance, about once in 2^45 pairs of rows of 2^18 ids; and
-sampling looks at a few million values, not at the 2^32 where a 64-bit generator starts to show. It
-is not for cryptography: the mix can be inverted.
+Along each counter the values are consecutive SplitMix64 outputs, a generator that passes TestU01's
+BigCrush; every step is a bijection of 64 bits, so two rows (same seed, other position) overlap only
+by chance, about once in 2^45 pairs of rows of 2^18 ids. It is not for cryptography.
 """
 
 from __future__ import annotations
@@ -58,15 +56,7 @@ def gumbel(seed: int, position: int, ids: NDArray[np.integer]) -> NDArray[np.flo
 
     argmax(log p + gumbel) is a draw from p (the Gumbel-max trick: Yellott 1977; Maddison, Tarlow,
     Minka 2014, "A* sampling"). u has 52 random bits, centred: it is never 0 or 1, and the noise
-    lies between -3.61 and 36.74.
-
-    Args:
-        seed: any integer in 0 .. 2^64 - 1.
-        position: absolute index in the sequence of the token being decided.
-        ids: token ids, shape (n,), not negative; the noise of an id does not depend on the others.
-
-    Returns:
-        Noise, shape (n,). Time O(n).
+    lies between -3.61 and 36.74. Shape as that of `ids`, (n,), which are not negative.
     """
     bits = _out(_row(seed, position), ids.astype(np.uint64))
     u = ((bits >> 12).astype(np.float64) + 0.5) * 2.0**-52
@@ -85,11 +75,5 @@ def gumbel_one(seed: int, position: int, token: int) -> float:
 
 
 def uniform(seed: int, position: int, stream: int) -> float:
-    """A uniform number in (0, 1), at least 2^-53 away from both ends.
-
-    Args:
-        seed: any integer in 0 .. 2^64 - 1.
-        position: absolute index in the sequence.
-        stream: which of the position's independent numbers, from 0.
-    """
+    """A uniform number in (0, 1), at least 2^-53 away from both ends; `stream`: which of the position's, from 0."""
     return ((_out(_row(seed, position), _FIRST_STREAM + stream) >> 12) + 0.5) * 2.0**-52

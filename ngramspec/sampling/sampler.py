@@ -33,7 +33,7 @@ class GrammarState(Protocol):
 
 
 Draw = Callable[[Distribution, int], int]
-"""Draws a token from a law: (law, attempt) -> token id. Attempts of one position need independent draws."""
+"""Draws a token: (distribution, attempt) -> token id. Attempts of one position need independent draws."""
 
 
 class Sampler(Protocol):
@@ -53,10 +53,10 @@ class Sampler(Protocol):
         """Start a text: what the penalties look back on is `prompt`, the grammar is at its start."""
 
     def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
-        """The next token, given its logits of shape (n_vocab,); `pick` draws from the law they come to.
+        """The next token, given its logits of shape (n_vocab,); `pick` draws from the distribution they come to.
 
         As llama.cpp does it: a token is drawn without the grammar; if the grammar forbids it, another is drawn
-        from the law of the tokens that the grammar allows.
+        from that of the tokens that the grammar allows.
 
         Raises:
             BadLogits: a nan or +inf among the logits that matter, or no finite one.
@@ -64,7 +64,7 @@ class Sampler(Protocol):
         """
 
     def distribution(self, logits: NDArray[np.float32]) -> Distribution:
-        """The law of `draw`. Of the two, one is called, once for each token emitted: samplers may be random."""
+        """What `draw` draws from. Of the two, one is called, once for each token emitted: samplers may be random."""
 
     def accept(self, token: int) -> None:
         """A token was emitted."""

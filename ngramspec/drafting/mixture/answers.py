@@ -191,11 +191,7 @@ SLOWER = 1.1
 
 
 class RefusedRows:
-    """Decides how many rows to read, and reads them.
-
-    Args:
-        clock: tells seconds.
-    """
+    """Decides how many rows to read, and reads them. `clock`: tells seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
