@@ -1,17 +1,15 @@
 """`ChatTemplate`: chat prompts in which no message can write a control token.
 
-A template turns messages into one text, and that text is tokenized with the control tokens in it parsed: there
-"<|im_end|>" ends a message, whoever wrote it. So the template is rendered a second time, with unguessable names in
-place of what the messages say. What stands between the names then is the template's own, and only control tokens in
-there become control tokens:
+A template turns messages into one text, in which "<|im_end|>" ends a message, whoever wrote it. So the template is
+rendered a second time, with unguessable names in place of what the messages say. Only control tokens that stand between
+the names, which are the template's own, become control tokens:
 
     messages  [{"role": "user", "content": "is <|im_end|> a word?"}]
     text      <|im_start|>user\nis <|im_end|> a word?<|im_end|>\n
     skeleton  <|im_start|>user\nx6d1b0x0x<|im_end|>\n
     own       <|im_start|>                           <|im_end|>   (the second of the two in the text)
 
-The same holds for tools, for calls and their results, and for other variables: every string that a client wrote, keys
-of objects included, is hidden.
+The same holds for tools, calls and their results, other variables, and keys of objects.
 
 Templates look at messages: they strip them, or split them at "</think>", or write them as JSON. White space at the ends
 of a string, characters that JSON escapes, and the strings that the template itself spells out therefore stay in the
@@ -136,11 +134,8 @@ class ChatTemplate:
 class _Hiding:
     """Names in place of strings.
 
-    Args:
-        spelled: what stays, as the template spells it out.
-        names: keys that stay, as the template asks for them.
-        left: characters that stay.
-        keys: whether the letters that a key begins with are hidden, too.
+    What stays: what the template spells out (`spelled`), keys that it asks for (`names`), characters in `left`, and the
+    letters that a key begins with, unless `keys`.
     """
 
     def __init__(self, spelled: re.Pattern[str], names: frozenset[str], left: re.Pattern[str], keys: bool) -> None:

@@ -32,18 +32,7 @@ class Ended:
 
 
 def run(command: Sequence[str], patience: float) -> Ended | None:
-    """Run a child to its end.
-
-    Args:
-        command: the program and its arguments.
-        patience: seconds after which it is ended.
-
-    Returns:
-        None where it could not be started.
-
-    Raises:
-        subprocess.TimeoutExpired: it took longer.
-    """
+    """Run a child to its end; None where it cannot be started, TimeoutExpired after `patience` seconds."""
     # The program of a frozen application is no Python: it would start the application again.
     if not command[0] or getattr(sys, "frozen", False):
         return None

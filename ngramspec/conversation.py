@@ -57,10 +57,7 @@ class Conversation:
         Args:
             question: the new user message.
             encode: messages to token ids; a prompt with fewer turns must not be longer.
-            most: most token ids in the prompt.
-
-        Raises:
-            PromptError: the question does not fit even with all turns dropped.
+            most: most token ids in the prompt; PromptError where the question alone does not fit.
         """
 
         def encoded(first: int) -> list[int]:
@@ -99,15 +96,8 @@ def answer_room(n_ctx: int, max_tokens: int) -> int:
 def save(conversation: Conversation, path: Path, *, model: str, sampling: Mapping[str, Any]) -> None:
     """Write a conversation as JSON: {"messages": [...], "model": ..., "sampling": {...}}, whole or not at all.
 
-    Overwrites a file that `load` accepts, and no other.
-
-    Args:
-        conversation: every turn is written, those too that no prompt has room for any more.
-        path: the file.
-        model, sampling: what the answers were made with, for the record.
-
-    Raises:
-        ConversationError: the path holds something else, or cannot be written.
+    Overwrites a file that `load` accepts, and no other: ConversationError. `model` and `sampling`: what the answers
+    were made with, for the record.
     """
     data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
     try:
@@ -130,9 +120,7 @@ def _is_saved(path: Path) -> bool:
 def load(path: Path) -> tuple[Conversation, str]:
     """Read what `save` wrote: a conversation, and the name of the model that it was had with ("" if not recorded).
 
-    Raises:
-        ConversationError: the file cannot be read, or its messages are not an optional system message followed
-            by turns of user and assistant.
+    Raises ConversationError: the messages are not an optional system message followed by turns of user and assistant.
     """
     try:
         data = json.loads(path.read_bytes())

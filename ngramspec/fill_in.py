@@ -6,12 +6,9 @@ gap:
 
     <bos> <repo>myproject\\n <sep>a.py\\n... <sep>b.py\\n... <sep>filename\\n <pre>before the gap<suf>after it<mid>
 
-This is the layout of llama-server's `/infill`, which editors know, with its limits: what stands next to the gap
-counts most, of the other files the last. It differs in one thing: `<bos>`, where the model wants one, is the first
-token, as the model learnt it, while llama-server puts it between the other files and `<pre>`. Names of a project and
-of the file itself are not told by any client; the words that stand for them are llama-server's.
-
-Texts are text: what looks like a control token in one is no control token. Knows no llama.cpp.
+This is the layout of llama-server's `/infill`, with its limits and its words for what no client tells (the names of the
+project and of the file), but for `<bos>`: it is the first token, as the model learnt it, while llama-server puts it
+between the other files and `<pre>`. What looks like a control token in a text is no control token.
 """
 
 from __future__ import annotations
@@ -71,8 +68,7 @@ class Limits:
         Args:
             n_ctx: most tokens of prompt and answer together.
             near: most tokens that may stand next to the gap, marks included; less where the context is small.
-            n_predict: most tokens of the answer. Twice the room is left for it, and at least an eighth of `near`: a
-                request for no answer, which only fills the cache, then shows what the next one will show.
+            n_predict: most tokens of the answer. Twice the room is left for it, and at least an eighth of `near`.
         """
         left = max(2 * n_predict, near // 8)
         near = min(near, max(n_ctx - left, n_ctx // 2))
@@ -102,12 +98,9 @@ def fill_in(
     limits: Limits | None = None,
     suffix_first: bool = False,
 ) -> list[int]:
-    """Token ids of a prompt after which the model says what fills a gap.
+    """Token ids of a prompt after which the model says what fills the gap between two texts.
 
     Args:
-        tokenizer: of the model.
-        before: the text before the gap.
-        after: the text behind it.
         prompt: how the text in the gap begins, or what else stands right before the gap; it is shown whole.
         others: other files, the most important last.
         limits: how much of each is shown; None: all.

@@ -23,32 +23,21 @@ class SequenceModel(Model, Protocol):
         """`prefill` chunk by chunk, so that other sequences can have passes in between.
 
         Yields how many of the tokens are held: first those that need not be evaluated again, then after each chunk
-        but the last. Returns the logits after the last token. Whoever closes it early leaves what was read.
-
-        Args:
-            tokens, aligned: as in `prefill`.
-            most: asked before each chunk for its most tokens; aligned chunks have a size of their own.
+        but the last. Returns the logits after the last token. Whoever closes it early leaves what was read. `most` is
+        asked before each chunk for its most tokens; aligned chunks have a size of their own.
         """
 
     def adopt(self, other: SequenceModel, length: int) -> None:
-        """Make the cache of this sequence hold the first `length` tokens of another's, or fewer: `tokens` tells.
-
-        Copies what the other holds; nothing is evaluated.
-        """
+        """Copy the first `length` tokens that another's cache holds, or fewer: `tokens` tells. Nothing is evaluated."""
 
     def saved(self) -> bytes:
         """What the cache holds, to be `restore`d later, by any sequence of the same model under the same settings.
 
-        Raises:
-            TargetError: the runner cannot hand it out.
+        Raises TargetError if the runner cannot hand it out.
         """
 
     def restore(self, tokens: Sequence[int], state: bytes) -> None:
-        """Make the cache hold what `saved` gave when it held `tokens`.
-
-        Raises:
-            TargetError: it cannot; the sequence is then empty.
-        """
+        """Make the cache hold what `saved` gave when it held `tokens`; TargetError, and an empty one, if it cannot."""
 
 
 class Part(NamedTuple):
@@ -92,9 +81,6 @@ class SharedModel(Protocol):
 
         One batch of their sum, where all sequences share one pool of cells. Where each has a cache of its own, a batch
         holds as many tokens of each sequence as of any other, so that sequences with more of them go on in further
-        batches, and takes in sequences only as long as their numbers follow each other.
-
-        Args:
-            lengths: at least one token each.
-            sequences: whose parts they are; empty: of the first sequences, in order.
+        batches, and takes in sequences only as long as their numbers follow each other. `sequences`: whose parts they
+        are; empty: of the first sequences, in order.
         """

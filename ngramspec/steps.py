@@ -82,39 +82,23 @@ class Step:
 
 @dataclass(slots=True)
 class Stats:
-    """Counters over passes. `tokens` and `passes` exclude the prefill and the token it yields.
+    """Counters over passes. `tokens` and `passes` exclude the prefill and the token it yields."""
 
-    Attributes:
-        tokens: emitted by target passes.
-        passes: target passes.
-        passes_without_draft: passes whose batch held no draft.
-        drafted, accepted: draft tokens sent, and emitted.
-        drafted_at, accepted_at: the same by position in the draft.
-        tested_at: how often a position was reached (all before it were accepted).
-        seconds: of target passes.
-        draft_seconds: of asking the drafter.
-        plain_seconds: what the same tokens would have taken one by one, by the cost curve.
-        prefill_seconds: of prefills.
-        decode_seconds: from each first token to the last, on the wall; see `Step.elapsed`.
-        generated: all tokens emitted, the prefill's included.
-        close_calls: see `Step`.
-    """
-
-    tokens: int = 0
-    passes: int = 0
+    tokens: int = 0  # emitted by target passes
+    passes: int = 0  # of the target
     passes_without_draft: int = 0
-    drafted: int = 0
-    accepted: int = 0
-    drafted_at: list[int] = field(default_factory=list)
-    tested_at: list[int] = field(default_factory=list)
+    drafted: int = 0  # draft tokens sent
+    accepted: int = 0  # and emitted
+    drafted_at: list[int] = field(default_factory=list)  # by position in the draft
+    tested_at: list[int] = field(default_factory=list)  # how often a position was reached (all before it accepted)
     accepted_at: list[int] = field(default_factory=list)
-    seconds: float = 0.0
-    draft_seconds: float = 0.0
-    plain_seconds: float = 0.0
+    seconds: float = 0.0  # of target passes
+    draft_seconds: float = 0.0  # of asking the drafter
+    plain_seconds: float = 0.0  # what the same tokens would have taken one by one, by the cost curve
     prefill_seconds: float = 0.0
-    decode_seconds: float = 0.0
-    generated: int = 0
-    close_calls: int = 0
+    decode_seconds: float = 0.0  # from each first token to the last, on the wall; see `Step.elapsed`
+    generated: int = 0  # all tokens emitted, the prefill's included
+    close_calls: int = 0  # see `Step`
 
     def add(self, done: Step) -> None:
         """Count a pass."""

@@ -82,15 +82,7 @@ class NotUtf8(ValueError):  # noqa: N818 - what is wrong with the file, for a me
 
 
 def utf8(raw: bytes, *, marked: bool = False) -> str:
-    """Decode bytes as UTF-8; no line break is changed.
-
-    Args:
-        raw: all of them.
-        marked: leave out a byte order mark in front.
-
-    Raises:
-        NotUtf8: they are not UTF-8 text.
-    """
+    """Decode bytes as UTF-8, or raise NotUtf8; no line break is changed. `marked`: leave out a byte order mark."""
     try:
         return raw.decode("utf-8-sig" if marked else "utf-8")
     except UnicodeDecodeError as error:

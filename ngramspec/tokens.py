@@ -50,26 +50,17 @@ Likely = Sequence[tuple[int, float]]
 
 
 class Node:
-    """A token after all that stands before it.
-
-    Attributes:
-        parent: the node before it; None for the root.
-        token: its id; -1 for the root, which stands for the prompt.
-        length: tokens from the start of the prompt to here.
-        children: nodes that follow it, by token.
-        likely: the likeliest tokens after it, filled in by whoever reads the logits; None until then.
-        notes: a place for a drafter's own notes.
-    """
+    """A token after all that stands before it."""
 
     __slots__ = ("children", "holder", "length", "likely", "mark", "notes", "parent", "token")
 
     def __init__(self, parent: Node | None, token: int, length: int) -> None:
-        self.parent = parent
-        self.token = token
-        self.length = length
-        self.children: dict[int, Node] = {}
-        self.likely: Likely | None = None
-        self.notes: Any = None
+        self.parent = parent  # the node before it; None for the root
+        self.token = token  # its id; -1 for the root, which stands for the prompt
+        self.length = length  # tokens from the start of the prompt to here
+        self.children: dict[int, Node] = {}  # nodes that follow it, by token
+        self.likely: Likely | None = None  # the likeliest tokens after it; None until somebody reads the logits
+        self.notes: Any = None  # a drafter's own
         self.holder = 0  # a sequence that holds it, if any does
         self.mark = 0  # the last `keep` that it lived through
 

@@ -83,19 +83,13 @@ class Question(NamedTuple):
 
 
 class Drafter(Protocol):
-    """Proposes tokens and learns from what was emitted. One instance serves many requests, in order.
+    """Proposes tokens and learns from what was emitted. One instance serves many requests, in order."""
 
-    Attributes:
-        name: what it is called on the command line.
-        wants_logits: whether `see` is to be called.
-        read_seconds: how much of the last `propose` went into reading the text so far, which no draft is to blame for:
-            it counts as prefill.
-        predicted: a text that the next answer is likely to copy, set before `begin`; None: it cannot draft from one.
-    """
-
-    name: str
-    wants_logits: bool = False
+    name: str  # on the command line
+    wants_logits: bool = False  # whether `see` is to be called
+    # How much of the last `propose` went into reading the text so far, which counts as prefill.
     read_seconds: float = 0.0
+    # A text that the next answer is likely to copy, set before `begin`; None: it cannot draft from one.
     predicted: Sequence[int] | None = None
 
     def follow(self, sampling: Sampling) -> None:
@@ -130,11 +124,8 @@ class Drafter(Protocol):
     def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
         """What to ask beside the last proposal, likeliest first, each after those that begin its path.
 
-        Args:
-            sent: how many tokens of the proposal are sent; no question leaves it behind these.
-            limit: most questions.
-            leaves: most paths that do not go on in another one.
-            price: as in `propose`.
+        At most `limit` questions, on at most `leaves` branches; none leaves the proposal behind its first `sent`
+        tokens.
         """
         return ()
 

@@ -1,9 +1,8 @@
 """`GrammarGuide`: what a grammar knows of the next tokens, for the drafting side.
 
-A draft is trimmed at the first token that the grammar forbids. Where the drafter has no more to say, the grammar may
-allow a single next character, then a single one after that, and so on. The text forced in this way is a draft that
-costs nothing: the keys and the punctuation of JSON. Grammars of JSON leave white space open nearly everywhere; there
-the guess is what followed the same mark before in this text.
+A draft is trimmed at the first token that the grammar forbids. Where the drafter has no more to say, the text that the
+grammar forces, character by character, is a draft that costs nothing: the keys and the punctuation of JSON. Grammars of
+JSON leave white space open nearly everywhere; the guess is what followed the same mark before in this text.
 """
 
 from __future__ import annotations

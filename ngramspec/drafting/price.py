@@ -29,9 +29,7 @@ class TokenPrice:
             the slopes add up to. Called when `costs` is first read: drafters without a draft model never do.
         texts: how many are drafted for at this price at a time.
 
-    Attributes:
-        worth, slopes, seconds, loss_budget, texts: as above. The unit of time is the caller's, by custom a one-token
-            pass.
+    The unit of time is the caller's, by custom a one-token pass.
     """
 
     def __init__(

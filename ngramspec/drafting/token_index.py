@@ -63,17 +63,9 @@ class TokenIndex:
     def over(cls, tokens: Ints, links: Ints, heads: Ints, size: int) -> TokenIndex:
         """An index over arrays that are filled already, as those of a mapped file.
 
-        The arrays are used as they are, so they must be sound: every link is at least `NOWHERE` and less than its
-        own position, every head at least `NOWHERE` and less than `size`. Adding to such an index writes into
-        `heads`, and copies the rest once it is full.
-
-        Args:
-            tokens, links: writable buffers of 32-bit integers (format "i") of one length.
-            heads: another of them, a power of two long.
-            size: how many tokens count.
-
-        Raises:
-            ValueError: the lengths do not fit together.
+        The arrays, writable buffers of format "i", are used as they are, so they must be sound: every link is at least
+        `NOWHERE` and less than its own position, every head at least `NOWHERE` and less than `size`. Adding to such an
+        index writes into `heads`, and copies the rest once it is full. ValueError where lengths do not fit together.
         """
         if not 0 <= size <= len(tokens) or len(links) != len(tokens):
             raise ValueError(f"{size} of {len(tokens)} tokens with {len(links)} links make no index")

@@ -244,10 +244,10 @@ class Llama(LlamaCpp):  # type: ignore[misc]
 class LlamaDraftModel(DraftModel):  # type: ignore[misc]
     """Drafts for `llama_cpp.Llama(path, draft_model=LlamaDraftModel())`, where `ngramspec.Llama` cannot take its place.
 
-    It is worth less than `ngramspec.Llama`, by what that class's loop does not do: nothing measures what a batch costs
-    here, so drafts that do not pay are sent all the same and text may come slower; a refused draft that the KV cache
-    cannot let go (recurrent and hybrid models) is not noticed, and changes the text; and that class computes the logits
-    of all tokens. Texts above n_batch tokens need its `logits_all=True` too: n_ctx x n_vocab x 4 bytes.
+    Nothing measures what a batch costs here, so drafts that do not pay are sent all the same and text may come slower;
+    a refused draft that the KV cache cannot let go (recurrent and hybrid models) is not noticed, and changes the text;
+    and the logits of all tokens are computed. Texts above n_batch tokens need `logits_all=True`: n_ctx x n_vocab x 4
+    bytes.
 
     Args:
         num_pred_tokens: most tokens in a draft.

@@ -1,7 +1,4 @@
-"""What an answer is made of: text, thoughts, and calls of tools, each in pieces that extend those before.
-
-`Answer` collects the pieces while an answer is read, and leaves out white space between its parts.
-"""
+"""What an answer is made of: text, thoughts, and calls of tools, in pieces, which `Answer` collects."""
 
 from __future__ import annotations
 
@@ -70,12 +67,9 @@ _ID = string.ascii_letters + string.digits
 class Answer:
     """Collects deltas.
 
-    White space between content and a call, between calls, and around thoughts is the form's, not the answer's. So it is
-    held until something follows: before a call and after one it is dropped, and at the end of an answer without calls
-    it is content.
-
-    Args:
-        short_ids: whether ids of calls are nine letters and digits, as Mistral's templates demand, not "call_...".
+    White space around calls and thoughts is the form's, not the answer's. So it is held until something follows: before
+    a call and after one it is dropped, and at the end of an answer without calls it is content. `short_ids`: ids of
+    calls are nine letters and digits, as Mistral's templates demand, not "call_...".
     """
 
     def __init__(self, short_ids: bool = False) -> None:

@@ -35,8 +35,8 @@ def forced_grammar(
         parallel: whether there may be several calls; of a named tool there is one.
         schema_rules: makes rules of parameters.
         template, opening: as for `parser_for`.
-        instead: a JSON schema, of which an answer may be that calls no tool.
-        instead_strict: whether what no grammar can say of it is refused.
+        instead: a JSON schema, of which an answer may be that calls no tool; `instead_strict`: refuse what no grammar
+            can say of it.
 
     Raises:
         ValueError: no tool of that name.

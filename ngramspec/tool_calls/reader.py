@@ -1,7 +1,7 @@
 """`Reader`: text that arrives in pieces, read as if it were there at once.
 
-What reads is a generator: it yields where it needs more text than has come, and goes on when there is more, or when the
-text ended. What it decides then depends on the text alone, never on where it was cut.
+What reads is a generator, which yields where it needs more text than has come: what it decides depends on the text
+alone, never on where it was cut.
 """
 
 from __future__ import annotations

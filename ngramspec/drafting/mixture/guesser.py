@@ -329,10 +329,7 @@ class Guesser:
     def look_aside(self, at: cython.Py_ssize_t, depth: cython.Py_ssize_t, fork: cython.int) -> cython.int:
         """The same for a position beside the chain, behind `depth` guesses that stand in `history` behind the text.
 
-        Args:
-            at: its number, behind those of the chain.
-            depth: as above.
-            fork: how many of these guesses are the chain's.
+        `at` is its number, behind those of the chain; `fork` of these guesses are the chain's.
         """
         self._aside, self._fork = at - depth, fork
         self._at_place, self._at_copied = NOWHERE, 0
@@ -408,13 +405,9 @@ class Guesser:
     ) -> int:
         """A chain of the likeliest tokens, in `guesses`, with their chances in `chances`; returns its length.
 
-        It has at most `limit` tokens, at most `POSITIONS`, and fewer than the price has slopes. It ends
-        where the chance that all of it is right falls below `least`, or where one more token cannot pay.
-
-        Args:
-            limit, least, price: as above.
-            start: the tokens of the chain that stand already.
-            reach: the chance that these are right.
+        It has at most `limit` tokens, at most `POSITIONS`, and fewer than the price has slopes. It ends where the
+        chance that all of it is right falls below `least`, or where one more token cannot pay. `start` tokens stand
+        already, and are right with the chance `reach`.
         """
         at: cython.int
         c: cython.int
