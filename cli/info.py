@@ -136,7 +136,7 @@ def _choice(auto: ExactAuto) -> str:
     """What --exact auto chooses."""
     same = auto.exactness.same
     line = "--exact auto: " + ("the same text with and without drafts" if same else "the fastest settings")
-    prices = [price for way in ("exact", "padded") if (price := auto.known.price(way)) is not None]
+    prices = [price for way in ("exact", "padded") if (price := auto.known.relative_time(way)) is not None]
     if not prices:
         return line
     return line + f" (the same text takes {min(prices):.2f} times as long, for {ANSWER} tokens after {PROMPT})"

@@ -3,8 +3,8 @@
 All other rooms see a model through two protocols: `Model` evaluates tokens, `Vocabulary` knows what they mean. One
 object may offer both (`Runner`), as `ngramspec.llama.target.Target` does. Write them in this order:
 
-1. `Vocabulary`: `tokenize`, `piece`, `is_eog`, and `sampler`, whose `Sampler` turns logits into a law and draws from it
-   (`tests/support/numpy_sampler.py` is one; raise GrammarError for `Sampling.grammar` at first).
+1. `Vocabulary`: `tokenize`, `piece`, `is_eog`, and `sampler`, whose `Sampler` turns logits into a distribution and
+   draws from it (`tests/support/numpy_sampler.py` is one; raise GrammarError for `Sampling.grammar` at first).
 2. `Model`, deriving from `ModelBase`: `prefill`, `evaluate` and `clear`. With `can_rollback = False` text is decoded
    plainly, and everything else works already.
 3. `rollback`, and `can_rollback = True`: drafting works. Where the memory cannot be cut (a recurrent state), set

@@ -1,5 +1,5 @@
 cdef class TokenPrice:
-    cdef readonly double worth
+    cdef readonly double rate
     cdef readonly double seconds
     cdef readonly double loss_budget
     cdef readonly int texts

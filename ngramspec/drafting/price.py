@@ -20,7 +20,7 @@ class TokenPrice:
     """The price of one more drafted token. A drafter that knows it ends a draft where no longer one can pay.
 
     Args:
-        worth: recent throughput, in tokens per unit of time.
+        rate: recent throughput, in tokens per unit of time.
         slopes: entry k is the least time that one more token costs a draft of k tokens: the lowest slope of the cost
             curve from there on. At least as many entries as a draft can have tokens, and one more.
         seconds: of a unit of time, for drafters that take time themselves; 0: nobody knows.
@@ -34,14 +34,14 @@ class TokenPrice:
 
     def __init__(
         self,
-        worth: float,
+        rate: float,
         slopes: Sequence[float],
         seconds: float = 0.0,
         loss_budget: float = math.inf,
         costs: Callable[[], Sequence[float]] | None = None,
         texts: int = 1,
     ) -> None:
-        self.worth = worth
+        self.rate = rate
         self.seconds = seconds
         self.loss_budget = loss_budget
         self.texts = texts
@@ -59,4 +59,4 @@ class TokenPrice:
 
     def pays(self, reach: cython.double, length: cython.Py_ssize_t) -> cython.bint:
         """Whether a draft of `length` tokens, all accepted with probability `reach`, can gain by one token more."""
-        return reach >= self.worth * self._slopes[length]
+        return reach >= self.rate * self._slopes[length]

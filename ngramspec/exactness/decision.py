@@ -1,4 +1,4 @@
-"""Whether a text can be the same bit for bit with and without drafts, and at what price: how `exact="auto"` chooses.
+"""Whether a text can be the same bit for bit with and without drafts, and what that costs: how `exact="auto"` chooses.
 
 Three ways to decode are compared, by what was measured of each (`ngramspec.exactness.trial`):
 
@@ -37,7 +37,7 @@ Way = Literal["fast", "padded", "exact"]
 WAYS: tuple[Way, ...] = ("fast", "padded", "exact")
 
 ANSWER = 256
-"""Tokens of the answer of the usual request that the price is for, to a prompt of `PROMPT`."""
+"""Tokens of the answer of the usual request that is timed, to a prompt of `PROMPT`."""
 
 TOLERANCE = 1.05
 """The most that bit-identical text may cost: time of the request / its time under the fastest settings."""
@@ -94,15 +94,15 @@ class Measured:
         shallow, deep = (found[way] for found in self.times)
         return PROMPT * (shallow.prefill + deep.prefill) / 2 + ANSWER * deep.single
 
-    def price(self, way: Way) -> float | None:
+    def relative_time(self, way: Way) -> float | None:
         """Expected time of a usual request decoded that way / that of the fastest way; None if unmeasured."""
         known = [seconds for other in WAYS if (seconds := self.seconds(other)) is not None]
         mine = self.seconds(way)
         return None if mine is None else mine / min(known)
 
-    def _worth(self, way: Way) -> bool:
-        price = self.price(way)
-        return price is not None and price <= TOLERANCE
+    def _affordable(self, way: Way) -> bool:
+        relative = self.relative_time(way)
+        return relative is not None and relative <= TOLERANCE
 
     def missing(self, ways: Sequence[Way]) -> str | None:
         """What is to be measured next to choose: "times", or how sizes agree under a setting; None: nothing."""
@@ -114,7 +114,7 @@ class Measured:
             return None
         if len(self.times) < len(DEPTHS):
             return "times"
-        decided = not (other and self._worth("exact")) or (pads and self._worth("padded"))
+        decided = not (other and self._affordable("exact")) or (pads and self._affordable("padded"))
         return None if decided or self.identity("exact") is not None else "exact"
 
     def choose(self, ways: Sequence[Way]) -> Way:
@@ -126,9 +126,9 @@ class Measured:
         fast, exact = self.identity("fast"), self.identity("exact")
         if fast is None or fast.whole:
             return "fast"
-        if fast.pads and "padded" in ways and self._worth("padded"):
+        if fast.pads and "padded" in ways and self._affordable("padded"):
             return "padded"
-        if exact is not None and exact.whole and "exact" in ways and self._worth("exact"):
+        if exact is not None and exact.whole and "exact" in ways and self._affordable("exact"):
             return "exact"
         return "fast"
 

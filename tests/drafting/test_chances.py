@@ -25,7 +25,7 @@ from ngramspec.drafting.price import TokenPrice
 def test_a_token_pays_where_what_it_brings_is_worth_its_time() -> None:
     for slopes in ([0.2, 0.4, 0.1], array("d", [0.2, 0.4, 0.1])):
         made = TokenPrice(1.5, slopes)
-        assert (made.worth, list(made.slopes)) == (1.5, [0.2, 0.4, 0.1])
+        assert (made.rate, list(made.slopes)) == (1.5, [0.2, 0.4, 0.1])
         # 1.5 tokens a pass: the next token must bring 0.3, 0.6 and 0.15 of one.
         assert [made.pays(0.35, length) for length in range(3)] == [True, False, True]
         assert [made.pays(0.1, length) for length in range(3)] == [False, False, False]

@@ -37,7 +37,7 @@ def test_a_usual_request_has_a_prompt_that_gets_longer_and_an_answer_behind_it()
 @pytest.mark.parametrize(("price", "way"), [(1.04, "exact"), (0.7, "exact"), (1.06, "fast")])
 def test_exact_settings_are_taken_up_to_the_tolerance(price: float, way: str) -> None:
     assert known().choose(WAYS) == "fast", "nothing is known of their speed"
-    assert known(exact=ALL, padded=1.5).price("padded") == pytest.approx(1.5)
+    assert known(exact=ALL, padded=1.5).relative_time("padded") == pytest.approx(1.5)
     measured = known()
     measured.times = tuple({**at, "exact": Times(*(x * price for x in at["fast"]))} for at in measured.times)
     assert measured.choose(WAYS) == way
@@ -70,7 +70,7 @@ def test_the_choice_never_costs_more_than_the_tolerance(exact: float, padded: fl
     measured.times = tuple({**at, "exact": Times(*(x * exact for x in at["fast"]))} for at in measured.times)
     way = measured.choose(WAYS)
     if way != "fast":
-        price = measured.price(way)
+        price = measured.relative_time(way)
         assert price is not None
         assert price <= TOLERANCE
 

@@ -237,7 +237,7 @@ def test_the_drafter_is_told_where_to_stop() -> None:
     for p in [0.6] * 8:
         cut += 1
         reach *= p
-        if reach < price.worth * price.slopes[cut]:
+        if reach < price.rate * price.slopes[cut]:
             break
     whole = policy.plan(draft([0.6] * 8), None, ALL)
     assert whole == (2, 3)

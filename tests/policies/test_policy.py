@@ -142,11 +142,11 @@ def test_a_price_ends_no_draft_that_this_pass_would_pay_for(
     for p in acceptance[: sizes[-1] - 1]:
         cut += 1
         reach *= p
-        if reach < price.worth * price.slopes[cut]:
+        if reach < price.rate * price.slopes[cut]:
             break
     reaches = accumulate(acceptance[: sizes[-1] - 1], mul, initial=1.0)
     values = [
-        tokens - price.worth * cost
+        tokens - price.rate * cost
         for tokens, (_, cost) in zip(accumulate(reaches), curve.padded(sizes)[1:], strict=False)
     ]
     assert max(values[: cut + 1]) >= max(values) - 1e-9
@@ -163,7 +163,7 @@ def test_only_the_cost_policy_looks_at_costs() -> None:
             policy.record(passed(4, 3, 3, 4 / throughput, 0.0, 1.0))
         price = policy.price(curve, ALL)
         assert price is not None
-        assert price.worth == pytest.approx(max(1.0, throughput))
+        assert price.rate == pytest.approx(max(1.0, throughput))
         assert price.slopes[:5] == curve.slopes(ALL)[:5]
 
 

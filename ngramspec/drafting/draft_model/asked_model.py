@@ -91,7 +91,7 @@ class AskedModel(ModelDrafter):
 
     def promises(self, limit: int, price: TokenPrice) -> float:
         """What a draft that the model makes alone is expected to gain, in tokens."""
-        return self._payoff.gain(limit, price) - price.worth * self.entry(price) if price.seconds else math.inf
+        return self._payoff.gain(limit, price) - price.rate * self.entry(price) if price.seconds else math.inf
 
     def reads(
         self, guesses: Sequence[int], known: int, gain: float = math.inf

@@ -118,7 +118,7 @@ class Payoff:
         gain, reach = 0.0, 1.0
         for at in range(limit):
             reach *= self.rate(at)
-            more = reach - price.worth * (price.slopes[at] + self._pace.token / price.seconds)
+            more = reach - price.rate * (price.slopes[at] + self._pace.token / price.seconds)
             if more <= 0:
                 break
             gain += more
@@ -138,4 +138,4 @@ class Payoff:
         if time_of * (length + 1) > price.loss_budget:
             return False
         cost = price.slopes[length] + time_of
-        return reach * self.rate(length) >= price.worth * cost
+        return reach * self.rate(length) >= price.rate * cost

@@ -72,11 +72,11 @@ class ChainValue(NamedTuple):
         """With a guess more."""
         reach = self.reach * chance
         tokens, length = self.tokens + reach, self.length + 1
-        return ChainValue(tokens, reach, max(self.most, tokens - price.worth * price.costs[length]), length)
+        return ChainValue(tokens, reach, max(self.most, tokens - price.rate * price.costs[length]), length)
 
     def along(self, chances: Sequence[float], price: TokenPrice) -> float:
         """What it gains with these guesses more."""
-        tokens, reach, most, worth, costs = self.tokens, self.reach, self.most, price.worth, price.costs
+        tokens, reach, most, worth, costs = self.tokens, self.reach, self.most, price.rate, price.costs
         for length, chance in enumerate(chances, self.length + 1):
             reach *= chance
             tokens += reach
@@ -159,7 +159,7 @@ class HybridDrafter(MixtureDrafter):
         gain, reach = 0.0, 1.0
         for at, p in enumerate(self._guesser.chain()[2]):
             reach *= self._blind.estimate(p)
-            gain += max(0.0, reach - price.worth * price.slopes[at])
+            gain += max(0.0, reach - price.rate * price.slopes[at])
         if self.model.promises(limit, price) > gain:
             draft = yield from self.model.drafting(limit, choose, blind=True, price=price)
             if draft.tokens:
@@ -253,7 +253,7 @@ class HybridDrafter(MixtureDrafter):
         for guess in self._chain[:settled]:
             value = value.then(guess.chance, price)
         further = self._further(price, limit)
-        best = bare = value.along(ps, price) + price.worth * self.model.entry(price)
+        best = bare = value.along(ps, price) + price.rate * self.model.entry(price)
         along, gain = None, 0.0
         ended, agreed = 0.0, 1.0
         for i in range(min(len(ps), limit - settled - 1, FARTHEST) + 1):
@@ -265,7 +265,7 @@ class HybridDrafter(MixtureDrafter):
             if agreed:
                 value = value.then(prospects.surer, price)
                 expected += agreed * max(value.along(ps[i + 1 :], price), further(value))
-            paid = expected - price.worth * self.model.costs(settled + i - read, price)
+            paid = expected - price.rate * self.model.costs(settled + i - read, price)
             if paid > best:
                 best, along, gain = paid, i, expected - bare
         return along, gain
@@ -281,7 +281,7 @@ class HybridDrafter(MixtureDrafter):
             often = sum(share for share, _ in good)
             if often:
                 ways.append((often, sum(share * chance for share, chance in good) / often))
-        asking = price.worth * self.model.again(price)
+        asking = price.rate * self.model.again(price)
 
         def further(value: ChainValue) -> float:
             best = value.most

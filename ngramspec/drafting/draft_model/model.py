@@ -221,7 +221,7 @@ class ModelDrafter(Drafter):
         reading = (self.pace.reading(max(1, behind)) - self.pace.token) / price.seconds
         gain = self._payoff.gain(limit, price)
         if gain > 0:
-            return price.worth * reading <= gain * (self._length + self._left())
+            return price.rate * reading <= gain * (self._length + self._left())
         self._credit += PROBES
         if self._credit < self.pace.token / price.seconds + reading:
             return False

@@ -151,7 +151,7 @@ class ModelPasses:
         """
         if not self.joint or price is None or not price.seconds:
             return list(requests)
-        time_of = price.worth / price.seconds
+        time_of = price.rate / price.seconds
         each = time_of * (self.pace.reading(2) - self.pace.token)
         order = sorted(requests, key=lambda text: each * requests[text].rows - requests[text].gain)
         count, most, gain, tokens = 0, 0.0, 0.0, 0

@@ -125,7 +125,7 @@ class SideGuesses:
             elif guesser.counts.found[node] > 0:
                 self._rate(node, guesser.correction.p[node], -1)
         # A token known a pass ahead takes a row there.
-        share: cython.double = max(0.0, 1.0 - price.worth * price.slopes[sent])
+        share: cython.double = max(0.0, 1.0 - price.rate * price.slopes[sent])
         limit = min(limit, POSITIONS - start, cython.cast(cython.int, len(price.slopes)) - 1 - sent)
         for n in range(start, start + limit):
             best = NOBODY
