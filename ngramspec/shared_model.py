@@ -9,13 +9,9 @@ from ngramspec.backend import Logits, Model
 
 
 class SequenceModel(Model, Protocol):
-    """One of the texts in a shared cache: a model of its own, which can also take part in passes with others.
+    """One of the texts in a shared cache: a model of its own, which can also take part in passes with others."""
 
-    Attributes:
-        number: from 0 on.
-    """
-
-    number: int
+    number: int  # from 0 on
 
     def reading(
         self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None

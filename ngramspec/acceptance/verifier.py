@@ -132,9 +132,6 @@ class RuleVerifier:
         acceptance: how drafts are accepted, or the method's name.
         watch: is told of every judgement.
 
-    Attributes:
-        rule: what the acceptance comes to.
-
     Raises:
         ValueError: an acceptance that contradicts the sampling.
     """
@@ -143,7 +140,7 @@ class RuleVerifier:
         self, sampler: Sampler, acceptance: Acceptance | str | None = None, watch: Watch | None = None
     ) -> None:
         how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
-        self.rule = how.resolve(sampler.sampling)
+        self.rule = how.resolve(sampler.sampling)  # what the acceptance comes to
         self.sampler = sampler
         self._watch = watch
 

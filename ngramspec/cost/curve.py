@@ -58,11 +58,6 @@ class CostCurve:
         seconds: batch size -> seconds in a run of that size; must hold size 1; all positive; else ValueError.
         switch: seconds that a change of size adds, at least 0.
         measured: whether they came from a clock, and so may be wrong.
-
-    Attributes:
-        level: seconds of a one-token pass now.
-        last: size of the last pass observed.
-        worst: most that a batch may cost, as a multiple of its tokens one by one.
     """
 
     def __init__(self, seconds: Mapping[int, float], switch: float = 0.0, *, measured: bool = True) -> None:
@@ -70,11 +65,12 @@ class CostCurve:
             raise ValueError("a cost curve needs positive seconds, those of batch size 1 among them")
         if not 0 <= switch < math.inf:
             raise ValueError(f"switch is {switch}, but must be at least 0")
-        self.level = float(seconds[1])
+        self.level = float(seconds[1])  # seconds of a one-token pass now
         self.switch = switch
         self.measured = measured
+        # Most that a batch may cost, as a multiple of its tokens one by one.
         self.worst = WORST if measured else math.inf
-        self.last = 1
+        self.last = 1  # size of the last pass observed
         self._since_single = 0
         # What the last pass took / what was expected: of one token, and of more.
         self._excess_single = self._excess_more = 1.0

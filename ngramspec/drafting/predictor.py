@@ -40,20 +40,14 @@ class Shares(Mapping[int, float]):
 
 
 class Continuations:
-    """The tokens seen after one context. Read-only to everyone but the table that holds it.
-
-    Attributes:
-        counts: next token -> how often, least recently seen first.
-        best: the most frequent of them, the most recently seen among equals.
-        total: the sum of the counts.
-    """
+    """The tokens seen after one context. Read-only to everyone but the table that holds it."""
 
     __slots__ = ("best", "counts", "total")
 
     def __init__(self, token: int) -> None:
-        self.counts = {token: 1}
-        self.best = token
-        self.total = 1
+        self.counts = {token: 1}  # next token -> how often, least recently seen first
+        self.best = token  # the most frequent of them, the most recently seen among equals
+        self.total = 1  # the sum of the counts
 
     def add(self, token: int) -> None:
         """Count `token` once more. Being the latest now, it wins every tie that it reaches."""

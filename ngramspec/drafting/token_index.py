@@ -44,20 +44,13 @@ def slot(a: cython.ulonglong, b: cython.ulonglong, c: cython.ulonglong, mask: cy
 
 
 class TokenIndex:
-    """A growing text and its chains.
-
-    Attributes:
-        tokens: token ids; `size` of them count.
-        links: int32, one a token; `NOWHERE` ends a chain.
-        heads: int32, a power of two of them: the last position of each chain.
-        size: how many tokens the text has.
-    """
+    """A growing text and its chains."""
 
     def __init__(self) -> None:
-        self.tokens = array("i", bytes(4 * SMALLEST))
-        self.links = array("i", bytes(4 * SMALLEST))
-        self.heads = array("i", [NOWHERE]) * SMALLEST
-        self.size = 0
+        self.tokens = array("i", bytes(4 * SMALLEST))  # token ids; `size` of them count
+        self.links = array("i", bytes(4 * SMALLEST))  # int32, one a token; `NOWHERE` ends a chain
+        self.heads = array("i", [NOWHERE]) * SMALLEST  # int32, a power of two of them: the last position of each chain
+        self.size = 0  # how many tokens the text has
 
     @classmethod
     def over(cls, tokens: Ints, links: Ints, heads: Ints, size: int) -> TokenIndex:

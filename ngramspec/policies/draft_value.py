@@ -30,14 +30,11 @@ MOST = cython.declare(cython.int, 64)
 
 @cython.cclass
 class DraftValue:
-    """Values of the lengths of one draft at a time.
-
-    Attributes:
-        tokens: float64 of shape (MOST + 1,): entry k, what a pass with a draft of k tokens is expected to emit, and
-            what the passes behind it are worth, in tokens.
-    """
+    """Values of the lengths of one draft at a time."""
 
     def __init__(self) -> None:
+        # float64 of shape (MOST + 1,): entry k, what a pass with a draft of k tokens is expected to emit, and what the
+        # passes behind it are worth, in tokens.
         self.tokens = array("d", bytes(8 * (MOST + 1)))
         self._p = array("d", bytes(8 * (MOST + 1)))
         self._cost = array("d", bytes(8 * (MOST + 1)))

@@ -24,15 +24,10 @@ Batches = Callable[[Sequence[int]], Sequence[int]]
 
 
 class Policy(Protocol):
-    """Decides on the length of each draft. One instance serves many requests.
+    """Decides on the length of each draft. One instance serves many requests."""
 
-    Attributes:
-        name: what it is called on the command line.
-        wants_logits: whether `see` is to be called.
-    """
-
-    name: str
-    wants_logits: bool = False
+    name: str  # what it is called on the command line
+    wants_logits: bool = False  # whether `see` is to be called
 
     def begin(self) -> None:
         """Start a request: what earlier ones taught stays."""

@@ -37,13 +37,9 @@ Draw = Callable[[Distribution, int], int]
 
 
 class Sampler(Protocol):
-    """A `Sampling` at work on one text: with the state that plain decoding would have at this position.
+    """A `Sampling` at work on one text: with the state that plain decoding would have at this position."""
 
-    Attributes:
-        sampling: the settings.
-    """
-
-    sampling: Sampling
+    sampling: Sampling  # the settings
 
     @property
     def grammar(self) -> GrammarState | None:

@@ -45,22 +45,17 @@ class ContextCounts:
 
     Args:
         positions: how many a chain has at most.
-
-    Attributes:
-        found: int32 of shape (positions,): how many candidates each position has.
-        tokens: int32 of shape (positions, CANDIDATES): token ids of the candidates.
-        seen: int32 of shape (SOURCES,): how often each source saw the context.
-        count: int32 of shape (CANDIDATES, SOURCES): how often each candidate followed the context, by source.
-        latest: int32 of the same shape: 1 where the candidate is what followed the context last.
-        best: the position in the request where the longest match goes on.
-        best_token: what follows the longest match; -1 if there is none.
     """
 
     def __init__(self, positions: int) -> None:
+        # int32 of shape (positions,): how many candidates each position has.
         self.found = array("i", bytes(4 * positions))
+        # int32 of shape (positions, CANDIDATES): token ids of the candidates.
         self.tokens = array("i", bytes(4 * positions * CANDIDATES))
-        self.seen = array("i", bytes(4 * SOURCES))
+        self.seen = array("i", bytes(4 * SOURCES))  # int32 of shape (SOURCES,): how often each source saw the context
+        # int32 of shape (CANDIDATES, SOURCES): how often each candidate followed the context, by source.
         self.count = array("i", bytes(4 * CANDIDATES * SOURCES))
+        # int32 of the same shape: 1 where the candidate is what followed the context last.
         self.latest = array("i", bytes(4 * CANDIDATES * SOURCES))
         self._slots = array("q", bytes(8 * (ORDERS + 1)))
         self._indexes = array("i", bytes(4 * PLACES))
@@ -68,8 +63,8 @@ class ContextCounts:
         self._matches = array("i", bytes(4 * PLACES))
         self._kept = 0
         self._recalled = 0
-        self.best = NOWHERE
-        self.best_token = -1
+        self.best = NOWHERE  # the position in the request where the longest match goes on
+        self.best_token = -1  # what follows the longest match; -1 if there is none
 
     def clear(self, at: cython.Py_ssize_t) -> None:
         """No candidates at a position, and no sightings."""

@@ -130,14 +130,6 @@ class Guesser:
     Args:
         beside: a guesser for another text at the same time: it has the same memory, and what either learns about tokens
             both know. All else that they learn holds for a text of its own.
-
-    Attributes:
-        memory: `TokenIndex`es to look up beside the request's own tokens.
-        local: whether the request's own tokens are looked up.
-        pending: length of the chain that waits for its outcome, at most 64.
-        guesses: token ids of the chain.
-        chances: for each guess, the probability that it is right if all before it are.
-        lengths: for each guess, the length of the match behind it.
     """
 
     def __init__(self, beside: Guesser | None = None) -> None:
@@ -147,16 +139,18 @@ class Guesser:
             self.correction = Correction(POSITIONS)
         else:
             self.mixer, self.correction = beside.mixer.beside(), beside.correction.beside()
+        # `TokenIndex`es to look up beside the request's own tokens.
         self.memory: list[TokenIndex] = [] if beside is None else beside.memory
-        self.local: bool = beside is None or beside.local
+        self.local: bool = beside is None or beside.local  # whether the request's own tokens are looked up
         self.counts = ContextCounts(POSITIONS)
         self.answers = Answers(POSITIONS * CANDIDATES)
         self.pointers = Pointers(POSITIONS * CANDIDATES)
         self._answered = array("i", bytes(4 * POSITIONS))
         self._pointed = array("i", bytes(4 * POSITIONS))
-        self.guesses = array("i", bytes(4 * POSITIONS))
+        self.guesses = array("i", bytes(4 * POSITIONS))  # token ids of the chain
+        # For each guess, the probability that it is right if all before it are.
         self.chances = array("d", bytes(8 * POSITIONS))
-        self.lengths = array("i", bytes(4 * POSITIONS))
+        self.lengths = array("i", bytes(4 * POSITIONS))  # for each guess, the length of the match behind it
         self._best = array("i", bytes(4 * POSITIONS))
         # Each module has these numbers as constants of its own, which the compiler wants; they must agree.
         cells = POSITIONS * CANDIDATES
@@ -167,7 +161,7 @@ class Guesser:
         assert len(self.mixer.facts) == cells * BIASES
         assert len(self.correction.facts) == POSITIONS * FACTS
         assert len(self.pointers.tokens) == POINTERS
-        self.pending = 0
+        self.pending = 0  # length of the chain that waits for its outcome, at most 64
         # Of a position beside the chain: by how much its number exceeds the number of guesses before it, and how many
         # of these are the chain's.
         self._aside = self._fork = 0

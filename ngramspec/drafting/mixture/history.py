@@ -46,18 +46,14 @@ class History:
 
     Behind its `size` tokens there is room for 64 more, which a drafter may fill with guesses: the
     context of a guess is then read like any other.
-
-    Attributes:
-        tokens: int32; the first `size` count.
-        size: how many tokens there are.
     """
 
     def __init__(self) -> None:
-        self.tokens = array("i", bytes(4 * (SMALLEST + 64)))
+        self.tokens = array("i", bytes(4 * (SMALLEST + 64)))  # int32; the first `size` count
         self.links = array("i", bytes(4 * SMALLEST * ORDERS))
         self.heads = array("i", [NOWHERE]) * (SMALLEST * ORDERS)
         self.room = SMALLEST
-        self.size = 0
+        self.size = 0  # how many tokens there are
 
     def clear(self) -> None:
         """Forget everything, and keep the room."""
