@@ -18,55 +18,38 @@ class Step:
     """The record of one target pass, or of the prefill and the token it yields (`batch` 0).
 
     It is filled in while the pass is made. Policies and readers of steps find it complete, and must not change it.
-
-    Attributes:
-        tokens: token ids emitted, in order; the last is the target's own, those before it were drafted.
-        pieces: the text that each token released; text is held back while a character or a stop string may still be
-            incomplete.
-        drafted: token ids sent as a draft.
-        accepted: how many of them were emitted.
-        guessed: how many tokens of the drafter's proposal were right, sent or not.
-        batch: tokens in the pass, padding, questions and tokens that were evaluated again included.
-        seconds: of the target pass (of the whole prefill at the first step).
-        disturbed: how many of them an interruption by the system added (see `CostCurve.undisturbed`).
-        draft_seconds: spent on asking the drafter, and on being able to take a refused draft back.
-        plain_seconds: what a pass without a draft costs now; 0 when that was not measured.
-        elapsed: seconds since the step before, on the wall: choosing tokens, grammar, and what a reader of the steps
-            did in between are in it; 0 at the first step, and where nobody took the time.
-        source: the drafter, or "" without a draft.
-        close_calls: tokens that rounding could have decided otherwise than in undrafted decoding (see
-            `ngramspec.exactness.close_calls`), where `exact="auto"` did not take settings that rule it out.
-        explained: the numbers behind the policy's decision; see `Policy.explain`.
-        position: absolute index in the sequence of the first token that the pass decided.
-        stop: why the generation ended with this step, or None.
-        stop_string: the stop string that ended it, where one did.
-        logprobs: of each emitted token, where they were asked for.
-        detail: how the tokens were decided on, where that was asked for: a judgement for each drafted token that was
-            reached, and one for each token of the target's own, in order.
-        judged: the draft that `detail` speaks of: what was sent. Where a grammar cut a draft that was drawn blindly,
-            the forbidden token follows; it is refused unsent.
     """
 
-    tokens: tuple[int, ...]
+    tokens: tuple[int, ...]  # token ids emitted, in order; the last is the target's own, those before it were drafted
+    # The text that each token released; text is held back while a character or a stop string may still be incomplete.
     pieces: tuple[str, ...] = ()
     _: KW_ONLY
-    drafted: tuple[int, ...] = ()
-    accepted: int = 0
-    guessed: int = 0
-    batch: int = 0
-    seconds: float = 0.0
-    disturbed: float = 0.0
-    draft_seconds: float = 0.0
-    plain_seconds: float = 0.0
+    drafted: tuple[int, ...] = ()  # token ids sent as a draft
+    accepted: int = 0  # how many of them were emitted
+    guessed: int = 0  # how many tokens of the drafter's proposal were right, sent or not
+    batch: int = 0  # tokens in the pass, padding, questions and tokens that were evaluated again included
+    seconds: float = 0.0  # of the target pass (of the whole prefill at the first step)
+    disturbed: float = 0.0  # how many of them an interruption by the system added (see `CostCurve.undisturbed`)
+    draft_seconds: float = 0.0  # spent on asking the drafter, and on being able to take a refused draft back
+    plain_seconds: float = 0.0  # what a pass without a draft costs now; 0 when that was not measured
+    # Seconds since the step before, on the wall: choosing tokens, grammar, and what a reader of the steps did in
+    # between are in it; 0 at the first step, and where nobody took the time.
     elapsed: float = 0.0
-    source: str = ""
+    source: str = ""  # the drafter, or "" without a draft
+    # Tokens that rounding could have decided otherwise than in undrafted decoding (see
+    # `ngramspec.exactness.close_calls`), where `exact="auto"` did not take settings that rule it out.
     close_calls: int = 0
+    # The numbers behind the policy's decision; see `Policy.explain`.
     explained: Mapping[str, float] = field(default_factory=dict)
-    position: int = 0
-    stop: StopReason | None = None
-    stop_string: str | None = None
-    logprobs: tuple[Logprobs, ...] = ()
+    position: int = 0  # absolute index in the sequence of the first token that the pass decided
+    stop: StopReason | None = None  # why the generation ended with this step, or None
+    stop_string: str | None = None  # the stop string that ended it, where one did
+    logprobs: tuple[Logprobs, ...] = ()  # of each emitted token, where they were asked for
+    # How the tokens were decided on, where that was asked for: a judgement for each drafted token that was reached, and
+    # one for each token of the target's own, in order.
     detail: tuple[TokenDecision, ...] = ()
+    # The draft that `detail` speaks of: what was sent. Where a grammar cut a draft that was drawn blindly, the
+    # forbidden token follows; it is refused unsent.
     judged: Draft = NO_DRAFT
 
     @property
