@@ -12,7 +12,7 @@ object may offer both (`Runner`), as `ngramspec.llama.target.Target` does. Write
    say in `owed` how many tokens the next pass evaluates again before its own.
 4. `fingerprint`: while it is "", costs of passes are measured in every process.
 
-Optional for good: `fill_in_tokens` (`ngramspec.fill_in.FillInTokenizer`), `exactness` (an `ExactnessMode`), `Headed`,
+Optional for good: `fill_in_tokens` (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `Headed`,
 `SharedModel` (`ngramspec.shared_model`) for several texts at once, `Asked` (`ngramspec.decoding.branches`).
 
 Test it with `pytest tests/test_backend.py`, with your runner added to its list, then on a real model with

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self, runtime_checkable
+from typing import NamedTuple, Self
 
 from ngramspec.errors import ModelError
 from ngramspec.tokens import Tokenizer
@@ -32,14 +32,6 @@ class FillInTokens(NamedTuple):
     middle: int | None  # in front of what fills it
     project: int | None = None  # in front of the name of a project
     file: int | None = None  # in front of the name of a file
-
-
-@runtime_checkable
-class FillInTokenizer(Tokenizer, Protocol):
-    """A tokenizer that may know how its model wants gaps to be shown."""
-
-    @property
-    def fill_in_tokens(self) -> FillInTokens: ...
 
 
 class NoFillIn(ModelError):  # noqa: N818 - reads better where it is raised
@@ -78,7 +70,7 @@ class Limits:
 
 def check_fill_in(tokenizer: Tokenizer) -> FillInTokens:
     """The tokens for filling gaps. Raises NoFillIn where one of the three that are needed is missing."""
-    known = tokenizer.fill_in_tokens if isinstance(tokenizer, FillInTokenizer) else FillInTokens(None, None, None)
+    known: FillInTokens = getattr(tokenizer, "fill_in_tokens", FillInTokens(None, None, None))
     missing = [name for name in ("prefix", "suffix", "middle") if getattr(known, name) is None]
     if missing:
         raise NoFillIn(
