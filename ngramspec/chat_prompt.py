@@ -66,12 +66,10 @@ class Control:
 
 
 class ChatTemplate:
-    """A chat template over a vocabulary.
+    """A chat template in Jinja over a vocabulary, whose control tokens are `controls`, by their text.
 
     Args:
-        source: the template, in Jinja.
         render: the template's variables, "messages" among them, to text; raises whatever the template raises.
-        controls: the vocabulary's control tokens by their text.
         bos: text of the token that begins a prompt, "" if there is none; a template that writes it gets no second one.
     """
 

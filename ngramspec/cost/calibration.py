@@ -207,11 +207,9 @@ class Disturbance:
 
     The threads of a pass wait for each other by spinning. Where another process holds one of their cores, all of them
     wait for a turn of the scheduler, many times in each pass, which may then take a hundred times as long and more.
-
-    Attributes:
-        slowdown: how many times as long as expected the passes of the worst run took; None while all went well.
     """
 
+    # How many times as long as expected the passes of the worst run took; None while all went well.
     slowdown: float | None = None
     _usual: float = math.inf
     _passes: int = 0

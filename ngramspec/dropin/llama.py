@@ -59,7 +59,6 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         settings: what the parent takes.
 
     Attributes:
-        exact, keep: as above.
         prediction: as above; it may be set anew before each call.
         no_drafts: why nothing is drafted for this model under these settings; None where something is.
 

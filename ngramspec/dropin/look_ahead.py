@@ -55,7 +55,7 @@ class LookAhead(Text):
     Args:
         owner: it has no `obstacle`.
         exact, keep: see `ngramspec.dropin.llama.Llama`.
-        model: is asked where that pays; None: n-grams alone.
+        model: drafts too, where that pays.
 
     Attributes:
         stats: counters over all passes that were asked for one by one.
@@ -95,11 +95,9 @@ class LookAhead(Text):
     # ------------------------------------------------------------------ a generation
 
     def begin(self, grammar: str | None, prediction: Sequence[int] = ()) -> object:
-        """A generation begins, under a grammar in GBNF perhaps; returns what `end` is to be told.
+        """A generation begins, under a grammar in GBNF perhaps, that is likely to copy the tokens of `prediction`.
 
-        Args:
-            grammar: as above.
-            prediction: tokens of a text that it is likely to copy.
+        Returns what `end` is to be told.
         """
         self.drop()
         if self.drafts.drafter is not None:
@@ -142,9 +140,7 @@ class LookAhead(Text):
     def next(self, token: int, text: NDArray[np.intc]) -> Row | None:
         """The logits after one more token, shape (n_vocab,), valid until the next call; None: evaluate it yourself.
 
-        Args:
-            token: that follows `text`.
-            text: all that the owner has evaluated, and knows of.
+        The token follows `text`, all that the owner has evaluated, and knows of.
         """
         length = len(text)
         self._sampled = None

@@ -65,14 +65,9 @@ def load_settings(given: llm.Options) -> LoadSettings:
 
 
 def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
-    """The sampling that options ask for, with a random seed where they name none.
+    """The sampling that options ask for, with a random seed where they name none; under `grammar` if there is one.
 
-    Args:
-        given: an instance of what `prompt_options` gives.
-        grammar: that the answer must keep to, whatever the options say; None: as they say.
-
-    Raises:
-        ValueError: two settings contradict each other.
+    Raises ValueError where two settings contradict each other.
     """
     asked: dict[str, Any] = {"temperature": TEMPERATURE, "seed": random.SystemRandom().randrange(2**32)}
     for name, known in _SAMPLING.items():

@@ -53,13 +53,9 @@ def has_gguf_magic(path: Path) -> bool:
 
 
 def check_model_file(path: Path) -> GGUFHeader:
-    """Check that `path` is a whole GGUF file of a model that can generate text, split or not.
+    """Check that `path` is a whole GGUF file of a model that can generate text, split or not; return its header.
 
-    Returns:
-        its header (for a split model that of the first part).
-
-    Raises:
-        ModelError: with the file's name, what is wrong and what to do.
+    Raises ModelError, with the file's name, what is wrong and what to do.
     """
     header = _read(path)
     parts = header.metadata.get("split.count", 0)
@@ -73,11 +69,7 @@ def check_model_file(path: Path) -> GGUFHeader:
 
 
 def check_values(path: Path, header: GGUFHeader) -> None:
-    """Check for hyperparameters that would crash or hang llama.cpp in the middle of computing.
-
-    Raises:
-        ModelError: with the key and its value.
-    """
+    """Raise ModelError for hyperparameters that would crash or hang llama.cpp in the middle of computing."""
     for key, value in header.metadata.items():
         if isinstance(value, str | bool) or key.partition(".")[0] != header.metadata.get("general.architecture"):
             continue

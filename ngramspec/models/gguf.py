@@ -96,8 +96,7 @@ def read_header(path: Path) -> GGUFHeader:
     vocabulary; arrays of numbers are skipped whole.
 
     Raises:
-        ModelError: the file ends inside the header, the header is not well-formed, or its version
-            or byte order is not supported.
+        ModelError: the header is cut, not well-formed, or of a version or byte order that is not supported.
         OSError: the file cannot be read.
     """
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

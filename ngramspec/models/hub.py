@@ -46,8 +46,7 @@ def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -
 
     Args:
         name: `hf:owner/repo`, `hf:owner/repo:QUANT` or `hf:owner/repo:FILE.gguf`; see `choose`.
-        env: read for HF_ENDPOINT, LLAMA_CACHE, HF_HOME, HF_HUB_CACHE and HF_HUB_OFFLINE.
-        progress: told about downloads.
+        env, progress: as in `ngramspec.models.find.resolve`.
 
     Returns:
         the path of the file (of the first part), and a short name for people. ModelError where it cannot be got.
@@ -226,9 +225,6 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
         listed: paths of all files of the repository.
         wanted: a file name that ends in .gguf (its folder may be left out); a quantisation such as
             Q4_K_M, in any case; None for `PREFERRED`, else any. Of several, llama.cpp's choice: the first.
-
-    Returns:
-        one path, or those of all parts of a split model.
 
     Raises:
         ModelError: no model matches, more than one has that file name, or parts are missing.

@@ -34,26 +34,22 @@ class CostPolicy(Policy):
         E[tokens(k)] = 1 + sum over j <= k of p_1 * ... * p_j        (Leviathan et al. 2023, section 3.1)
 
     tokens in T(1 + k) seconds. The length maximises E[tokens(k)] - lambda * T(1 + k), and what the passes after it can
-    make of the rest (see `DraftValue`); lambda is the recent throughput in tokens per second: time is worth what it
-    lately bought. T is the cost of the cheapest allowed batch that holds the draft (a padded batch may cost less than
-    an exact one). Where a change of batch size costs something, it is charged, and a size that recurs is credited (see
-    `RecurringSizes`).
+    make of the rest (`DraftValue`); lambda is the recent throughput in tokens per second, and T the cost of the
+    cheapest allowed batch that holds the draft. Where a change of batch size costs something, it is charged, and a size
+    that recurs is credited (`RecurringSizes`).
 
     Never slower, by construction:
 
     - Gains and losses are booked in a `LossBudget`. When it is used up, drafting stops until time has diluted the loss.
-    - A draft is a bet that may be lost whole, so its pass may cost at most STAKE of what is left more than a plain one.
-      It is a fraction because the estimates are uncertain (fractional Kelly betting; Thorp 2006, "The Kelly criterion
-      in blackjack, sports betting, and the stock market"). The cheapest draft that takes at most SURE of the time of
-      its tokens one by one is always allowed; otherwise nothing would ever be won.
+    - The pass of a draft may cost at most STAKE of what is left more than a plain one (fractional Kelly betting; Thorp
+      2006, "The Kelly criterion in blackjack, sports betting, and the stock market"). The cheapest draft that takes at
+      most SURE of the time of its tokens one by one is always allowed; otherwise nothing would ever be won.
     - A token known a pass ahead counts as ANSWER tokens: its draft is not yet made, and the text may end before.
-    - After PLAIN_EVERY drafted passes in a row come two without a draft. If such passes were never timed, nothing would
-      show that a measured curve is wrong about them.
+    - After PLAIN_EVERY drafted passes in a row come two without a draft, which show when a curve is wrong about them.
 
     Args:
         draft_max: most tokens in a draft.
-        texts: how many texts share a pass. Each then takes a token of a pass without drafts, and plain decoding is
-            that: `texts` tokens in T(texts) seconds.
+        texts: how many texts share a pass. Plain decoding is then `texts` tokens in T(texts) seconds.
     """
 
     name = "cost"
@@ -291,9 +287,7 @@ class CostPolicy(Policy):
 def _by_reach(reaches: Sequence[Sequence[float]], room: int) -> Iterator[tuple[list[int], list[int]]]:
     """(draft tokens, batch size) of each text: the best K tokens of all, for every K up to `room`.
 
-    Args:
-        reaches: for each text and draft token, the probability that it and all before it are accepted.
-        room: most draft tokens in all.
+    `reaches`: for each text and draft token, the probability that it and all before it are accepted.
     """
     lengths = [0] * len(reaches)
     # Sorting is stable, so that no token comes before one that it follows.

@@ -24,9 +24,6 @@ class LossBudget:
       right guess is not in vain, even if it did not pay yet.
     - What asking takes beyond CHEAP plain passes, as a draft model does, is booked too, and once nothing is left to
       lose such a drafter is not asked.
-
-    Args:
-        texts: how many texts share a pass.
     """
 
     ALLOWANCE = 0.004
@@ -58,13 +55,7 @@ class LossBudget:
         return not self._dear or self.left(self._plain_seconds, 1.0) >= 0
 
     def book(self, done: Step, drafting: bool) -> None:
-        """Book a pass.
-
-        Args:
-            done: its record.
-            drafting: whether it is what it is because of drafts: it has one, or keeps to a size that they made worth
-                keeping (see `RecurringSizes`).
-        """
+        """Book a pass; `drafting`: it has a draft, or keeps to a size for the sake of drafts (see `RecurringSizes`)."""
         passed = done.seconds - done.disturbed
         seconds = passed + done.draft_seconds
         self._spent = self._spent * self.FADE + seconds

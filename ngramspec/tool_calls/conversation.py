@@ -39,12 +39,7 @@ class Abilities(NamedTuple):
 
 
 class ToolTemplate:
-    """A chat template, and what it makes of tools.
-
-    Args:
-        source: the template, in Jinja; None if the model has none.
-        render: its variables to text; raises whatever the template raises.
-    """
+    """A chat template in Jinja, and what it makes of tools; `render` raises whatever the template raises."""
 
     def __init__(self, source: str | None, render: Render) -> None:
         self._render = render

@@ -28,10 +28,8 @@ Where none was, it may leave the reader anywhere: the text becomes content.
 def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCall]:
     """How calls in a row begin, and who reads them.
 
-    Args:
-        ends: what closes a row, by what opens it.
-        item: what stands before each call; it may begin a row of its own.
-        one: reads a call.
+    `ends`: what closes a row, by what opens it. `item`: what stands before each call, which `one` reads; it may begin a
+    row of its own.
     """
 
     def read(reader: Reader, answer: Answer, tools: Tools, *, end: str, begun: bool) -> Reads[bool]:

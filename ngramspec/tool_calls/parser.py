@@ -29,9 +29,7 @@ def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str
 def thoughts_parser(template: str | None, *, opening: str = "") -> AnswerParser:
     """A parser that tells thoughts from content and takes nothing for a call.
 
-    Args:
-        template: the model's chat template; where it speaks of no tags around thoughts, they are <think> and </think>.
-        opening: as in `parser_for`.
+    Where the template speaks of no tags around thoughts, they are <think> and </think>.
     """
     return AnswerParser(HERMES, {}, thought_tags(template) or thought_tags("<think>"), opening)
 

@@ -18,15 +18,11 @@ SPACE = re.compile(r"[ \t\r\n]*")
 
 
 class Reader:
-    """The text that has come, and how far it was read.
-
-    Attributes:
-        ended: whether no more will come.
-        cut: whether it ended where there would have been more: what had begun to be a mark is then dropped.
-    """
+    """The text that has come, and how far it was read."""
 
     def __init__(self) -> None:
-        self.ended = self.cut = False
+        self.ended = False  # whether no more will come
+        self.cut = False  # whether there would have been more: what had begun to be a mark is then dropped
         self._text, self._at = "", 0
         self._mark: int | None = None
         self._hold: int | None = None
