@@ -13,7 +13,6 @@ import typer
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.conversation import (
     Conversation,
-    ConversationError,
     Message,
     Turn,
     answer_room,
@@ -63,9 +62,9 @@ def kept_path() -> Path:
 
 
 def last_kept() -> tuple[Conversation, str]:
-    """What was kept, as `load` gives it. Raises ConversationError if there is none, or it cannot be read."""
+    """What was kept, as `load` gives it. Raises NGramSpecError if there is none, or it cannot be read."""
     if not kept_path().exists():
-        raise ConversationError("no conversation is kept; ngramspec chat --keep keeps one")
+        raise NGramSpecError("no conversation is kept; ngramspec chat --keep keeps one")
     return load(kept_path())
 
 
@@ -157,16 +156,16 @@ class Session:
                 save(self.conversation, kept_path(), model=self.target.name, sampling=encode(asdict(self.sampling)))
             else:
                 self.forget_kept()
-        except (ConversationError, OSError) as error:
+        except (NGramSpecError, OSError) as error:
             self.keep = False
             complain(f"the conversation is not kept: {error}")
 
     def forget_kept(self) -> None:
-        """Delete the conversation that is kept. Raises ConversationError if that fails."""
+        """Delete the conversation that is kept. Raises NGramSpecError if that fails."""
         try:
             kept_path().unlink(missing_ok=True)
         except OSError as error:
-            raise ConversationError(f"cannot delete {kept_path()}: {error.strerror}") from error
+            raise NGramSpecError(f"cannot delete {kept_path()}: {error.strerror}") from error
 
     def exchange(self, found: Found, settings: LoadSettings) -> None:
         """Go on with another model or other settings; what the memory of the last one was to hear is forgotten.

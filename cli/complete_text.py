@@ -66,7 +66,7 @@ def prompt_of(target: Target, texts: Texts, limit: int, truncate: bool) -> list[
     """The tokens that the model continues; ends the program where they leave no room for an answer.
 
     Raises:
-        NoFillIn: there is a gap, and the model cannot fill it.
+        ModelError: there is a gap, and the model cannot fill it.
     """
     texts, left_out = _near(target, texts)
     prompt: list[int] = []

@@ -19,10 +19,6 @@ Message = dict[str, str]
 """{"role": "system" | "user" | "assistant", "content": text}"""
 
 
-class ConversationError(NGramSpecError):
-    """A conversation cannot be saved or loaded."""
-
-
 class Turn(NamedTuple):
     """A question and its answer."""
 
@@ -96,23 +92,23 @@ def answer_room(n_ctx: int, max_tokens: int) -> int:
 def save(conversation: Conversation, path: Path, *, model: str, sampling: Mapping[str, Any]) -> None:
     """Write a conversation as JSON: {"messages": [...], "model": ..., "sampling": {...}}, whole or not at all.
 
-    Overwrites a file that `load` accepts, and no other: ConversationError. `model` and `sampling`: what the answers
+    Overwrites a file that `load` accepts, and no other: NGramSpecError. `model` and `sampling`: what the answers
     were made with, for the record.
     """
     data = {"messages": conversation.messages(), "model": model, "sampling": dict(sampling)}
     try:
         if path.exists() and not _is_saved(path):
-            raise ConversationError(f"{path} exists and is not a saved conversation; choose another name")
+            raise NGramSpecError(f"{path} exists and is not a saved conversation; choose another name")
         path = path.resolve()  # a link stays a link
         write_whole(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
     except (OSError, ValueError) as error:  # ValueError: a name with a null character
-        raise ConversationError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from error
+        raise NGramSpecError(f"cannot write {path}: {getattr(error, 'strerror', error)}") from error
 
 
 def _is_saved(path: Path) -> bool:
     try:
         load(path)
-    except ConversationError:
+    except NGramSpecError:
         return False
     return True
 
@@ -120,27 +116,25 @@ def _is_saved(path: Path) -> bool:
 def load(path: Path) -> tuple[Conversation, str]:
     """Read what `save` wrote: a conversation, and the name of the model that it was had with ("" if not recorded).
 
-    Raises ConversationError: the messages are not an optional system message followed by turns of user and assistant.
+    Raises NGramSpecError: the messages are not an optional system message followed by turns of user and assistant.
     """
     try:
         data = json.loads(path.read_bytes())
     except OSError as error:
-        raise ConversationError(f"cannot read {path}: {error.strerror}") from error
+        raise NGramSpecError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
-        raise ConversationError(f"{path} is not a saved conversation: it holds no JSON") from error
+        raise NGramSpecError(f"{path} is not a saved conversation: it holds no JSON") from error
     if not isinstance(data, dict) or not isinstance(data.get("messages"), list):
-        raise ConversationError(f'{path} is not a saved conversation: it has no list "messages"')
+        raise NGramSpecError(f'{path} is not a saved conversation: it has no list "messages"')
     pairs = [_message(path, i, message) for i, message in enumerate(data["messages"], 1)]
     system = pairs.pop(0)[1] if pairs and pairs[0][0] == "system" else None
     skipped = system is not None
     for i, (role, _) in enumerate(pairs):
         expected = ("user", "assistant")[i % 2]
         if role != expected:
-            raise ConversationError(
-                f"{path}: message {i + 1 + skipped} is from {role!r}, but must be from {expected!r}"
-            )
+            raise NGramSpecError(f"{path}: message {i + 1 + skipped} is from {role!r}, but must be from {expected!r}")
     if len(pairs) % 2:
-        raise ConversationError(f"{path}: the last message has no answer")
+        raise NGramSpecError(f"{path}: the last message has no answer")
     turns = [Turn(pairs[i][1], pairs[i + 1][1]) for i in range(0, len(pairs), 2)]
     model = data.get("model")
     return Conversation(system, turns), model if isinstance(model, str) else ""
@@ -153,7 +147,7 @@ def _message(path: Path, number: int, message: object) -> tuple[str, str]:
         # JSON can spell half a surrogate pair, which no text can hold.
         if isinstance(role, str) and isinstance(content, str) and _is_text(content):
             return role, content
-    raise ConversationError(f'{path}: message {number} needs a "role" and a "content" that are text')
+    raise NGramSpecError(f'{path}: message {number} needs a "role" and a "content" that are text')
 
 
 def _is_text(content: str) -> bool:

@@ -34,17 +34,6 @@ class FillInTokens(NamedTuple):
     file: int | None = None  # in front of the name of a file
 
 
-class NoFillIn(ModelError):  # noqa: N818 - reads better where it is raised
-    """The model has no tokens for filling a gap."""
-
-
-class Extra(NamedTuple):
-    """Another file, or a part of one."""
-
-    name: str
-    text: str
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
     """How much of each part is shown, in tokens; None: all of it. What is nearest to the gap stays."""
@@ -69,11 +58,11 @@ class Limits:
 
 
 def check_fill_in(tokenizer: Tokenizer) -> FillInTokens:
-    """The tokens for filling gaps. Raises NoFillIn where one of the three that are needed is missing."""
+    """The tokens for filling gaps. Raises ModelError where one of the three that are needed is missing."""
     known: FillInTokens = getattr(tokenizer, "fill_in_tokens", FillInTokens(None, None, None))
     missing = [name for name in ("prefix", "suffix", "middle") if getattr(known, name) is None]
     if missing:
-        raise NoFillIn(
+        raise ModelError(
             "this model cannot fill in the middle: its vocabulary has no token for"
             f" {', '.join(missing)}; use one that can, such as Qwen2.5-Coder"
         )
@@ -86,7 +75,7 @@ def fill_in(
     after: str,
     *,
     prompt: str = "",
-    others: Sequence[Extra] = (),
+    others: Sequence[tuple[str, str]] = (),
     limits: Limits | None = None,
     suffix_first: bool = False,
 ) -> list[int]:
@@ -94,12 +83,12 @@ def fill_in(
 
     Args:
         prompt: how the text in the gap begins, or what else stands right before the gap; it is shown whole.
-        others: other files, the most important last.
+        others: names and texts of other files, or of parts of them, the most important last.
         limits: how much of each is shown; None: all.
         suffix_first: show what stands after the gap first, as Codestral wants it.
 
     Raises:
-        NoFillIn: the model has no tokens for that.
+        ModelError: the model has no tokens for that.
     """
     marks = check_fill_in(tokenizer)
     assert marks.prefix is not None

@@ -11,14 +11,13 @@ from hypothesis import strategies as st
 
 from ngramspec.conversation import (
     Conversation,
-    ConversationError,
     Message,
     Turn,
     answer_room,
     load,
     save,
 )
-from ngramspec.errors import PromptError
+from ngramspec.errors import NGramSpecError, PromptError
 
 TURNS = [Turn("aaaa", "bbbb"), Turn("cc", "dddddd"), Turn("e", "f")]
 
@@ -120,10 +119,10 @@ def test_saving_overwrites_its_own_format_only_and_keeps_links(tmp_path: Path) -
     saved(path, Conversation(None, TURNS[:1]))
     assert load(path)[0].turns == TURNS[:1]
     path.write_text('{"name": "package"}')
-    with pytest.raises(ConversationError, match="is not a saved conversation; choose another name"):
+    with pytest.raises(NGramSpecError, match="is not a saved conversation; choose another name"):
         saved(path, Conversation())
     assert path.read_text() == '{"name": "package"}'
-    with pytest.raises(ConversationError, match="is not a saved conversation"):
+    with pytest.raises(NGramSpecError, match="is not a saved conversation"):
         saved(tmp_path, Conversation())
     path.unlink()
     link = tmp_path / "link.json"
@@ -136,10 +135,10 @@ def test_saving_overwrites_its_own_format_only_and_keeps_links(tmp_path: Path) -
 
 def test_places_that_cannot_be_written_or_read(tmp_path: Path) -> None:
     for name in ("none/chat.json", "x" * 300, "a\0b"):
-        with pytest.raises(ConversationError, match="cannot write"):
+        with pytest.raises(NGramSpecError, match="cannot write"):
             saved(tmp_path / name, Conversation())
     assert not list(tmp_path.iterdir())
-    with pytest.raises(ConversationError, match=r"cannot read .*: No such file"):
+    with pytest.raises(NGramSpecError, match=r"cannot read .*: No such file"):
         load(tmp_path / "none.json")
 
 
@@ -168,7 +167,7 @@ def test_a_file_that_is_no_conversation(tmp_path: Path) -> None:
     path = tmp_path / "chat.json"
     for complaint, bad in BAD.items():
         path.write_bytes(bad if isinstance(bad, bytes) else json.dumps(bad).encode())
-        with pytest.raises(ConversationError, match=complaint) as caught:
+        with pytest.raises(NGramSpecError, match=complaint) as caught:
             load(path)
         assert str(path) in str(caught.value)
         assert "\n" not in str(caught.value)

@@ -50,23 +50,15 @@ class Found(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model, ready to generate.
+    """A model, ready to generate."""
 
-    Attributes:
-        target: the model.
-        decoder: generates with it, and drafts.
-        memory: the user's texts that are drafted from; it remembers what it is told by `hear`. None: there is none.
-        settings: how it was loaded, with those that tuning keeps.
-        tuned: what tuning changed.
-        draft_model: a second model that drafts.
-    """
-
-    target: Target
-    decoder: SpeculativeDecoder
+    target: Target  # the model
+    decoder: SpeculativeDecoder  # generates with it, and drafts
+    # The user's texts that are drafted from; it remembers what it is told by `hear`. None: there is none.
     memory: Memory | None
-    settings: LoadSettings
-    tuned: Mapping[str, Any]
-    draft_model: Target | None
+    settings: LoadSettings  # how it was loaded, with those that tuning keeps
+    tuned: Mapping[str, Any]  # what tuning changed
+    draft_model: Target | None  # a second model that drafts
 
     def close(self) -> None:
         """Free the models."""

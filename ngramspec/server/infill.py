@@ -13,7 +13,8 @@ from collections.abc import Sequence
 
 from starlette.responses import Response
 
-from ngramspec.fill_in import Extra, Limits, NoFillIn, fill_in
+from ngramspec.errors import ModelError
+from ngramspec.fill_in import Limits, fill_in
 from ngramspec.server.common_fields import read_max_tokens
 from ngramspec.server.errors import ApiError
 from ngramspec.server.llama_server import continue_prompts
@@ -35,7 +36,7 @@ def _prompt(call: Call) -> list[int]:
     given, model = call.given, call.model
     before, after = given.needed_text("input_prefix"), given.needed_text("input_suffix")
     others = [
-        Extra(_NAMELESS if (name := item.text("filename")) is None else name, item.needed_text("text"))
+        (_NAMELESS if (name := item.text("filename")) is None else name, item.needed_text("text"))
         for item in given.objects("input_extra")
     ]
     prompt = given.text("prompt") or ""
@@ -48,7 +49,7 @@ def gap_prompt(
     before: str,
     after: str,
     prompt: str = "",
-    others: Sequence[Extra] = (),
+    others: Sequence[tuple[str, str]] = (),
     limits: Limits | None = None,
 ) -> list[int]:
     """The prompt for what belongs between two texts; see `ngramspec.fill_in.fill_in`.
@@ -59,5 +60,5 @@ def gap_prompt(
     first = model.suffix_first
     try:
         return fill_in(model.vocabulary, before, after, prompt=prompt, others=others, limits=limits, suffix_first=first)
-    except NoFillIn as error:
+    except ModelError as error:
         raise ApiError(400, str(error), type="not_supported_error") from error

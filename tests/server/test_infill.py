@@ -17,7 +17,7 @@ from support.fake_service import Script
 from support.http import ask, scripted, send
 from support.vocabulary_files import write_vocabulary
 
-from ngramspec.fill_in import Extra, Limits, fill_in
+from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.server import generate
 from ngramspec.server.generate import LineLimits
@@ -69,7 +69,7 @@ def test_llama_vims_suggestion(coder: Vocabulary) -> None:
         asked["input_prefix"],
         asked["input_suffix"],
         prompt="    ",
-        others=[Extra(item["filename"], item["text"]) for item in asked["input_extra"]],
+        others=[(item["filename"], item["text"]) for item in asked["input_extra"]],
         limits=Limits.within(8192, near=NEAR, n_predict=128),
     )
 
@@ -104,7 +104,7 @@ def test_all_is_told_where_nothing_is_chosen(coder: Vocabulary) -> None:
 
 def test_files_without_a_name_and_models_that_want_the_suffix_first(coder: Vocabulary) -> None:
     files = {"input_extra": [{"text": "x = 1\n"}, {"text": "y = 2\n", "filename": "", "time": 3}]}
-    others = [Extra("tmp", "x = 1\n"), Extra("", "y = 2\n")]
+    others = [("tmp", "x = 1\n"), ("", "y = 2\n")]
     around = ASKED["input_prefix"], ASKED["input_suffix"]
     assert prompt_of(coder, files, n_ctx=8192) == fill_in(coder, *around, others=others)
     assert prompt_of(coder, {}, n_ctx=8192, suffix_first=True) == fill_in(coder, *around, suffix_first=True)
