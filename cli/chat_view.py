@@ -53,8 +53,11 @@ class AnswerView:
     def __init__(self, piece: Piece) -> None:
         self._piece = piece
         self._console = Console(highlight=False)
+        self._screen = LiveRows(write_stdout, _size)
         self._open_line = False
-        self._rendered: _Rendered | None = None
+        self._parser: AnswerParser | None = None  # where Markdown is shown: what tells thoughts from content
+        self._stream: MarkdownStream | None = None
+        self._thinking = False
         self.drafts = False
         self.markdown = True
 
@@ -79,7 +82,8 @@ class AnswerView:
 
     def begin(self, thoughts: AnswerParser) -> None:
         """An answer comes; `thoughts` tells what of it was thought."""
-        self._rendered = _Rendered(thoughts) if self.markdown and not self.drafts and self.can_render else None
+        self._stream = None
+        self._parser = thoughts if self.markdown and not self.drafts and self.can_render else None
 
     def show(self, step: Step) -> None:
         """Write what a step released."""
@@ -95,47 +99,31 @@ class AnswerView:
 
     def write(self, text: str) -> None:
         """Write a piece of an answer."""
-        if self._rendered is not None:
-            self._rendered.push(text)
+        if self._parser is not None:
+            self._render(self._parser.push(text))
         elif text:
             write_stdout(printable(text) if sys.stdout.isatty() else text)
             self._open_line = not text.endswith("\n")
 
     def end(self) -> None:
         """Close the answer's last line."""
-        if self._rendered is not None:
-            self._rendered.finish()
-            self._rendered = None
+        if self._parser is not None:
+            self._render(self._parser.finish())
+            self._close()
+            self._parser = None
         if self._open_line:
             write_stdout("\n")
         self._open_line = False
 
-
-class _Rendered:
-    """An answer in the looks of its Markdown: thoughts, then content."""
-
-    def __init__(self, thoughts: AnswerParser) -> None:
-        self._parser = thoughts
-        self._screen = LiveRows(write_stdout, _size)
-        self._stream: MarkdownStream | None = None
-        self._thinking = False
-
-    def push(self, text: str) -> None:
-        self._take(self._parser.push(text))
-
-    def finish(self) -> None:
-        self._take(self._parser.finish())
-        self._close()
-
-    def _take(self, deltas: Iterable[Delta]) -> None:
+    def _render(self, deltas: Iterable[Delta]) -> None:
+        """Show a piece of an answer in the looks of its Markdown: thoughts, then content."""
         for delta in deltas:
             thinking = isinstance(delta, Reasoning)
             if self._stream is None or thinking != self._thinking:
-                apart = self._close()
+                if self._close():
+                    write_stdout("\n")
                 self._stream = MarkdownStream(self._screen, _size, style="dim" if thinking else "")
                 self._thinking = thinking
-                if apart:
-                    write_stdout("\n")
             if isinstance(delta, Reasoning | Content):
                 self._stream.push(delta.text)
 
@@ -144,6 +132,7 @@ class _Rendered:
         if self._stream is None:
             return False
         self._stream.finish()
+        self._stream = None
         return True
 
 

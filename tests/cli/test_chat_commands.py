@@ -263,7 +263,7 @@ def test_what_is_kept_is_the_conversation_as_it_is(session: Session) -> None:
     run(session, "undo", "")
     run(session, "system", "Be brief.")
     assert [m["role"] for m in json.loads(kept.read_text())["messages"]] == ["system", "user", "assistant"]
-    assert last_kept().conversation == session.conversation
+    assert last_kept()[0] == session.conversation
     run(session, "reset", "")
     assert not kept.exists()
     session.ask("three")
