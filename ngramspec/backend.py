@@ -35,11 +35,8 @@ from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 from ngramspec.tokens import Tokenizer
 
-Logits = NDArray[np.float32]
-"""Unnormalised log-probabilities, shape (n_vocab,) or (rows, n_vocab)."""
-
-Progress = Callable[[int, int], None]
-"""Called with (tokens done, tokens in all)."""
+Logits = NDArray[np.float32]  # unnormalised log-probabilities, shape (n_vocab,) or (rows, n_vocab)
+Progress = Callable[[int, int], None]  # called with (tokens done, tokens in all)
 
 
 @runtime_checkable

@@ -15,8 +15,7 @@ from typing import Any, NamedTuple
 from ngramspec.errors import NGramSpecError, PromptError
 from ngramspec.storage import write_whole
 
-Message = dict[str, str]
-"""{"role": "system" | "user" | "assistant", "content": text}"""
+Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
 
 class Turn(NamedTuple):

@@ -20,8 +20,7 @@ Flash = Literal["auto", "on", "off"]
 
 MOST_THREADS = 512
 
-LEAST_MICRO, MOST_MICRO = 64, 4096
-"""Tokens that can be asked for in a micro-batch of a prompt."""
+LEAST_MICRO, MOST_MICRO = 64, 4096  # tokens that can be asked for in a micro-batch of a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +65,7 @@ def _words(name: str, value: Any) -> tuple[str, ...]:
 
 # --------------------------------------------------------------------------- what is timed
 
-LEAST_READ = 64
-"""From so many tokens on, a pass reads a prompt: logits are computed after its last token only."""
+LEAST_READ = 64  # from so many tokens on, a pass reads a prompt: logits are computed after its last token only
 
 
 class Measure(NamedTuple):

@@ -45,8 +45,7 @@ def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
     return next(i for i in range(n) if a[i] != b[i])
 
 
-Likely = Sequence[tuple[int, float]]
-"""(token id, natural logarithm of its probability), best first."""
+Likely = Sequence[tuple[int, float]]  # (token id, natural logarithm of its probability), best first
 
 
 class Node:

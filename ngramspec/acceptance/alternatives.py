@@ -40,8 +40,7 @@ from ngramspec.sampling.settings import Sampling
 # draft that was just judged.
 _ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
 
-EPSILON, DELTA = 0.09, 0.3
-"""Of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)."""
+EPSILON, DELTA = 0.09, 0.3  # of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)
 
 
 # Rejection. A token x drawn from q is kept with probability min(1, p(x)/q(x)); after a refusal the

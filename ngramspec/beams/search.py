@@ -35,11 +35,8 @@ if TYPE_CHECKING:
     from ngramspec.llama.cache_tree import CacheTree
     from ngramspec.llama.target import Target
 
-DRAFT_MAX = 16
-"""Most steps that a draft runs ahead, unless told otherwise."""
-
-SEQUENCES = 64
-"""The `n_seq` that a target for beam search is loaded with: one for each row of the largest pass."""
+DRAFT_MAX = 16  # most steps that a draft runs ahead, unless told otherwise
+SEQUENCES = 64  # the `n_seq` that a target for beam search is loaded with: one for each row of the largest pass
 
 
 @dataclass(slots=True)

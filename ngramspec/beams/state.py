@@ -35,8 +35,7 @@ class Beam(NamedTuple):
     stream: TextStream | None
 
 
-Extension = tuple[float, Beam, int]
-"""A text with one more token: its new score, the text before, the token."""
+Extension = tuple[float, Beam, int]  # a text with one more token: its new score, the text before, the token
 
 
 class BeamState:

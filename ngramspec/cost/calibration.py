@@ -21,8 +21,7 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import MEASURE_ORDER, ProbeReport, RestoreCost
 from ngramspec.storage import cache_folder, keep_json, recall
 
-VERSION = 2
-"""Of a curve in a file; one of another version is measured anew. 2: a change of size costs what is certain."""
+VERSION = 2  # of a curve in a file; one of another version is measured anew. 2: a change of size costs what is certain.
 
 EXACT_TOLERANCE = 1.25
 """Exact mode takes the largest kernel class whose cheapest pass costs at most this many one-token passes."""
@@ -195,8 +194,7 @@ def choose_class(report: ProbeReport, curve: CostCurve) -> tuple[int, ...]:
 FACTOR = 8.0
 """A pass that takes this many times its expected time counts as disturbed; on a core shared fairly it takes twice."""
 
-LOST = 1.0
-"""Seconds that disturbed passes must have lost in a row before it is worth a word."""
+LOST = 1.0  # seconds that disturbed passes must have lost in a row before it is worth a word
 
 _RUN = 3
 

@@ -15,28 +15,21 @@ from typing import Any
 
 import cython
 
-REFRESH = 0.05
-"""Weight of one real pass in the running averages: about the last twenty passes of a size count."""
-
-PADDING_GAIN = 0.97
-"""A batch is padded to a larger size only if that costs less than this part of the fitting one."""
+REFRESH = 0.05  # weight of one real pass in the running averages: about the last twenty passes of a size count
+PADDING_GAIN = 0.97  # a batch is padded to a larger size only if that costs less than this part of the fitting one
 
 BEYOND = 0.5
 """Weight of the first pass that is larger than all before it: what was expected of it is no more than a slope drawn
 out, which rises with the context where attention is not shared by the tokens of a batch."""
 
-WORST = 1.5
-"""No batch costs more than this many times its tokens one by one; a curve that says so was disturbed."""
+WORST = 1.5  # no batch costs more than this many times its tokens one by one; a curve that says so was disturbed
 
 LEAST = 0.8
 """No batch costs less than this part of a pass over one token, which does less; where one seems to, that pass was
 disturbed. Believed, it would be padded to from then on, and no pass over one token would ever tell."""
 
-RARE = 0.3
-"""Weight of a one-token pass that comes after many larger ones."""
-
-SPIKE = 1.1
-"""A pass looks interrupted when it takes more than this many times what is expected."""
+RARE = 0.3  # weight of a one-token pass that comes after many larger ones
+SPIKE = 1.1  # a pass looks interrupted when it takes more than this many times what is expected
 
 REBUILD_EVERY = 16
 """Passes between two rebuilds of the tables from the refreshed ratios; a rebuild costs some 30 microseconds."""

@@ -17,14 +17,9 @@ from ngramspec.cost.curve import CostCurve
 from ngramspec.errors import NGramSpecError
 from ngramspec.storage import utf8
 
-LARGEST = 64
-"""Tokens in the largest batch: what `Target.evaluate` takes."""
-
-Points = Mapping[int, float]
-"""Size of a batch -> what it costs."""
-
-SWITCH = "switch"
-"""What a curve in JSON calls the cost of a change of size."""
+LARGEST = 64  # tokens in the largest batch: what `Target.evaluate` takes
+Points = Mapping[int, float]  # size of a batch -> what it costs
+SWITCH = "switch"  # what a curve in JSON calls the cost of a change of size
 
 CURVES: dict[str, tuple[dict[int, float], str]] = {
     name: ({int(size): cost for size, cost in curve["points"].items()}, curve["source"])

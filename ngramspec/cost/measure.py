@@ -39,11 +39,8 @@ assert sorted(MEASURE_ORDER) == list(SIZES)
 LONG_ORDER = (32, 64, 24, 48)
 """Sizes of long drafts. A slope drawn out from 16 hides where a GPU's kernels step, and what they have room for."""
 
-CHEAP = 0.25
-"""A pass over 16 tokens is cheap if it costs at most this part of 16 passes: then longer drafts may pay."""
-
-SHARED_ORDER = (*MEASURE_ORDER, *LONG_ORDER)
-"""The sizes where texts share passes, which are larger then."""
+CHEAP = 0.25  # a pass over 16 tokens is cheap if it costs at most this part of 16 passes: then longer drafts may pay
+SHARED_ORDER = (*MEASURE_ORDER, *LONG_ORDER)  # the sizes where texts share passes, which are larger then
 
 RUN = 3
 """Passes of one size in a row: the first pays for the change of size, and the last, in which CUDA replays the graph
@@ -53,8 +50,7 @@ FIRST = 0.8
 """A size's first pass pays for more than itself, as over RPC, if the next one takes at most this part of it. Slow
 passes, of which each size has one alone, are then made twice."""
 
-CHANGES = 12
-"""With fewer changes of size than these, nothing is said of what one costs."""
+CHANGES = 12  # with fewer changes of size than these, nothing is said of what one costs
 
 
 def measure(
@@ -161,8 +157,7 @@ def time_pass(target: Model, size: int) -> float:
 # --------------------------------------------------------------------------- kernel classes
 
 POSITIONS = 16
-SHORT, LONG = 96, 640
-"""Default depths in tokens; CPU kernels were seen to change class at 256."""
+SHORT, LONG = 96, 640  # default depths in tokens; CPU kernels were seen to change class at 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +197,7 @@ class ProbeReport:
 READ = 300
 """Tokens that are read to see whether prompts may be read in any pieces: more than two chunks of a CPU's prefill."""
 
-PIECES = 50
-"""A size of such pieces, between those of passes and those of chunks."""
+PIECES = 50  # a size of such pieces, between those of passes and those of chunks
 
 
 def reads_alike(target: Model, sizes: Sequence[int]) -> bool:

@@ -26,8 +26,7 @@ DRAFTERS: dict[str, Callable[..., Drafter]] = {
     "lookahead": LookaheadDrafter,
 }
 
-REMEMBERING = frozenset({"mixture", "memory"})
-"""The drafters that take a `memory`."""
+REMEMBERING = frozenset({"mixture", "memory"})  # the drafters that take a `memory`
 
 DEFAULT = "mixture"
 

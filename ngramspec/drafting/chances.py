@@ -45,14 +45,9 @@ class FadingRate:
         return (self._hits + strength * rate) / (self._tries + strength)
 
 
-Cell = tuple[int, int, int]
-"""A match length, and two more classes of what is known: see `cell` and `Record`."""
-
-FADE = 0.995
-"""Weight of the past at each new outcome of a cell: about the last 200 count."""
-
-STRENGTH = 6.0
-"""How many outcomes the wider group's rate is worth in a cell."""
+Cell = tuple[int, int, int]  # a match length, and two more classes of what is known: see `cell` and `Record`
+FADE = 0.995  # weight of the past at each new outcome of a cell: about the last 200 count
+STRENGTH = 6.0  # how many outcomes the wider group's rate is worth in a cell
 
 PRIORS = (0.05, 0.15, 0.35, 0.5)
 """Acceptance by match length before anything was seen (the last for all longer): on the careful side, since a
@@ -199,8 +194,7 @@ class Record(ChanceEstimator):
         return replace(draft, chances=tuple(map(self.estimate, self._cells)))
 
 
-REACH = 6
-"""Log-odds covered, to both sides of 0; a point at every half."""
+REACH = 6  # log-odds covered, to both sides of 0; a point at every half
 
 RATE = 0.02
 
@@ -233,8 +227,7 @@ class OutcomeMap:
         return int(at), at - int(at)
 
 
-BINS = 10
-"""Number of bins in the reliability table."""
+BINS = 10  # number of bins in the reliability table
 
 
 @dataclass(slots=True)

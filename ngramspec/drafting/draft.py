@@ -70,8 +70,7 @@ Drafting: TypeAlias = "Generator[Any, NDArray[np.float32] | None, Draft]"
 """A draft in the making; see `Drafter.drafting`."""
 
 
-LEAVES = 8
-"""Most branches of questions beside a draft: 8 gain 1 % over 4 where rows are free, and 0.3 % on GPUs."""
+LEAVES = 8  # most branches of questions beside a draft: 8 gain 1 % over 4 where rows are free, and 0.3 % on GPUs
 
 
 class Question(NamedTuple):

@@ -9,8 +9,7 @@ from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.predictor import NGramPredictor
 from ngramspec.drafting.price import TokenPrice
 
-FEW = 4
-"""Below this many tokens, one by one is faster than a batch."""
+FEW = 4  # below this many tokens, one by one is faster than a batch
 
 
 class NGramDrafter(Drafter):

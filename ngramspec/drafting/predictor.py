@@ -13,11 +13,8 @@ from typing import Literal
 
 from ngramspec.drafting.draft import Chooser, Draft
 
-MAX_PAIRS = 65_536
-"""Most (context, next token) pairs in a bounded `CountTable`."""
-
-MAX_CONTINUATIONS = 256
-"""Most distinct next tokens of one context in a bounded `CountTable`."""
+MAX_PAIRS = 65_536  # most (context, next token) pairs in a bounded `CountTable`
+MAX_CONTINUATIONS = 256  # most distinct next tokens of one context in a bounded `CountTable`
 
 
 class Shares(Mapping[int, float]):

@@ -20,8 +20,7 @@ from typing import Any
 
 import cython
 
-Ints = Any
-"""A buffer of 32-bit integers: array("i"), or a memoryview of format "i"."""
+Ints = Any  # a buffer of 32-bit integers: array("i"), or a memoryview of format "i"
 
 ORDER = 3
 NOWHERE = -1

@@ -36,11 +36,8 @@ EXACT: tuple[Exact, ...] = ("auto", "on", "off")
 Way = Literal["fast", "padded", "exact"]
 WAYS: tuple[Way, ...] = ("fast", "padded", "exact")
 
-ANSWER = 256
-"""Tokens of the answer of the usual request that is timed, to a prompt of `PROMPT`."""
-
-TOLERANCE = 1.05
-"""The most that bit-identical text may cost: time of the request / its time under the fastest settings."""
+ANSWER = 256  # tokens of the answer of the usual request that is timed, to a prompt of `PROMPT`
+TOLERANCE = 1.05  # the most that bit-identical text may cost: time of the request / its time under the fastest settings
 
 
 @dataclass(slots=True)
@@ -142,11 +139,8 @@ def _sizes(values: Sequence[Any]) -> tuple[int, ...]:
 
 # --------------------------------------------------------------------------- measuring
 
-BUDGET = 8.0
-"""Seconds to measure in while a model is loaded."""
-
-UNMEASURED = 1.0
-"""How far batch sizes are taken to move a logit where there was no time to measure it."""
+BUDGET = 8.0  # seconds to measure in while a model is loaded
+UNMEASURED = 1.0  # how far batch sizes are taken to move a logit where there was no time to measure it
 
 
 @dataclass(frozen=True, slots=True)

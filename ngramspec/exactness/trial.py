@@ -12,31 +12,22 @@ import numpy as np
 
 from ngramspec.backend import Logits
 
-SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)
-"""Batch sizes that a trial compares."""
-
-PROMPT = 1024
-"""Tokens of a usual prompt."""
+SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 16)  # batch sizes that a trial compares
+PROMPT = 1024  # tokens of a usual prompt
 
 DEPTHS = (0, PROMPT)
 """Tokens of context after which sizes are compared and passes are timed, one after the other; CPU kernels were seen to
 change at 256 and 512."""
 
-MOST = 7
-"""All sizes up to this one must agree, and only sizes that do are used: K-quants change their kernel at 8."""
+MOST = 7  # all sizes up to this one must agree, and only sizes that do are used: K-quants change their kernel at 8
 
 REAL, COMPARED = 13, 8
 """How many real tokens stand before the compared ones, and how many are compared: the first ones of each batch. 13 is
 no multiple of anything: some architectures (DeepSeek 4) treat the tokens that complete a block of the context apart."""
 
-CHUNK = 64
-"""Tokens of a prefill that is timed: from here on CPUs read a prompt with kernels of their own."""
-
-READ = 9 * CHUNK + SIZES[-1]
-"""Tokens of a text that are read to see how far rounding goes: past 512 cells."""
-
-ROOM = DEPTHS[1] + 2 * CHUNK + SIZES[-1]
-"""Size of a trial's context."""
+CHUNK = 64  # tokens of a prefill that is timed: from here on CPUs read a prompt with kernels of their own
+READ = 9 * CHUNK + SIZES[-1]  # tokens of a text that are read to see how far rounding goes: past 512 cells
+ROOM = DEPTHS[1] + 2 * CHUNK + SIZES[-1]  # size of a trial's context
 
 ROUNDS = 2
 

@@ -21,11 +21,8 @@ if TYPE_CHECKING:
     from ngramspec.loading.load import Loaded
     from ngramspec.loading.settings import LoadSettings
 
-ALIAS = "ngramspec"
-"""What the default model is called too, and what all names begin with."""
-
-OLDEST = "0.32"
-"""The `llm` from which on a prompt says which messages it stands for."""
+ALIAS = "ngramspec"  # what the default model is called too, and what all names begin with
+OLDEST = "0.32"  # the `llm` from which on a prompt says which messages it stands for
 
 
 @llm.hookimpl

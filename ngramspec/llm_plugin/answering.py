@@ -26,8 +26,7 @@ from ngramspec.steps import Stats
 from ngramspec.tool_calls import forced_grammar, parser_for, thoughts_first
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Tool
 
-TEMPERATURE = 0.8
-"""llama.cpp's for chats, as in `ngramspec chat`."""
+TEMPERATURE = 0.8  # llama.cpp's for chats, as in `ngramspec chat`
 
 _SAMPLING = {name: known for name, known in options(Sampling).items() if not known.repeatable}
 _LOADING = {name: known for name, known in options(LoadSettings).items() if name != "hf_repo"}  # -m names the model

@@ -30,11 +30,8 @@ from ngramspec.models.programs import (
 )
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
-SMOLLM = "smollm2"
-"""Name of the model that the extra `smollm` installs."""
-
-PREFIXES = (PREFIX, OLLAMA, LM_STUDIO)
-"""What names begin with that are no paths."""
+SMOLLM = "smollm2"  # name of the model that the extra `smollm` installs
+PREFIXES = (PREFIX, OLLAMA, LM_STUDIO)  # what names begin with that are no paths
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,7 @@ from collections.abc import Sequence
 
 import cython
 
-MOST = cython.declare(cython.int, 64)
-"""Tokens of a chain that count, at most."""
+MOST = cython.declare(cython.int, 64)  # tokens of a chain that count, at most
 
 
 @cython.cclass

@@ -19,8 +19,7 @@ from ngramspec.drafting.draft import Draft, Question
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.steps import Step
 
-Batches = Callable[[Sequence[int]], Sequence[int]]
-"""See `ngramspec.shared_model.SharedModel.batches`."""
+Batches = Callable[[Sequence[int]], Sequence[int]]  # see `ngramspec.shared_model.SharedModel.batches`
 
 
 class Policy(Protocol):

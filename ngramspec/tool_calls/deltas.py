@@ -22,11 +22,8 @@ class Tool:
     strict: bool = False
 
 
-Tools = Mapping[str, Tool]
-"""The tools that may be called, by their names."""
-
-Span = tuple[int, int]
-"""Where a part of a text begins and ends, in characters."""
+Tools = Mapping[str, Tool]  # the tools that may be called, by their names
+Span = tuple[int, int]  # where a part of a text begins and ends, in characters
 
 
 class Content(NamedTuple):

@@ -14,8 +14,7 @@ from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.predictor import Shares
 from ngramspec.drafting.price import TokenPrice
 
-CLEARLY = 2
-"""Another continuation is preferred to the most recent one if it followed at least this many times as often."""
+CLEARLY = 2  # another continuation is preferred to the most recent one if it followed at least this many times as often
 
 
 class SuffixDrafter(Drafter):

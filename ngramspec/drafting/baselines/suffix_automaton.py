@@ -30,8 +30,7 @@ else:
 COUNTED = cython.declare(cython.int, 16)
 NOWHERE = cython.declare(cython.int, -1)
 
-SMALLEST = 1024
-"""States there is room for at first; as many transitions, and twice as many places in the hash table."""
+SMALLEST = 1024  # states there is room for at first; as many transitions, and twice as many places in the hash table
 
 
 class SuffixAutomaton:

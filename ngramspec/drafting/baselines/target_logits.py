@@ -21,8 +21,7 @@ from ngramspec.drafting.ngram import NGramDrafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.distribution import largest
 
-STEADY = 7
-"""Runs are counted up to this length."""
+STEADY = 7  # runs are counted up to this length
 
 
 class Successors(NamedTuple):
@@ -147,14 +146,9 @@ class RecycleDrafter(SuccessorDrafter):
         return self._estimator.settle(tokens)
 
 
-WINDOW = 15
-"""Most tokens in a draft: W, the window's length, in llama.cpp's example of lookahead decoding."""
-
-LONGEST = 3
-"""Tokens in the longest context of the pool."""
-
-POOLED = 65_536
-"""Most contexts in the pool; the one that was not evaluated for longest goes first."""
+WINDOW = 15  # most tokens in a draft: W, the window's length, in llama.cpp's example of lookahead decoding
+LONGEST = 3  # tokens in the longest context of the pool
+POOLED = 65_536  # most contexts in the pool; the one that was not evaluated for longest goes first
 
 
 class LookaheadDrafter(SuccessorDrafter):
@@ -227,8 +221,7 @@ class LookaheadDrafter(SuccessorDrafter):
         return self._estimator.settle(tokens)
 
 
-FILLER = 3
-"""Likeliest tokens that are counted at each position."""
+FILLER = 3  # likeliest tokens that are counted at each position
 
 
 class NasdDrafter(NGramDrafter):

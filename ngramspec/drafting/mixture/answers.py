@@ -177,14 +177,12 @@ class Answers:
         self._correction.learn(cell, right)
 
 
-MOST = 8
-"""Rows that are read of a pass: those behind them are seldom of use."""
+MOST = 8  # rows that are read of a pass: those behind them are seldom of use
 
 CHEAP = 0.05
 """Cost of a drafted token, in one-token passes, up to which rows are read, and questions asked beside drafts."""
 
-SHARE = 0.005
-"""Part of the time of a one-token pass that reading may take."""
+SHARE = 0.005  # part of the time of a one-token pass that reading may take
 
 SLOWER = 1.1
 """How much longer a row is taken to need each time than the quickest one so far, so that a hiccup is soon forgotten."""

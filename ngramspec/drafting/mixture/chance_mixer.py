@@ -29,8 +29,7 @@ else:
 SOURCES = cython.declare(cython.int, 8)
 STATES = cython.declare(cython.int, 128)
 EXPERTS = cython.declare(cython.int, 4)
-TOKENS = cython.declare(cython.int, 2)
-"""The expert whose view is a hash of a token."""
+TOKENS = cython.declare(cython.int, 2)  # the expert whose view is a hash of a token
 BIASES = cython.declare(cython.int, 13)
 FREE_ROOM = cython.declare(cython.int, 1 << 12)
 TOKEN_ROOM = cython.declare(cython.int, 1 << 17)
@@ -43,8 +42,7 @@ BIAS_SLOPE = cython.declare(cython.double, 1.5)
 """Sum of squared errors that a bias starts with, so that its first step is not its largest by far."""
 MEMORY = cython.declare(cython.double, 250.0)
 """Outcomes after which a state's probability follows the newest at a constant rate."""
-UNLIKELY = cython.declare(cython.double, 0.01)
-"""A wrong guess below it teaches nothing that is worth the time."""
+UNLIKELY = cython.declare(cython.double, 0.01)  # a wrong guess below it teaches nothing that is worth the time
 CONSTANT = cython.declare(cython.double, 0.3)
 WEIGHT = cython.declare(cython.double, 0.25)
 ABSENT = cython.declare(cython.int, -1)
@@ -201,8 +199,7 @@ CURVES = cython.declare(cython.int, 1 << 13)
 FREE_CURVES = cython.declare(cython.int, 512)
 """The first curves are for facts without a token in them, the others for facts about one token."""
 POINTS = cython.declare(cython.int, 9)
-REACH = cython.declare(cython.double, 7.99)
-"""Log-odds covered, to both sides of 0; a point at every 2."""
+REACH = cython.declare(cython.double, 7.99)  # log-odds covered, to both sides of 0; a point at every 2
 CORRECTION_RATE = cython.declare(cython.double, 0.1)
 
 

@@ -25,15 +25,12 @@ else:
     from ngramspec.drafting.token_index import TokenIndex, slot
 
 ORDERS = cython.declare(cython.int, 4)
-LOOKED_AT = cython.declare(cython.int, 8)
-"""Occurrences of a context that count, the latest ones."""
+LOOKED_AT = cython.declare(cython.int, 8)  # occurrences of a context that count, the latest ones
 STEPS = cython.declare(cython.int, 24)
 """Links of a chain followed to find them: contexts that share a hash take up some."""
-LONGEST = cython.declare(cython.int, 32)
-"""Matches are measured up to this length in tokens."""
+LONGEST = cython.declare(cython.int, 32)  # matches are measured up to this length in tokens
 CANDIDATES = cython.declare(cython.int, 10)
-PLACES = cython.declare(cython.int, 32)
-"""Places in memory that a chain goes on from."""
+PLACES = cython.declare(cython.int, 32)  # places in memory that a chain goes on from
 SOURCES = cython.declare(cython.int, 6)
 RECALLED = cython.declare(cython.int, 4)
 RECALLED_LONG = cython.declare(cython.int, 5)

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-MOST = 1 << 22
-"""Tokens of answers to remember, at some 12 bytes each: when there are more, the older half is forgotten."""
+MOST = 1 << 22  # tokens of answers to remember, at some 12 bytes each: when there are more, the older half is forgotten
 
 
 class Recall:
@@ -63,14 +62,12 @@ class Recall:
 
 _LEADS_TO = 8  # tokens of a prompt by which a predicted answer to it is found
 
-LONGEST = 63
-"""Most tokens in a draft."""
+LONGEST = 63  # most tokens in a draft
 
 HOPELESS = 0.004
 """A draft ends when the probability that all of it is accepted has fallen below this, however cheap a token is."""
 
-FREE = TokenPrice(0.0, [0.0] * (LONGEST + 1))
-"""The price for callers that did not say what a token costs."""
+FREE = TokenPrice(0.0, [0.0] * (LONGEST + 1))  # the price for callers that did not say what a token costs
 
 
 class MixtureDrafter(Drafter):

@@ -22,8 +22,7 @@ SPREAD = cython.declare(cython.ulonglong, 0x85EBCA6B)
 STIR = cython.declare(cython.ulonglong, 0x1E3779B1)
 WORD = cython.declare(cython.ulonglong, (1 << 59) - 1)
 
-SMALLEST = 4096
-"""Tokens there is room for at first: a power of two, as ever after."""
+SMALLEST = 4096  # tokens there is room for at first: a power of two, as ever after
 
 
 def mix(state: cython.ulonglong, value: cython.ulonglong) -> cython.ulonglong:

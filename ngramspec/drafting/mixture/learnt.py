@@ -25,11 +25,8 @@ from ngramspec.storage import cache_folder, replacing
 LAYOUT = 1
 """Changes whenever the same numbers would mean something else: another state, weight set or fact behind an index."""
 
-START = Path(__file__).with_name("start.npz")
-"""Made by `tools/train_judge.py`."""
-
-ANSWERS = Path(__file__).with_name("answers.npz")
-"""Made by `tools/train_answers.py`."""
+START = Path(__file__).with_name("start.npz")  # made by `tools/train_judge.py`
+ANSWERS = Path(__file__).with_name("answers.npz")  # made by `tools/train_answers.py`
 
 Arrays = Mapping[str, NDArray[np.float32]]
 

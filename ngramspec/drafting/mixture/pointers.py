@@ -28,10 +28,8 @@ else:
 POINTERS = cython.declare(cython.int, 3)
 ORDERS = cython.declare(cython.int, 4)
 FACTS = cython.declare(cython.int, 6)
-FADE = cython.declare(cython.double, 0.9)
-"""What a confirmation is still worth after one more token."""
-PATIENCE = cython.declare(cython.int, 6)
-"""Misses in a row that a place survives."""
+FADE = cython.declare(cython.double, 0.9)  # what a confirmation is still worth after one more token
+PATIENCE = cython.declare(cython.int, 6)  # misses in a row that a place survives
 STEPS = cython.declare(cython.int, 8)
 """Links of a chain followed to find a context: others that share its hash take up some."""
 NOWHERE = cython.declare(cython.int, -1)
