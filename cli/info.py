@@ -82,6 +82,7 @@ def info(
 
 
 def _facts(target: Target) -> dict[str, str]:
+    batches = "" if target.threads_batch == target.threads else f" ({target.threads_batch} for batches)"
     devices = ", ".join(f"{d.name} ({d.description}, {d.total / 2**30:.1f} GiB)" for d in target.devices)
     return {
         "model": f"{target.name}, {target.path}",
@@ -91,7 +92,7 @@ def _facts(target: Target) -> dict[str, str]:
         "vocabulary": f"{target.n_vocab} tokens",
         "chat template": "the model's own" if target.chat_template else "none in the file; ChatML is used",
         "KV cache": _rollback(target),
-        "settings": f"{target.threads} threads{_for_batches(target)}, flash attention {target.flash_attn},"
+        "settings": f"{target.threads} threads{batches}, flash attention {target.flash_attn},"
         f" KV cache {'/'.join(target.cache_types)}",
         "build": build() + ("; its AMX kernels are broken and not used" if target.amx_broken else ""),
         "drafting": _core(),
@@ -108,10 +109,6 @@ def _core() -> str:
         "core in plain Python, some 40 times slower than compiled: install a C compiler, then ngramspec again"
         " with pip install --force-reinstall --no-deps --no-cache-dir"
     )
-
-
-def _for_batches(target: Target) -> str:
-    return "" if target.threads_batch == target.threads else f" ({target.threads_batch} for batches)"
 
 
 def _rollback(target: Target) -> str:

@@ -107,10 +107,6 @@ class BrokenLine(NamedTuple):
     cut: bool  # it is the last one and lacks its end, as after a crash
 
 
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
-
-
 class TraceWriter:
     """Writes a trace to a file, which is emptied: a line a pass, each to the operating system before `add` returns.
 
@@ -125,7 +121,9 @@ class TraceWriter:
         self._header: TraceHeader | None = None
         with self._reporting():
             # It holds texts: nobody but the user may read it.
-            self._file = open(path, "w", encoding="ascii", opener=_private)  # noqa: SIM115 - closed by close()
+            self._file = open(  # noqa: SIM115 - closed by close()
+                path, "w", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)
+            )
 
     def begin(self, prompt: Sequence[int], piece: Piece, header: TraceHeader) -> None:
         """Begin a generation: `prompt` is its context; `header` is written unless the last generation had the same."""
