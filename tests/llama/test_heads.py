@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,11 @@ import numpy as np
 import pytest
 from architectures.files import write_model
 from architectures.reference_head import HeadReference
-from support.grid import grid
 from support.pools import as_on_a_gpu
 
 from ngramspec.errors import TargetError
 from ngramspec.llama import hidden_states
-from ngramspec.llama.head import Head
+from ngramspec.llama.head import ARCHITECTURES, Head
 from ngramspec.llama.heads import Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.target import Target
@@ -25,19 +25,52 @@ from ngramspec.shared_model import Part
 CLOSE = 0.05
 """Rounding: half-precision caches, and sizes of batches. Wrong states move logits by more than 1."""
 
-NAMES = ("glm4moe", "qwen35")
-"""A KV cache, and a recurrent state with snapshots."""
+FIRST = (("glm4moe", False), ("qwen35", True))
+"""A KV cache, and a recurrent state with snapshots; whether sequences share a pool of cells."""
+
+CASES = pytest.mark.parametrize(
+    ("name", "pooled"),
+    [
+        *FIRST,
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in product(sorted(ARCHITECTURES), (False, True))
+            if case not in FIRST
+        ),
+    ],
+)
+
+
+class Files(dict[str, Path]):
+    """The models, written when they are first wanted."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __missing__(self, name: str) -> Path:
+        self[name] = write_model(self.folder / f"{name}.gguf", name, head=True)
+        return self[name]
+
+
+class References(dict[str, HeadReference]):
+    """What their heads should say."""
+
+    def __init__(self, files: Files) -> None:
+        self.files = files
+
+    def __missing__(self, name: str) -> HeadReference:
+        self[name] = HeadReference(self.files[name])
+        return self[name]
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folder = tmp_path_factory.mktemp("heads")
-    return {name: write_model(folder / f"{name}.gguf", name, head=True) for name in NAMES}
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return Files(tmp_path_factory.mktemp("heads"))
 
 
 @pytest.fixture(scope="module")
-def references(files: dict[str, Path]) -> Iterator[dict[str, HeadReference]]:
-    opened = {name: HeadReference(file) for name, file in files.items()}
+def references(files: Files) -> Iterator[References]:
+    opened = References(files)
     yield opened
     for reference in opened.values():
         reference.close()
@@ -60,10 +93,10 @@ def agree(head: Head, text: Sequence[int], reference: HeadReference) -> None:
     assert head.owed == 0
 
 
-@grid(name=NAMES, pooled=(False, True))
+@CASES
 def test_texts_that_share_passes_do_not_mix(
-    files: dict[str, Path],
-    references: dict[str, HeadReference],
+    files: Files,
+    references: References,
     name: str,
     pooled: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -98,10 +131,10 @@ def test_texts_that_share_passes_do_not_mix(
             agree(head, text, reference)
 
 
-@grid(name=NAMES, pooled=(False, True))
+@CASES
 def test_states_go_with_a_text_that_is_copied_or_saved(
-    files: dict[str, Path],
-    references: dict[str, HeadReference],
+    files: Files,
+    references: References,
     name: str,
     pooled: bool,
     monkeypatch: pytest.MonkeyPatch,
@@ -158,7 +191,7 @@ def test_states_of_a_restored_text_are_its_last_ones() -> None:
 
 
 def test_states_that_nobody_reads_are_not_handed_out_for_long(
-    files: dict[str, Path], references: dict[str, HeadReference], monkeypatch: pytest.MonkeyPatch
+    files: Files, references: References, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(hidden_states, "UNREAD", 3)
     with loaded(files["glm4moe"], 2) as (target, heads):
@@ -186,9 +219,7 @@ def test_states_that_nobody_reads_are_not_handed_out_for_long(
             assert target._states[sequence.number].known(prompt) == (0 if sequence.number else 20)
 
 
-def test_of_a_long_prompt_the_last_states_are_handed_out(
-    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_a_long_prompt_the_last_states_are_handed_out(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     with loaded(files["glm4moe"], 2, micro_batch=64) as (target, _):
         states = HiddenStates(128, kept=100)
         monkeypatch.setattr(target.cache, "states", states)
@@ -199,7 +230,7 @@ def test_of_a_long_prompt_the_last_states_are_handed_out(
         assert target._states[1].known(text[:250]) == 250
 
 
-def test_prompts_of_exact_mode_give_no_states(files: dict[str, Path]) -> None:
+def test_prompts_of_exact_mode_give_no_states(files: Files) -> None:
     with loaded(files["glm4moe"], 2, exact="on") as (target, heads):
         text = random_text(1, 40)
         for _ in target.reading(text[:-1]):
