@@ -84,7 +84,7 @@ DEFAULT = "default"
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 
 
-def memory_folder(name: str = DEFAULT, folder: Path | None = None) -> Path:
+def memory_folder(name: str = DEFAULT) -> Path:
     """The folder of the memory `name`; it may not exist.
 
     Raises:
@@ -95,13 +95,13 @@ def memory_folder(name: str = DEFAULT, folder: Path | None = None) -> Path:
             f"{name!r} cannot be the name of a memory: it takes up to 64 letters, digits, '_', '-' and '.',"
             " beginning with none of the last two"
         )
-    return (folder or data_folder("memory")) / name
+    return data_folder("memory") / name
 
 
-def memory_names(folder: Path | None = None) -> list[str]:
+def memory_names() -> list[str]:
     """The memories that hold something."""
     try:
-        found = sorted((folder or data_folder("memory")).iterdir())
+        found = sorted(data_folder("memory").iterdir())
     except OSError:
         return []
     return [path.name for path in found if _NAME.fullmatch(path.name) and Store.all_in(path)]
