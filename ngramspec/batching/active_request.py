@@ -110,7 +110,7 @@ class ActiveRequest:
         reading = sequence.reading(self.request.prompt, aligned=aligned, most=most)
         self._reader = self._scoring(sequence) if self.request.scored else reading
         self.prefilled = self.cached = next(self._reader)
-        self.tell(Started(sequence.number, self.cached))
+        self.tell(Started(sequence.number, self.cached, len(self.request.prompt)))
         if self.generation is not None:
             if drafts.drafter is not None:
                 drafts.drafter.predicted = self.request.prediction

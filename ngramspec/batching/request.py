@@ -45,15 +45,11 @@ class Request:
 
 
 class Started(NamedTuple):
-    """A request left the queue.
+    """A request left the queue."""
 
-    Attributes:
-        slot: that it works in.
-        cached: tokens of its prompt that need not be evaluated again.
-    """
-
-    slot: int
-    cached: int
+    slot: int  # that it works in
+    cached: int  # tokens of its prompt that need not be evaluated again
+    prompt_tokens: int
 
 
 class Prefilled(NamedTuple):

@@ -12,14 +12,14 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.chat import ChatPiece, ChatTask, Transcript, as_json, count_prompt, run_chat
+from ngramspec.server.chat import ChatTask, Transcript, as_json, count_prompt, run_chat
 from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import grammar_of, guided_schema
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
-from ngramspec.server.generate import End
+from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.http import JsonAnswer
-from ngramspec.server.reply import Block, Change, Closed, Event, Grown, Opened, Reply, respond
+from ngramspec.server.reply import Block, Change, Reply, respond
 from ngramspec.server.sse import event
 from ngramspec.server.state import Call
 from ngramspec.tool_calls.deltas import Tool
@@ -262,12 +262,15 @@ class MessageReply(Reply):
         content = [self._content(block) for block in answer.blocks]
         return self._message(content) | _ending(answer.end) | {"usage": self._usage(answer.end)}
 
-    def chunks(self, number: int, told: Event) -> Iterator[str]:
-        if isinstance(told, ChatPiece | End):
+    def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
+        if isinstance(told, Piece | End):
             yield from self._beginning()
-        for change in self.answers[number].changes(told):
+        for change in self.answers[number].take(told):
             for one in self._events(change):
                 yield event(one, one["type"])
+        if isinstance(told, End):
+            ending = {"type": "message_delta", "delta": _ending(told), "usage": self._usage(told)}
+            yield event(ending, "message_delta") + event({"type": "message_stop"}, "message_stop")
 
     def silence(self) -> str:
         return "".join(self._beginning()) + event({"type": "ping"}, "ping")
@@ -284,19 +287,17 @@ class MessageReply(Reply):
             yield event({"type": "message_start", "message": self._message([]) | more}, "message_start")
 
     def _events(self, change: Change) -> Iterator[dict[str, Any]]:
-        match change:
-            case Opened(block):
+        block = change.block
+        match change.kind:
+            case "opened":
                 yield {"type": "content_block_start", "index": block.index, "content_block": _opened(block)}
-            case Grown(block, piece) if not (self._hide and block.kind == "thought"):
+            case "grown" if not (self._hide and block.kind == "thought"):
                 kind, field = _DELTAS[block.kind]
-                yield _delta(block, {"type": kind, field: piece})
-            case Closed(block):
+                yield _delta(block, {"type": kind, field: change.piece})
+            case "closed":
                 if block.kind == "thought":
                     yield _delta(block, {"type": "signature_delta", "signature": _SIGNATURE})
                 yield {"type": "content_block_stop", "index": block.index}
-            case End():
-                yield {"type": "message_delta", "delta": _ending(change), "usage": self._usage(change)}
-                yield {"type": "message_stop"}
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}

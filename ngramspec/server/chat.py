@@ -1,4 +1,4 @@
-"""`run_chat`: a chat answered, for every API that has chats: a `ChatTask` goes in, pieces of an answer come out.
+"""`run_chat`: a chat answered, for every API that has chats: a `ChatTask` goes in, pieces of answers come out.
 
 `/v1/chat/completions`, `/v1/messages` and `/v1/responses` each turn their JSON into a `ChatTask`, and the pieces into
 their own answers. The layout of the conversation and the grammar of forced tool calls are worked out on another thread,
@@ -9,26 +9,24 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from ngramspec.batching.request import Prefilled, Request, Scored
+from ngramspec.batching.request import Request
 from ngramspec.chat_prompt import ChatPrompt
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
-from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.server.common_fields import several_seeds
 from ngramspec.server.errors import ApiError, bad_field
 from ngramspec.server.fields import Fields
-from ngramspec.server.generate import Begun, End, Piece, TextEvent, check_room, generate
+from ngramspec.server.generate import TextEvent, generate
 from ngramspec.server.state import Call, ServedModel
-from ngramspec.steps import Step
-from ngramspec.tool_calls import AnswerParser, begun_answer, forced_grammar, parser_for, thoughts_first
-from ngramspec.tool_calls.deltas import CallBegin, Delta, Reasoning, Tool
+from ngramspec.tool_calls import begun_answer, forced_grammar, parser_for, thoughts_first
+from ngramspec.tool_calls.deltas import Tool
 
 _SEPARATOR = "\n"
 
@@ -83,24 +81,6 @@ class ChatTask:
         return self.tools if self.tool_choice != "none" else ()
 
 
-class ChatPiece(NamedTuple):
-    """What a step adds to an answer; `logprobs` as in `Piece`, `step` None for what was held back to the end."""
-
-    deltas: Sequence[Delta]
-    logprobs: tuple[Logprobs, ...] = ()
-    step: Step | None = None
-
-
-ChatEvent = Begun | Prefilled | Scored | ChatPiece | End
-
-
-class Layout(NamedTuple):
-    """A task in the model's own terms: the request, and the text that the prompt ends in (`ChatPrompt.opening`)."""
-
-    request: Request
-    opening: str
-
-
 def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     """The prompt of a conversation, with the tools that may be called, and an answer that was begun.
 
@@ -134,15 +114,14 @@ async def count_prompt(call: Call, task: ChatTask) -> int:
     return len((await asyncio.to_thread(chat_prompt, call.model, task)).tokens)
 
 
-def lay_out(model: ServedModel, task: ChatTask) -> Layout:
-    """Turn a task into a request.
+def lay_out(model: ServedModel, task: ChatTask) -> tuple[Request, str]:
+    """Turn a task into a request, and the text that its prompt ends in (`ChatPrompt.opening`).
 
     Raises:
-        ApiError: the conversation leaves no room for an answer, or fields contradict each other.
+        ApiError: the conversation is too long, or fields contradict each other.
         ModelError: the model's template refuses the conversation.
     """
     prompt = chat_prompt(model, task)
-    check_room(prompt.tokens, model.n_ctx)
     model.check_size(len(task.prediction))
     grammar = _grammar(task, model.vocabulary.chat_template, prompt.opening)
     request = Request(
@@ -156,7 +135,7 @@ def lay_out(model: ServedModel, task: ChatTask) -> Layout:
         rules=task.rules,
         prediction=model.vocabulary.tokenize(task.prediction, add_bos=False) if task.prediction else (),
     )
-    return Layout(request, prompt.opening)
+    return request, prompt.opening
 
 
 def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
@@ -188,50 +167,14 @@ def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
     return "\n".join([*thoughts_first("answer", template, opening), rules])
 
 
-async def run_chat(call: Call, task: ChatTask, count: int = 1) -> AsyncGenerator[tuple[int, ChatEvent], None]:
-    """Answer a task so many times: what happens to each answer, with its number.
-
-    Raises:
-        ApiError: whatever goes wrong.
-        ModelError: as in `lay_out`.
-    """
+async def run_chat(call: Call, task: ChatTask, count: int = 1) -> AsyncGenerator[tuple[int, TextEvent], None]:
+    """Answer a task so many times: what happens to each answer, with its number. Errors as of `lay_out`, `generate`."""
     request, opening = await asyncio.to_thread(lay_out, call.model, task)
     template = call.model.vocabulary.chat_template
-    readers = [_Reader(parser_for(template, task.callable_tools, opening=opening)) for _ in range(count)]
-    async with aclosing(generate(call, several_seeds(request, count))) as events:
-        async for number, event in events:
-            for told in readers[number].take(event):
-                yield number, told
-
-
-class _Reader:
-    """Reads one answer, and counts the tokens of its thoughts."""
-
-    def __init__(self, parser: AnswerParser) -> None:
-        self._parser = parser
-        self._called = False
-        self._untold = self._thought = 0  # tokens whose text is held back; tokens of thoughts
-
-    def take(self, event: TextEvent) -> Iterator[ChatEvent]:
-        if isinstance(event, Piece):
-            self._untold += len(event.step.tokens)
-            yield ChatPiece(self._noted(self._parser.push(event.text)), event.logprobs, event.step)
-        elif isinstance(event, End):
-            if deltas := self._noted(self._parser.finish(cut=event.reason == "length")):
-                yield ChatPiece(deltas)
-            called = self._called and event.reason == "stop"
-            yield event._replace(reason="tool_calls" if called else event.reason, thought=self._thought)
-        else:
+    parsers = [parser_for(template, task.callable_tools, opening=opening) for _ in range(count)]
+    async with aclosing(generate(call, several_seeds(request, count), parsers=parsers)) as events:
+        async for event in events:
             yield event
-
-    def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
-        if deltas:
-            self._thought += self._untold if isinstance(deltas[0], Reasoning) else 0
-            self._untold = 0
-            for delta in deltas:
-                if isinstance(delta, CallBegin):
-                    self._called = True
-        return deltas
 
 
 def read_prediction(given: Fields) -> str:

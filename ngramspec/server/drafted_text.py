@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ngramspec.server.chat import ChatPiece
+from ngramspec.server.generate import Piece
 from ngramspec.tool_calls.deltas import CallBegin, Delta, Span
 
 
@@ -17,7 +17,7 @@ class DraftedText:
         self._text = ""  # that nothing was told of yet
         self._spans: list[Span] = []  # of this text
 
-    def mark(self, piece: ChatPiece) -> list[Delta]:
+    def mark(self, piece: Piece) -> list[Delta]:
         """The deltas of a further piece, with the spans of their texts that were drafted."""
         if piece.step is not None:
             # A token's text that is held back comes out with the next one's, and is its.

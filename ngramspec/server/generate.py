@@ -8,9 +8,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal, NamedTuple, Self
 
 from ngramspec.batching.engine import Engine
@@ -19,83 +18,39 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.errors import leaving, of_failure, overflow
 from ngramspec.server.state import Call, Counters
 from ngramspec.steps import Step
-
-
-class Begun(NamedTuple):
-    """A text left the queue: the slot it works in, and the tokens of its prompt, `cached` of which need no work."""
-
-    slot: int
-    cached: int
-    prompt_tokens: int
+from ngramspec.tool_calls import AnswerParser
+from ngramspec.tool_calls.deltas import CallBegin, Content, Delta, Reasoning
 
 
 class Piece(NamedTuple):
-    """Some more of a text.
+    """Some more of a text."""
 
-    Attributes:
-        text: that can be shown now; "" while it is held back.
-        logprobs: where they were asked for: of the tokens whose text is out by now, those that end a text left out.
-        step: the engine's.
-    """
+    deltas: Sequence[Delta] = ()  # what can be shown now; of a text that nobody parses, its content
+    # Where they were asked for: of the tokens whose text is out by now, those that end a text left out.
+    logprobs: tuple[Logprobs, ...] = ()
+    step: Step | None = None  # the engine's; None: a parser had held it back to the end
 
-    text: str
-    logprobs: tuple[Logprobs, ...]
-    step: Step
+    @property
+    def text(self) -> str:
+        return "".join([delta.text for delta in self.deltas if isinstance(delta, Content)])
 
 
 class End(NamedTuple):
-    """The end of a text.
+    """The end of a text."""
 
-    Attributes:
-        reason: "stop" at the model's own end or a stop string, "length" at the most tokens, a full context or limits of
-            lines; "tool_calls" where an answer calls tools.
-        stop_string: that ended it, where one did.
-        full: whether the context was full.
-        done: what the engine says.
-        thought: how many of the tokens it emitted told thoughts, the ones around these included.
-    """
-
+    # "stop" at the model's own end or a stop string, "length" at the most tokens, a full context or limits of lines.
     reason: Literal["stop", "length", "tool_calls"]
-    stop_string: str | None
-    full: bool
-    done: Done
-    thought: int = 0
+    stop_string: str | None  # that ended it, where one did
+    full: bool  # whether the context was full
+    done: Done  # what the engine says
+    thought: int = 0  # how many of the tokens it emitted told thoughts, the ones around these included
 
 
-@dataclass(frozen=True, slots=True)
-class LineRules:
-    """Where an editor's suggestion ends before the model ends it. Lines are what it is cut into.
-
-    Attributes:
-        seconds: from the first token on, after which the text ends with the next line end (`t_max_predict_ms`); None:
-            never.
-        indent: the text ends before a line, other than its first, that begins with fewer spaces and tabs (`n_indent`).
-            A blank line has none, so it ends a text, as in llama-server, for which editors set this. 0: any line may
-            come.
-    """
-
-    seconds: float | None = None
-    indent: int = 0
-
-
-NO_RULES = LineRules()
-
-
-TextEvent = Begun | Prefilled | Scored | Piece | End
-
-
-def check_room(prompt: Sequence[int], n_ctx: int, max_tokens: int | None = None) -> None:
-    """Refuse a prompt that leaves no room for a token, unless none is asked for.
-
-    Raises:
-        ApiError: the overflow that clients know.
-    """
-    if len(prompt) + (max_tokens != 0) > n_ctx:
-        raise overflow(len(prompt), n_ctx)
+TextEvent = Started | Prefilled | Scored | Piece | End
 
 
 async def generate(
-    call: Call, requests: Sequence[Request], rules: LineRules = NO_RULES
+    call: Call, requests: Sequence[Request], limits: Sequence[LineLimits] = (), parsers: Sequence[AnswerParser] = ()
 ) -> AsyncGenerator[tuple[int, TextEvent], None]:
     """Generate texts at once: what happens to each, as it comes, with the text's number. The first error ends all.
 
@@ -104,24 +59,25 @@ async def generate(
     Args:
         call: that they belong to; counts what they cost.
         requests: of the engine, one for each text.
-        rules: where a text ends before the engine ends it.
+        limits: where each text ends before the engine ends it; none: nowhere.
+        parsers: read each text as an answer of a chat; none: the texts are content.
 
     Raises:
         ApiError: a request is wrong, the engine failed, or the server is being stopped.
     """
     for request in requests:
-        check_room(request.prompt, call.model.n_ctx, request.max_tokens)
-    limited = rules != NO_RULES
-    texts = [_Text(len(one.prompt), LineLimits(rules) if limited else None) for one in requests]
+        # A prompt must leave room for a token, unless none is asked for.
+        if len(request.prompt) + (request.max_tokens != 0) > call.model.n_ctx:
+            raise overflow(len(request.prompt), call.model.n_ctx)
+    nothing = [None] * len(requests)
+    texts = [_Text(*one) for one in zip(limits or nothing, parsers or nothing, strict=True)]
     left = len(requests)
-    async with Running(call.model.service, requests, call.counters, streamed=call.streamed or limited) as running:
+    async with Running(call.model.service, requests, call.counters, streamed=call.streamed or bool(limits)) as running:
         while left:
             number, event = await running.next()
-            text = texts[number]
-            told = text.take(event)
-            if text.ended and isinstance(told, Piece):
-                running.cancel(number)
-            if told is not None:
+            for told in texts[number].take(event):
+                if texts[number].ended and isinstance(told, Piece):
+                    running.cancel(number)
                 left -= isinstance(told, End)
                 yield number, told
 
@@ -129,25 +85,26 @@ async def generate(
 class _Text:
     """A text that the engine writes."""
 
-    def __init__(self, prompt_tokens: int, limits: LineLimits | None) -> None:
+    def __init__(self, limits: LineLimits | None, parser: AnswerParser | None) -> None:
         self.ended = False
-        self._prompt_tokens, self._limits = prompt_tokens, limits
-        self._started = self._written = False
+        self._limits, self._parser = limits, parser
+        self._started = self._written = self._called = False
         self._stop_string: str | None = None
         self._held: list[Logprobs] = []  # of tokens whose text is held back
+        self._untold = self._thought = 0  # tokens of which nothing was told yet; tokens of thoughts
 
-    def take(self, event: Event) -> TextEvent | None:
-        """What an event of the engine is to those who read the text; None: nothing."""
+    def take(self, event: Event) -> Iterator[TextEvent]:
+        """What an event of the engine is to those who read the text."""
         if isinstance(event, Step):
-            return None if self.ended else self._piece(event)  # steps come while the engine is told of the end
-        if isinstance(event, Done):
-            return self._end(event)
-        if isinstance(event, Failed):
+            if not self.ended:  # steps come while the engine is told of the end
+                yield self._piece(event)
+        elif isinstance(event, Done):
+            yield from self._end(event)
+        elif isinstance(event, Failed):
             raise of_failure(event.error, started=self._started)
-        if isinstance(event, Started):
+        else:
             self._started = True
-            return Begun(event.slot, event.cached, self._prompt_tokens)
-        return event
+            yield event
 
     def _piece(self, step: Step) -> Piece:
         self._written = True
@@ -155,15 +112,31 @@ class _Text:
         if self._limits is not None:
             text = self._limits.push(text) + (self._limits.finish() if step.stop is not None else "")
             self.ended = self._limits.ended
-        return Piece(text, self._logprobs(step), step)
+        deltas: Sequence[Delta] = (Content(text),) if text else ()
+        if self._parser is not None:
+            self._untold += len(step.tokens)
+            deltas = self._noted(self._parser.push(text))
+        return Piece(deltas, self._logprobs(step), step)
 
-    def _end(self, done: Done) -> End:
+    def _end(self, done: Done) -> Iterator[Piece | End]:
         if done.reason == "cancelled" and not self._written:
             raise leaving()  # else what is written is told: the server is being stopped
         by_itself = not self.ended and done.reason in ("eog", "stop")
         full = done.reason == "context" and not self.ended
-        stop_string = self._stop_string if by_itself else None
-        return End("stop" if by_itself else "length", stop_string, full, done)
+        if self._parser is not None and (deltas := self._noted(self._parser.finish(cut=not by_itself))):
+            yield Piece(deltas)
+        reason: Literal["stop", "length", "tool_calls"] = "stop" if by_itself else "length"
+        if by_itself and self._called:
+            reason = "tool_calls"
+        yield End(reason, self._stop_string if by_itself else None, full, done, self._thought)
+
+    def _noted(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
+        """Count the tokens of thoughts, and see calls."""
+        if deltas:
+            self._thought += self._untold if isinstance(deltas[0], Reasoning) else 0
+            self._untold = 0
+            self._called = self._called or any(isinstance(delta, CallBegin) for delta in deltas)
+        return deltas
 
     def _logprobs(self, step: Step) -> tuple[Logprobs, ...]:
         """Those that are due with a step; tokens that end a text never have any."""
@@ -257,22 +230,25 @@ class Running:
 
 
 class LineLimits:
-    """`LineRules` at work on one text.
+    """Where an editor's suggestion ends before the model ends it.
 
     What a line's indentation is shows with its first other character: until then it is held back, so that the text
     depends on no token's or draft's length.
 
     Args:
-        rules: the rules.
+        seconds: from the first token on, after which the text ends with the next line end (`t_max_predict_ms`); None:
+            never.
+        indent: the text ends before a line, other than its first, that begins with fewer spaces and tabs (`n_indent`).
+            A blank line has none, so it ends a text, as in llama-server, for which editors set this. 0: any line may
+            come.
         clock: seconds from some moment on.
-
-    Attributes:
-        ended: whether the text has ended by the rules. What comes afterwards is no part of it.
     """
 
-    def __init__(self, rules: LineRules, clock: Callable[[], float] = time.monotonic) -> None:
-        self.ended = False
-        self._rules, self._clock = rules, clock
+    def __init__(
+        self, seconds: float | None = None, indent: int = 0, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.ended = False  # what comes afterwards is no part of the text
+        self._seconds, self._indent, self._clock = seconds, indent, clock
         self._began: float | None = None
         self._at_margin = False
         self._held = ""
@@ -285,10 +261,10 @@ class LineLimits:
         if self._began is None:
             self._began = now
         line_end = text.find("\n")
-        if self._rules.seconds is not None and now - self._began > self._rules.seconds and line_end >= 0:
+        if self._seconds is not None and now - self._began > self._seconds and line_end >= 0:
             self.ended = True
             text = text[: line_end + 1]
-        return self._indented(text) if self._rules.indent else text
+        return self._indented(text) if self._indent else text
 
     def finish(self) -> str:
         """What was held back of a text that has ended in another way."""
@@ -304,7 +280,7 @@ class LineLimits:
                 if line + margin == len(text):
                     self._held = text[line:]
                     return text[:line]
-                if margin < self._rules.indent:
+                if margin < self._indent:
                     self.ended = True
                     return text[:line]
             line_end = text.find("\n", line)

@@ -27,10 +27,10 @@ from ngramspec.server.common_fields import (
 )
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields
-from ngramspec.server.generate import End, LineRules, Piece, check_room, generate
+from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
 from ngramspec.server.http import JsonAnswer
 from ngramspec.server.openai_chat import read_conversation
-from ngramspec.server.reply import Event, Reply, respond
+from ngramspec.server.reply import Reply, respond
 from ngramspec.server.sse import event
 from ngramspec.server.state import Call
 from ngramspec.server.usage import logprobs_content, timings
@@ -54,23 +54,25 @@ async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, list
         raise bad_field("post_sampling_probs", "post_sampling_probs is not supported; n_probs tells the model's own")
     sampling, stop, slot = read_sampling(call), read_stop(given), read_slot(call)
     n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=model.vocabulary.n_vocab) or None
-    lines, rules = _read_lines(given), read_rules(call)
+    seconds, indent = _read_lines(given)
+    rules = read_rules(call)
     requests: list[Request] = []
     reply_fields = given.texts("response_fields") if "response_fields" in given else None
     tokens_too, cache_prompt = given.flag("return_tokens"), given.flag("cache_prompt", True)
     for prompt in prompts:
-        check_room(prompt, model.n_ctx, max_tokens)
         most = model.most(max_tokens)
         request = Request(prompt, most, sampling, stop, n_probs, slot=slot, cache_prompt=cache_prompt, rules=rules)
         requests += several_seeds(request, answers)
     shown = -1 if max_tokens is None else max_tokens
     reply = NativeReply(call, requests, shown, tokens_too, reply_fields, listed or len(requests) > 1)
-    return await respond(call, generate(call, requests, lines), reply)
+    limits = [LineLimits(seconds, indent) for _ in requests] if seconds is not None or indent else []
+    return await respond(call, generate(call, requests, limits), reply)
 
 
-def _read_lines(given: Fields) -> LineRules:
+def _read_lines(given: Fields) -> tuple[float | None, int]:
+    """Where `LineLimits` end a text."""
     milliseconds = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
-    return LineRules(milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0)
+    return milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0
 
 
 class NativeReply(Reply):
@@ -103,7 +105,7 @@ class NativeReply(Reply):
         told = [self._end(number, streamed=False) for number in range(len(self.answers))]
         return told if self._listed else told[0]
 
-    def chunks(self, number: int, told: Event) -> Iterator[str]:
+    def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
         self.answers[number].take(told)
         if isinstance(told, Piece):
             yield event(self._piece(number, told))
@@ -118,7 +120,7 @@ class NativeReply(Reply):
         told = {
             "index": number,
             "content": piece.text,
-            "tokens": list(piece.step.tokens),
+            "tokens": list(piece.step.tokens) if piece.step is not None else [],
             "stop": False,
             "id_slot": answer.slot,
             "tokens_predicted": len(answer.tokens),

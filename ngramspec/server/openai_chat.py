@@ -11,8 +11,8 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Prefilled
-from ngramspec.server.chat import ChatPiece, ChatTask, as_json, count_prompt, read_prediction, run_chat
+from ngramspec.batching.request import Prefilled, Started
+from ngramspec.server.chat import ChatTask, as_json, count_prompt, read_prediction, run_chat
 from ngramspec.server.common_fields import (
     read_answers,
     read_max_tokens,
@@ -26,9 +26,9 @@ from ngramspec.server.constraints import read_format
 from ngramspec.server.drafted_text import DraftedText
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields
-from ngramspec.server.generate import Begun, End
+from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.http import JsonAnswer
-from ngramspec.server.reply import Answer, Block, Event, Reply, respond
+from ngramspec.server.reply import Answer, Block, Reply, respond
 from ngramspec.server.sse import DONE, chunk_maker
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.tools import Toolbox, free_text
@@ -221,8 +221,8 @@ class ChatReply(Reply):
         }
         self._chunk = chunk_maker({**self._head, "object": "chat.completion.chunk"})
 
-    def add(self, number: int, event: Event) -> None:
-        if self._texts and isinstance(event, ChatPiece):
+    def add(self, number: int, event: TextEvent) -> None:
+        if self._texts and isinstance(event, Piece):
             for delta in self._texts[number].mark(event):
                 if isinstance(delta, Content):
                     at = self._lengths[number]
@@ -250,17 +250,17 @@ class ChatReply(Reply):
             choices.append(choice)
         return {**self._head, "object": "chat.completion", "choices": choices, **self._totals(usage_too=True)}
 
-    def chunks(self, number: int, event: Event) -> Iterator[str]:
-        if not isinstance(event, ChatPiece):
+    def chunks(self, number: int, event: TextEvent) -> Iterator[str]:
+        if not isinstance(event, Piece):
             self.answers[number].take(event)
-        if isinstance(event, Begun) and self._paces:
+        if isinstance(event, Started) and self._paces:
             self._paces[number].begin()
         elif isinstance(event, Prefilled) and self._progress_too:
             yield from self._beginning(number)
             progress = {"total": event.total, "cache": self.answers[number].cached, "processed": event.done}
             choice = {"index": number, "delta": {}, "finish_reason": None}
             yield self._chunk({"choices": [choice], "prompt_progress": progress})
-        elif isinstance(event, ChatPiece):
+        elif isinstance(event, Piece):
             if self._prediction and event.step is not None:
                 self.answers[number].tokens += event.step.tokens
             if self._paces and event.step is not None:
@@ -280,7 +280,7 @@ class ChatReply(Reply):
             yield self._chunk({"choices": [], **self._totals(usage_too=True)})
         yield DONE
 
-    def _pieces(self, number: int, piece: ChatPiece) -> Iterator[str]:
+    def _pieces(self, number: int, piece: Piece) -> Iterator[str]:
         deltas = self._texts[number].mark(piece) if self._texts else list(piece.deltas)
         if piece.logprobs and not (deltas and isinstance(deltas[-1], Content)):
             deltas.append(Content(""))

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Request, Scored
+from ngramspec.batching.request import Request, Scored, Started
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.common_fields import (
     read_answers,
@@ -27,9 +27,9 @@ from ngramspec.server.common_fields import (
 from ngramspec.server.constraints import grammar_of, read_format
 from ngramspec.server.errors import bad_field
 from ngramspec.server.fields import Fields
-from ngramspec.server.generate import Begun, End, Piece, check_room, generate
+from ngramspec.server.generate import End, Piece, TextEvent, generate
 from ngramspec.server.infill import gap_prompt
-from ngramspec.server.reply import Event, Reply, respond
+from ngramspec.server.reply import Reply, respond
 from ngramspec.server.sse import DONE, chunk_maker
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import FINGERPRINT, finite, timings, token_text, usage
@@ -73,7 +73,6 @@ def _read(call: Call) -> _Task:
     scored, rules = echo and logprobs is not None, read_rules(call)
     requests: list[Request] = []
     for prompt in prompts:
-        check_room(prompt, model.n_ctx, max_tokens)
         most = model.most(max_tokens)
         request = Request(prompt, most, sampling, stop, logprobs, scored=scored, slot=slot, rules=rules)
         requests += several_seeds(request, answers)
@@ -124,7 +123,7 @@ class CompletionReply(Reply):
         }
         self._told = chunk_maker(self._head)
 
-    def add(self, number: int, told: Event) -> None:
+    def add(self, number: int, told: TextEvent) -> None:
         if isinstance(told, Scored):
             self._scored[number] = told.logprobs
         super().add(number, told)
@@ -136,14 +135,14 @@ class CompletionReply(Reply):
         ]
         return {**self._head, "choices": choices, **self._totals(usage_too=True)}
 
-    def chunks(self, number: int, told: Event) -> Iterator[str]:
+    def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
         if isinstance(told, Scored):
             self._scored[number] = told.logprobs
         if isinstance(told, Piece | End) and (echo := self._untold.pop(number, "")):
             yield self._chunk(number, echo, echoed=True)
         if isinstance(told, Piece) and (told.text or told.logprobs):
             yield self._chunk(number, told.text, told.logprobs)
-        elif isinstance(told, Begun | End):
+        elif isinstance(told, Started | End):
             self.answers[number].take(told)
         if isinstance(told, End):
             self._ended += 1

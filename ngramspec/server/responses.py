@@ -18,9 +18,9 @@ from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import ANY_OBJECT, grammar_of, guided_schema
 from ngramspec.server.errors import ApiError
 from ngramspec.server.fields import Fields
-from ngramspec.server.generate import End
+from ngramspec.server.generate import End, TextEvent
 from ngramspec.server.http import JsonAnswer
-from ngramspec.server.reply import Block, Closed, Event, Grown, Opened, Reply, respond
+from ngramspec.server.reply import Block, Reply, respond
 from ngramspec.server.sse import event
 from ngramspec.server.state import Call
 from ngramspec.server.tools import Toolbox, free_text, function_name
@@ -302,24 +302,27 @@ class ResponseReply(Reply):
         self._output = [self._item(one, _status(cut and one.index == last)) for one in answer.blocks]
         return self._ending(answer.end)
 
-    def chunks(self, number: int, told: Event) -> Iterator[str]:
-        for change in self.answers[number].changes(told):
+    def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
+        for kind, block, piece, logprobs in self.answers[number].take(told):
             yield from self._beginning()
-            if self._closed is not None:
-                closed, self._closed = self._closed, None
-                yield from map(
-                    self._chunk, self._closing(closed, isinstance(change, End) and change.reason == "length")
-                )
-            match change:
-                case Opened(block):
+            yield from self._last_closed(cut=False)
+            match kind:
+                case "opened":
                     yield from map(self._chunk, self._opening(block))
-                case Grown(block, piece, logprobs):
+                case "grown":
                     yield from map(self._chunk, self._growing(block, piece, logprobs))
-                case Closed(block):
+                case "closed":
                     self._closed = block
-                case End():
-                    response = self._ending(change)
-                    yield self._chunk({"type": f"response.{response['status']}", "response": response})
+        if isinstance(told, End):
+            yield from self._beginning()
+            yield from self._last_closed(cut=told.reason == "length")
+            response = self._ending(told)
+            yield self._chunk({"type": f"response.{response['status']}", "response": response})
+
+    def _last_closed(self, cut: bool) -> Iterator[str]:
+        if self._closed is not None:
+            closed, self._closed = self._closed, None
+            yield from map(self._chunk, self._closing(closed, cut))
 
     def silence(self) -> str:
         return "".join(self._beginning()) + self._chunk({"type": "keepalive"})

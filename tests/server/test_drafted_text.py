@@ -6,8 +6,8 @@ import pytest
 from support.fake_service import Script
 from support.http import ask, demo_vocabulary
 
-from ngramspec.server.chat import ChatPiece
 from ngramspec.server.drafted_text import DraftedText
+from ngramspec.server.generate import Piece
 from ngramspec.steps import Step
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 
@@ -20,7 +20,7 @@ def step(*pieces: str, accepted: int = 0) -> Step:
 
 
 def marked(text: DraftedText, delta: Delta, step: Step | None = None) -> Delta:
-    (found,) = text.mark(ChatPiece((delta,), step=step))
+    (found,) = text.mark(Piece((delta,), step=step))
     return found
 
 

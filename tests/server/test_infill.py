@@ -19,7 +19,7 @@ from support.vocabulary_files import write_vocabulary
 
 from ngramspec.fill_in import Limits, fill_in
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.server import generate
+from ngramspec.server import llama_server
 from ngramspec.server.generate import LineLimits
 from ngramspec.server.infill import NEAR
 
@@ -125,7 +125,7 @@ def test_no_file_is_too_long(coder: Vocabulary) -> None:
 def test_the_deadline_ends_it_with_a_line(coder: Vocabulary, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first token starts the time, which is over when the second comes."""
     seconds = itertools.count(step=0.02)
-    monkeypatch.setattr(generate, "LineLimits", partial(LineLimits, clock=lambda: next(seconds)))
+    monkeypatch.setattr(llama_server, "LineLimits", partial(LineLimits, clock=lambda: next(seconds)))
     script = Script("a = 1; b = 2\nc = 3\nd = 4\n", ends=False, go=threading.Semaphore(40))
     told, service = fill(coder, {"t_max_predict_ms": 10}, script)
     assert (told["content"], told["stop_type"], told["stopping_word"]) == ("a = 1; b = 2\n", "limit", "")

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from functools import partial
 
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ngramspec.server.generate import LineLimits, LineRules
+from ngramspec.server.generate import LineLimits
 
 Arrival = tuple[float, str]
 """(seconds, text)"""
 
 
-def shown(rules: LineRules, arrivals: Sequence[Arrival]) -> tuple[list[str], bool]:
+def shown(arrivals: Sequence[Arrival], seconds: float | None = None, indent: int = 0) -> tuple[list[str], bool]:
     """What is shown at each arrival and at the end, and whether the text was ended."""
     now = iter([at for at, _ in arrivals])
-    limits = LineLimits(rules, clock=lambda: next(now))
+    limits = LineLimits(seconds, indent, clock=lambda: next(now))
     parts = []
     for _, text in arrivals:
         parts.append(limits.push(text))
@@ -40,7 +41,7 @@ def test_a_deadline_ends_a_text_with_a_line() -> None:
         ([(0.0, ""), (0.9, "a\n"), (1.1, "b\n"), (1.2, "c")], "a\nb\n", True),
     ]
     for arrivals, text, ended in cases:
-        parts, was_ended = shown(LineRules(seconds=1.0), arrivals)
+        parts, was_ended = shown(arrivals, seconds=1.0)
         assert ("".join(parts), was_ended) == (text, ended)
 
 
@@ -59,19 +60,19 @@ def test_a_line_that_is_indented_less_is_cut_in_whatever_pieces(text: str, inden
             break
     edges = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
     pieces = [(0.0, text[a:b]) for a, b in itertools.pairwise(edges)]
-    parts, ended = shown(LineRules(indent=indent, seconds=1.0), pieces)
+    parts, ended = shown(pieces, indent=indent, seconds=1.0)
     assert ("".join(parts), ended) == (kept, kept != text)
 
 
 def test_both_rules_and_none() -> None:
-    rules = LineRules(seconds=1.0, indent=2)
-    assert shown(rules, [(0.0, "a\n"), (2.0, "  b\n  c")]) == (["a\n", "  b\n"], True)
-    assert shown(rules, [(0.0, "a\n"), (2.0, "b\n  c")]) == (["a\n", ""], True)
-    assert shown(rules, [(0.0, "a\n"), (0.5, " "), (0.6, " b\n")]) == (["a\n", "", "  b\n", ""], False)
-    assert shown(LineRules(), [(0.0, "a\n "), (9.0, "b\n")]) == (["a\n ", "b\n", ""], False)
+    shown_by_both = partial(shown, seconds=1.0, indent=2)
+    assert shown_by_both([(0.0, "a\n"), (2.0, "  b\n  c")]) == (["a\n", "  b\n"], True)
+    assert shown_by_both([(0.0, "a\n"), (2.0, "b\n  c")]) == (["a\n", ""], True)
+    assert shown_by_both([(0.0, "a\n"), (0.5, " "), (0.6, " b\n")]) == (["a\n", "", "  b\n", ""], False)
+    assert shown([(0.0, "a\n "), (9.0, "b\n")]) == (["a\n ", "b\n", ""], False)
 
 
 def test_nothing_comes_after_the_end() -> None:
-    limits = LineLimits(LineRules(indent=4))
+    limits = LineLimits(indent=4)
     assert limits.push("a\nb") == "a\n"
     assert (limits.ended, limits.push("    c"), limits.finish()) == (True, "", "")

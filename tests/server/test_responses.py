@@ -16,9 +16,10 @@ from support.chat_scripts import Said, answers, finish, refused
 
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.chat import ChatPiece, ChatTask
+from ngramspec.server.chat import ChatTask
 from ngramspec.server.errors import ApiError, overflow
 from ngramspec.server.fields import Fields
+from ngramspec.server.generate import Piece
 from ngramspec.server.responses import Asked, ResponseReply, read_request
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
 
@@ -278,7 +279,7 @@ def test_usage_and_what_is_repeated() -> None:
 
 def test_logprobs_are_told_with_the_text() -> None:
     a, b = Logprobs(97, -0.5, ()), Logprobs(98, -1.0, ())
-    deltas: list[Said] = [ChatPiece((), (a,)), Content("a"), ChatPiece((Content("b"),), (b,)), finish()]
+    deltas: list[Said] = [Piece((), (a,)), Content("a"), Piece((Content("b"),), (b,)), finish()]
     told = [one for event in streamed(deltas) if event["type"].endswith("text.delta") for one in event["logprobs"]]
     (part,) = whole(deltas)["output"][0]["content"]
     assert told == part["logprobs"] == [spell(a), spell(b)]

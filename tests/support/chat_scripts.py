@@ -10,10 +10,9 @@ from typing import Any, Literal
 import pytest
 from hypothesis import strategies as st
 
-from ngramspec.batching.request import Done
-from ngramspec.server.chat import ChatEvent, ChatPiece
+from ngramspec.batching.request import Done, Started
 from ngramspec.server.errors import ApiError
-from ngramspec.server.generate import Begun, End
+from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.reply import Reply
 from ngramspec.steps import Stats
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
@@ -35,13 +34,13 @@ def refused(read: Callable[..., object], field: str, **fields: Any) -> None:
     assert caught.value.message.startswith(field)
 
 
-Said = ChatPiece | Delta | End
+Said = Piece | Delta | End
 
 
-def events(said: Sequence[Said]) -> list[ChatEvent]:
+def events(said: Sequence[Said]) -> list[TextEvent]:
     """The events of an answer; a delta stands for a piece of it alone."""
-    pieces = [one if isinstance(one, ChatPiece | End) else ChatPiece((one,)) for one in said]
-    return [Begun(0, 5, 20), *pieces]
+    pieces = [one if isinstance(one, Piece | End) else Piece((one,)) for one in said]
+    return [Started(0, 5, 20), *pieces]
 
 
 def whole(reply: Reply, said: Sequence[Said]) -> dict[str, Any]:

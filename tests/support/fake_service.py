@@ -112,7 +112,7 @@ class FakeService:
         if script.wrong is not None:
             listener(Failed(script.wrong))
             return
-        listener(Started((request.slot or 0) % SLOTS, script.cached))
+        listener(Started((request.slot or 0) % SLOTS, script.cached, len(request.prompt)))
         if script.begin is not None:
             ticket.wait(script.begin.wait)
         listener(Prefilled(len(request.prompt), len(request.prompt)))
