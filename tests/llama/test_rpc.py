@@ -25,7 +25,7 @@ LOCAL = {
     "llama_get_logits", "llama_get_embeddings", "llama_get_embeddings_ith", "llama_get_embeddings_seq",
     "llama_memory_seq_add", "llama_memory_seq_keep", "llama_set_adapters_lora", "llama_n_ctx", "llama_numa_init",
     "llama_max_parallel_sequences", "llama_perf_context_print", "llama_perf_context_reset", "llama_pooling_type",
-    "llama_token", "llama_sampler",
+    "llama_set_embeddings", "llama_token", "llama_sampler",
 }  # fmt: skip
 """Functions that look at what this process has itself; besides those of the families below."""
 
