@@ -15,12 +15,10 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import ChatTask, Transcript, as_json, count_prompt, run_chat
 from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import grammar_of, guided_schema
-from ngramspec.server.errors import ApiError
-from ngramspec.server.fields import Fields
+from ngramspec.server.fields import ApiError, Fields
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.http import JsonAnswer
-from ngramspec.server.reply import Block, Change, Reply, respond
-from ngramspec.server.sse import event
+from ngramspec.server.reply import Block, Change, Reply, event, respond
 from ngramspec.server.state import Call
 from ngramspec.tool_calls.deltas import Tool
 

@@ -21,8 +21,7 @@ from ngramspec.llama.json_schema import schema_rules
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.server.common_fields import several_seeds
-from ngramspec.server.errors import ApiError, bad_field
-from ngramspec.server.fields import Fields
+from ngramspec.server.fields import ApiError, Fields, bad_field
 from ngramspec.server.generate import TextEvent, generate
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.tool_calls import begun_answer, forced_grammar, parser_for, thoughts_first

@@ -19,8 +19,7 @@ from ngramspec.sampling.option import options
 from ngramspec.sampling.settings import LARGEST_BIAS, Sampling, parse_samplers
 from ngramspec.sampling.text_rules import TextRules
 from ngramspec.server.constraints import read_grammar
-from ngramspec.server.errors import ApiError, bad_field
-from ngramspec.server.fields import Fields, shown
+from ngramspec.server.fields import ApiError, Fields, bad_field, shown
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.tokens import Tokenizer
 

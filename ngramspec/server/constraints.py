@@ -11,8 +11,7 @@ from typing import Any
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import pattern_grammar, schema_grammar
-from ngramspec.server.errors import bad_field
-from ngramspec.server.fields import Fields, shown
+from ngramspec.server.fields import Fields, bad_field, shown
 from ngramspec.tool_calls.json_text import quote
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}

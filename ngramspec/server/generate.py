@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple, Self
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done, Event, Failed, Listener, Prefilled, Request, Scored, Started
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.errors import leaving, of_failure, overflow
+from ngramspec.server.fields import leaving, of_failure, overflow
 from ngramspec.server.state import Call, Counters
 from ngramspec.steps import Step
 from ngramspec.tool_calls import AnswerParser

@@ -18,8 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.server.errors import ApiError, Wording, bad_field, of_failure, worded
-from ngramspec.server.fields import Fields
+from ngramspec.server.fields import ApiError, Fields, Wording, bad_field, of_failure, worded
 from ngramspec.server.state import Call, Counters, Server
 
 CLIENT_LEFT = 499

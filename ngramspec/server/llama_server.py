@@ -1,4 +1,6 @@
-"""llama-server's own endpoints: `/completion`, which continues texts, `/tokenize`, `/detokenize`, `/apply-template`."""
+"""llama-server's own endpoints: `/completion` continues texts, `/infill` fills gaps, `/tokenize`, `/detokenize`,
+`/apply-template`.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,8 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.batching.request import Prefilled, Request
+from ngramspec.errors import ModelError
+from ngramspec.fill_in import Limits, fill_in
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import chat_prompt
 from ngramspec.server.common_fields import (
@@ -25,14 +29,12 @@ from ngramspec.server.common_fields import (
     several,
     several_seeds,
 )
-from ngramspec.server.errors import bad_field
-from ngramspec.server.fields import Fields
+from ngramspec.server.fields import ApiError, Fields, bad_field
 from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
 from ngramspec.server.http import JsonAnswer
 from ngramspec.server.openai_chat import read_conversation
-from ngramspec.server.reply import Reply, respond
-from ngramspec.server.sse import event
-from ngramspec.server.state import Call
+from ngramspec.server.reply import Reply, event, respond
+from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import logprobs_content, timings
 
 
@@ -216,3 +218,55 @@ async def apply_template(call: Call) -> Response:
     model, task = call.model, read_conversation(call.given)
     prompt = await asyncio.to_thread(chat_prompt, model, task)
     return JsonAnswer({"prompt": prompt.text})
+
+
+# --------------------------------------------------------------------------- gaps
+
+
+NEAR = 2048
+"""Most tokens of the texts next to the gap: the size of a batch in llama-server, which that goes by."""
+
+_NAMELESS = "tmp"  # llama-server's name of a file without one
+
+
+async def infill(call: Call) -> Response:
+    """Fill a gap once, or several times, as llama.vim and llama.vscode ask for it; all fields of `/completion` apply.
+
+    `input_extra` is parts of the project's other files: the model sees them, and drafts come from them.
+    `t_max_prompt_ms` is no limit, as in llama-server: an editor gives up a request that no longer matters by hanging
+    up, and a prompt that is not read now has to be read for the next one.
+    """
+    return await continue_prompts(call, [await asyncio.to_thread(_prompt, call)])
+
+
+def _prompt(call: Call) -> list[int]:
+    """The token ids that ask for it; tokenizes."""
+    given, model = call.given, call.model
+    before, after = given.needed_text("input_prefix"), given.needed_text("input_suffix")
+    others = [
+        (_NAMELESS if (name := item.text("filename")) is None else name, item.needed_text("text"))
+        for item in given.objects("input_extra")
+    ]
+    prompt = given.text("prompt") or ""
+    limits = Limits.within(model.n_ctx, near=NEAR, n_predict=read_max_tokens(given) or 0)
+    return gap_prompt(model, before, after, prompt, others, limits)
+
+
+def gap_prompt(
+    model: ServedModel,
+    before: str,
+    after: str,
+    prompt: str = "",
+    others: Sequence[tuple[str, str]] = (),
+    limits: Limits | None = None,
+) -> list[int]:
+    """The prompt for what belongs between two texts; see `ngramspec.fill_in.fill_in`.
+
+    Raises:
+        ApiError: the model cannot fill gaps.
+    """
+    first = model.suffix_first
+    try:
+        return fill_in(model.vocabulary, before, after, prompt=prompt, others=others, limits=limits, suffix_first=first)
+    except ModelError as error:
+        raise ApiError(400, str(error), type="not_supported_error") from error

@@ -23,16 +23,13 @@ from ngramspec.server.common_fields import (
     read_usage_too,
 )
 from ngramspec.server.constraints import read_format
-from ngramspec.server.drafted_text import DraftedText
-from ngramspec.server.errors import bad_field
-from ngramspec.server.fields import Fields
+from ngramspec.server.fields import Fields, bad_field
 from ngramspec.server.generate import End, Piece, TextEvent
 from ngramspec.server.http import JsonAnswer
-from ngramspec.server.reply import Answer, Block, Reply, respond
-from ngramspec.server.sse import DONE, chunk_maker
+from ngramspec.server.reply import DONE, Answer, Block, Reply, chunk_maker, respond
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.tools import Toolbox, free_text
-from ngramspec.server.usage import FINGERPRINT, logprobs_content, prediction_usage, timings, usage
+from ngramspec.server.usage import FINGERPRINT, DraftedText, logprobs_content, prediction_usage, timings, usage
 from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Span
 

@@ -25,12 +25,10 @@ from ngramspec.server.common_fields import (
     several_seeds,
 )
 from ngramspec.server.constraints import grammar_of, read_format
-from ngramspec.server.errors import bad_field
-from ngramspec.server.fields import Fields
+from ngramspec.server.fields import Fields, bad_field
 from ngramspec.server.generate import End, Piece, TextEvent, generate
-from ngramspec.server.infill import gap_prompt
-from ngramspec.server.reply import Reply, respond
-from ngramspec.server.sse import DONE, chunk_maker
+from ngramspec.server.llama_server import gap_prompt
+from ngramspec.server.reply import DONE, Reply, chunk_maker, respond
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import FINGERPRINT, finite, timings, token_text, usage
 

@@ -5,19 +5,21 @@ An answer of a chat is a row of thoughts, texts and tool calls, each of which op
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from ngramspec.batching.request import Started
+from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.errors import ApiError, worded
+from ngramspec.server.fields import ApiError, of_failure, worded
 from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.http import JsonAnswer
-from ngramspec.server.sse import COMMENT, event, event_stream
+from ngramspec.server.http import JsonAnswer, dumped
 from ngramspec.server.state import Call
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 
@@ -155,27 +157,113 @@ class Reply:
 
     def silence(self) -> str:
         """What breaks the silence of a stream."""
-        return COMMENT
+        return ":\n\n"
 
     def failed(self, error: ApiError) -> str:
         """The last chunk of a stream that an error ends."""
         return event(worded(error))
 
 
+# --------------------------------------------------------------------------- streams
+
+Chunks = AsyncGenerator[str, None]
+
+
+def event(data: Any, name: str | None = None) -> str:
+    """A chunk; `name`: the event's, in APIs that have several."""
+    text = f"data: {data if isinstance(data, str) else dumped(data)}\n\n"
+    return text if name is None else f"event: {name}\n{text}"
+
+
+DONE = event("[DONE]")
+"""The last chunk of OpenAI's older streams."""
+
+
+def chunk_maker(head: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], str]:
+    """Makes chunks that begin with the same fields, which are turned into JSON once."""
+    begun = f"data: {dumped(dict(head))[:-1]},"
+    return lambda rest: f"{begun}{dumped(rest)[1:]}\n\n"
+
+
 async def respond(call: Call, events: AsyncGenerator[tuple[int, TextEvent], None], reply: Reply) -> Response:
-    """Answer a call with what is generated, as a stream or at its end. Closes `events`."""
-    if call.streamed:
-        return await event_stream(_chunks(events, reply), call.server.ping_seconds, reply.silence, reply.failed)
-    async with aclosing(events):
-        async for number, one in events:
-            reply.add(number, one)
-    return JsonAnswer(reply.whole())
+    """Answer a call with what is generated, as a stream or at its end. Closes `events`.
+
+    An error before a stream's first chunk is a plain HTTP error; one after it is a chunk. A first chunk that is long in
+    coming is not waited for: clients give up on a server that sends no headers.
+    """
+    if not call.streamed:
+        async with aclosing(events):
+            async for number, one in events:
+                reply.add(number, one)
+        return JsonAnswer(reply.whole())
+    chunks, seconds = _chunks(events, reply), call.server.ping_seconds
+    first = asyncio.ensure_future(anext(chunks, None))
+    try:
+        await asyncio.wait({first}, timeout=seconds)
+        if first.done():
+            first.result()
+    except BaseException:
+        await _close(first, chunks)
+        raise
+    return _EventStream(chunks, first, seconds, reply)
 
 
-async def _chunks(events: AsyncGenerator[tuple[int, TextEvent], None], reply: Reply) -> AsyncGenerator[str, None]:
+async def _chunks(events: AsyncGenerator[tuple[int, TextEvent], None], reply: Reply) -> Chunks:
     async with aclosing(events):
         async for number, one in events:
             for chunk in reply.chunks(number, one):
                 yield chunk
     for chunk in reply.last_chunks():
         yield chunk
+
+
+async def _close(pending: asyncio.Future[str | None], chunks: Chunks) -> None:
+    pending.cancel()
+    await asyncio.wait({pending})
+    await chunks.aclose()
+
+
+class _EventStream(Response):
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: Chunks, first: asyncio.Future[str | None], seconds: float, reply: Reply) -> None:
+        # A proxy must neither keep nor gather what it passes on.
+        super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
+        del self.headers["content-length"]
+        self._chunks, self._first, self._seconds, self._reply = chunks, first, seconds, reply
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        now = asyncio.get_running_loop().time
+        written = now() if self._first.done() else now() - self._seconds
+
+        async def write(chunk: str, more: bool = True) -> None:
+            nonlocal written
+            written = now()
+            await send({"type": "http.response.body", "body": chunk.encode(), "more_body": more})
+
+        async def break_silences() -> None:
+            while True:
+                if (left := written + self._seconds - now()) > 0:
+                    await asyncio.sleep(left)
+                else:
+                    await write(self._reply.silence())
+
+        breaking = None
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            # One task for all silences: one for each chunk would cost more than sending it.
+            breaking = asyncio.ensure_future(break_silences())
+            if (first := await self._first) is not None:
+                await write(first)
+                async for chunk in self._chunks:
+                    await write(chunk)
+        except (ApiError, NGramSpecError) as error:
+            await write(self._reply.failed(of_failure(error, started=True)))
+        except Exception:
+            await write(self._reply.failed(ApiError(500, "internal error")), more=False)
+            raise
+        finally:
+            if breaking is not None:
+                breaking.cancel()
+            await _close(self._first, self._chunks)
+        await write("", more=False)

@@ -14,8 +14,7 @@ from ngramspec.batching.request import Done
 from ngramspec.llama.embedder import Embedder
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.errors import ApiError, leaving, overflow
-from ngramspec.server.fields import Fields
+from ngramspec.server.fields import ApiError, Fields, leaving, overflow
 
 MOST_BYTES = 32 * 2**20
 PING_SECONDS = 15.0

@@ -14,8 +14,7 @@ from support.chat_scripts import Said, answers, finish, refused
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.anthropic import MessageReply, hides_thoughts, read_request, worded
 from ngramspec.server.chat import ChatTask
-from ngramspec.server.errors import ApiError, overflow
-from ngramspec.server.fields import Fields
+from ngramspec.server.fields import ApiError, Fields, overflow
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning, Tool
 
 EVENT: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)

@@ -17,8 +17,7 @@ from support.chat_scripts import Said, answers, finish, refused
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import ChatTask
-from ngramspec.server.errors import ApiError, overflow
-from ngramspec.server.fields import Fields
+from ngramspec.server.fields import ApiError, Fields, overflow
 from ngramspec.server.generate import Piece
 from ngramspec.server.responses import Asked, ResponseReply, read_request
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
