@@ -5,7 +5,7 @@ from __future__ import annotations
 import ssl
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast, get_type_hints
+from typing import Annotated, Any, cast, get_type_hints
 
 import psutil
 import typer
@@ -13,13 +13,11 @@ import typer
 from ngramspec.llama.embedder import POOLINGS, Pooling
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.vocabulary import CHATML
+from ngramspec.sampling.settings import Sampling
 
 from .console import fail, note, read_text, usage_error
 from .options import check_predict
 from .sampling_options import flag, settings_of, with_settings
-
-if TYPE_CHECKING:
-    from ngramspec.server.state import SamplingDefaults
 
 LONGEST_DRAFT = MAX_EVALUATE - 1
 
@@ -34,15 +32,13 @@ class DefaultSampling:
     temperature: Annotated[float, flag("temperature")] = 0.8
     seed: Annotated[int, typer.Option("-s", "--seed", min=-1, help="Seed; -1: a random one for each request.")] = -1
 
-    def defaults(self) -> SamplingDefaults:
-        """The settings; ends the program if a value is out of its range, or two contradict each other."""
-        from ngramspec.server.state import SamplingDefaults
-
+    def defaults(self) -> tuple[Sampling, int | None]:
+        """The settings, and the seed, None for random ones; ends the program where they cannot be."""
         try:
             sampling = settings_of(self, {"seed": max(0, self.seed)})
         except ValueError as error:
             usage_error(str(error))
-        return SamplingDefaults(sampling, None if self.seed == -1 else self.seed)
+        return sampling, None if self.seed == -1 else self.seed
 
 
 @dataclass(frozen=True, slots=True)

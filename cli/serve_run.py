@@ -28,9 +28,10 @@ from ngramspec.llama.rpc import wait_for_loss
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import Found, open_found
 from ngramspec.loading.settings import LoadSettings
+from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
 from ngramspec.server.http import Entry
-from ngramspec.server.state import EUCLIDEAN, SamplingDefaults, ServedModel, Server
+from ngramspec.server.state import EUCLIDEAN, ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .options import find
@@ -52,7 +53,7 @@ def run(
     access: AccessOptions,
     options: EngineOptions,
     embedding: EmbeddingOptions,
-    defaults: SamplingDefaults,
+    defaults: tuple[Sampling, int | None],
     model: str | None,
     alias: str | None,
     open_page: bool,
@@ -60,7 +61,8 @@ def run(
     """Serve until a signal comes."""
     keys = access.keys
     found = find(model, load)
-    server = Server(defaults=defaults, slot_folder=options.slot_save_path)
+    sampling, seed = defaults
+    server = Server(sampling, seed, slot_folder=options.slot_save_path)
     app = make_app(
         server,
         keys=keys,
@@ -76,7 +78,7 @@ def run(
                 note("anybody who can reach this address can use the model; --api-key asks for a key")
             if open_page:
                 webbrowser.open(address)
-            server.model = open_served(load, options, found, alias, defaults.sampling.grammar, embedding)
+            server.model = open_served(load, options, found, alias, sampling.grammar, embedding)
             note(f"drafts: {server.model.drafter or 'none, one token per pass'}")
             room = f"{options.parallel} requests at once, {server.model.n_ctx} tokens each"
             note(f"{server.model.name} is ready: {room}, --exact {'on' if server.model.exact else 'off'}")

@@ -57,7 +57,7 @@ async def messages(call: Call) -> Response:
 async def count_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
     call.server.ready()
-    task = read_request(call.given, call.server.defaults.sampling, counting=True)
+    task = read_request(call.given, call.server.sampling, counting=True)
     return JsonAnswer({"input_tokens": await count_prompt(call, task)})
 
 

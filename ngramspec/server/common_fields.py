@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
@@ -40,7 +40,7 @@ def read_sampling(call: Call, schemas: bool = True) -> Sampling:
     Raises:
         ApiError: a value that cannot be, a contradiction, or a constraint that cannot be kept.
     """
-    given, defaults = call.given, call.server.defaults
+    given, server = call.given, call.server
     asked: dict[str, Any] = {}
     for name in _OPTIONS:
         key = given.name(name, _OTHER_NAMES.get(name, name))
@@ -53,11 +53,11 @@ def read_sampling(call: Call, schemas: bool = True) -> Sampling:
         asked["grammar"] = grammar
     banned = _banned(given, call.model.vocabulary)
     if banned:
-        asked["logit_bias"] = (*asked.get("logit_bias", defaults.sampling.logit_bias), *banned)
+        asked["logit_bias"] = (*asked.get("logit_bias", server.sampling.logit_bias), *banned)
     if asked.get("seed", -1) == -1:
-        asked["seed"] = random.SystemRandom().randrange(2**32) if defaults.seed is None else defaults.seed
+        asked["seed"] = random.SystemRandom().randrange(2**32) if server.seed is None else server.seed
     try:
-        return Sampling(**_consistent({name: getattr(defaults.sampling, name) for name in _OFF}, asked))
+        return Sampling(**_consistent({name: getattr(server.sampling, name) for name in _OFF}, asked))
     except ValueError as error:
         message = str(error)
         raise ApiError(400, message, param=next((name for name in _OFF if message.startswith(name)), None)) from error
@@ -191,6 +191,16 @@ def read_usage_too(call: Call) -> bool:
     """Whether the answer is a stream that ends in a chunk with the usage."""
     options = call.given.object("stream_options") if call.streamed else None
     return options is not None and options.flag("include_usage")
+
+
+def read_requests(
+    call: Call, prompts: Sequence[Sequence[int]], sampling: Sampling, logprobs: int | None, **more: Any
+) -> list[Request]:
+    """Requests that continue each prompt as often as answers are wanted; `more`: of what `Request` has."""
+    given, count = call.given, read_answers(call.given, len(prompts))
+    most, slot, rules = call.model.most(read_max_tokens(given)), read_slot(call), read_rules(call)
+    asked = Request((), most, sampling, read_stop(given), logprobs, slot=slot, rules=rules, **more)
+    return [one for prompt in prompts for one in several_seeds(replace(asked, prompt=prompt), count)]
 
 
 def several_seeds(request: Request, count: int) -> list[Request]:

@@ -19,15 +19,11 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import chat_prompt
 from ngramspec.server.common_fields import (
     check_token,
-    read_answers,
     read_max_tokens,
     read_prompts,
-    read_rules,
+    read_requests,
     read_sampling,
-    read_slot,
-    read_stop,
     several,
-    several_seeds,
 )
 from ngramspec.server.fields import ApiError, Fields, bad_field
 from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
@@ -50,24 +46,15 @@ async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, list
     Raises:
         ApiError: a field is wrong, or a prompt leaves no room for an answer.
     """
-    given, model = call.given, call.model
-    answers, max_tokens = read_answers(given, len(prompts)), read_max_tokens(given)
+    given = call.given
     if given.flag("post_sampling_probs"):
         raise bad_field("post_sampling_probs", "post_sampling_probs is not supported; n_probs tells the model's own")
-    sampling, stop, slot = read_sampling(call), read_stop(given), read_slot(call)
-    n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=model.vocabulary.n_vocab) or None
+    n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=call.model.vocabulary.n_vocab) or None
+    cache_prompt = given.flag("cache_prompt", True)
+    requests = read_requests(call, prompts, read_sampling(call), n_probs, cache_prompt=cache_prompt)
     seconds, indent = _read_lines(given)
-    rules = read_rules(call)
-    requests: list[Request] = []
-    reply_fields = given.texts("response_fields") if "response_fields" in given else None
-    tokens_too, cache_prompt = given.flag("return_tokens"), given.flag("cache_prompt", True)
-    for prompt in prompts:
-        most = model.most(max_tokens)
-        request = Request(prompt, most, sampling, stop, n_probs, slot=slot, cache_prompt=cache_prompt, rules=rules)
-        requests += several_seeds(request, answers)
-    shown = -1 if max_tokens is None else max_tokens
-    reply = NativeReply(call, requests, shown, tokens_too, reply_fields, listed or len(requests) > 1)
     limits = [LineLimits(seconds, indent) for _ in requests] if seconds is not None or indent else []
+    reply = NativeReply(call, requests, listed or len(requests) > 1)
     return await respond(call, generate(call, requests, limits), reply)
 
 
@@ -78,30 +65,16 @@ def _read_lines(given: Fields) -> tuple[float | None, int]:
 
 
 class NativeReply(Reply):
-    """Continued texts, or their stream.
+    """Continued texts, or their stream; `listed`: the answer is a list."""
 
-    Args:
-        call: that asks for them.
-        requests: one for each text.
-        most: the most tokens that were asked for; -1: as many as the context holds.
-        tokens_too: whether the answer names its tokens.
-        shown: names of the fields to answer with; None: all.
-        listed: whether the answer is a list.
-    """
-
-    def __init__(
-        self,
-        call: Call,
-        requests: Sequence[Request],
-        most: int,
-        tokens_too: bool,
-        shown: Sequence[str] | None,
-        listed: bool,
-    ) -> None:
+    def __init__(self, call: Call, requests: Sequence[Request], listed: bool) -> None:
         super().__init__(len(requests))
-        self._model, self._requests, self._most = call.model, requests, most
-        self._tokens_too, self._shown, self._listed = tokens_too, shown, listed
-        self._progress_too = call.streamed and call.given.flag("return_progress")
+        given, most = call.given, read_max_tokens(call.given)
+        self._model, self._requests, self._listed = call.model, requests, listed
+        self._most = -1 if most is None else most  # tokens that were asked for; -1: as many as the context holds
+        self._tokens_too = given.flag("return_tokens")
+        self._shown = given.texts("response_fields") if "response_fields" in given else None  # the fields; None: all
+        self._progress_too = call.streamed and given.flag("return_progress")
 
     def whole(self) -> Any:
         told = [self._end(number, streamed=False) for number in range(len(self.answers))]

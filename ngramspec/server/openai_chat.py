@@ -29,7 +29,7 @@ from ngramspec.server.http import JsonAnswer
 from ngramspec.server.reply import DONE, Answer, Block, Reply, chunk_maker, respond
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.tools import Toolbox, free_text
-from ngramspec.server.usage import FINGERPRINT, DraftedText, logprobs_content, prediction_usage, timings, usage
+from ngramspec.server.usage import FINGERPRINT, DraftedText, logprobs_content, prediction_usage, timings, totals
 from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Span
 
@@ -339,16 +339,10 @@ class ChatReply(Reply):
         return {"timings": self._paces[number].timings(self.answers[number])}
 
     def _totals(self, usage_too: bool) -> dict[str, Any]:
-        """What is told once, at the end: of several answers to one prompt, the timings are the last one's."""
-        ends = [answer.end for answer in self.answers if answer.end is not None]
-        prompt_tokens = self.answers[0].prompt_tokens
-        told: dict[str, Any] = {"timings": timings(prompt_tokens, *ends[-1].done[1:])}
-        if usage_too:
-            cached = min(end.done.cached for end in ends)
-            told["usage"] = usage(prompt_tokens, cached, sum(end.done.stats.generated for end in ends))
-            texts = [answer.tokens for answer in self.answers]
-            if predicted := prediction_usage(self._model, self._prediction, texts):
-                told["usage"]["completion_tokens_details"] = predicted
+        told = totals(self.answers, len(self.answers), usage_too)
+        texts = [answer.tokens for answer in self.answers]
+        if usage_too and (predicted := prediction_usage(self._model, self._prediction, texts)):
+            told["usage"]["completion_tokens_details"] = predicted
         return told
 
 

@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
@@ -15,14 +15,10 @@ from ngramspec.batching.request import Request, Scored, Started
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.common_fields import (
     read_answers,
-    read_max_tokens,
     read_prompts,
-    read_rules,
+    read_requests,
     read_sampling,
-    read_slot,
-    read_stop,
     read_usage_too,
-    several_seeds,
 )
 from ngramspec.server.constraints import grammar_of, read_format
 from ngramspec.server.fields import Fields, bad_field
@@ -30,26 +26,17 @@ from ngramspec.server.generate import End, Piece, TextEvent, generate
 from ngramspec.server.llama_server import gap_prompt
 from ngramspec.server.reply import DONE, Reply, chunk_maker, respond
 from ngramspec.server.state import Call, ServedModel
-from ngramspec.server.usage import FINGERPRINT, finite, timings, token_text, usage
+from ngramspec.server.usage import FINGERPRINT, finite, token_text, totals
 
 
 async def completions(call: Call) -> Response:
     """Continue one or more texts."""
-    task = await asyncio.to_thread(_read, call)
-    return await respond(call, generate(call, task.requests), CompletionReply(call, task))
+    requests, echoes = await asyncio.to_thread(_read, call)
+    return await respond(call, generate(call, requests), CompletionReply(call, requests, echoes))
 
 
-@dataclass(frozen=True, slots=True)
-class _Task:
-    """What is asked for: one request for each text, those of one prompt together; `echoes` are told before texts."""
-
-    prompts: Sequence[Sequence[int]]
-    requests: Sequence[Request]
-    echoes: Sequence[str]
-
-
-def _read(call: Call) -> _Task:
-    """What is asked for; tokenizes."""
+def _read(call: Call) -> tuple[list[Request], list[str]]:
+    """A request for each text, those of one prompt together, and what is told before each text; tokenizes."""
     given, model = call.given, call.model
     answers = read_answers(given)
     if (given.whole("best_of", answers) or 0) != answers:
@@ -60,22 +47,15 @@ def _read(call: Call) -> _Task:
     if echo and suffix and logprobs is not None:
         raise bad_field("echo", "echo with logprobs and suffix is not supported: leave out one")
     prompts = [_filled_in(model, given, suffix)] if suffix else read_prompts(model, given)
-    read_answers(given, len(prompts))
     sampling = read_sampling(call, schemas=False)
     schema, strict = read_format(given)
     if schema is not None:
         if sampling.grammar is not None:
             raise bad_field("response_format", "response_format and grammar exclude each other")
         sampling = replace(sampling, grammar=grammar_of(schema, "response_format", strict))
-    max_tokens, stop, slot = read_max_tokens(given), read_stop(given), read_slot(call)
-    scored, rules = echo and logprobs is not None, read_rules(call)
-    requests: list[Request] = []
-    for prompt in prompts:
-        most = model.most(max_tokens)
-        request = Request(prompt, most, sampling, stop, logprobs, scored=scored, slot=slot, rules=rules)
-        requests += several_seeds(request, answers)
+    requests = read_requests(call, prompts, sampling, logprobs, scored=echo and logprobs is not None)
     texts = _texts(model, given, prompts) if echo else [""] * len(prompts)
-    return _Task(prompts, requests, [text for text in texts for _ in range(answers)])
+    return requests, [text for text in texts for _ in range(answers)]
 
 
 def _filled_in(model: ServedModel, given: Fields, suffix: str) -> list[int]:
@@ -104,11 +84,12 @@ def _texts(model: ServedModel, given: Fields, prompts: Sequence[Sequence[int]]) 
 class CompletionReply(Reply):
     """A completion of texts, or its stream."""
 
-    def __init__(self, call: Call, task: _Task) -> None:
-        super().__init__(len(task.requests))
-        self._model, self._task = call.model, task
+    def __init__(self, call: Call, requests: Sequence[Request], echoes: Sequence[str]) -> None:
+        super().__init__(len(requests))
+        self._model, self._requests, self._echoes = call.model, requests, echoes
+        self._each = read_answers(call.given)  # answers to one prompt
         self._usage_too = read_usage_too(call)
-        self._untold = dict(enumerate(task.echoes))  # by the choices whose streams have not begun
+        self._untold = dict(enumerate(echoes))  # by the choices whose streams have not begun
         self._scored: list[tuple[Logprobs, ...]] = [() for _ in self.answers]  # of the prompts that are told
         self._offsets = [0 for _ in self.answers]  # characters of each text that its logprobs have told
         self._ended = 0
@@ -128,10 +109,10 @@ class CompletionReply(Reply):
 
     def whole(self) -> dict[str, Any]:
         choices = [
-            self._choice(number, self._task.echoes[number] + one.text(), one.logprobs, one.end, echoed=True)
+            self._choice(number, self._echoes[number] + one.text(), one.logprobs, one.end, echoed=True)
             for number, one in enumerate(self.answers)
         ]
-        return {**self._head, "choices": choices, **self._totals(usage_too=True)}
+        return {**self._head, "choices": choices, **totals(self.answers, self._each)}
 
     def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
         if isinstance(told, Scored):
@@ -145,11 +126,11 @@ class CompletionReply(Reply):
         if isinstance(told, End):
             self._ended += 1
             last = self._ended == len(self.answers) and not self._usage_too
-            yield self._chunk(number, "", (), told, self._totals(usage_too=False) if last else None)
+            yield self._chunk(number, "", (), told, totals(self.answers, self._each, usage_too=False) if last else None)
 
     def last_chunks(self) -> Iterator[str]:
         if self._usage_too:
-            yield self._told({"choices": [], **self._totals(usage_too=True)})
+            yield self._told({"choices": [], **totals(self.answers, self._each)})
         yield DONE
 
     def _chunk(
@@ -167,7 +148,7 @@ class CompletionReply(Reply):
         self, number: int, text: str, logprobs: Sequence[Logprobs], end: End | None, echoed: bool = False
     ) -> dict[str, Any]:
         """A choice, or a part of one; `echoed`: with the prompt."""
-        request, table = self._task.requests[number], None
+        request, table = self._requests[number], None
         if request.logprobs is not None:
             before = [(request.prompt[0], None), *[(one.token, one) for one in self._scored[number]]]
             rows = [(one.token, one) for one in logprobs]
@@ -188,14 +169,3 @@ class CompletionReply(Reply):
             table["text_offset"].append(self._offsets[number])
             self._offsets[number] += len(self._model.vocabulary.piece(token).decode("utf-8", "ignore"))
         return table
-
-    def _totals(self, usage_too: bool) -> dict[str, Any]:
-        """What is told once, at the end; the timings are the last text's."""
-        ends = [answer.end for answer in self.answers if answer.end is not None]
-        told: dict[str, Any] = {"timings": timings(self.answers[-1].prompt_tokens, *ends[-1].done[1:])}
-        if usage_too:
-            each = len(ends) // len(self._task.prompts)
-            cached = sum(min(e.done.cached for e in ends[i : i + each]) for i in range(0, len(ends), each))
-            prompt_tokens = sum(len(prompt) for prompt in self._task.prompts)
-            told["usage"] = usage(prompt_tokens, cached, sum(end.done.stats.generated for end in ends))
-        return told

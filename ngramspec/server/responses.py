@@ -68,7 +68,7 @@ async def responses(call: Call) -> Response:
 async def input_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
     call.server.ready()
-    task = read_request(call.given, call.server.defaults.sampling).task
+    task = read_request(call.given, call.server.sampling).task
     return JsonAnswer({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
 
 

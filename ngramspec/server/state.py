@@ -16,65 +16,35 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.fields import ApiError, Fields, leaving, overflow
 
-MOST_BYTES = 32 * 2**20
-PING_SECONDS = 15.0
 EUCLIDEAN = 2  # llama-server's
 DEFAULT_TEMPERATURE = 0.8  # llama.cpp's, as in `ngramspec chat`
 
 
-@dataclass(frozen=True, slots=True)
-class SamplingDefaults:
-    """What a request that says nothing gets; `seed` None: a random one for each request."""
-
-    sampling: Sampling
-    seed: int | None = None
-
-
 @dataclass(frozen=True)
 class ServedModel:
-    """A loaded model.
-
-    Attributes:
-        service: what answers.
-        vocabulary: of the model.
-        name: that clients are told.
-        path: of its file, as the user named it.
-        meta: what is known of the model: n_params, n_ctx_train, size in bytes and such.
-        speculative: whether answers are drafted.
-        suffix_first: whether the model fills gaps shown with what stands behind them first.
-        exact: whether texts are the same bit for bit whatever is drafted.
-        drafter: its name; "" for none.
-        predict: most tokens of a text where a request does not say; None: as many as the context holds.
-        embedder: makes vectors of texts; None: nobody does.
-        embd_normalize: how these are scaled where a request does not say; see `ngramspec.server.embeddings.normalized`.
-    """
+    """A loaded model."""
 
     service: Engine
     vocabulary: Vocabulary
-    name: str
-    path: str = ""
-    meta: Mapping[str, Any] = field(default_factory=dict)
-    speculative: bool = True
-    suffix_first: bool = False
-    exact: bool = False
-    drafter: str = ""
-    predict: int | None = None
-    embedder: Embedder | None = None
-    embd_normalize: int = EUCLIDEAN
+    name: str  # that clients are told
+    path: str = ""  # of its file, as the user named it
+    meta: Mapping[str, Any] = field(default_factory=dict)  # what is known: n_params, n_ctx_train, size and such
+    speculative: bool = True  # whether answers are drafted
+    suffix_first: bool = False  # whether gaps are shown with what stands behind them first
+    exact: bool = False  # whether texts are the same bit for bit whatever is drafted
+    drafter: str = ""  # its name; "" for none
+    predict: int | None = None  # most tokens of a text where a request does not say; None: as many as the context holds
+    embedder: Embedder | None = None  # makes vectors of texts; None: nobody does
+    embd_normalize: int = EUCLIDEAN  # how they are scaled where a request does not say; see `embeddings.normalized`
 
     @property
     def n_ctx(self) -> int:
         return self.service.n_ctx
 
     def check_size(self, characters: int, n_ctx: int | None = None) -> None:
-        """Refuse a text that has too many characters for the context, whatever its tokens are: it is not tokenized.
+        """Refuse a text of so many characters if they are too many whatever its tokens are; it is not tokenized then.
 
-        Args:
-            characters: of the text.
-            n_ctx: of the context; None: that of a request.
-
-        Raises:
-            ApiError: the overflow that clients know.
+        `n_ctx`: of the context; None: that of a request.
         """
         room = self.n_ctx if n_ctx is None else n_ctx
         if characters > room and characters > room * self._longest_token:
@@ -92,36 +62,21 @@ class ServedModel:
 
 @dataclass(slots=True)
 class Server:
-    """What all requests share.
+    """What all requests share."""
 
-    Attributes:
-        defaults: how tokens are chosen where a request does not say so.
-        ping_seconds: of silence, after which a stream says that it is alive.
-        most_bytes: of a request.
-        slot_folder: where what slots hold may be saved; None: nowhere.
-        model: None until it is loaded.
-        draining: whether no more requests are taken.
-        failure: why there will never be a model.
-        began: when the server was started, in seconds since 1970.
-    """
-
-    defaults: SamplingDefaults = field(
-        default_factory=lambda: SamplingDefaults(Sampling(temperature=DEFAULT_TEMPERATURE))
-    )
-    ping_seconds: float = PING_SECONDS
-    most_bytes: int = MOST_BYTES
-    slot_folder: Path | None = None
-    model: ServedModel | None = None
-    draining: bool = False
-    failure: str | None = None
-    began: int = field(default_factory=lambda: int(time.time()))
+    # How tokens are chosen where a request does not say so; seed None: a random one for each request.
+    sampling: Sampling = field(default_factory=lambda: Sampling(temperature=DEFAULT_TEMPERATURE))
+    seed: int | None = None
+    ping_seconds: float = 15.0  # of silence, after which a stream says that it is alive
+    most_bytes: int = 32 * 2**20  # of a request
+    slot_folder: Path | None = None  # where what slots hold may be saved; None: nowhere
+    model: ServedModel | None = None  # None until it is loaded
+    draining: bool = False  # whether no more requests are taken
+    failure: str | None = None  # why there will never be a model
+    began: int = field(default_factory=lambda: int(time.time()))  # when it was started, in seconds since 1970
 
     def ready(self) -> ServedModel:
-        """The model.
-
-        Raises:
-            ApiError: it is not loaded yet, or the server is being stopped.
-        """
+        """The model; an ApiError where it is not loaded yet, or the server is being stopped."""
         if self.draining:
             raise leaving()
         if self.failure is not None:
@@ -133,24 +88,15 @@ class Server:
 
 @dataclass(slots=True)
 class Counters:
-    """What one HTTP request cost, for the log.
+    """What one HTTP request cost, for the log."""
 
-    Attributes:
-        prompt_tokens: of all prompts, cached ones included.
-        cached: those of them that were in the cache.
-        tokens: generated.
-        drafted, accepted: draft tokens.
-        seconds: of generating, prompts not included.
-        field: that was wrong with it; "" for none.
-    """
-
-    prompt_tokens: int = 0
-    cached: int = 0
-    tokens: int = 0
+    prompt_tokens: int = 0  # of all prompts, cached ones included
+    cached: int = 0  # those of them that were in the cache
+    tokens: int = 0  # generated
     drafted: int = 0
     accepted: int = 0
-    seconds: float = 0.0
-    field: str = ""
+    seconds: float = 0.0  # of generating, prompts not included
+    field: str = ""  # that was wrong with it; "" for none
 
     def add(self, prompt_tokens: int, done: Done) -> None:
         """Count a text that ended."""
@@ -173,7 +119,6 @@ class Call:
 
     @cached_property
     def model(self) -> ServedModel:
-        """The model. Raises ApiError as `Server.ready` does."""
         return self.server.ready()
 
     @property

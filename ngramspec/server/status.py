@@ -52,7 +52,7 @@ async def props(call: Call) -> Response:
                 "id": 0,
                 "n_ctx": model.n_ctx,
                 "speculative": model.speculative,
-                "params": generation_settings(call.server.defaults.sampling, -1, ()),
+                "params": generation_settings(call.server.sampling, -1, ()),
             },
             "total_slots": len(model.service.report().slots),
             "model_alias": model.name,

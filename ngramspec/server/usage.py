@@ -8,6 +8,7 @@ from typing import Any
 
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.generate import Piece
+from ngramspec.server.reply import Answer
 from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
 from ngramspec.tool_calls.deltas import CallBegin, Delta, Span
@@ -65,6 +66,17 @@ def usage(prompt_tokens: int, cached: int, completion_tokens: int) -> dict[str, 
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+
+
+def totals(answers: Sequence[Answer], each: int, usage_too: bool = True) -> dict[str, Any]:
+    """What is told once, when all have ended: the last one's timings, and the usage; `each`: answers to one prompt."""
+    ends = [answer.end for answer in answers if answer.end is not None]
+    told: dict[str, Any] = {"timings": timings(answers[-1].prompt_tokens, *ends[-1].done[1:])}
+    if usage_too:
+        cached = sum(min(end.done.cached for end in ends[i : i + each]) for i in range(0, len(ends), each))
+        prompt_tokens = sum(answer.prompt_tokens for answer in answers[::each])
+        told["usage"] = usage(prompt_tokens, cached, sum(end.done.stats.generated for end in ends))
+    return told
 
 
 def logprobs_content(model: ServedModel, found: Sequence[Logprobs]) -> list[dict[str, Any]]:

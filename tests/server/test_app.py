@@ -16,7 +16,7 @@ from ngramspec.batching.request import ClosedError, Report, Request, Slot
 from ngramspec.errors import GrammarError, TargetError
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.http import Entry
-from ngramspec.server.state import SamplingDefaults, Server
+from ngramspec.server.state import Server
 from ngramspec.steps import Stats
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
@@ -224,10 +224,10 @@ def test_what_the_engine_is_asked() -> None:
     assert (told, service.requests[0].max_tokens) == ({}, 0)  # it only fills the cache
 
 
-def sampling_of(body: dict[str, Any], defaults: SamplingDefaults | None = None) -> Sampling:
+def sampling_of(body: dict[str, Any], defaults: tuple[Sampling, int] | None = None) -> Sampling:
     server, service = scripted()
     if defaults is not None:
-        server.defaults = defaults
+        server.sampling, server.seed = defaults
     response = send(server, NATIVE, {"prompt": "x"} | body)
     assert response.status_code == 200, response.text
     return service.requests[0].sampling
@@ -269,7 +269,7 @@ def test_ends_can_be_forbidden() -> None:
 def test_defaults_give_way_to_what_is_asked_for_and_seeds_are_random_unless_somebody_chose_one() -> None:
     seeds = {sampling_of({"seed": seed}).seed for seed in (None, -1)} | {sampling_of({}).seed}
     assert len(seeds) == 3
-    defaults = SamplingDefaults(Sampling(temperature=0.5, xtc_probability=0.5), seed=11)
+    defaults = Sampling(temperature=0.5, xtc_probability=0.5), 11
     chosen = sampling_of({}, defaults)
     assert (chosen.seed, chosen.temperature, chosen.xtc_probability) == (11, 0.5, 0.5)
     assert sampling_of({"temperature": 0}, defaults).xtc_probability == 0
