@@ -159,12 +159,10 @@ def make_app(
     """The application of a server, whose model may be given to it later.
 
     Args:
-        server: what requests share.
         keys: API keys, of which a request must show one; none: it need not.
         origins: of web pages that may ask; "*": all.
         hosts: names of this server beside localhost and addresses in digits.
         log: told of every request that ended.
-        endpoints: the addresses.
     """
     by_path = {path: endpoint for endpoint in endpoints for path in endpoint.paths}
     routes = [Route(path, EndpointApp(one, server), methods=[one.method]) for path, one in by_path.items()]

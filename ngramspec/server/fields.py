@@ -31,26 +31,17 @@ _FIELDS = {GrammarError: "grammar", PromptError: "prompt", ModelError: "messages
 
 
 class ApiError(Exception):
-    """A request that gets no answer, or no whole one.
-
-    Args:
-        status: of HTTP.
-        message: for whoever wrote the client.
-        param: the field that is wrong.
-        type: one of llama-server's; None: what goes with the status.
-        code: what clients tell errors apart by; None: the status.
-        details: further fields.
-    """
+    """A request that gets no answer, or no whole one."""
 
     def __init__(
         self,
         status: int,
         message: str,
         *,
-        param: str | None = None,
-        type: str | None = None,
-        code: int | str | None = None,
-        details: Mapping[str, Any] | None = None,
+        param: str | None = None,  # the field that is wrong
+        type: str | None = None,  # one of llama-server's; None: what goes with the status
+        code: int | str | None = None,  # what clients tell errors apart by; None: the status
+        details: Mapping[str, Any] | None = None,  # further fields
     ) -> None:
         super().__init__(message)
         self.status = status
@@ -95,16 +86,13 @@ def overflow(prompt_tokens: int, n_ctx: int) -> ApiError:
 
 
 def leaving() -> ApiError:
-    """The server is being stopped."""
     return ApiError(503, "the server is shutting down")
 
 
 def of_failure(error: Exception, *, started: bool = False) -> ApiError:
-    """What an exception of the engine, the vocabulary or the template is to a client.
+    """What a ValueError or an NGramSpecError of the engine, the vocabulary or the template is to a client.
 
-    Args:
-        error: a ValueError or an NGramSpecError.
-        started: whether the engine had taken the request in, and so found nothing wrong with it.
+    `started`: the engine had taken the request in, and so found nothing wrong with it.
     """
     if isinstance(error, ApiError):
         return error
@@ -126,14 +114,9 @@ _KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text"
 
 
 class Fields:
-    """A JSON object of a request.
+    """A JSON object of a request; `path`: what its fields' names begin with in errors: "messages[0]."
 
-    Args:
-        data: the object.
-        path: what its fields' names begin with in errors: "messages[0]."
-
-    Raises:
-        ApiError: by all methods that read a field, if it has another type or value; by `needed_...` if it is missing.
+    All methods that read a field raise an ApiError if it has another type or value; `needed_...` also if it is missing.
     """
 
     def __init__(self, data: Mapping[str, Any], path: str = "") -> None:

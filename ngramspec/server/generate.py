@@ -153,8 +153,7 @@ class _Text:
         return tuple(due)
 
 
-LEAVING_SECONDS = 5.0
-"""How long what a client left is waited for, to be counted: a pass, as a rule."""
+LEAVING_SECONDS = 5.0  # how long what a client left is waited for, to be counted: a pass, as a rule
 
 
 class Running:
@@ -162,12 +161,6 @@ class Running:
 
     Every time the loop's thread wakes up, it takes a core from the pass that is being made, and Python's lock from the
     engine. So it is woken once for all that came meanwhile, and where nothing is streamed only at the end.
-
-    Args:
-        service: what answers.
-        requests: what is asked of it.
-        counters: count what the requests cost.
-        streamed: whether events are wanted as they come; else all may come with the last one.
     """
 
     def __init__(self, service: Engine, requests: Sequence[Request], counters: Counters, *, streamed: bool) -> None:

@@ -45,21 +45,13 @@ class JsonAnswer(Response):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An address.
+    """An address."""
 
-    Attributes:
-        paths: its names.
-        handler: what answers.
-        method: of HTTP.
-        wording: its errors as JSON.
-        public: whether it answers without an API key.
-    """
-
-    paths: tuple[str, ...]
+    paths: tuple[str, ...]  # its names
     handler: Handler
     method: Literal["GET", "POST"] = "POST"
-    wording: Wording = worded
-    public: bool = False
+    wording: Wording = worded  # its errors as JSON
+    public: bool = False  # whether it answers without an API key
 
     def refusal(self, error: ApiError) -> Response:
         return JsonAnswer(self.wording(error), error.status)
@@ -121,20 +113,13 @@ async def _until_gone(receive: Receive) -> None:
 
 
 class Entry(NamedTuple):
-    """A request that ended, for the log; nothing in it was written by a user or a model.
-
-    Attributes:
-        method, path: what was asked; the path is "?" where there is no such address.
-        status: of HTTP; 499 where the client left before there was one.
-        seconds: from the request's first byte to the answer's last.
-        counters: what it cost.
-    """
+    """A request that ended, for the log; nothing in it was written by a user or a model."""
 
     method: str
-    path: str
-    status: int
-    seconds: float
-    counters: Counters
+    path: str  # "?" where there is no such address
+    status: int  # of HTTP; 499 where the client left before there was one
+    seconds: float  # from the request's first byte to the answer's last
+    counters: Counters  # what it cost
 
 
 Log = Callable[[Entry], None]
@@ -188,11 +173,7 @@ async def _read_body(scope: Scope, receive: Receive, most: int) -> bytes | None:
 
 
 def _read_json(raw: bytes) -> dict[str, Any]:
-    """The JSON object of a body.
-
-    Raises:
-        ApiError: it is none, or holds a nan, an infinity, or half a surrogate pair, which no text can hold.
-    """
+    """The JSON object of a body; an ApiError where it holds a nan, an infinity, or half a surrogate pair: no text."""
     try:
         text = raw.decode("utf-8-sig")
         data = json.loads(text, parse_constant=_refuse)

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_block import StateBlock
@@ -55,22 +55,13 @@ _CLASSES: dict[_TokenType, str] = {
 }
 
 
-class Rendered(NamedTuple):
-    """A text as elements.
+def render(source: str, drafted: Sequence[Span] = ()) -> tuple[list[Node], int]:
+    """The blocks of a text, and where in it the last one begins: whatever follows, the blocks before stay.
 
-    Attributes:
-        blocks: paragraphs, lists, code and so on.
-        last: where the last block begins in the text; whatever the text goes on with, the blocks before stay.
+    Elements of what was `drafted`, as [start, end) in order, are of the class "drafted".
     """
-
-    blocks: list[Node]
-    last: int
-
-
-def render(source: str, drafted: Sequence[Span] = ()) -> Rendered:
-    """The elements of a text; those of what was `drafted`, as [start, end) in order, are of the class "drafted"."""
     if len(source) > MOST:
-        return Rendered([["div", {"class": "plain"}, source]], 0)
+        return [["div", {"class": "plain"}, source]], 0
     starts = [0, *(found.end() for found in _NEWLINE.finditer(source)), len(source)]
     elements, last = _Elements(source, drafted), 0
     blocks: list[Node] = []
@@ -79,7 +70,7 @@ def render(source: str, drafted: Sequence[Span] = ()) -> Rendered:
         last = starts[first]
         elements.within(last, starts[min(end, len(starts) - 1)])
         blocks += elements.of(block)
-    return Rendered(blocks, last)
+    return blocks, last
 
 
 # --------------------------------------------------------------------------- parsing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -55,46 +55,30 @@ _ELSEWHERE = (
 async def responses(call: Call) -> Response:
     """Answer a chat."""
     given, model = call.given, call.model
-    asked = read_request(given, read_sampling(call, schemas=False))
-    asked = replace(asked, task=replace(asked.task, rules=read_rules(call)))
-    if asked.task.schema is not None:  # an error names the field as this API does
-        grammar_of(asked.task.schema, "text.format.schema", strict=asked.task.strict)
+    task, toolbox, echo = read_request(given, read_sampling(call, schemas=False))
+    task = replace(task, rules=read_rules(call))
+    if task.schema is not None:  # an error names the field as this API does
+        grammar_of(task.schema, "text.format.schema", strict=task.strict)
     id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
-    reply = ResponseReply(asked, id, name, lambda one: logprobs_content(model, [one])[0])
-    reply.predicted = partial(prediction_usage, model, asked.task.prediction)
-    return await respond(call, run_chat(call, asked.task), reply)
+    predicted = partial(prediction_usage, model, task.prediction)
+    reply = ResponseReply(toolbox, echo, id, name, lambda one: logprobs_content(model, [one])[0], predicted)
+    return await respond(call, run_chat(call, task), reply)
 
 
 async def input_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
     call.server.ready()
-    task = read_request(call.given, call.server.sampling).task
+    task, _, _ = read_request(call.given, call.server.sampling)
     return JsonAnswer({"object": "response.input_tokens", "input_tokens": await count_prompt(call, task)})
 
 
 # --------------------------------------------------------------------------- the request
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """A request, understood.
+def read_request(given: Fields, sampling: Sampling) -> tuple[ChatTask, Toolbox, dict[str, Any]]:
+    """What a request asks for, what its tools stand for, and the fields that the answer repeats.
 
-    Attributes:
-        task: to be done.
-        toolbox: what the tools of the task stand for.
-        echo: fields that the answer repeats.
-    """
-
-    task: ChatTask
-    toolbox: Toolbox
-    echo: dict[str, Any]
-
-
-def read_request(given: Fields, sampling: Sampling) -> Asked:
-    """What a request asks for; `sampling` is what it says about that.
-
-    Raises:
-        ApiError: a field has an impossible value, or asks for what this server does not do.
+    `sampling` is what it says about that. An ApiError where a field cannot be, or asks for what is not done here.
     """
     _refuse(given)
     transcript, toolbox = Transcript(), Toolbox()
@@ -118,7 +102,7 @@ def read_request(given: Fields, sampling: Sampling) -> Asked:
         variables=_variables(given),
         prediction=read_prediction(given),
     )
-    return Asked(task, toolbox, _echo(given, task, form))
+    return task, toolbox, _echo(given, task, form)
 
 
 def _echo(given: Fields, task: ChatTask, form: dict[str, Any]) -> dict[str, Any]:
@@ -266,27 +250,27 @@ class ResponseReply(Reply):
     """A response, or its stream of events; each event is sent under the name in its "type".
 
     Args:
-        asked: the request.
+        toolbox, echo: as of `read_request`.
         id: a name of its own; the ids of its items are made of it.
         model: what answers.
         spell: logprobs of a token as OpenAI's JSON: token, bytes, logprob, top_logprobs.
+        predicted: counts what of a prediction came in texts, for the usage.
         now: tells the time, in seconds since 1970.
-
-    Attributes:
-        predicted: counts what of a prediction came in a text, for the usage.
     """
 
     def __init__(
         self,
-        asked: Asked,
+        toolbox: Toolbox,
+        echo: dict[str, Any],
         id: str,
         model: str,
         spell: Callable[[Logprobs], dict[str, Any]],
+        predicted: Callable[[Sequence[Sequence[int]]], dict[str, int]] = lambda _: {},
         now: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self._asked, self._id, self._model, self._spell, self._now = asked, id, model, spell, now
-        self.predicted: Callable[[Sequence[Sequence[int]]], dict[str, int]] = lambda _: {}
+        self._toolbox, self._echo, self._id, self._model = toolbox, echo, id, model
+        self._spell, self._predicted, self._now = spell, predicted, now
         self._created = int(now())
         self._output: list[dict[str, Any]] = []
         self._sent = 0
@@ -349,7 +333,7 @@ class ResponseReply(Reply):
                 "input_tokens": answer.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": end.done.cached, "cache_write_tokens": 0},
                 "output_tokens": generated,
-                "output_tokens_details": {"reasoning_tokens": end.thought, **self.predicted([answer.tokens])},
+                "output_tokens_details": {"reasoning_tokens": end.thought, **self._predicted([answer.tokens])},
                 "total_tokens": answer.prompt_tokens + generated,
             }
         }
@@ -372,7 +356,7 @@ class ResponseReply(Reply):
             "store": False,
             "truncation": "disabled",
             "usage": None,
-            **self._asked.echo,
+            **self._echo,
         }
 
     def _opening(self, block: Block) -> Iterator[dict[str, Any]]:
@@ -415,7 +399,7 @@ class ResponseReply(Reply):
 
     def _named(self, block: Block) -> tuple[str, str]:
         """The type of the item that a block is, and its id."""
-        custom = self._asked.toolbox.origin(block.name).custom
+        custom = self._toolbox.origin(block.name).custom
         kind = {"text": "message", "thought": "reasoning"}.get(block.kind) or (
             "custom_tool_call" if custom else "function_call"
         )
@@ -429,7 +413,7 @@ class ResponseReply(Reply):
             return item | {"role": "assistant", "content": [self._part(block)]}
         if kind == "reasoning":
             return item | {"summary": [], "content": [self._part(block)]}
-        origin = self._asked.toolbox.origin(block.name)
+        origin = self._toolbox.origin(block.name)
         item |= {"call_id": block.id, "name": origin.name}
         if origin.namespace is not None:
             item["namespace"] = origin.namespace

@@ -19,7 +19,7 @@ TAGS |= {"strong", "table", "tbody", "td", "th", "thead", "tr", "ul"}
 
 def shown(source: str, drafted: list[tuple[int, int]] | None = None) -> str:
     """The elements of a text, written shorter: tag.class[other attributes]{what is in it}."""
-    return "".join(map(short, render(source, drafted or []).blocks))
+    return "".join(map(short, render(source, drafted or [])[0]))
 
 
 def short(node: Any) -> str:
@@ -116,22 +116,22 @@ SPANS = st.lists(st.tuples(st.integers(-5, 80), st.integers(-5, 80)), max_size=5
 
 @given(st.text(MARKUP, max_size=60) | st.text(max_size=60), SPANS)
 def test_whatever_the_text_is_the_elements_are_harmless(source: str, drafted: list[tuple[int, int]]) -> None:
-    made = render(source, drafted)
-    assert 0 <= made.last <= len(source)
-    for tag, attributes, *_ in elements(made.blocks):
+    blocks, last = render(source, drafted)
+    assert 0 <= last <= len(source)
+    for tag, attributes, *_ in elements(blocks):
         assert tag in TAGS
         assert set(attributes) <= {"class", "href", "language", "start"}
         assert attributes.get("href", "https://").lower().startswith(("http://", "https://", "mailto:"))
-    assert text(made.blocks) == text(render(source).blocks), "drafts are only marked"
+    assert text(blocks) == text(render(source)[0]), "drafts are only marked"
 
 
 @given(st.lists(st.sampled_from(["a *b*", "- c", "  - d", "", "1. e", "> f", "```py", "x = 1", "# g"]), max_size=8))
 def test_what_is_over_does_not_change_with_what_follows(lines: list[str]) -> None:
     source = "\n".join(lines)
-    whole = render(source).blocks
+    whole = render(source)[0]
     for end in range(1, len(source)):
-        made = render(re.sub(r"\n\s*\d+$", "", source[:end]))  # as the page does
-        assert made.blocks[:-1] + render(source[made.last :]).blocks == whole
+        blocks, last = render(re.sub(r"\n\s*\d+$", "", source[:end]))  # as the page does
+        assert blocks[:-1] + render(source[last:])[0] == whole
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_drafts_are_marked_where_they_are_shown(source: str, start: int, end: in
 
 def test_a_very_long_text_stays_as_it_is() -> None:
     source = "*a* " * (MOST // 4 + 1)
-    assert render(source).blocks == [["div", {"class": "plain"}, source]]
+    assert render(source)[0] == [["div", {"class": "plain"}, source]]
 
 
 def test_the_address() -> None:

@@ -19,8 +19,11 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import ChatTask
 from ngramspec.server.fields import ApiError, Fields, overflow
 from ngramspec.server.generate import Piece
-from ngramspec.server.responses import Asked, ResponseReply, read_request
+from ngramspec.server.responses import ResponseReply, read_request
+from ngramspec.server.tools import Toolbox
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
+
+Asked = tuple[ChatTask, Toolbox, dict[str, Any]]
 
 EVENT: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
 LOOK = {"type": "function", "name": "look", "description": "Looks.", "parameters": {"type": "object"}, "strict": False}
@@ -34,7 +37,7 @@ def asked(**fields: Any) -> Asked:
 
 
 def task(**fields: Any) -> ChatTask:
-    return asked(**fields).task
+    return asked(**fields)[0]
 
 
 def spell(one: Logprobs) -> dict[str, Any]:
@@ -42,7 +45,8 @@ def spell(one: Logprobs) -> dict[str, Any]:
 
 
 def answering(request: Asked | None) -> ResponseReply:
-    return ResponseReply(request or asked(), "resp_1", "m", spell, lambda: 1e9)
+    _, toolbox, echo = request or asked()
+    return ResponseReply(toolbox, echo, "resp_1", "m", spell, now=lambda: 1e9)
 
 
 def streamed(said: list[Said], request: Asked | None = None) -> list[dict[str, Any]]:
