@@ -6,8 +6,9 @@ import random
 
 from hypothesis import given
 from hypothesis import strategies as st
+from support.mock_shared import MockShared
 
-from ngramspec.batching.slots import PromptCache
+from ngramspec.batching.slots import COPIED, PromptCache, Slots
 from ngramspec.tokens import common_prefix
 
 TEXT = st.lists(st.integers(0, 2), min_size=1, max_size=8)
@@ -57,3 +58,19 @@ def test_it_never_takes_more_than_its_room() -> None:
     for _ in range(500):
         cache.put([chance.randrange(5) for _ in range(chance.randrange(1, 9))], bytes(chance.randrange(1, 400)))
         assert cache.size <= 1000
+
+
+def test_a_system_prompt_is_copied_from_the_sequence_that_holds_least() -> None:
+    model = MockShared(sequences=4)
+    long, short, other, free = model.sequences
+    system = list(range(COPIED))
+    long.tokens[:] = [*system, *[7] * 90]
+    short.tokens[:] = [*system, *[8] * 40]
+    other.tokens[:] = [*system[:-1], *[9] * 40]
+    taken = Slots(model.sequences).take([*system, 5], preferred=free.number)
+    assert (taken, taken.tokens) == (free, system)
+    free.tokens.clear()
+    short.tokens.clear()
+    long.tokens.clear()
+    # One token less is read sooner than it is copied.
+    assert Slots(model.sequences).take([*system, 5], preferred=free.number).tokens == []
