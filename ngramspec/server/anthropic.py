@@ -12,7 +12,7 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.chat import ChatTask, Transcript, as_json, count_prompt, run_chat
+from ngramspec.server.chat import EFFORTS, ChatTask, Transcript, as_json, count_prompt, run_chat
 from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import grammar_of, guided_schema
 from ngramspec.server.fields import ApiError, Fields
@@ -25,9 +25,6 @@ from ngramspec.tool_calls.deltas import Tool
 # Claude Code begins its system prompt with this line, which differs in every request and says nothing to a model. Left
 # in, no two prompts would share more than their first tokens with what the cache holds.
 _BILLING = re.compile(r"(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
-
-_EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
-"""Their levels of effort in the words that chat templates know."""
 
 _SIGNATURE = "unsigned"
 """Thinking blocks carry one; clients that see none do not send the block back, and the model forgets its thoughts."""
@@ -75,16 +72,7 @@ def worded(error: ApiError) -> dict[str, Any]:
 
 
 def read_request(given: Fields, sampling: Sampling, *, counting: bool = False) -> ChatTask:
-    """The task that a request asks for.
-
-    Args:
-        given: the request.
-        sampling: what it says about sampling.
-        counting: whether only the prompt's tokens are asked for; no `max_tokens` is needed then.
-
-    Raises:
-        ApiError: a field has an impossible value, or asks for what a model of text cannot do.
-    """
+    """The task that a request asks for; `counting`: only its prompt's tokens, for which no `max_tokens` is needed."""
     if not counting:
         given.needed("max_tokens")
     tools = _tools(given)
@@ -233,8 +221,8 @@ def _variables(given: Fields) -> dict[str, Any]:
         kind = thinking.needed_choice("type", ("enabled", "disabled", "adaptive", "between_tools"))
         variables["enable_thinking"] = kind != "disabled"
     config = given.object("output_config")
-    if config is not None and (effort := config.choice("effort", tuple(_EFFORTS), "")):
-        variables["reasoning_effort"] = _EFFORTS[effort]
+    if config is not None and (effort := config.choice("effort", tuple(EFFORTS), "")):
+        variables["reasoning_effort"] = EFFORTS[effort]
     return variables
 
 
@@ -242,12 +230,7 @@ def _variables(given: Fields) -> dict[str, Any]:
 
 
 class MessageReply(Reply):
-    """A message, or its stream of events; each event is sent under the name in its "type".
-
-    Args:
-        id, model: of the message.
-        hide: leave the text of thoughts out.
-    """
+    """A message, or its stream of events, each under the name in its "type"; `hide`: leave out the text of thoughts."""
 
     def __init__(self, id: str, model: str, hide: bool = False) -> None:
         super().__init__()

@@ -27,45 +27,32 @@ from ngramspec.server.state import Call, ServedModel
 from ngramspec.tool_calls import begun_answer, forced_grammar, parser_for, thoughts_first
 from ngramspec.tool_calls.deltas import Tool
 
-_SEPARATOR = "\n"
+EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
+"""The APIs' levels of effort in the words that chat templates know."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatTask:
-    """A conversation to answer.
+    """A conversation to answer."""
 
-    Attributes:
-        messages: in OpenAI's form: "role" (system, user, assistant, tool), "content" (a string always), and where they
-            apply "tool_calls" (with arguments as a JSON string), "tool_call_id", "name", "reasoning_content".
-        tools: that may be called; empty: none.
-        tool_choice: "auto", "none", "required", or the name of the tool that must be called.
-        parallel: whether one answer may hold several calls.
-        schema: the answer must be JSON of this schema ({} is any object); None: free text.
-        strict: whether a schema that no grammar can say whole is refused; else it is kept as far as one can.
-        max_tokens: most tokens to emit; None: as many as the context holds.
-        sampling, stop, logprobs, slot: see `ngramspec.batching.request.Request`.
-        variables: further variables of the chat template ("enable_thinking": False, ...).
-        continued: whether a last message of the assistant that calls no tools is gone on with, as in llama-server; else
-            it is answered by a turn of its own.
-        rules: see `Request` as well.
-        prediction: a text that the answer is likely to copy.
-        answered: whether the prompt then ends in the beginning of the assistant's turn.
-    """
-
+    # In OpenAI's form: "role" (system, user, assistant, tool), "content" (a string always), and where they apply
+    # "tool_calls" (with arguments as a JSON string), "tool_call_id", "name", "reasoning_content".
     messages: Sequence[Mapping[str, Any]]
-    tools: Sequence[Tool] = ()
-    tool_choice: str = "auto"
-    parallel: bool = True
-    schema: Mapping[str, Any] | None = None
-    strict: bool = True
-    max_tokens: int | None = None
-    sampling: Sampling = field(default_factory=Sampling)
+    tools: Sequence[Tool] = ()  # that may be called
+    tool_choice: str = "auto"  # or "none", "required", or the name of the tool that must be called
+    parallel: bool = True  # whether one answer may hold several calls
+    schema: Mapping[str, Any] | None = None  # the answer must be JSON of it ({} is any object); None: free text
+    strict: bool = True  # whether a schema that no grammar can say whole is refused; else it is kept as far as one can
+    max_tokens: int | None = None  # most tokens to emit; None: as many as the context holds
+    sampling: Sampling = field(default_factory=Sampling)  # this and others of these names: see `Request`
     stop: tuple[str, ...] = ()
     logprobs: int | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    variables: Mapping[str, Any] = field(default_factory=dict)  # of the chat template ("enable_thinking": False, ...)
     slot: int | None = None
     rules: TextRules = NO_RULES
-    prediction: str = ""
+    prediction: str = ""  # a text that the answer is likely to copy
+    # Whether a last message of the assistant that calls no tools is gone on with, as in llama-server; else it is
+    # answered by a turn of its own. `answered`: whether the prompt then ends in the beginning of that turn.
     continued: bool = True
     answered: bool = True
 
@@ -83,9 +70,7 @@ class ChatTask:
 def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
     """The prompt of a conversation, with the tools that may be called, and an answer that was begun.
 
-    Raises:
-        ApiError: the conversation or a variable cannot be.
-        ModelError: the model's template refuses them.
+    Raises an ApiError where the conversation or a variable cannot be, a ModelError where the template refuses them.
     """
     model.check_size(sum([len(message.get("content", "")) for message in task.messages]))
     vocabulary, begun = model.vocabulary, task.begun
@@ -116,9 +101,7 @@ async def count_prompt(call: Call, task: ChatTask) -> int:
 def lay_out(model: ServedModel, task: ChatTask) -> tuple[Request, str]:
     """Turn a task into a request, and the text that its prompt ends in (`ChatPrompt.opening`).
 
-    Raises:
-        ApiError: the conversation is too long, or fields contradict each other.
-        ModelError: the model's template refuses the conversation.
+    Raises what `chat_prompt` does, and an ApiError where fields contradict each other.
     """
     prompt = chat_prompt(model, task)
     model.check_size(len(task.prediction))
@@ -246,4 +229,4 @@ def as_json(arguments: Mapping[str, Any]) -> str:
 
 
 def _joined(before: str, text: str) -> str:
-    return before + _SEPARATOR + text if before and text else before + text
+    return before + "\n" + text if before and text else before + text

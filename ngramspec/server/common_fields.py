@@ -3,7 +3,7 @@
 Every setting of `Sampling` is a field of its own name, which is llama-server's too, or of other servers' names. A
 request's settings take the place of the server's defaults. `samplers` says which samplers run: settings of others,
 and a temperature without its sampler, have no say; nor have those of any sampler under mirostat, which takes their
-place.
+place. A value that cannot be is an `ApiError` that names its field.
 """
 
 from __future__ import annotations
@@ -35,11 +35,7 @@ MOST_ANSWERS = 128
 
 
 def read_sampling(call: Call, schemas: bool = True) -> Sampling:
-    """The sampling that a request asks for; `schemas` as in `read_grammar`.
-
-    Raises:
-        ApiError: a value that cannot be, a contradiction, or a constraint that cannot be kept.
-    """
+    """The sampling that a request asks for; `schemas` as in `read_grammar`."""
     given, server = call.given, call.server
     asked: dict[str, Any] = {}
     for name in _OPTIONS:
@@ -97,11 +93,7 @@ def _bad_words(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, ...]]:
 
 
 def read_rules(call: Call) -> TextRules:
-    """`min_tokens`, `stop_token_ids` and `bad_words`, as vLLM has them.
-
-    Raises:
-        ApiError: a value that cannot be.
-    """
+    """`min_tokens`, `stop_token_ids` and `bad_words`, as vLLM has them."""
     given, vocabulary = call.given, call.model.vocabulary
     least = given.whole("min_tokens", 0) or 0
     ends = frozenset(check_token(vocabulary, token, "stop_token_ids") for token in given.list("stop_token_ids"))
@@ -213,11 +205,7 @@ def several_seeds(request: Request, count: int) -> list[Request]:
 
 
 def read_prompts(model: ServedModel, given: Fields) -> list[list[int]]:
-    """The token ids of each prompt. Control tokens that a text spells out are control tokens: clients put them there.
-
-    Raises:
-        ApiError: there is none, one is empty, or is no prompt.
-    """
+    """The token ids of each prompt. A text spells out control tokens too: clients put them there."""
     value = given.data.get("prompt")
     if value is None:
         raise bad_field("prompt", "prompt is missing")
@@ -237,17 +225,7 @@ def several(value: Any) -> bool:
 
 
 def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = None) -> list[int]:
-    """The token ids of a text, or of a list of token ids and texts.
-
-    Args:
-        model: whose tokens.
-        value: the text.
-        name: of the field.
-        n_ctx: of the context; None: that of a request.
-
-    Raises:
-        ApiError: it is none of these, or is too long for the context whatever its tokens are.
-    """
+    """The token ids of a text, or of a list of token ids and texts, for a context of `n_ctx`; None: a request's."""
     vocabulary = model.vocabulary
     if isinstance(value, str):
         model.check_size(len(value), n_ctx)
@@ -265,11 +243,7 @@ def read_tokens(model: ServedModel, value: Any, name: str, n_ctx: int | None = N
 
 
 def check_token(vocabulary: Tokenizer, value: Any, name: str) -> int:
-    """A token id of this model.
-
-    Raises:
-        ApiError: it is none; `name`: the field that holds it.
-    """
+    """A token id of this model."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < vocabulary.n_vocab:
         most = vocabulary.n_vocab - 1
         raise bad_field(name, f"{name} holds {shown(value)}, but must hold text or token ids from 0 to {most}")

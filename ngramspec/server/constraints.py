@@ -36,12 +36,7 @@ _GUIDED = ("json", "choice", "grammar", "regex", "json_object", "structural_tag"
 def read_grammar(given: Fields, schemas: bool = True) -> str | None:
     """The grammar that a request asks for, but for a `response_format`; None: none.
 
-    Args:
-        given: the request.
-        schemas: whether vLLM's `guided_json` counts; else `guided_schema` reads it, for answers with thoughts before.
-
-    Raises:
-        ApiError: there are several, or one cannot be kept.
+    `schemas`: whether vLLM's `guided_json` counts; else `guided_schema` reads it, for answers with thoughts before.
     """
     for name, (agreeing, instead) in _UNSUPPORTED.items():
         if name in given and given.data[name] not in agreeing:
@@ -105,11 +100,7 @@ def _guided_schema(where: Fields, name: str, kind: str) -> Mapping[str, Any]:
 
 
 def guided_schema(given: Fields) -> Mapping[str, Any] | None:
-    """The JSON schema that vLLM's fields ask for, all of which must be kept; None: none.
-
-    Raises:
-        ApiError: there are several, or it cannot be a grammar.
-    """
+    """The JSON schema that vLLM's fields ask for, all of which must be kept; None: none."""
     found = None
     for kind, (where, name) in _guided(given).items():
         if kind in _SCHEMAS:

@@ -68,11 +68,7 @@ def _embedder(call: Call) -> Embedder:
 
 
 def _read_texts(call: Call, name: str) -> list[list[int]]:
-    """The token ids of each text of a field.
-
-    Raises:
-        ApiError: there is none, one is empty, is no text, or is too long.
-    """
+    """The token ids of each text of a field."""
     value, embedder = call.given.needed(name), _embedder(call)
     values = value if several(value) else [value]
     if not values or not all(one or one == 0 for one in values):
@@ -101,11 +97,9 @@ async def _embed(call: Call, embedder: Embedder, texts: Sequence[Sequence[int]])
 
 
 def normalized(vectors: Vectors, kind: int) -> Vectors:
-    """Vectors scaled as llama-server's `--embd-normalize` says.
+    """Vectors, shape (any number, width), scaled as llama-server's `--embd-normalize` says.
 
-    Args:
-        vectors: shape (any number, width).
-        kind: -1: not at all; 0: the largest number becomes LARGEST; p: the p-norm becomes 1, with 2 the length.
+    `kind` -1: not at all; 0: the largest number becomes LARGEST; p: the p-norm becomes 1, with 2 the length.
     """
     if kind == -1:
         return vectors

@@ -28,7 +28,7 @@ from ngramspec.server.common_fields import (
 from ngramspec.server.fields import ApiError, Fields, bad_field
 from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
 from ngramspec.server.http import JsonAnswer
-from ngramspec.server.openai_chat import read_conversation
+from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.reply import Reply, event, respond
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import logprobs_content, timings
@@ -41,11 +41,7 @@ async def completion(call: Call) -> Response:
 
 
 async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, listed: bool = False) -> Response:
-    """Continue each prompt as often as answers are wanted; `listed`: the answer is a list, even of one.
-
-    Raises:
-        ApiError: a field is wrong, or a prompt leaves no room for an answer.
-    """
+    """Continue each prompt as often as answers are wanted; `listed`: the answer is a list, even of one."""
     given = call.given
     if given.flag("post_sampling_probs"):
         raise bad_field("post_sampling_probs", "post_sampling_probs is not supported; n_probs tells the model's own")
@@ -188,7 +184,7 @@ async def detokenize(call: Call) -> Response:
 
 async def apply_template(call: Call) -> Response:
     """The prompt of a chat as text, with the control tokens that the template writes."""
-    model, task = call.model, read_conversation(call.given)
+    model, (task, _) = call.model, read_chat(call.given)
     prompt = await asyncio.to_thread(chat_prompt, model, task)
     return JsonAnswer({"prompt": prompt.text})
 
@@ -233,11 +229,7 @@ def gap_prompt(
     others: Sequence[tuple[str, str]] = (),
     limits: Limits | None = None,
 ) -> list[int]:
-    """The prompt for what belongs between two texts; see `ngramspec.fill_in.fill_in`.
-
-    Raises:
-        ApiError: the model cannot fill gaps.
-    """
+    """The prompt for what belongs between two texts; see `ngramspec.fill_in.fill_in`."""
     first = model.suffix_first
     try:
         return fill_in(model.vocabulary, before, after, prompt=prompt, others=others, limits=limits, suffix_first=first)

@@ -64,7 +64,7 @@ async def chat_completions(call: Call) -> Response:
 async def input_tokens(call: Call) -> Response:
     """How many tokens the prompt of a chat has."""
     call.server.ready()
-    count = await count_prompt(call, read_conversation(call.given))
+    count = await count_prompt(call, read_chat(call.given)[0])
     return JsonAnswer({"object": "response.input_tokens", "input_tokens": count})
 
 
@@ -80,13 +80,8 @@ def _read_logprobs(given: Fields, model: ServedModel) -> int | None:
 # --------------------------------------------------------------------------- the conversation
 
 
-def read_conversation(given: Fields) -> ChatTask:
-    """The fields that say what the prompt is: messages, tools, and variables of the template."""
-    return read_chat(given)[0]
-
-
 def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
-    """The same, and what the tools stand for."""
+    """The fields that say what the prompt is (messages, tools, variables of the template), and what tools stand for."""
     toolbox = Toolbox()
     for item in given.objects("tools"):
         kind = item.choice("type", ("function", "custom"), "function")
@@ -248,8 +243,7 @@ class ChatReply(Reply):
         return {**self._head, "object": "chat.completion", "choices": choices, **self._totals(usage_too=True)}
 
     def chunks(self, number: int, event: TextEvent) -> Iterator[str]:
-        if not isinstance(event, Piece):
-            self.answers[number].take(event)
+        self.answers[number].take(event)
         if isinstance(event, Started) and self._paces:
             self._paces[number].begin()
         elif isinstance(event, Prefilled) and self._progress_too:
@@ -258,8 +252,6 @@ class ChatReply(Reply):
             choice = {"index": number, "delta": {}, "finish_reason": None}
             yield self._chunk({"choices": [choice], "prompt_progress": progress})
         elif isinstance(event, Piece):
-            if self._prediction and event.step is not None:
-                self.answers[number].tokens += event.step.tokens
             if self._paces and event.step is not None:
                 self._paces[number].add(event.step)
             yield from self._pieces(number, event)

@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from ngramspec.batching.request import Request, Scored, Started
+from ngramspec.batching.request import Request, Scored
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.common_fields import (
     read_answers,
@@ -115,14 +115,11 @@ class CompletionReply(Reply):
         return {**self._head, "choices": choices, **totals(self.answers, self._each)}
 
     def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
-        if isinstance(told, Scored):
-            self._scored[number] = told.logprobs
+        self.add(number, told)
         if isinstance(told, Piece | End) and (echo := self._untold.pop(number, "")):
             yield self._chunk(number, echo, echoed=True)
         if isinstance(told, Piece) and (told.text or told.logprobs):
             yield self._chunk(number, told.text, told.logprobs)
-        elif isinstance(told, Started | End):
-            self.answers[number].take(told)
         if isinstance(told, End):
             self._ended += 1
             last = self._ended == len(self.answers) and not self._usage_too

@@ -130,11 +130,7 @@ class Answer:
 
 
 class Reply:
-    """How an API tells its answers; each API has one of its own.
-
-    Args:
-        count: of answers.
-    """
+    """How an API tells its answers; each API has one of its own."""
 
     def __init__(self, count: int = 1) -> None:
         self.answers = [Answer() for _ in range(count)]

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.chat import ChatTask, Transcript, as_json, count_prompt, read_prediction, run_chat
+from ngramspec.server.chat import EFFORTS, ChatTask, Transcript, as_json, count_prompt, read_prediction, run_chat
 from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import ANY_OBJECT, grammar_of, guided_schema
 from ngramspec.server.fields import ApiError, Fields
@@ -26,16 +26,7 @@ from ngramspec.server.usage import logprobs_content, prediction_usage
 
 _LOGPROBS = "message.output_text.logprobs"
 
-_EFFORTS = {
-    "none": "low",
-    "minimal": "low",
-    "low": "low",
-    "medium": "medium",
-    "high": "high",
-    "xhigh": "high",
-    "max": "high",
-}
-"""Their levels of effort in the words that chat templates know."""
+_EFFORTS = {"none": "low", "minimal": "low"} | EFFORTS
 
 _ELSEWHERE = (
     "web_search_call",

@@ -31,9 +31,7 @@ _MAGIC = b"ngslot1\0"
 async def slot_action(call: Call) -> Response:
     """Save what a slot holds to a file of the server's folder, hold what a file has, or hold nothing.
 
-    Raises:
-        ApiError: there is no such folder, slot, action or file name, or the file cannot be used; where its content
-            cannot, the slot is then empty.
+    The slot is empty afterwards where the content of a file cannot be used.
     """
     if call.server.slot_folder is None:
         raise ApiError(501, "what slots hold is not saved to files; --slot-save-path FOLDER starts a server that does")

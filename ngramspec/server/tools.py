@@ -32,22 +32,14 @@ class Origin:
 
 @dataclass(slots=True)
 class Toolbox:
-    """The tools of a request.
+    """The tools of a request."""
 
-    Attributes:
-        tools: as functions, each under a name of its own.
-        origins: what these stand for, by the function's name.
-    """
-
-    tools: list[Tool] = field(default_factory=list)
-    origins: dict[str, Origin] = field(default_factory=dict)
+    tools: list[Tool] = field(default_factory=list)  # as functions, each under a name of its own
+    origins: dict[str, Origin] = field(default_factory=dict)  # what these stand for, by the function's name
 
     def add(self, tools: Iterable[Fields], namespace: str | None = None) -> None:
         """Take in what a model can be given: functions, custom tools, and namespaces of both (one for each MCP server
         of Codex). Web search and its like, which OpenAI's servers or its own models bring along, are left out.
-
-        Raises:
-            ApiError: a tool has no name, or that of another.
         """
         for tool in tools:
             match tool.needed_name("type"):
@@ -75,11 +67,7 @@ class Toolbox:
         self.origins[name] = origin
 
     def choose(self, choice: Fields) -> str:
-        """The function that a choice names by "name" and "namespace".
-
-        Raises:
-            ApiError: there is none of that name.
-        """
+        """The function that a choice names by "name" and "namespace"."""
         name = function_name(choice.needed_name("name"), choice.text("namespace"))
         if name not in self.origins:
             raise choice.refused("name", f"{name!r} is not the name of a tool that the model can be given")
