@@ -15,33 +15,23 @@ from ngramspec.steps import Stats, Step, StopReason
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A text to continue.
+    """A text to continue."""
 
-    Attributes:
-        prompt: token ids, at least one.
-        max_tokens: most tokens to emit; 0 only makes the cache hold the prompt.
-        sampling: how tokens are chosen.
-        stop: strings that end the text, which then stops right before them.
-        logprobs: report the logprobs of each emitted token and of this many of the likeliest; None: no logprobs.
-        scored: report the logprobs of the prompt's tokens too (`Scored`), which then is read with all of its logits.
-        controls: whether the text shows control tokens too, for whoever parses them; those that end a text stay hidden.
-        slot: the slot to prefer; None: the one that holds most of the prompt.
-        cache_prompt: whether what a slot already holds of the prompt may be reused.
-        rules: where the text may end, and which words it may not hold.
-        prediction: token ids of a text that the answer is likely to copy: what it is drafted from first.
-    """
-
-    prompt: Sequence[int]
-    max_tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
-    stop: tuple[str, ...] = ()
+    prompt: Sequence[int]  # token ids, at least one
+    max_tokens: int  # most tokens to emit; 0 only makes the cache hold the prompt
+    sampling: Sampling = field(default_factory=Sampling)  # how tokens are chosen
+    stop: tuple[str, ...] = ()  # strings that end the text, which then stops right before them
+    # report the logprobs of each emitted token and of this many of the likeliest; None: no logprobs.
     logprobs: int | None = None
+    # report the logprobs of the prompt's tokens too (`Scored`), which then is read with all of its logits.
     scored: bool = False
+    # whether the text shows control tokens too, for whoever parses them; those that end a text stay hidden.
     controls: bool = False
-    slot: int | None = None
-    cache_prompt: bool = True
+    slot: int | None = None  # the slot to prefer; None: the one that holds most of the prompt
+    cache_prompt: bool = True  # whether what a slot already holds of the prompt may be reused
+    # token ids of a text that the answer is likely to copy: what it is drafted from first.
     prediction: Sequence[int] = ()
-    rules: TextRules = NO_RULES
+    rules: TextRules = NO_RULES  # where the text may end, and which words it may not hold
 
 
 class Started(NamedTuple):
@@ -66,21 +56,14 @@ class Scored(NamedTuple):
 
 
 class Done(NamedTuple):
-    """A request ended; nothing follows.
+    """A request ended; nothing follows."""
 
-    Attributes:
-        reason: why its text ended; "cancelled" where somebody asked for that; "prefilled" after `max_tokens` 0.
-        stats: counters over its passes.
-        cached: tokens of its prompt that were not evaluated again.
-        prompt_seconds: from leaving the queue to the prompt's logits.
-        seconds: from there to the end.
-    """
-
+    # why its text ended; "cancelled" where somebody asked for that; "prefilled" after `max_tokens` 0.
     reason: StopReason | Literal["cancelled", "prefilled"]
-    stats: Stats
-    cached: int
-    prompt_seconds: float
-    seconds: float
+    stats: Stats  # counters over its passes
+    cached: int  # tokens of its prompt that were not evaluated again
+    prompt_seconds: float  # from leaving the queue to the prompt's logits
+    seconds: float  # from there to the end
 
 
 class Failed(NamedTuple):
@@ -101,51 +84,28 @@ class ClosedError(NGramSpecError):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """What a slot does now.
+    """What a slot does now."""
 
-    Attributes:
-        number: from 0 on.
-        busy: whether a request works in it.
-        prompt: tokens of that request's prompt, or of the last one's.
-        prefilled: how many of them are in the cache.
-        generated: tokens that it emitted.
-        held: tokens in the slot's cache.
-        number_of_request: counts requests from 0 on; -1: none is at work here.
-        cached: tokens of its prompt that needed no work.
-        new_line: whether its text has a line end.
-        request: what it asks for.
-    """
-
-    number: int
-    busy: bool
-    prompt: int
-    prefilled: int
-    generated: int
-    held: int
-    number_of_request: int = -1
-    cached: int = 0
-    new_line: bool = False
-    request: Request | None = None
+    number: int  # from 0 on
+    busy: bool  # whether a request works in it
+    prompt: int  # tokens of that request's prompt, or of the last one's
+    prefilled: int  # how many of them are in the cache
+    generated: int  # tokens that it emitted
+    held: int  # tokens in the slot's cache
+    number_of_request: int = -1  # counts requests from 0 on; -1: none is at work here
+    cached: int = 0  # tokens of its prompt that needed no work
+    new_line: bool = False  # whether its text has a line end
+    request: Request | None = None  # what it asks for
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What the engine does now, and counters since it began.
+    """What the engine does now, and counters since it began."""
 
-    Attributes:
-        slots: one for each.
-        waiting: requests in the queue.
-        stats: of all passes of all requests, ended or not.
-        prompt_tokens: tokens of prompts that were evaluated; cached ones do not count.
-        cached_tokens: tokens of prompts that were in the cache.
-        passes: batches evaluated.
-        busy: the sum of slots at work over those batches.
-    """
-
-    slots: tuple[Slot, ...]
-    waiting: int
-    stats: Stats
-    prompt_tokens: int
-    cached_tokens: int
-    passes: int
-    busy: int
+    slots: tuple[Slot, ...]  # one for each
+    waiting: int  # requests in the queue
+    stats: Stats  # of all passes of all requests, ended or not
+    prompt_tokens: int  # tokens of prompts that were evaluated; cached ones do not count
+    cached_tokens: int  # tokens of prompts that were in the cache
+    passes: int  # batches evaluated
+    busy: int  # the sum of slots at work over those batches

@@ -32,18 +32,11 @@ T = TypeVar("T")
 PAUSE = 0.25
 """Seconds that a chunk of a prompt may keep answers waiting, where the chunks can be chosen, once both take turns."""
 
-AHEAD = 4.0
-"""Seconds of reading that answers may wait for, beyond the time that they had themselves."""
+AHEAD = 4.0  # seconds of reading that answers may wait for, beyond the time that they had themselves
+LEAST = 32  # fewest tokens of such a chunk: fewer cost nearly as much time
 
-LEAST = 32
-"""Fewest tokens of such a chunk: fewer cost nearly as much time."""
-
-
-DEPTH = 64
-"""Tokens of context on which batches are timed."""
-
-TOKENS = 4000
-"""What measuring is worth: as much as for one text of so many tokens."""
+DEPTH = 64  # tokens of context on which batches are timed
+TOKENS = 4000  # what measuring is worth: as much as for one text of so many tokens
 
 
 class Scheduler:

@@ -15,21 +15,15 @@ from ngramspec.steps import Step
 
 
 class Plan(NamedTuple):
-    """What a pass is to evaluate of one text.
+    """What a pass is to evaluate of one text."""
 
-    Attributes:
-        sent: the draft in its batch; nothing in it is past the end of the text.
-        judged: what the verifier judges: `sent`, followed by the forbidden token if a grammar cut a draft that was
-            drawn blindly. That token is refused without being sent; its q says how to draw the one in its place.
-        size: of the batch: one token more than the draft, or padded further.
-        ends: whether the draft's last token ends the text.
-        questions: evaluated beside the draft, in the same batch; see `ngramspec.decoding.branches`.
-    """
-
-    sent: Draft
+    sent: Draft  # the draft in its batch; nothing in it is past the end of the text
+    # what the verifier judges: `sent`, followed by the forbidden token if a grammar cut a draft that was drawn blindly.
+    # That token is refused without being sent; its q says how to draw the one in its place.
     judged: Draft
-    size: int
-    ends: bool
+    size: int  # of the batch: one token more than the draft, or padded further
+    ends: bool  # whether the draft's last token ends the text
+    # evaluated beside the draft, in the same batch; see `ngramspec.decoding.branches`.
     questions: Sequence[Question] = ()
 
     def batch(self, last: int) -> list[int]:

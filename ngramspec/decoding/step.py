@@ -38,21 +38,13 @@ from ngramspec.steps import Step
 
 
 class Sent(NamedTuple):
-    """A pass that was made.
+    """A pass that was made."""
 
-    Attributes:
-        plans: what it evaluated of each text.
-        rows: the logits of each text.
-        owed: tokens that were evaluated again.
-        planning: seconds from the first drafter asked to the pass.
-        seconds: of the pass.
-    """
-
-    plans: Sequence[Plan]
-    rows: Sequence[Logits]
-    owed: int
-    planning: float
-    seconds: float
+    plans: Sequence[Plan]  # what it evaluated of each text
+    rows: Sequence[Logits]  # the logits of each text
+    owed: int  # tokens that were evaluated again
+    planning: float  # seconds from the first drafter asked to the pass
+    seconds: float  # of the pass
 
 
 class Speculation:

@@ -44,15 +44,13 @@ CACHE_TYPES: dict[CacheType, tuple[int, float]] = {
 UNQUANTISED: tuple[CacheType, ...] = ("f32", "f16", "bf16")
 """Element types that are not quantised: llama.cpp has a V cache of others with flash attention only."""
 
-KEPT = 4
-"""Checkpoints of prompts that are kept; the oldest goes first."""
+KEPT = 4  # checkpoints of prompts that are kept; the oldest goes first
 
 _WHOLE = 0
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: the recurrent part, without keys and values
 
 
-LEAST, GRAIN = 512, 256
-"""A context is never capped below the one, and to multiples of the other, in tokens."""
+LEAST, GRAIN = 512, 256  # A context is never capped below the one, and to multiples of the other, in tokens
 
 
 @dataclass(frozen=True, slots=True)

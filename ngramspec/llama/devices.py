@@ -15,15 +15,13 @@ from llama_cpp import __version__ as binding_version
 
 from ngramspec.llama import bindings
 
-LARGE = 32 * 2**20
-"""Bytes from which glibc's malloc maps every block on its own; the weights are one block."""
+LARGE = 32 * 2**20  # bytes from which glibc's malloc maps every block on its own; the weights are one block
 
 _MAPS = Path("/proc/self/maps")
 _SUMS = Path("/proc/self/smaps_rollup")
 _GIVEN_TO = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 
-Range = tuple[int, int]
-"""Addresses from the first up to, and without, the second."""
+Range = tuple[int, int]  # addresses from the first up to, and without, the second
 
 
 def build() -> str:

@@ -28,8 +28,7 @@ Pooling = Literal["none", "mean", "cls", "last"]
 """What a text's vector is made of: the mean of its tokens', the first one's, or the last one's; "none": it has one for
 each token."""
 
-POOLINGS: tuple[Pooling, ...] = get_args(Pooling)
-"""By the numbers that files have for them."""
+POOLINGS: tuple[Pooling, ...] = get_args(Pooling)  # by the numbers that files have for them
 
 
 class Embedder:

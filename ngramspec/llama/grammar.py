@@ -21,8 +21,7 @@ from ngramspec.errors import GrammarError
 from ngramspec.llama.grammar_check import check_grammar
 from ngramspec.tokens import Tokenizer
 
-CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])
-"""llama.cpp's `llama_token_data`."""
+CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.cpp's `llama_token_data`
 
 _BRACKETS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\r\n]*|[()<!]', re.DOTALL)  # or what may hold some
 _DEEPEST = 2500

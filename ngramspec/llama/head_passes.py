@@ -20,34 +20,22 @@ from ngramspec.llama.hidden_states import States, rows_at
 
 
 class HeadFeed(NamedTuple):
-    """What a pass appends to one sequence.
+    """What a pass appends to one sequence."""
 
-    Attributes:
-        sequence: its number.
-        first: number of the first token in its text.
-        tokens: at least one.
-        states: that go with them, one for each.
-        speaks: whether there are logits after all of them, or after none. Where only some are asked for, most of
-            llama.cpp's graphs hand out the layer's output after other tokens (llama-cpp-python 0.3.36).
-    """
-
-    sequence: int
-    first: int
-    tokens: Sequence[int]
-    states: States
+    sequence: int  # its number
+    first: int  # number of the first token in its text
+    tokens: Sequence[int]  # at least one
+    states: States  # that go with them, one for each
+    # whether there are logits after all of them, or after none. Where only some are asked for, most of llama.cpp's
+    # graphs hand out the layer's output after other tokens (llama-cpp-python 0.3.36).
     speaks: bool
 
 
 class HeadRows(NamedTuple):
-    """What came of a feed.
+    """What came of a feed."""
 
-    Attributes:
-        logits: after its tokens; none where it does not speak.
-        own: the layer's output after the last of them, a row; where it does not speak, none.
-    """
-
-    logits: Logits
-    own: States
+    logits: Logits  # after its tokens; none where it does not speak
+    own: States  # the layer's output after the last of them, a row; where it does not speak, none
 
 
 class HeadPasses:

@@ -34,8 +34,7 @@ read without."""
 
 _SAVED = struct.Struct("<QQQ")
 
-States = NDArray[np.float32]
-"""Hidden states, shape (tokens, width of the model)."""
+States = NDArray[np.float32]  # hidden states, shape (tokens, width of the model)
 
 
 class HiddenStates:

@@ -12,8 +12,7 @@ from ngramspec.llama import bindings
 
 _LOG_ERROR = 4  # ggml.h, enum ggml_log_level
 
-tail: deque[tuple[int, str]] = deque(maxlen=60)
-"""The last lines of it: (level, text)."""
+tail: deque[tuple[int, str]] = deque(maxlen=60)  # the last lines of it: (level, text)
 
 
 @bindings.log_callback(llama)  # type: ignore[untyped-decorator]

@@ -19,8 +19,7 @@ from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache
 from ngramspec.llama.hidden_states import HiddenStates
 
-MAX_EVALUATE = 64
-"""Most rows of logits of a pass: the buffer is reserved for this many."""
+MAX_EVALUATE = 64  # most rows of logits of a pass: the buffer is reserved for this many
 
 
 class UsedAtOnceError(RuntimeError):
@@ -31,17 +30,11 @@ class UsedAtOnceError(RuntimeError):
 
 
 class Feed(NamedTuple):
-    """What a pass appends to one sequence.
+    """What a pass appends to one sequence."""
 
-    Attributes:
-        cache: of the sequence.
-        tokens: at least one.
-        rows: for how many of the last of them there will be logits.
-    """
-
-    cache: Cache
-    tokens: Sequence[int]
-    rows: int
+    cache: Cache  # of the sequence
+    tokens: Sequence[int]  # at least one
+    rows: int  # for how many of the last of them there will be logits
 
 
 class Passes:

@@ -24,8 +24,7 @@ TAIL = 8
 """A prompt's checkpoint stands so many tokens before its end, since templates often end the same prompt differently
 later on."""
 
-APART = 64
-"""Fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass."""
+APART = 64  # fewest tokens between two checkpoints of prompts: evaluating so many again takes about one pass
 
 _HEAD = struct.Struct("<8sQQQ")
 _PIECE = struct.Struct("<QQ")

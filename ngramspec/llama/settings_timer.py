@@ -20,16 +20,14 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.trial_context import TrialContext
 from ngramspec.machine_settings import LONG_READING, READING, Measure, Settings
 
-SLOW = 0.1
-"""A pass of so many seconds is timed once; below, the better of two after one that warms up."""
+SLOW = 0.1  # a pass of so many seconds is timed once; below, the better of two after one that warms up
 
 REPEATS = 2
 
 COMPARED = 600
 """Tokens of the text on which it is tried whether settings give the same bits: more than the usual micro-batch."""
 
-SPARE = 2**30
-"""Bytes of RAM that loading the weights again must leave free."""
+SPARE = 2**30  # bytes of RAM that loading the weights again must leave free
 
 
 class _Open(NamedTuple):

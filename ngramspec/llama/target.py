@@ -51,8 +51,7 @@ SNAPSHOTS = 16
 """How many tokens back a recurrent state can be restored, unless longer or shorter drafts are asked for. Each snapshot
 takes as much space as the state itself, and on some architectures each is copied in every pass."""
 
-SNAPSHOT_SHARE = 1 / 16
-"""Snapshots may take at most this part of the free RAM or GPU memory; one is kept in any case."""
+SNAPSHOT_SHARE = 1 / 16  # snapshots may take at most this part of the free RAM or GPU memory; one is kept in any case
 
 SAMPLE = (
     "The river was low that summer. Every morning she walked down to the bridge, and every morning the same boat lay"

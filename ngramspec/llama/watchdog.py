@@ -19,8 +19,7 @@ from typing import Any
 
 from ngramspec.errors import TargetError
 
-SOURCE = "ggml-rpc"
-"""What stands in ggml's message if it was the RPC backend that failed: the name of its source file."""
+SOURCE = "ggml-rpc"  # what stands in ggml's message if it was the RPC backend that failed: the name of its source file
 
 LOOK = 0.1
 """Seconds between two looks at a call. A signal that comes right before a wait begins does not end that wait."""

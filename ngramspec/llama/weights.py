@@ -20,8 +20,7 @@ from ngramspec.llama.devices import build
 from ngramspec.llama.head import head_missing
 from ngramspec.llama.vocabulary import Vocabulary
 
-HAS_AMX = "AMX_INT8 = 1"
-"""How llama.cpp says that it has AMX kernels, and the processor their instructions."""
+HAS_AMX = "AMX_INT8 = 1"  # how llama.cpp says that it has AMX kernels, and the processor their instructions
 
 
 class Weights(Vocabulary):

@@ -25,14 +25,9 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.distribution import largest
 from ngramspec.sampling.settings import Sampling
 
-RARE = 0.01
-"""Tokens less likely than this part of the likeliest are not drafted when a draft is drawn."""
-
-WIDEST = 32
-"""Most tokens that one is drawn from."""
-
-POSITIONS = 8
-"""Positions of a draft whose acceptance is counted apart; those behind them are counted with the last."""
+RARE = 0.01  # tokens less likely than this part of the likeliest are not drafted when a draft is drawn
+WIDEST = 32  # most tokens that one is drawn from
+POSITIONS = 8  # positions of a draft whose acceptance is counted apart; those behind them are counted with the last
 
 PRIOR, PRIOR_WEIGHT, FADE = 0.8, 4.0, 0.98
 """Acceptance of a guess before any was judged, as so many outcomes, and the weight of the past at each new one: a draft
@@ -40,17 +35,11 @@ model that was chosen for its target is right at 50 to 90 % of the positions (Le
 
 
 class ModelGuess(NamedTuple):
-    """What the model would put at a position.
+    """What the model would put at a position."""
 
-    Attributes:
-        token: its guess.
-        m: the model's probability of it.
-        q: the distribution that it was drawn from; empty in greedy decoding.
-    """
-
-    token: int
-    m: float
-    q: Mapping[int, float]
+    token: int  # its guess
+    m: float  # the model's probability of it
+    q: Mapping[int, float]  # the distribution that it was drawn from; empty in greedy decoding
 
 
 class DraftSampler:

@@ -28,24 +28,16 @@ from ngramspec.drafting.mixture.drafter import FREE, HOPELESS, LONGEST, MixtureD
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.settings import Sampling
 
-FARTHEST = 10
-"""Most guesses that are thought ahead: how many the model reads, and how many questions follow."""
+FARTHEST = 10  # most guesses that are thought ahead: how many the model reads, and how many questions follow
 
 
 class Guess(NamedTuple):
-    """A position of the chain.
+    """A position of the chain."""
 
-    Attributes:
-        token: the guess that stands.
-        p: the chance that n-grams gave their guess; 0: they had none.
-        chance: of the guess that stands.
-        q: the distribution that it was drawn from; empty in greedy decoding.
-    """
-
-    token: int
-    p: float
-    chance: float
-    q: Mapping[int, float]
+    token: int  # the guess that stands
+    p: float  # the chance that n-grams gave their guess; 0: they had none
+    chance: float  # of the guess that stands
+    q: Mapping[int, float]  # the distribution that it was drawn from; empty in greedy decoding
 
 
 class ChainValue(NamedTuple):
@@ -55,18 +47,12 @@ class ChainValue(NamedTuple):
     >>> one = ChainValue().then(0.9, price)
     >>> one.most, round(one.along([0.9, 0.9], price), 3)
     (0.0, 1.239)
-
-    Attributes:
-        tokens: expected number of its tokens that are accepted.
-        reach: the probability that all are.
-        most: what the best beginning of it gains, beyond the time that its tokens take.
-        length: of the chain.
     """
 
-    tokens: float = 0.0
-    reach: float = 1.0
-    most: float = 0.0
-    length: int = 0
+    tokens: float = 0.0  # expected number of its tokens that are accepted
+    reach: float = 1.0  # the probability that all are
+    most: float = 0.0  # what the best beginning of it gains, beyond the time that its tokens take
+    length: int = 0  # of the chain
 
     def then(self, chance: float, price: TokenPrice) -> ChainValue:
         """With a guess more."""

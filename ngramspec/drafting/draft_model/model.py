@@ -25,17 +25,10 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import SharedModel
 from ngramspec.tokens import common_prefix
 
-FIRST_READ = 8
-"""Tokens of the first pass over several, which tells what reading takes."""
-
-PROBES = 0.004
-"""Part of the time that may go into asking a model that does not pay, to see whether that is still so."""
-
-TEXTS = 8
-"""Latest texts that tell how long the next one is expected to be."""
-
-Asking = Generator[PassRequest, Logits, Logits]
-"""Part of a draft in the making that asks the model for logits."""
+FIRST_READ = 8  # tokens of the first pass over several, which tells what reading takes
+PROBES = 0.004  # part of the time that may go into asking a model that does not pay, to see whether that is still so
+TEXTS = 8  # latest texts that tell how long the next one is expected to be
+Asking = Generator[PassRequest, Logits, Logits]  # part of a draft in the making that asks the model for logits
 
 
 class ModelDrafter(Drafter):

@@ -77,23 +77,16 @@ class Pace:
 
 
 class PassRequest(NamedTuple):
-    """A pass of the draft model that one text asks for.
+    """A pass of the draft model that one text asks for."""
 
-    Attributes:
-        passes: makes it.
-        model: whose cache holds the text: a sequence, where several texts share the model.
-        keep: so many tokens of the cache stay.
-        tokens: are appended to them; none: it asks to read a longer text by itself, and is answered GRANTED.
-        rows: for how many of the last of them logits are wanted.
-        gain: what it is expected to bring, in tokens, before its time is counted. One of several requests is declined
-            where that is too little: the answer to it is None.
-    """
-
-    passes: ModelPasses
-    model: Model
-    keep: int
+    passes: ModelPasses  # makes it
+    model: Model  # whose cache holds the text: a sequence, where several texts share the model
+    keep: int  # so many tokens of the cache stay
+    # are appended to them; none: it asks to read a longer text by itself, and is answered GRANTED.
     tokens: Sequence[int]
-    rows: int
+    rows: int  # for how many of the last of them logits are wanted
+    # what it is expected to bring, in tokens, before its time is counted. One of several requests is declined where
+    # that is too little: the answer to it is None.
     gain: float = math.inf
 
 

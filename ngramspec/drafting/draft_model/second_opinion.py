@@ -25,14 +25,12 @@ the model's."""
 START = ((0.8, 0.3, 0.8), (0.0, -0.3, 0.7), (-0.7, 0.6, -0.5), (0.2, 0.0, 0.8))
 """For each case the weights to begin with, of 1 and of the log-odds of p and m."""
 
-RATE = 0.02
-"""Of learning: how far a weight follows one outcome."""
+RATE = 0.02  # of learning: how far a weight follows one outcome
 
 EDGES = (0.0, 0.1, 0.3, 0.5, 0.7, 0.85, 0.95)
 """Upper ends of the classes of p: the first is for positions where n-grams have no guess."""
 
-LEVELS = (0.45, 0.8)
-"""Between the classes of a guess that stands where the two do not agree: poor, fair, and good."""
+LEVELS = (0.45, 0.8)  # between the classes of a guess that stands where the two do not agree: poor, fair, and good
 
 AGREED, SURER = 0.9, 0.85
 """Before anything was counted: how often the two agree, as a part of p, and how often they are right then, unless the
@@ -44,8 +42,7 @@ OTHERS = ((0.3, 0.3), (0.3, 0.6), (0.4, 0.9))
 STRENGTH, CARRIED, FADE = 4.0, 8.0, 0.98
 """What that counts as, in outcomes, and what earlier texts count as; the weight of the past at each new outcome."""
 
-NONE = 0.02
-"""What p counts as where n-grams have no guess."""
+NONE = 0.02  # what p counts as where n-grams have no guess
 
 
 class Answered(NamedTuple):
