@@ -14,8 +14,6 @@ supports it). A pass over n tokens writes those of its own tokens alone: the sta
 The state before the pass is not among them, older snapshots are of another pass, and going back uses them up.
 `llama_memory_seq_rm` accepts all of these, up to `n_rs_seq` tokens, and the logits are then wrong (llama-cpp-python
 0.3.36).
-
-llama.cpp is handed in by `ngramspec.llama.target`.
 """
 
 from __future__ import annotations
@@ -24,6 +22,8 @@ import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
+
+import llama_cpp.llama_cpp as llama
 
 from ngramspec.llama.hidden_states import HiddenStates
 
@@ -65,7 +65,6 @@ class Cache:
     """The KV cache and recurrent state of a sequence.
 
     Args:
-        api: the llama_cpp module.
         context: llama.cpp's handle.
         recurrent: whether a part of it is a recurrent state.
         window: tokens that a sliding window shows, the shortest if there are several; 0: none slides.
@@ -82,7 +81,6 @@ class Cache:
 
     def __init__(
         self,
-        api: Any,
         context: Any,
         *,
         recurrent: bool,
@@ -92,9 +90,8 @@ class Cache:
         pooled: bool = False,
         states: HiddenStates | None = None,
     ) -> None:
-        self._api = api
         self._context = context
-        self._memory = api.llama_get_memory(context)
+        self._memory = llama.llama_get_memory(context)
         self.recurrent = recurrent
         self.window = window
         self.sequence = sequence
@@ -105,7 +102,7 @@ class Cache:
         # What branches beside the only text hold of it in sequences of their own is cut with it.
         self._cuts = -1 if self._shares and sole else sequence
         self.length = 0
-        self.snapshots = int(api.llama_n_rs_seq(context)) if recurrent else 0
+        self.snapshots = int(llama.llama_n_rs_seq(context)) if recurrent else 0
         self._back = 0  # by how many tokens a snapshot of the last pass goes back
         self._kept: list[Checkpoint] = []
         self._mark: Checkpoint | None = None
@@ -127,7 +124,7 @@ class Cache:
 
     def take_over(self, length: int) -> None:
         """Hold `length` tokens that somebody else evaluated, and nothing behind them; no checkpoint is left."""
-        self._api.llama_memory_seq_rm(self._memory, self.sequence, length, -1)
+        llama.llama_memory_seq_rm(self._memory, self.sequence, length, -1)
         self._kept.clear()
         self._mark = None
         self.length = length
@@ -176,9 +173,9 @@ class Cache:
     def clear(self) -> None:
         """Hold nothing."""
         if self._sole:
-            self._api.llama_memory_clear(self._memory, False)
+            llama.llama_memory_clear(self._memory, False)
         else:
-            self._api.llama_memory_seq_rm(self._memory, self.sequence, -1, -1)
+            llama.llama_memory_seq_rm(self._memory, self.sequence, -1, -1)
         self._kept.clear()
         self._mark = None
         self.length = 0
@@ -190,7 +187,7 @@ class Cache:
     def _remove(self, length: int) -> bool:
         """Cut llama.cpp's memory; whether it is right then."""
         self._back = 0
-        if not self._api.llama_memory_seq_rm(self._memory, self._cuts, length, -1):
+        if not llama.llama_memory_seq_rm(self._memory, self._cuts, length, -1):
             return False
         if self.recurrent or not self.window or not length:
             return True
@@ -199,7 +196,7 @@ class Cache:
     def _shows(self, length: int) -> bool:
         """Whether all that a sliding window shows after `length` tokens is there."""
         # Cells outside the window are reused for newer tokens: what it would show may be gone, or all that is left cut.
-        first = int(self._api.llama_memory_seq_pos_min(self._memory, self.sequence))
+        first = int(llama.llama_memory_seq_pos_min(self._memory, self.sequence))
         return 0 <= first <= max(0, length - self.window)
 
     def _go_back(self, length: int) -> None:
@@ -210,8 +207,8 @@ class Cache:
             self.clear()
 
     def _restore(self, checkpoint: Checkpoint) -> bool:
-        api, state = self._api, checkpoint.state
-        if not api.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _PARTIAL):
+        state = checkpoint.state
+        if not llama.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _PARTIAL):
             return False
         if not self._remove(checkpoint.length):
             return False
@@ -219,7 +216,7 @@ class Cache:
         return self._ends_at(self.length)
 
     def _ends_at(self, length: int) -> bool:
-        return int(self._api.llama_memory_seq_pos_max(self._memory, self.sequence)) == length - 1
+        return int(llama.llama_memory_seq_pos_max(self._memory, self.sequence)) == length - 1
 
     def _drop_behind(self, length: int) -> None:
         """Forget checkpoints of tokens that are no longer there."""
@@ -228,9 +225,9 @@ class Cache:
             self._mark = None
 
     def _state(self, flags: int = _PARTIAL) -> Any:
-        size = self._api.llama_state_seq_get_size_ext(self._context, self.sequence, flags)
+        size = llama.llama_state_seq_get_size_ext(self._context, self.sequence, flags)
         buffer = (ctypes.c_uint8 * size)()
-        written = self._api.llama_state_seq_get_data_ext(self._context, buffer, size, self.sequence, flags)
+        written = llama.llama_state_seq_get_data_ext(self._context, buffer, size, self.sequence, flags)
         return (ctypes.c_uint8 * written).from_buffer(buffer)
 
     # ------------------------------------------------------------------ copies
@@ -242,7 +239,7 @@ class Cache:
     def load(self, state: Any, length: int, checkpoints: Sequence[Checkpoint]) -> bool:
         """Hold what `whole` of a cache of `length` tokens gave; False, and nothing is held, if that cannot be."""
         self.clear()
-        done = self._api.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _WHOLE)
+        done = llama.llama_state_seq_set_data_ext(self._context, state, len(state), self.sequence, _WHOLE)
         if not done or not self._ends_at(length) or not (self.recurrent or not self.window or self._shows(length)):
             self.clear()
             return False
@@ -254,7 +251,7 @@ class Cache:
         """Hold the first `length` tokens of another cache of this context, or fewer: `self.length` tells."""
         self.clear()
         if self._shares:
-            self._api.llama_memory_seq_cp(self._memory, other.sequence, self.sequence, 0, length)
+            llama.llama_memory_seq_cp(self._memory, other.sequence, self.sequence, 0, length)
             self.length = length
             if self.window and not self._shows(length):
                 self.clear()

@@ -11,14 +11,14 @@ A node is a token and all that stands before it. llama.cpp has no trees, it has 
 the cache carries, any of them at once. A path from the root to a leaf is one sequence, and the cells that paths
 share are shared: a fork copies no key and no value, it writes a number into cells (`llama_memory_seq_cp` in a
 unified cache). One llama_decode takes the tokens of many paths, each of which sees its own path only.
-
-llama.cpp is handed in by `ngramspec.llama.target`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Self
+
+import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits
 from ngramspec.drafting.draft import Question
@@ -35,7 +35,6 @@ class CacheTree:
     """A tree of continuations in the cache of a context whose sequence 0 holds the prompt, and goes on holding it.
 
     Args:
-        api: the llama_cpp module.
         context, memory: llama.cpp's handles.
         logits: (n) -> the last n rows of logits.
         root: the prompt.
@@ -52,7 +51,6 @@ class CacheTree:
 
     def __init__(
         self,
-        api: Any,
         context: Any,
         memory: Any,
         logits: Callable[[int], Logits],
@@ -62,7 +60,6 @@ class CacheTree:
         max_batch: int,
         windowed: bool,
     ) -> None:
-        self._api = api
         self._context = context
         self._memory = memory
         self._logits = logits
@@ -75,7 +72,7 @@ class CacheTree:
         self._pinned: dict[Node, int] = {}
         self._free: dict[Node | None, list[int]] = {}
         self._keeps = 0
-        self._batch = api.llama_batch_init(max_batch, 0, count)
+        self._batch = llama.llama_batch_init(max_batch, 0, count)
         self.keep([])
 
     def evaluate(self, nodes: Sequence[Node]) -> Logits:
@@ -103,7 +100,7 @@ class CacheTree:
                 owners[node.parent] += sequences
         # 2. One pass.
         rows = [(node.token, node.length - 1, sequences) for node, sequences in owners.items()]
-        status = _decode(self._api, self._context, self._batch, rows)
+        status = _decode(self._context, self._batch, rows)
         if status != 0:
             raise TargetError(f"llama_decode returned {status} for {len(owners)} tokens of several sequences")
         for node, sequences in owners.items():
@@ -142,7 +139,7 @@ class CacheTree:
             while at is not None and at.mark != self._keeps:
                 at = at.parent
             if at is not tip:
-                cut_sequence(self._api, self._memory, sequence, at.length if at else 0)
+                cut_sequence(self._memory, sequence, at.length if at else 0)
                 self._tips[sequence] = at
             if sequence and sequence not in pinned:
                 self._free.setdefault(at, []).append(sequence)
@@ -151,11 +148,11 @@ class CacheTree:
         """Leave nothing in the cache but the prompt, in sequence 0."""
         if self._batch is None:
             return
-        self._api.llama_batch_free(self._batch)
+        llama.llama_batch_free(self._batch)
         self._batch = None
-        cut_sequence(self._api, self._memory, -1, self.root.length)
+        cut_sequence(self._memory, -1, self.root.length)
         for sequence in range(1, len(self._tips)):
-            cut_sequence(self._api, self._memory, sequence, 0)
+            cut_sequence(self._memory, sequence, 0)
 
     def __enter__(self) -> Self:
         return self
@@ -183,9 +180,9 @@ class CacheTree:
         held = self._tips[sequence]
         common = 0 if held is None or self.windowed else common_ancestor(held, base).length
         if held is not None and held.length > common:
-            cut_sequence(self._api, self._memory, sequence, common)
+            cut_sequence(self._memory, sequence, common)
         if common < base.length:
-            self._api.llama_memory_seq_cp(self._memory, base.holder, sequence, common, base.length)
+            llama.llama_memory_seq_cp(self._memory, base.holder, sequence, common, base.length)
         self._tips[sequence] = base
         return sequence
 
@@ -217,21 +214,19 @@ class Branches:
     logits. Recurrent states and sliding windows would take memory for each sequence, so such models have no branches.
 
     Args:
-        api: the llama_cpp module.
         context: llama.cpp's handle.
         passes: of the context.
         text: in sequence 0; nothing slides out of its cache, and no state in it is recurrent.
         leaves: sequences of the context beside that one.
     """
 
-    def __init__(self, api: Any, context: Any, passes: Passes, text: CacheSequence, leaves: int) -> None:
-        self._api = api
+    def __init__(self, context: Any, passes: Passes, text: CacheSequence, leaves: int) -> None:
         self._context = context
-        self._memory = api.llama_get_memory(context)
+        self._memory = llama.llama_get_memory(context)
         self._passes = passes
         self._text = text
         self._leaves = leaves
-        self._batch = api.llama_batch_init(MAX_EVALUATE, 0, 1 + leaves)
+        self._batch = llama.llama_batch_init(MAX_EVALUATE, 0, 1 + leaves)
 
     def evaluate(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
         """See `ngramspec.decoding.branches.Asked.ask`.
@@ -249,9 +244,9 @@ class Branches:
         if used > self._leaves:
             raise ValueError(f"the questions have {used} branches, more than {self._leaves} sequences can hold")
         for sequence in range(1, used + 1):
-            held = self._api.llama_memory_seq_pos_max(self._memory, sequence) + 1
+            held = llama.llama_memory_seq_pos_max(self._memory, sequence) + 1
             if held < start:
-                self._api.llama_memory_seq_cp(self._memory, 0, sequence, held, start)
+                llama.llama_memory_seq_cp(self._memory, 0, sequence, held, start)
         positions = [*range(start, start + len(tokens)), *(start + fork + len(path) for fork, path, _ in questions)]
         asked = [*tokens, *(path[-1] for _, path, _ in questions)]
         rows = list(zip(asked, positions, owners, strict=True))
@@ -260,13 +255,13 @@ class Branches:
             raise UsedAtOnceError
         passes.busy = True
         try:
-            status = _decode(self._api, self._context, self._batch, rows)
+            status = _decode(self._context, self._batch, rows)
         finally:
             passes.busy = False
         for sequence in range(1, used + 1):
-            cut_sequence(self._api, self._memory, sequence, start)
+            cut_sequence(self._memory, sequence, start)
         if status != 0:
-            cut_sequence(self._api, self._memory, 0, start)
+            cut_sequence(self._memory, 0, start)
             raise TargetError(
                 f"llama_decode returned {status} for {n} tokens at position {start}, questions among them"
             )
@@ -295,17 +290,17 @@ class Branches:
     def leave(self) -> None:
         """Empty the sequences beside the text's."""
         for sequence in range(1, 1 + self._leaves):
-            cut_sequence(self._api, self._memory, sequence, 0)
+            cut_sequence(self._memory, sequence, 0)
 
     def close(self) -> None:
         """Free the batch, and nothing else."""
-        self._api.llama_batch_free(self._batch)
+        llama.llama_batch_free(self._batch)
 
 
 # --------------------------------------------------------------------------- llama.cpp
 
 
-def _decode(api: Any, context: Any, batch: Any, rows: Sequence[tuple[int, int, Sequence[int]]]) -> int:
+def _decode(context: Any, batch: Any, rows: Sequence[tuple[int, int, Sequence[int]]]) -> int:
     """One `llama_decode` of (token, position, the sequences that hold it), logits after each; llama.cpp's status."""
     batch.n_tokens = len(rows)
     for i, (token, position, sequences) in enumerate(rows):
@@ -315,10 +310,10 @@ def _decode(api: Any, context: Any, batch: Any, rows: Sequence[tuple[int, int, S
         for j, sequence in enumerate(sequences):
             batch.seq_id[i][j] = sequence
         batch.logits[i] = 1
-    return int(api.llama_decode(context, batch))
+    return int(llama.llama_decode(context, batch))
 
 
-def cut_sequence(api: Any, memory: Any, sequence: int, length: int) -> None:
+def cut_sequence(memory: Any, sequence: int, length: int) -> None:
     """Leave the first `length` tokens in a sequence of llama.cpp's memory; -1: in all. TargetError if it does not."""
-    if not api.llama_memory_seq_rm(memory, sequence, length, -1):
+    if not llama.llama_memory_seq_rm(memory, sequence, length, -1):
         raise TargetError(f"llama.cpp did not cut sequence {sequence} to {length} tokens")

@@ -7,8 +7,6 @@ llama.cpp can pool by itself, but then stores logits after every token of a text
 where its vector is a mean. So its rows are taken as they are, no more of them than a target's pass may have, and are
 pooled here; tokens that no vector is made of have none. This is the same as long as tokens attend to nothing that
 follows them: other models are refused.
-
-llama.cpp is handed in by `ngramspec.llama.target`.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, Literal, get_args
 
+import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.errors import TargetError
@@ -35,7 +34,6 @@ class Embedder:
     """See above; `ngramspec.llama.target.Target.embedder` makes one.
 
     Args:
-        api: llama.cpp's functions.
         context: of the model, for one sequence, which makes no vectors yet; it is freed by `close`.
         pooling: as above.
         n_ctx: most tokens of a text.
@@ -50,7 +48,6 @@ class Embedder:
 
     def __init__(
         self,
-        api: Any,
         context: Any,
         pooling: Pooling,
         *,
@@ -61,9 +58,9 @@ class Embedder:
         recurrent: bool,
     ) -> None:
         self.pooling, self.n_ctx, self.width = pooling, n_ctx, width
-        self._api, self._context, self._n_batch = api, context, n_batch
-        cache = Cache(api, context, recurrent=recurrent, window=0)
-        self._passes = Passes(api, context, [cache], self, n_batch=n_batch, n_vocab=n_vocab)
+        self._context, self._n_batch = context, n_batch
+        cache = Cache(context, recurrent=recurrent, window=0)
+        self._passes = Passes(context, [cache], self, n_batch=n_batch, n_vocab=n_vocab)
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
 
     def embed(self, tokens: Sequence[int]) -> States:
@@ -111,11 +108,11 @@ class Embedder:
 
     def _pass(self, tokens: Sequence[int], shown: bool) -> States:
         """Append tokens; the rows after them, where they are `shown`, else none."""
-        self._api.llama_set_embeddings(self._context, shown)
+        llama.llama_set_embeddings(self._context, shown)
         append(self._passes, [(self._sequence, tokens, len(tokens) if shown else 0)])
         if not shown:
             return np.empty((0, self.width), np.float32)
-        pointer = self._api.llama_get_embeddings(self._context)
+        pointer = llama.llama_get_embeddings(self._context)
         if not pointer:
             raise TargetError("llama.cpp returned no embeddings")
         return rows_at(pointer, len(tokens), self.width)

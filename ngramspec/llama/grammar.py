@@ -1,7 +1,4 @@
-"""`Grammar`: which tokens may come next, by llama.cpp's own GBNF engine, and its place in one text.
-
-llama.cpp is handed in by `ngramspec.llama.vocabulary`.
-"""
+"""`Grammar`: which tokens may come next, by llama.cpp's own GBNF engine, and its place in one text."""
 
 from __future__ import annotations
 
@@ -10,16 +7,20 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, Self
+from typing import TYPE_CHECKING, Self
 
+import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec.errors import GrammarError
+from ngramspec.llama import log
 from ngramspec.llama.grammar_check import check_grammar
-from ngramspec.tokens import Tokenizer
+
+if TYPE_CHECKING:
+    from ngramspec.llama.vocabulary import Vocabulary
 
 CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.cpp's `llama_token_data`
 
@@ -27,50 +28,40 @@ _BRACKETS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\r\n]*|[()<!]
 _DEEPEST = 2500
 
 
-class Closable(Tokenizer, Protocol):
-    """A tokenizer that can be closed, which frees what it holds."""
-
-    @property
-    def closed(self) -> bool: ...
-
-
 class Grammar:
     """A grammar at one place of its text. Tokens it does not allow must not be accepted.
 
     Args:
-        api: llama.cpp's functions.
         vocabulary: what the text is made of.
-        handle: llama.cpp's of the vocabulary.
         text: GBNF with a rule named root.
-        complaint: tells what llama.cpp logged last.
 
     Raises:
         GrammarError: the text is not such a grammar; the message names the line.
         ValueError: by all methods, once the vocabulary is closed.
     """
 
-    def __init__(self, api: Any, vocabulary: Closable, handle: Any, text: str, complaint: Callable[[], str]) -> None:
-        self._api = api
+    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
         self.vocabulary = vocabulary
+        log.tail.clear()
         with _captured_stderr() as captured:
-            self._sampler = api.llama_sampler_init_grammar(handle, _encode(text), b"root")
+            self._sampler = llama.llama_sampler_init_grammar(vocabulary._vocab, _encode(text), b"root")
         if not self._sampler:
-            raise GrammarError(_parse_error(captured[0], text) or f"the grammar cannot be used: {complaint()}")
+            raise GrammarError(_parse_error(captured[0], text) or f"the grammar cannot be used: {log.last_complaint()}")
 
     def copy(self) -> Self:
         """An independent grammar at the same place."""
         self._check_open()
         twin = object.__new__(type(self))
-        twin._api, twin.vocabulary = self._api, self.vocabulary
-        twin._sampler = self._api.llama_sampler_clone(self._sampler)
+        twin.vocabulary = self.vocabulary
+        twin._sampler = llama.llama_sampler_clone(self._sampler)
         return twin
 
     def forbid(self, candidates: NDArray[np.void]) -> None:
         """Set the logit of every forbidden token to -inf; `candidates` is a contiguous array of `CANDIDATE`."""
         self._check_open()
-        data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(self._api.llama_token_data))
-        array = self._api.llama_token_data_array(data=data, size=candidates.size, selected=-1, sorted=False)
-        self._api.llama_sampler_apply(self._sampler, ctypes.byref(array))
+        data = ctypes.cast(candidates.ctypes.data, ctypes.POINTER(llama.llama_token_data))
+        array = llama.llama_token_data_array(data=data, size=candidates.size, selected=-1, sorted=False)
+        llama.llama_sampler_apply(self._sampler, ctypes.byref(array))
 
     def allowed(self, ids: NDArray[np.integer]) -> NDArray[np.bool_]:
         """Which of these tokens, shape (n,), may come next."""
@@ -88,7 +79,7 @@ class Grammar:
     def accept(self, token: int) -> None:
         """Move on by a token that is allowed."""
         self._check_open()
-        self._api.llama_sampler_accept(self._sampler, token)
+        llama.llama_sampler_accept(self._sampler, token)
 
     def _check_open(self) -> None:
         # llama.cpp's grammar points into the vocabulary, which goes with the model.
@@ -97,7 +88,7 @@ class Grammar:
 
     def __del__(self) -> None:
         if getattr(self, "_sampler", None):
-            self._api.llama_sampler_free(self._sampler)
+            llama.llama_sampler_free(self._sampler)
             self._sampler = None
 
 

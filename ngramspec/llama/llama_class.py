@@ -98,9 +98,9 @@ class BorrowedSequence(CacheSequence):
         model, context = owner.model, owner.ctx
         self._model, self._context_params = model, owner.context_params
         self._recurrent = is_recurrent(model)
-        cache = Cache(llama, context, recurrent=self._recurrent, window=llama.llama_model_n_swa(model))
+        cache = Cache(context, recurrent=self._recurrent, window=llama.llama_model_n_swa(model))
         # Rows keep what they were given alive, and the owner holds rows.
-        passes = Passes(llama, context, [cache], owner._ctx, n_batch=owner.n_batch, n_vocab=owner.n_vocab())
+        passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch, n_vocab=owner.n_vocab())
         # The owner's list of tokens may be shorter than the cache, whose size llama.cpp rounds up.
         super().__init__(passes, cache, n_ctx=min(owner.n_ctx(), len(owner.input_ids)))
         self.max_batch = min(self.max_batch, owner.n_batch)
@@ -136,7 +136,7 @@ class BorrowedSequence(CacheSequence):
         """
         params = type(self._context_params).from_buffer_copy(self._context_params)
         params.n_ctx = ROOM
-        return TrialContext(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
+        return TrialContext(self._model, params, self.n_vocab, recurrent=self._recurrent)
 
     def release(self) -> None:
         """End the loan."""

@@ -1,7 +1,7 @@
 """`Passes`: one `llama_decode` over tokens of one sequence or of several, and the logits after them.
 
 `in_order` and `equally` say into which batches llama.cpp splits it. A pass that fails leaves no cache of the context
-with anything that is not provably right. llama.cpp is handed in by `ngramspec.llama.target`.
+with anything that is not provably right.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn, cast
 
+import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import Logits
@@ -41,7 +42,6 @@ class Passes:
     """The passes of an open context, which it frees unless it is told to `release` it.
 
     Args:
-        api: the llama_cpp module.
         context: llama.cpp's handle.
         caches: of all the sequences that will be fed, by number.
         owner: what holds the model; rows of logits keep it alive.
@@ -54,7 +54,6 @@ class Passes:
 
     def __init__(
         self,
-        api: Any,
         context: Any,
         caches: Sequence[Cache],
         owner: object,
@@ -62,7 +61,6 @@ class Passes:
         n_batch: int,
         n_vocab: int,
     ) -> None:
-        self._api = api
         self._context = context
         self._caches = caches
         # The owner holds the passes; a ring would keep models in memory after their last use.
@@ -71,7 +69,7 @@ class Passes:
         self.n_vocab = n_vocab
         self.busy = False
         self._asks = False  # whether the context's passes give their states now
-        batch = self._batch = api.llama_batch_init(n_batch, 0, 1)
+        batch = self._batch = llama.llama_batch_init(n_batch, 0, 1)
         # Not as numpy's arrays, which take three times as long to be given a few tokens.
         self._tokens = _array(batch.token, n_batch)
         self._positions = _array(batch.pos, n_batch)
@@ -147,7 +145,7 @@ class Passes:
         self._batch.n_tokens = end
         before = {cache.sequence: cache.length for cache, _, _ in feeds}
         try:
-            status = self._api.llama_decode(self._context, self._batch)
+            status = llama.llama_decode(self._context, self._batch)
             if status != 0:
                 self._refused(status, feeds)
             for cache, tokens, _ in feeds:
@@ -185,7 +183,7 @@ class Passes:
         """
         if not rows:
             return np.empty((0, self.n_vocab), np.float32)
-        first = self._api.llama_get_logits_ith(self._context, -rows)
+        first = llama.llama_get_logits_ith(self._context, -rows)
         if not first:
             raise TargetError("llama.cpp returned no logits")
         buffer = _bytes(4 * rows * self.n_vocab).from_address(ctypes.addressof(first.contents))
@@ -199,12 +197,12 @@ class Passes:
         context = self._context
         self.release()
         if context:
-            self._api.llama_free(context)
+            llama.llama_free(context)
 
     def release(self) -> None:
         """The same, but leave the context to whoever made it."""
         if self._context:
-            self._api.llama_batch_free(self._batch)
+            llama.llama_batch_free(self._batch)
             self._context = None
 
 

@@ -6,8 +6,6 @@ draft leaves no trace because the chain never saw it. That holds for random samp
 draw once per emitted token, in the order of plain decoding.
 
 The chain ends before llama.cpp's last sampler, the draw: that is the verifier's (see `ngramspec.acceptance.rules`).
-
-llama.cpp is handed in by `ngramspec.llama.vocabulary`.
 """
 
 from __future__ import annotations
@@ -17,6 +15,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
@@ -37,7 +36,6 @@ class SamplerChain:
     """See `ngramspec.sampling.sampler.Sampler`.
 
     Args:
-        api: llama.cpp's functions.
         sampling: the settings.
         n_vocab: size of the vocabulary.
         vocab: llama.cpp's handle of the vocabulary; only DRY and infill need it.
@@ -48,7 +46,6 @@ class SamplerChain:
 
     def __init__(
         self,
-        api: Any,
         sampling: Sampling,
         n_vocab: int,
         *,
@@ -62,7 +59,6 @@ class SamplerChain:
                 raise ValueError(f"logit bias of token {token}, but the vocabulary has tokens 0 to {n_vocab - 1} only")
         self.sampling = sampling
         self.grammar = grammar
-        self._api = api
         self._n_vocab = n_vocab
         # One bias per token: llama.cpp adds several up if it finds the token by its place, else it takes the first.
         biases: dict[int, float] = {}
@@ -79,34 +75,34 @@ class SamplerChain:
         active = self._active(vocab)
         self._reach = self._find_reach(active)
         self._chain = self._build(active)
-        self._bare = sampling.greedy and grammar is None and self._api.llama_sampler_chain_n(self._chain) == 0
+        self._bare = sampling.greedy and grammar is None and llama.llama_sampler_chain_n(self._chain) == 0
 
     # ------------------------------------------------------------------ building
 
     def _samplers(self, vocab: Any) -> dict[str, tuple[bool, Callable[[], Any]]]:
         """By name: whether a sampler does something here, and llama.cpp's constructor of it."""
-        api, s = self._api, self.sampling
+        s = self.sampling
         seed, temperature = _seed_32(s.seed), max(s.temperature, _LEAST_TEMPERATURE)
         return {
             "penalties": (
                 self._repeat_last_n > 0,
                 lambda: bindings.penalties(
-                    api, self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
+                    llama, self._n_vocab, self._repeat_last_n, s.repeat_penalty, s.frequency_penalty, s.presence_penalty
                 ),
             ),
             "dry": (self._dry_last_n > 0, lambda: self._dry(vocab)),
-            "top_n_sigma": (s.top_n_sigma > 0, lambda: api.llama_sampler_init_top_n_sigma(s.top_n_sigma)),
-            "top_k": (s.top_k > 0, lambda: api.llama_sampler_init_top_k(s.top_k)),
-            "typ_p": (s.typical_p < 1, lambda: api.llama_sampler_init_typical(s.typical_p, 0)),
-            "top_p": (s.top_p < 1, lambda: api.llama_sampler_init_top_p(s.top_p, 0)),
-            "min_p": (s.min_p > 0, lambda: api.llama_sampler_init_min_p(s.min_p, 0)),
+            "top_n_sigma": (s.top_n_sigma > 0, lambda: llama.llama_sampler_init_top_n_sigma(s.top_n_sigma)),
+            "top_k": (s.top_k > 0, lambda: llama.llama_sampler_init_top_k(s.top_k)),
+            "typ_p": (s.typical_p < 1, lambda: llama.llama_sampler_init_typical(s.typical_p, 0)),
+            "top_p": (s.top_p < 1, lambda: llama.llama_sampler_init_top_p(s.top_p, 0)),
+            "min_p": (s.min_p > 0, lambda: llama.llama_sampler_init_min_p(s.min_p, 0)),
             "xtc": (
                 s.xtc_probability > 0 and s.xtc_threshold <= 0.5,
-                lambda: api.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, 0, seed),
+                lambda: llama.llama_sampler_init_xtc(s.xtc_probability, s.xtc_threshold, 0, seed),
             ),
             "temperature": (
                 s.temperature != 1 or s.dynatemp_range > 0,
-                lambda: api.llama_sampler_init_temp_ext(temperature, s.dynatemp_range, s.dynatemp_exponent),
+                lambda: llama.llama_sampler_init_temp_ext(temperature, s.dynatemp_range, s.dynatemp_exponent),
             ),
             "infill": (True, lambda: self._infill(vocab)),
         }
@@ -133,26 +129,26 @@ class SamplerChain:
         return 1 if self.sampling.greedy else None
 
     def _build(self, active: Mapping[str, Callable[[], Any]]) -> Any:
-        api, s = self._api, self.sampling
-        params = api.llama_sampler_chain_default_params()
+        s = self.sampling
+        params = llama.llama_sampler_chain_default_params()
         params.no_perf = True
-        chain = api.llama_sampler_chain_init(params)
+        chain = llama.llama_sampler_chain_init(params)
         if self._biases:
-            biases = (api.llama_logit_bias * len(self._biases))(*self._biases)
-            api.llama_sampler_chain_add(
-                chain, api.llama_sampler_init_logit_bias(self._n_vocab, len(self._biases), biases)
+            biases = (llama.llama_logit_bias * len(self._biases))(*self._biases)
+            llama.llama_sampler_chain_add(
+                chain, llama.llama_sampler_init_logit_bias(self._n_vocab, len(self._biases), biases)
             )
         if s.selects:
-            api.llama_sampler_chain_add(chain, api.llama_sampler_init_temp(s.temperature))
-            make_one, make_two = api.llama_sampler_init_mirostat, api.llama_sampler_init_mirostat_v2
+            llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_temp(s.temperature))
+            make_one, make_two = llama.llama_sampler_init_mirostat, llama.llama_sampler_init_mirostat_v2
             seed, tau, eta = _seed_32(s.seed), s.mirostat_tau, s.mirostat_eta
             one = s.mirostat == 1
-            api.llama_sampler_chain_add(
+            llama.llama_sampler_chain_add(
                 chain, make_one(self._n_vocab, seed, tau, eta, _MIROSTAT_M) if one else make_two(seed, tau, eta)
             )
             return chain
         for make in active.values():
-            api.llama_sampler_chain_add(chain, make())
+            llama.llama_sampler_chain_add(chain, make())
         return chain
 
     def _dry(self, vocab: Any) -> Any:
@@ -161,12 +157,12 @@ class SamplerChain:
             raise ValueError("DRY needs a vocabulary, for the texts that break a sequence")
         breakers = (ctypes.c_char_p * len(s.dry_sequence_breakers))(*(b.encode() for b in s.dry_sequence_breakers))
         window = s.dry_allowed_length, self._dry_last_n
-        return bindings.dry(self._api, vocab, s.dry_multiplier, s.dry_base, *window, breakers)
+        return bindings.dry(llama, vocab, s.dry_multiplier, s.dry_base, *window, breakers)
 
     def _infill(self, vocab: Any) -> Any:
         if vocab is None:
             raise ValueError("infill needs a vocabulary, for the tokens that end a text and what the others say")
-        return self._api.llama_sampler_init_infill(vocab)
+        return llama.llama_sampler_init_infill(vocab)
 
     # ------------------------------------------------------------------ one text
 
@@ -181,7 +177,7 @@ class SamplerChain:
             self._look_back_on(token)
 
     def _look_back_on(self, token: int) -> None:
-        self._api.llama_sampler_accept(self._chain, token)
+        llama.llama_sampler_accept(self._chain, token)
         self._recent.append(token)
         self._recent_counts[token] += 1
         if len(self._recent) > self._window:
@@ -219,11 +215,10 @@ class SamplerChain:
     def _law(self, logits: NDArray[np.float32], grammar: Grammar | None) -> Distribution:
         """The law that the chain makes of these logits, of those tokens alone that `grammar` allows."""
         candidates = self._candidates(logits, grammar)
-        api = self._api
         start = candidates.ctypes.data
-        data = ctypes.cast(start, ctypes.POINTER(api.llama_token_data))
-        array = api.llama_token_data_array(data=data, size=candidates.size, selected=-1, sorted=False)
-        api.llama_sampler_apply(self._chain, ctypes.byref(array))
+        data = ctypes.cast(start, ctypes.POINTER(llama.llama_token_data))
+        array = llama.llama_token_data_array(data=data, size=candidates.size, selected=-1, sorted=False)
+        llama.llama_sampler_apply(self._chain, ctypes.byref(array))
         # A sampler that drops the first ones moves the pointer.
         first = (ctypes.addressof(array.data.contents) - start) // CANDIDATE.itemsize
         left = candidates[first : first + array.size]
@@ -276,7 +271,7 @@ class SamplerChain:
 
     def __del__(self) -> None:
         if getattr(self, "_chain", None):
-            self._api.llama_sampler_free(self._chain)
+            llama.llama_sampler_free(self._chain)
             self._chain = None
 
 

@@ -318,7 +318,6 @@ class Target(Weights, CacheSequence):
         self.drafts_alone = self._recurrent
         caches = [
             Cache(
-                llama,
                 self._ctx,
                 sequence=number,
                 recurrent=self._recurrent,
@@ -329,7 +328,7 @@ class Target(Weights, CacheSequence):
             )
             for number in range(self._texts)
         ]
-        passes = Passes(llama, self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab)
+        passes = Passes(self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab)
         CacheSequence.__init__(self, passes, caches[0], n_ctx=n_ctx)
         self._others = [CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]]
         can_rollback, key = self.goes_back(), self._fingerprint()
@@ -398,7 +397,7 @@ class Target(Weights, CacheSequence):
     def _try(self, params: Any) -> TrialContext:
         """A separate context for one text."""
         params.n_seq_max, params.kv_unified = 1, False
-        return TrialContext(llama, self._model, params, self.n_vocab, recurrent=self._recurrent)
+        return TrialContext(self._model, params, self.n_vocab, recurrent=self._recurrent)
 
     def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
         """What makes vectors of texts with this model's weights, in a context of its own; `close` frees it too.
@@ -425,7 +424,6 @@ class Target(Weights, CacheSequence):
         if not context:
             raise ModelError(f"{self.path}: there is no memory for a context of {n_ctx} tokens to make embeddings in")
         made = Embedder(
-            llama,
             context,
             pooling,
             n_ctx=n_ctx,
@@ -528,7 +526,6 @@ class Target(Weights, CacheSequence):
         if root.length != len(self.tokens) or not self.tokens:
             raise ValueError(f"a tree after {root.length} tokens cannot grow where the cache holds {len(self.tokens)}")
         return CacheTree(
-            llama,
             self._ctx,
             llama.llama_get_memory(self._ctx),
             self._passes.logits,
@@ -551,7 +548,7 @@ class Target(Weights, CacheSequence):
         if self._branches is None:
             if not self.leaves:
                 raise ValueError("questions need a target with n_seq above 1 and a memory that keeps what they share")
-            self._branches = Branches(llama, self._ctx, self._passes, self, self.leaves)
+            self._branches = Branches(self._ctx, self._passes, self, self.leaves)
         return self._branches.evaluate(tokens, questions)
 
     # ------------------------------------------------------------------ end

@@ -5,14 +5,14 @@ context. So the context is made long without evaluating most of it: in a second 
 at their first operation, which gives their cells positions and no contents (zeros), and the cells are copied. Attention
 takes the same time over zeros, by the same kernels. Zeros can be summed in any order, though, and so some tokens of
 every stretch are real, and the caller evaluates the last ones before those that it compares.
-
-llama.cpp is handed in by `ngramspec.llama.target`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+import llama_cpp.llama_cpp as llama
 
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
@@ -29,7 +29,6 @@ class TrialContext:
     """See `ngramspec.exactness.trial.Trial`.
 
     Args:
-        api: llama.cpp's functions.
         model: its handle.
         params: of the context, for one sequence, in micro-batches of at least 16 tokens; a batch holds STRETCH tokens
             in any case.
@@ -40,8 +39,8 @@ class TrialContext:
         TargetError: the machine lacks the memory for it; here and in the methods: llama.cpp failed.
     """
 
-    def __init__(self, api: Any, model: Any, params: Any, n_vocab: int, *, recurrent: bool = False) -> None:
-        self._api, self._model, self._params = api, model, params
+    def __init__(self, model: Any, params: Any, n_vocab: int, *, recurrent: bool = False) -> None:
+        self._model, self._params = model, params
         params.n_batch = max(params.n_batch, STRETCH)
         params.n_rs_seq = 0
         self.n_vocab = n_vocab
@@ -50,16 +49,16 @@ class TrialContext:
         self._ctx, self._passes, self._sequence = self._open(params)
 
     def _open(self, params: Any) -> tuple[Any, Passes, CacheSequence]:
-        context = self._api.llama_init_from_model(self._model, params)
+        context = llama.llama_init_from_model(self._model, params)
         if not context:
             raise TargetError("there is no memory for a second context to measure in")
-        cache = Cache(self._api, context, recurrent=self._recurrent, window=0)
-        passes = Passes(self._api, context, [cache], self, n_batch=params.n_batch, n_vocab=self.n_vocab)
+        cache = Cache(context, recurrent=self._recurrent, window=0)
+        passes = Passes(context, [cache], self, n_batch=params.n_batch, n_vocab=self.n_vocab)
         return context, passes, CacheSequence(passes, cache, n_ctx=params.n_ctx)
 
     def use_threads(self, single: int, batch: int) -> None:
         """Take so many CPU threads from now on: for passes over one token, and for larger ones."""
-        self._api.llama_set_n_threads(self._ctx, single, batch)
+        llama.llama_set_n_threads(self._ctx, single, batch)
 
     def start(self, depth: int, *, contents: bool = True) -> None:
         self._sequence.clear()
@@ -70,7 +69,7 @@ class TrialContext:
         """The state of a context of so many tokens, of which the first `count` of each stretch are real."""
         stopping = False
 
-        @self._api.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator]
+        @llama.ggml_backend_sched_eval_callback  # type: ignore[untyped-decorator]
         def stop(_tensor: Any, asked: bool, _data: Any) -> bool:
             # Who asks to see a tensor and then says no ends the pass.
             return stopping and asked

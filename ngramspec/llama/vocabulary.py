@@ -264,8 +264,7 @@ class Vocabulary:
     def grammar(self, text: str) -> Grammar:
         """A GBNF grammar over this vocabulary, at its start. Raises GrammarError for a text that is not one."""
         self._check_open()
-        log.tail.clear()
-        return Grammar(llama, self, self._vocab, text, log.last_complaint)
+        return Grammar(self, text)
 
     def sampler(self, sampling: Sampling) -> SamplerChain:
         """The samplers that a `Sampling` asks for, for one text.
@@ -278,7 +277,6 @@ class Vocabulary:
         if "infill" in sampling.samplers and self._no_infill:
             raise ValueError(f"the sampler infill cannot be used with this model: {self._no_infill}")
         return SamplerChain(
-            llama,
             sampling,
             self.n_vocab,
             vocab=self._vocab,

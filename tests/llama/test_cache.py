@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ngramspec.llama import cache
 from ngramspec.llama.cache import KEPT, Cache
 
 WRONG = (-1,)
@@ -89,9 +90,14 @@ class FakeLlama:
         return 4
 
 
+@pytest.fixture(autouse=True)
+def _real_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cache, "llama", None)
+
+
 def make(snapshots: int | None, window: int = 0, **more: bool) -> tuple[FakeLlama, Cache]:
-    llama = FakeLlama(snapshots, window, **more)
-    return llama, Cache(llama, "context", recurrent=snapshots is not None, window=window)
+    llama = cache.llama = FakeLlama(snapshots, window, **more)  # type: ignore[attr-defined]
+    return llama, Cache("context", recurrent=snapshots is not None, window=window)
 
 
 def fill(llama: FakeLlama, cache: Cache, tokens: list[int]) -> None:

@@ -20,6 +20,7 @@ from ngramspec.beams.draft import BeamDrafter
 from ngramspec.beams.search import SEQUENCES, BeamSearch
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import ModelError, TargetError
+from ngramspec.llama import cache_tree
 from ngramspec.llama.cache_tree import CacheTree
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.target import Target
@@ -208,11 +209,12 @@ class StingyLlama:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_window_holds_what_its_token_sees_whatever_is_given_away(seed: int) -> None:
+def test_a_window_holds_what_its_token_sees_whatever_is_given_away(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     fake, prompt = StingyLlama(range(100, 130)), [*range(100, 130)]
+    monkeypatch.setattr(cache_tree, "llama", fake)
     root = Node(None, -1, len(prompt))
     logits = lambda n: np.zeros((n, 1), np.float32)  # noqa: E731
-    with CacheTree(fake, None, None, logits, root, count=9, max_batch=16, windowed=True) as tree:
+    with CacheTree(None, None, logits, root, count=9, max_batch=16, windowed=True) as tree:
         for new in beams(tree, np.random.default_rng(seed)):
             tree.evaluate(new)
             assert fake.seen == [[*prompt, *node.path()][-NARROW:] for node in new]

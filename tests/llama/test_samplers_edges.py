@@ -8,7 +8,6 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-import llama_cpp.llama_cpp as llama
 import numpy as np
 import pytest
 from support.llama_chain import OPEN, SETTINGS, chains, check_law, compare, make_chain
@@ -62,7 +61,7 @@ def test_probabilities_with_ties_are_llama_cpps(name: str, word_vocabulary: Voca
 def test_a_vocabulary_of_one(word_vocabulary: Vocabulary) -> None:
     for settings in SETTINGS.values():
         s = Sampling(**{"temperature": 0.8} | settings | {"logit_bias": ()})
-        chain = SamplerChain(llama, s, 1, vocab=word_vocabulary._vocab, n_ctx=64)
+        chain = SamplerChain(s, 1, vocab=word_vocabulary._vocab, n_ctx=64)
         for _ in range(3):
             assert chain.distribution(np.zeros(1, np.float32)).ids.tolist() == [0]
             chain.accept(0)
@@ -102,7 +101,7 @@ def test_tokens_that_the_model_forbids_never_come() -> None:
     logits = np.zeros(1000, np.float32)
     logits[[4, 5]] = 9.0
     for s in (Sampling(), Sampling(1.0), Sampling(1.0, logit_bias=((4, 6.0),)), Sampling(1.0, mirostat=2)):
-        chain = SamplerChain(llama, s, 1000, suppressed=[4])
+        chain = SamplerChain(s, 1000, suppressed=[4])
         for _ in range(20):
             assert chain.draw(logits, lambda law, _attempt: int(law.ids[law.probs.argmax()])) != 4
 
@@ -113,7 +112,7 @@ def test_what_a_look_back_sees() -> None:
 
     def penalised(last_n: int, prompt: Sequence[int], emitted: Sequence[int]) -> list[int]:
         s = Sampling(1.0, presence_penalty=1.0, repeat_last_n=last_n, **OPEN)
-        chain = SamplerChain(llama, s, 20, n_ctx=6)
+        chain = SamplerChain(s, 20, n_ctx=6)
         chain.begin(prompt)
         for token in emitted:
             chain.accept(token)
@@ -131,7 +130,7 @@ def test_what_a_look_back_sees() -> None:
 def test_odd_settings_of_dry(word_vocabulary: Vocabulary) -> None:
     # It looks back no further than the context.
     far = Sampling(1.0, dry_multiplier=1.0, dry_penalty_last_n=2**31 - 1)
-    SamplerChain(llama, far, 20, vocab=word_vocabulary._vocab, n_ctx=64).begin([1, 2, 3])
+    SamplerChain(far, 20, vocab=word_vocabulary._vocab, n_ctx=64).begin([1, 2, 3])
     for breakers in (("x" * 200,), ("a", "a"), ("\u00e9",), ("\n" * 50,)):
         s = Sampling(1.0, dry_multiplier=1.0, dry_allowed_length=1, dry_sequence_breakers=breakers, **OPEN)
         ours, theirs = chains(word_vocabulary, s, word_vocabulary.n_vocab)

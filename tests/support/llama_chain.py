@@ -183,13 +183,13 @@ def _pointer(data: NDArray[np.void]) -> Any:
 
 def chains(vocabulary: Vocabulary, s: Sampling, n_vocab: int, n_ctx: int = 4096) -> tuple[SamplerChain, LlamaChain]:
     vocab = vocabulary._vocab
-    ours = SamplerChain(llama, s, n_vocab, vocab=vocab, n_ctx=n_ctx)
+    ours = SamplerChain(s, n_vocab, vocab=vocab, n_ctx=n_ctx)
     return ours, LlamaChain(s, n_vocab, vocab=vocab, n_ctx=n_ctx)
 
 
 def make_chain(sampling: Sampling, n_vocab: int) -> SamplerChain:
     """The samplers that a `Sampling` asks for, without a vocabulary and so without DRY and grammars."""
-    return SamplerChain(llama, sampling, n_vocab)
+    return SamplerChain(sampling, n_vocab)
 
 
 def check_law(p: Distribution) -> None:
