@@ -25,26 +25,22 @@ class ActiveRequest:
         clock: tells the seconds that it takes.
 
     Attributes:
-        request: as above.
-        generation: the text; None until the request is checked, and where none is asked for.
-        sequence: that it works in; None while it waits and after its end.
         prefilled: tokens of the prompt that the sequence holds.
         cached: how many of them were there before.
         number: counts requests from 0 on.
         new_line: whether its text has a line end so far.
         cancelled: whether it is to end before the next pass.
-        stats: counters over its passes.
-        answer: the tokens that it emitted.
     """
 
     def __init__(self, request: Request, listener: Listener, clock: Callable[[], float]) -> None:
         self.request = request
+        # the text; None until the request is checked, and where none is asked for
         self.generation: Generation | None = None
-        self.sequence: SequenceModel | None = None
+        self.sequence: SequenceModel | None = None  # that it works in; None while it waits and after its end
         self.prefilled = self.cached = self.number = 0
         self.new_line = self.cancelled = False
-        self.stats = Stats()
-        self.answer: list[int] = []
+        self.stats = Stats()  # counters over its passes
+        self.answer: list[int] = []  # the tokens that it emitted
         self._listener = listener
         self._clock = clock
         self._reader: Generator[int, None, Logits] | None = None

@@ -55,9 +55,6 @@ class Engine:
         executor: of one thread, on which the engine then runs until `stop`; None: a thread of its own. It should be the
             thread that measured the model: OpenMP keeps a pool of threads for each thread that ever made a pass, and
             once there are more of them than cores, passes take a third longer.
-
-    Attributes:
-        n_ctx: most tokens of a request, prompt and answer together.
     """
 
     def __init__(
@@ -76,7 +73,7 @@ class Engine:
         clock: Callable[[], float] = time.perf_counter,
         executor: Executor | None = None,
     ) -> None:
-        self.n_ctx = model.n_ctx
+        self.n_ctx = model.n_ctx  # most tokens of a request, prompt and answer together
         self._model, self._vocabulary, self._shown = model, vocabulary, shown
         self._exactness = exactness or ExactnessMode()
         self._memory = memory

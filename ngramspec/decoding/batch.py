@@ -21,16 +21,12 @@ class Batch:
         sequences: of the texts.
         curve: what a batch costs.
         most: tokens of the largest batch that may be used.
-
-    Attributes:
-        sequences: as above.
-        drafts_alone: as of `SharedModel`.
     """
 
     def __init__(self, model: SharedModel, sequences: Sequence[SequenceModel], curve: CostCurve, most: int) -> None:
         self._model = model
         self.sequences = list(sequences)
-        self.drafts_alone = model.drafts_alone
+        self.drafts_alone = model.drafts_alone  # as of `SharedModel`
         self._fillers: list[SequenceModel] = []
         self._plain = self.batches([1] * len(sequences))
         numbers = [sequence.number for sequence in sequences]

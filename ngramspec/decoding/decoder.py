@@ -52,9 +52,6 @@ class SpeculativeDecoder:
         calibration: measurements of the target, which the decoder adds to; None: what the folder holds.
         clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
 
-    Attributes:
-        exactness: the mode of requests; with "on" from the first one on.
-
     Raises:
         ValueError: an unknown drafter, policy or `exact`, a `draft_max` below 1, or one beside a policy object; a
             curve beside a calibration; no vocabulary.
@@ -96,6 +93,7 @@ class SpeculativeDecoder:
         self._asked = target if isinstance(target, Asked) else None
         self.exact = exact
         decided: ExactnessMode | None = getattr(target, "exactness", None)  # when it was loaded
+        # the mode of requests; with "on" from the first one on
         self.exactness = decided if decided is not None and exact == "auto" else ExactnessMode()
         if calibration is None:
             calibration = Calibration.load(target, calibration_folder) if curve is None else Calibration.given(curve)

@@ -43,15 +43,11 @@ class Drafts:
     Args:
         drafter: guesses the tokens; None for plain decoding.
         policy: is shown logits, if it wants them.
-
-    Attributes:
-        drafter: as above.
-        proposal: all that the drafter proposed for the pass planned last, sent or not, with estimates; None if it was
-            not asked.
     """
 
     def __init__(self, drafter: Drafter | None, policy: Policy | None = None) -> None:
         self.drafter = drafter
+        # all that the drafter proposed for the pass planned last, sent or not, with estimates; None if it was not asked
         self.proposal: Draft | None = None
         self._watcher = policy if policy is not None and policy.wants_logits else None
         self._record = Record()

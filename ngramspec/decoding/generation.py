@@ -36,11 +36,6 @@ class Generation(Text):
         rules: where it may end, and which words it may not hold.
 
     The rest, and what is raised, is as in `SpeculativeDecoder.generate`.
-
-    Attributes:
-        prompt: as above.
-        settled: tokens of prompt and text, without the last one, which no pass has evaluated yet.
-        error: what ended the text behind the tokens of the last step; None while nothing did.
     """
 
     def __init__(
@@ -97,9 +92,11 @@ class Generation(Text):
         self.prompt = list(prompt)
         self._sampling = sampling
         self._verifier = verify
+        # tokens of prompt and text, without the last one, which no pass has evaluated yet
         self.settled = len(self.prompt)
         self.last = self.prompt[-1]
         self.left = self._text.left
+        # what ended the text behind the tokens of the last step; None while nothing did
         self.error: NGramSpecError | ValueError | None = None
 
     @property

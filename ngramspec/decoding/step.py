@@ -51,15 +51,13 @@ class Speculation:
     """Makes the passes of one model: decides on every draft, and learns from every pass.
 
     Attributes:
-        policy: decides how many tokens to draft.
-        exactness: which sizes of batch move no logit, and how far others do.
         curve: cost of a pass by batch size; None while nobody measured.
         sizes: batch sizes that may be used, ascending.
     """
 
     def __init__(self, policy: Policy, clock: Callable[[], float] = time.perf_counter) -> None:
-        self.policy = policy
-        self.exactness = ExactnessMode()
+        self.policy = policy  # decides how many tokens to draft
+        self.exactness = ExactnessMode()  # which sizes of batch move no logit, and how far others do
         self._clock = clock
         self._explained: Mapping[str, float] = {}
         self.prepare(None, (1,))

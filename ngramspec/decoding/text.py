@@ -28,12 +28,6 @@ class TextStream:
 
     Time of a push: O(piece * stop strings), plus O(longest stop string squared) for the held-back
     suffix.
-
-    Attributes:
-        stopped: the stop string that ended the text, None while none has. The one that begins
-            first; of several that begin at one place, the longest that is complete by then (a
-            longer one is not waited for: the text would be the same, and each token costs a pass
-            of the target).
     """
 
     def __init__(self, stop: Sequence[str] = (), least: int = 0) -> None:
@@ -55,6 +49,9 @@ class TextStream:
         self._decoder = utf_8.IncrementalDecoder(errors="replace")
         self._held = ""
         self._early = least
+        # the stop string that ended the text, None while none has. The one that begins first; of several that begin at
+        # one place, the longest that is complete by then (a longer one is not waited for: the text would be the same,
+        # and each token costs a pass of the target).
         self.stopped: str | None = None
 
     def push(self, piece: bytes) -> str:

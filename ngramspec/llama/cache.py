@@ -72,11 +72,6 @@ class Cache:
         sole: whether what any other sequence holds may be lost in `clear`.
         pooled: whether sequences can share cells.
         states: the hidden states of its last tokens, which go with them; None: nobody needs these.
-
-    Attributes:
-        length: tokens that it holds.
-        snapshots: how many of them the memory keeps beside the state itself; 0: none.
-        sequence, recurrent, window, states: as above.
     """
 
     def __init__(
@@ -101,7 +96,8 @@ class Cache:
         self._shares = pooled and not recurrent
         # What branches beside the only text hold of it in sequences of their own is cut with it.
         self._cuts = -1 if self._shares and sole else sequence
-        self.length = 0
+        self.length = 0  # tokens that it holds
+        # how many of them the memory keeps beside the state itself; 0: none
         self.snapshots = int(llama.llama_n_rs_seq(context)) if recurrent else 0
         self._back = 0  # by how many tokens a snapshot of the last pass goes back
         self._kept: list[Checkpoint] = []

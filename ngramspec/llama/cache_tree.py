@@ -43,8 +43,6 @@ class CacheTree:
         windowed: the cache may give away what is behind a sliding window.
 
     Attributes:
-        root: the prompt.
-        leaves: most leaves that the tree can have at once.
         max_batch, windowed: as above. In a windowed tree, what is kept between two passes must not be longer than
             any path that goes on: what is behind the window of the longer one may be gone.
     """
@@ -63,10 +61,10 @@ class CacheTree:
         self._context = context
         self._memory = memory
         self._logits = logits
-        self.leaves = count - 1
+        self.leaves = count - 1  # most leaves that the tree can have at once
         self.max_batch = max_batch
         self.windowed = windowed
-        self.root = root
+        self.root = root  # the prompt
         # Of each sequence the node up to which it holds the path; None: it is empty.
         self._tips: list[Node | None] = [self.root, *[None] * self.leaves]
         self._pinned: dict[Node, int] = {}

@@ -41,9 +41,6 @@ class Embedder:
         n_vocab: size of the vocabulary.
         width: numbers in a vector.
         recurrent: whether the model has a recurrent state.
-
-    Attributes:
-        pooling, n_ctx, width: as above.
     """
 
     def __init__(

@@ -48,10 +48,6 @@ class _Rule:
     nullable: bool = False
 
 
-class _UnreadableError(Exception):
-    """The text is no grammar."""
-
-
 def check_grammar(text: str) -> None:
     """Refuse a grammar that llama.cpp would not survive.
 
@@ -62,7 +58,7 @@ def check_grammar(text: str) -> None:
     """
     try:
         root = _Parser(text).parse()
-    except _UnreadableError:
+    except ValueError:  # no grammar
         return
     rules = _reachable(root)
     _find_nullable(rules)
@@ -89,14 +85,14 @@ class _Parser:
         token = self._next(True)
         while token is not None:
             if token.lastgroup != "define":
-                raise _UnreadableError
+                raise ValueError
             name = token["define"].removesuffix("::=").rstrip()
             rule = self._rule(name)
             rule.line, rule.ways = self._line, [[]]
             defined.add(name)
             token = self._body(rule)
         if defined != self._rules.keys() or "root" not in defined:
-            raise _UnreadableError
+            raise ValueError
         return self._rules["root"]
 
     def _rule(self, name: str) -> _Rule:
@@ -107,7 +103,7 @@ class _Parser:
         while self._at < len(self._text):
             token = _TOKEN.match(self._text, self._at)
             if token is None:
-                raise _UnreadableError
+                raise ValueError
             self._at = token.end()
             if token.lastgroup == "line":
                 self._line += 1
@@ -126,7 +122,7 @@ class _Parser:
             kind = token.lastgroup if token is not None else None
             if token is None or kind in ("line", "define"):
                 if open_:
-                    raise _UnreadableError
+                    raise ValueError
                 return self._next(True) if kind == "line" else token
             lines = False
             way = current.ways[-1]
@@ -142,7 +138,7 @@ class _Parser:
                     current, start = open_.pop()
                     current.ways[-1].append(group)
                 else:
-                    raise _UnreadableError
+                    raise ValueError
             elif kind in ("mark", "least", "to", "most"):
                 self._repeat(rule.name, way, start, *_bounds(token))
             else:
@@ -160,7 +156,7 @@ class _Parser:
     def _repeat(self, name: str, way: list[_Rule | int], start: int, least: int, most: int | None) -> None:
         what = way[start:]
         if not what or least > _ENDLESS or (most is not None and most < least):
-            raise _UnreadableError
+            raise ValueError
         del way[start:]
         way += what * least
         size = sum(part if isinstance(part, int) else 1 for part in what)

@@ -5,13 +5,18 @@ token i + 1 a layer of its own, with the model's output matrix, guesses token i 
 own output in place of a hidden state that nobody computed yet. So its cost is that of one layer and the output matrix
 per token, and it is a `Model` like any other: `evaluate` appends tokens and gives the logits after them.
 
-Its KV cache holds one layer, of which tokens can be cut off. `ngramspec.llama.heads` has those of several texts.
+Its KV cache holds one layer, of which tokens can be cut off. `Heads` has those of several texts:
+
+    heads = Heads(model, params, [states, other], n_ctx=4096, pooled=False)
+    heads.sequences[1].prefill(text)            # a text alone
+    heads.evaluate_together([Part(heads.sequences[0], [5], 1), Part(heads.sequences[1], [7], 1)])
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
@@ -23,6 +28,7 @@ from ngramspec.llama.hidden_states import HiddenStates, States
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.models.check import has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
+from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
 
 Evaluating = Generator[HeadFeed, HeadRows, Logits]
@@ -65,7 +71,6 @@ class Head:
         n_ctx: most tokens that may stay in the cache.
 
     Attributes:
-        number: as above.
         tokens, n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see
             `ngramspec.backend.Model`.
     """
@@ -90,7 +95,7 @@ class Head:
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
         self.rollback(0 if aligned else min(common_prefix(self.tokens, tokens), len(tokens) - 1))
-        row: Logits = evaluate_together([(self, tokens[len(self.tokens) :], 1)])[0][0]
+        row: Logits = _evaluate_together([(self, tokens[len(self.tokens) :], 1)])[0][0]
         if progress is not None:
             progress(len(tokens), len(tokens))
         return row
@@ -101,7 +106,7 @@ class Head:
             raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {len(tokens)}")
         if len(self.tokens) + len(tokens) > self.n_ctx + MAX_EVALUATE:
             raise ValueError(f"{len(self.tokens) + len(tokens)} tokens do not fit in a context of {self.n_ctx}")
-        return evaluate_together([(self, tokens, len(tokens))])[0]
+        return _evaluate_together([(self, tokens, len(tokens))])[0]
 
     def rollback(self, length: int) -> None:
         """See `ngramspec.backend.Model`."""
@@ -192,7 +197,49 @@ class Head:
         return HeadFeed(self.number, first, self.tokens[first : first + len(states)], states, speaks)
 
 
-def evaluate_together(parts: Sequence[tuple[Head, Sequence[int], int]]) -> list[Logits]:
+class Heads:
+    """The heads of a loaded model's texts, in one context: a `SharedModel` as far as a draft model has to be one.
+
+    Texts are evaluated and taken back, not copied: a head reads a text anew by the target's hidden states, which are.
+
+    Args:
+        model: llama.cpp's handle.
+        params: of the context.
+        states: the target's, for each of its texts.
+        n_ctx: most tokens of a text that may stay in the cache.
+        pooled: whether the context's sequences share one pool of cells, so that a pass over several is one batch.
+
+    Attributes:
+        sequences: by number; those of the target have the same.
+        n_ctx, max_tokens, max_rows, drafts_alone: see `ngramspec.shared_model.SharedModel`.
+
+    Raises:
+        ModelError: llama.cpp makes no such context, for lack of memory.
+    """
+
+    max_rows = MAX_EVALUATE
+    drafts_alone = False
+
+    def __init__(self, model: Any, params: Any, states: Sequence[HiddenStates], *, n_ctx: int, pooled: bool) -> None:
+        self._passes = HeadPasses(model, params)
+        self.n_ctx, self.max_tokens = n_ctx, self._passes.n_batch
+        self._pooled = pooled
+        self.sequences = [Head(self._passes, own, number=number, n_ctx=n_ctx) for number, own in enumerate(states)]
+
+    def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
+        """See `ngramspec.shared_model.SharedModel.evaluate_together`; what a head owes may take passes before."""
+        return _evaluate_together([(cast(Head, sequence), tokens, rows) for sequence, tokens, rows in parts])
+
+    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
+        """See `ngramspec.shared_model.SharedModel.batches`; with caches of their own texts go one after the other."""
+        return [sum(lengths)] if self._pooled else list(lengths)
+
+    def close(self) -> None:
+        """Free the context; nothing can be evaluated afterwards."""
+        self._passes.close()
+
+
+def _evaluate_together(parts: Sequence[tuple[Head, Sequence[int], int]]) -> list[Logits]:
     """Append tokens to heads of one model, in as few passes as can be.
 
     Args:
@@ -222,7 +269,7 @@ def evaluate_together(parts: Sequence[tuple[Head, Sequence[int], int]]) -> list[
             group = _together(feeds, passes.n_batch)
             answers = passes.decode([feeds.pop(text) for text in group])
             for text, (logits, own) in zip(group, answers, strict=True):
-                go_on(text, HeadRows(logits if len(parts) == 1 else logits.copy(), own))
+                go_on(text, (logits if len(parts) == 1 else logits.copy(), own))
     except BaseException:
         for head, _, _ in parts:
             head.clear()

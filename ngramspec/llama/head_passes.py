@@ -31,11 +31,9 @@ class HeadFeed(NamedTuple):
     speaks: bool
 
 
-class HeadRows(NamedTuple):
-    """What came of a feed."""
-
-    logits: Logits  # after its tokens; none where it does not speak
-    own: States  # the layer's output after the last of them, a row; where it does not speak, none
+HeadRows = tuple[Logits, States]
+"""What came of a feed: the logits after its tokens, and the layer's output after the last of them, a row; where it does
+not speak, none of either."""
 
 
 class HeadPasses:
@@ -44,11 +42,6 @@ class HeadPasses:
     Args:
         model: llama.cpp's handle.
         params: of the context, for as many sequences as there are texts.
-
-    Attributes:
-        n_vocab: length of a row of logits.
-        n_batch: most tokens of a pass.
-        width: numbers in a hidden state.
 
     Raises:
         ModelError: llama.cpp makes no such context, for lack of memory.
@@ -65,9 +58,9 @@ class HeadPasses:
         self._ext: Any = bindings.head_functions(llama)
         self._ext.llama_set_embeddings_nextn(self._ctx, True, True)
         self._memory = llama.llama_get_memory(self._ctx)
-        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))
-        self.n_batch: int = params.n_batch
-        self.width: int = llama.llama_model_n_embd_out(model)
+        self.n_vocab: int = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model))  # length of a row of logits
+        self.n_batch: int = params.n_batch  # most tokens of a pass
+        self.width: int = llama.llama_model_n_embd_out(model)  # numbers in a hidden state
         self._batch = llama.llama_batch_init(self.n_batch, self.width, 1)
         self._ids = (llama.llama_token * self.n_batch)()
         # llama.cpp allocates embeddings or token ids; a head takes both.
@@ -102,12 +95,12 @@ class HeadPasses:
             raise TargetError(f"llama_decode returned {status} for {at} of a head")
         if not feeds[0].speaks:
             none = np.empty((0, self.n_vocab), np.float32)
-            return [HeadRows(none, np.empty((0, self.width), np.float32))] * len(feeds)
+            return [(none, np.empty((0, self.width), np.float32))] * len(feeds)
         logits = rows_at(llama.llama_get_logits_ith(self._ctx, 0), end, self.n_vocab)
         found = []
         for feed, end in zip(feeds, ends, strict=True):
             own = rows_at(self._ext.llama_get_embeddings_nextn_ith(self._ctx, end - 1), 1, self.width)
-            found.append(HeadRows(logits[end - len(feed.tokens) : end], own.copy()))
+            found.append((logits[end - len(feed.tokens) : end], own.copy()))
         return found
 
     def cut(self, sequence: int, length: int) -> None:

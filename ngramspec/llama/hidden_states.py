@@ -45,7 +45,6 @@ class HiddenStates:
         kept: fewest states that are kept of a longer text; twice as many have room.
 
     Attributes:
-        first: number in the text of the first token whose state is here.
         wanted: whether passes may be asked for their states.
         of_prompts: whether those over prompts may: the last layer is then computed for all of their tokens, not only
             for the last one, which may move last bits.
@@ -62,7 +61,7 @@ class HiddenStates:
         self._unread = 0  # passes since a head read
         self._before = 0  # those before this text
         self._in_prompt = True
-        self.first = 0
+        self.first = 0  # number in the text of the first token whose state is here
         self.wanted = self.of_prompts = True
 
     # ------------------------------------------------------------------ passes

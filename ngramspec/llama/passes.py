@@ -10,7 +10,7 @@ import ctypes
 import functools
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn, cast
+from typing import Any, NoReturn, cast
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
@@ -30,12 +30,9 @@ class UsedAtOnceError(RuntimeError):
         super().__init__("this model is used from two threads at once: take turns, or load one for each thread")
 
 
-class Feed(NamedTuple):
-    """What a pass appends to one sequence."""
-
-    cache: Cache  # of the sequence
-    tokens: Sequence[int]  # at least one
-    rows: int  # for how many of the last of them there will be logits
+Feed = tuple[Cache, Sequence[int], int]
+"""What a pass appends to one sequence: its cache, at least one token, and for how many of the last of them there will
+be logits."""
 
 
 class Passes:
@@ -47,9 +44,6 @@ class Passes:
         owner: what holds the model; rows of logits keep it alive.
         n_batch: most tokens of a pass.
         n_vocab: length of a row of logits.
-
-    Attributes:
-        busy: whether a pass is under way.
     """
 
     def __init__(
@@ -67,7 +61,7 @@ class Passes:
         self._owner = weakref.ref(owner)
         self.n_batch = n_batch
         self.n_vocab = n_vocab
-        self.busy = False
+        self.busy = False  # whether a pass is under way
         self._asks = False  # whether the context's passes give their states now
         batch = self._batch = llama.llama_batch_init(n_batch, 0, 1)
         # Not as numpy's arrays, which take three times as long to be given a few tokens.
@@ -105,7 +99,7 @@ class Passes:
             raise UsedAtOnceError
         self.busy = True
         try:
-            if feeds[0].cache.states is None:
+            if feeds[0][0].states is None:
                 self._decode(feeds)
             else:
                 self._decode_with_states(feeds, states)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import llama_cpp.llama_cpp as llama
 
 from ngramspec.errors import ModelError
@@ -19,14 +17,6 @@ _KINDS = {
 }
 
 
-class _Token(NamedTuple):
-    text: bytes
-    kind: str
-
-    def __str__(self) -> str:
-        return f"{self.text.decode('utf-8', 'replace')!r} ({self.kind})"
-
-
 def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
     """How many token ids, from 0 on, stand for the same in both: the same text, of the same kind.
 
@@ -37,16 +27,24 @@ def common_tokens(target: Vocabulary, draft: Vocabulary) -> int:
     """
     both = min(target.n_vocab, draft.n_vocab)
     same = next((token for token in range(both) if _token(target, token) != _token(draft, token)), both)
-    if all(_token(one, token).kind == "unused" for one in (target, draft) for token in range(same, one.n_vocab)):
+    if all(_token(one, token)[1] == "unused" for one in (target, draft) for token in range(same, one.n_vocab)):
         return same
-    ours, theirs = (str(_token(one, same)) if same < one.n_vocab else "missing" for one in (target, draft))
+    ours, theirs = (_told(one, same) for one in (target, draft))
     raise ModelError(
         f"{draft.path} cannot draft for {target.path}: their vocabularies differ, at token {same} of {target.n_vocab}"
         f" and {draft.n_vocab}: {ours} here, {theirs} in the draft model; take a model of the same family"
     )
 
 
-def _token(vocabulary: Vocabulary, token: int) -> _Token:
+def _told(vocabulary: Vocabulary, token: int) -> str:
+    if token >= vocabulary.n_vocab:
+        return "missing"
+    text, kind = _token(vocabulary, token)
+    return f"{text.decode('utf-8', 'replace')!r} ({kind})"
+
+
+def _token(vocabulary: Vocabulary, token: int) -> tuple[bytes, str]:
+    """A token's text, and its kind."""
     attributes = llama.llama_vocab_get_attr(vocabulary._vocab, token)
     kind = next((name for bit, name in _KINDS.items() if attributes & bit), "of no kind")
-    return _Token(llama.llama_vocab_get_text(vocabulary._vocab, token), kind)
+    return llama.llama_vocab_get_text(vocabulary._vocab, token), kind

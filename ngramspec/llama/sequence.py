@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Sequence
 from ngramspec.backend import Logits, Progress
 from ngramspec.errors import TargetError
 from ngramspec.llama.cache import Cache, Checkpoint
-from ngramspec.llama.passes import MAX_EVALUATE, Feed, Passes, UsedAtOnceError
+from ngramspec.llama.passes import MAX_EVALUATE, Passes, UsedAtOnceError
 from ngramspec.shared_model import SequenceModel
 from ngramspec.tokens import common_prefix
 
@@ -40,16 +40,13 @@ class CacheSequence:
         n_ctx: most tokens that may stay in it.
 
     Attributes:
-        tokens: what the cache stands for.
-        cache: as above.
-        number: of the sequence.
         n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see `ngramspec.backend.Model`.
     """
 
     def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int) -> None:
         self._passes = passes
         self.cache = cache
-        self.tokens: list[int] = []
+        self.tokens: list[int] = []  # what the cache stands for
         self.number = cache.sequence
         self.n_vocab = passes.n_vocab
         self.n_ctx = n_ctx
@@ -179,7 +176,7 @@ class CacheSequence:
     def pay(self) -> None:
         """Evaluate of what is owed as much as goes into a pass."""
         start = self.cache.length
-        self._passes.decode([Feed(self.cache, self.tokens[start : start + self._passes.n_batch], 0)])
+        self._passes.decode([(self.cache, self.tokens[start : start + self._passes.n_batch], 0)])
 
     # ------------------------------------------------------------------ copies
 
@@ -278,8 +275,7 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
             max((sequence for sequence, _, _ in pieces), key=lambda sequence: sequence.owed).pay()
             needed = sum(sequence.owed + len(tokens) for sequence, tokens, _ in pieces)
         feeds = [
-            Feed(sequence.cache, [*sequence.tokens[sequence.cache.length :], *new], rows)
-            for sequence, new, rows in pieces
+            (sequence.cache, [*sequence.tokens[sequence.cache.length :], *new], rows) for sequence, new, rows in pieces
         ]
         passes.decode(feeds, states=states)
         for sequence, tokens, _ in pieces:

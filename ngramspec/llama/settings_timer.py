@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 import psutil
@@ -30,11 +29,7 @@ COMPARED = 600
 SPARE = 2**30  # bytes of RAM that loading the weights again must leave free
 
 
-class _Open(NamedTuple):
-    """A context in use, and the tokens of its micro-batches."""
-
-    trial: TrialContext
-    micro: int
+_Open = tuple[TrialContext, int]  # a context in use, and the tokens of its micro-batches
 
 
 class SettingsTimer:
@@ -65,31 +60,33 @@ class SettingsTimer:
         return first if first > SLOW else min(self._pass(bench, tokens) for _ in range(REPEATS))
 
     def _pass(self, bench: _Open, tokens: Sequence[int], *, reads: bool = False) -> float:
+        trial, _ = bench
         began = time.perf_counter()
         if reads:
             self._read(bench, tokens)
         else:
             # Asked for two rows, it computes those of all tokens, as a pass with a draft does.
-            bench.trial.evaluate(tokens, min(2, len(tokens)))
+            trial.evaluate(tokens, min(2, len(tokens)))
         seconds = time.perf_counter() - began
-        bench.trial.back()
+        trial.back()
         return seconds
 
     def _read(self, bench: _Open, tokens: Sequence[int]) -> None:
-        for start in range(0, len(tokens), bench.micro):
-            bench.trial.evaluate(tokens[start : start + bench.micro])
+        trial, micro = bench
+        for start in range(0, len(tokens), micro):
+            trial.evaluate(tokens[start : start + micro])
 
     def alike(self, one: Settings, other: Settings) -> bool:
         """Whether both gave the same bits: after a short random text, for single tokens and for a batch."""
         return len({self._bits(settings) for settings in (one, other)}) == 1
 
     def _bits(self, settings: Settings) -> bytes:
-        bench = self._context(settings, deep=False)
+        bench = trial, _ = self._context(settings, deep=False)
         text = random_tokens(self._target.n_vocab, 2, COMPARED)
         self._read(bench, text[:-6])
-        rows: list[Logits] = [bench.trial.evaluate([token]) for token in text[-6:-4]]
-        rows.append(bench.trial.evaluate(text[-4:], 4))
-        bench.trial.back()
+        rows: list[Logits] = [trial.evaluate([token]) for token in text[-6:-4]]
+        rows.append(trial.evaluate(text[-4:], 4))
+        trial.back()
         return np.concatenate(rows).tobytes()
 
     def _context(self, settings: Settings, *, deep: bool) -> _Open:
@@ -100,13 +97,13 @@ class SettingsTimer:
             model = self._weights(settings)
             room = READING.size if deep else LONG_READING.size
             trial, micro = model.trial_of(settings, held + room + 2 * READING.size)
-            self._open[key] = _Open(trial, micro)
+            self._open[key] = trial, micro
             trial.use_threads(settings.threads, settings.threads_batch)
             trial.start(held, contents=False)
             trial.evaluate(random_tokens(self._target.n_vocab, 1, 8))
             trial.keep()
         bench = self._open[key]
-        bench.trial.use_threads(settings.threads, settings.threads_batch)
+        bench[0].use_threads(settings.threads, settings.threads_batch)
         return bench
 
     def _weights(self, settings: Settings) -> Target:
@@ -119,8 +116,8 @@ class SettingsTimer:
 
     def close(self) -> None:
         """Free all contexts, and whatever was loaded again."""
-        for bench in self._open.values():
-            bench.trial.close()
+        for trial, _ in self._open.values():
+            trial.close()
         self._open.clear()
         for model in self._loaded.values():
             if model is not self._target:

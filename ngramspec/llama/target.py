@@ -31,8 +31,7 @@ from ngramspec.llama import bindings, devices, log
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branches, CacheTree
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
-from ngramspec.llama.head import Head
-from ngramspec.llama.heads import Heads
+from ngramspec.llama.head import Head, Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.passes import MAX_EVALUATE, Passes, equally, in_order
 from ngramspec.llama.sequence import CacheSequence, append
@@ -107,7 +106,7 @@ class Target(Weights, CacheSequence):
         exact: as above; of several texts "on" or "off", what "auto" has decided on.
         exactness: the mode of requests that "auto" has decided on.
         setting: "fast" or "exact": what the context was opened for.
-        heads: the model's own head, a model that drafts, with a sequence for each text (see `ngramspec.llama.heads`);
+        heads: the model's own head, a model that drafts, with a sequence for each text (see `ngramspec.llama.head`);
             None: not asked for, or not there.
         leaves: most branches of questions; 0 where the cache cannot hold any, or would give away what they share.
         fingerprint: key of everything a measured cost or a probe result depends on: file, build, machine, settings.

@@ -50,21 +50,19 @@ class Watchdog:
 
     Attributes:
         patience, explain: as above; they may be changed between calls.
-        lost: set once a call was given up.
-        reason: why, for the user; "" until then.
-        on_abort: what `ggml_set_abort_callback` is to be given.
     """
 
     def __init__(self, patience: float, explain: Callable[[str | None], str]) -> None:
         self.patience = patience
-        self.lost = threading.Event()
-        self.reason = ""
+        self.lost = threading.Event()  # set once a call was given up
+        self.reason = ""  # why, for the user; "" until then
         self.explain = explain
         self._heard = 0.0
         self._calls: SimpleQueue[_Call] = SimpleQueue()
         self._waiting: set[_Call] = set()
         self._thread = threading.Thread(target=self._work, name="llama.cpp", daemon=True)
         self._thread.start()
+        # what `ggml_set_abort_callback` is to be given
         self.on_abort = ctypes.CFUNCTYPE(None, ctypes.c_char_p)(self._aborting)
 
     def __call__(self, function: Callable[..., Any], *args: Any) -> Any:

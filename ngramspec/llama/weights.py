@@ -24,13 +24,7 @@ HAS_AMX = "AMX_INT8 = 1"  # how llama.cpp says that it has AMX kernels, and the 
 
 
 class Weights(Vocabulary):
-    """A loaded model. Args and errors as of `ngramspec.llama.target.Target`.
-
-    Attributes:
-        notes: what the user should know about how it was loaded.
-        on_gpu: whether a GPU holds any of it.
-        has_head: whether its own head was asked for, and is loaded.
-    """
+    """A loaded model. Args and errors as of `ngramspec.llama.target.Target`."""
 
     def __init__(
         self,
@@ -44,14 +38,14 @@ class Weights(Vocabulary):
         head: bool,
     ) -> None:
         self.path = Path(path)
-        self.notes: list[str] = []
+        self.notes: list[str] = []  # what the user should know about how it was loaded
         self.threads = machine.physical_cores() if threads is None else threads
         self.threads_batch = self.threads if threads_batch is None else threads_batch
         self._mapped, self._repacks = mmap, extra_buffers is not False
         log.init_backend()
-        self.has_head = head and self._can_load_head()
+        self.has_head = head and self._can_load_head()  # whether its own head was asked for, and is loaded
         self._load(n_gpu_layers, extra_buffers)
-        self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)
+        self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)  # whether a GPU holds any of it
         # A build whose kernels get mended keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (extra_buffers is False) + [" mmap=off"] * (not mmap)
         marks += [" head"] * self.has_head

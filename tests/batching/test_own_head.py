@@ -81,7 +81,7 @@ class Timed:
         decode = passes.decode
 
         def charged(feeds: Sequence[Any], **options: Any) -> Any:
-            tokens = sum(len(feed.tokens) for feed in feeds)
+            tokens = sum(len(feed.tokens if isinstance(passes, HeadPasses) else feed[1]) for feed in feeds)
             self.clock.now += cost * (1 + slope * (tokens - 1))
             done = decode(feeds, **options)
             self.asked += isinstance(passes, HeadPasses)

@@ -15,7 +15,7 @@ from support.mock_target import Blurred, MockTarget, plain_generate
 
 from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
-from ngramspec.drafting.draft_model.second_opinion import BOTH, MODEL, NGRAMS, Answered, SecondOpinion
+from ngramspec.drafting.draft_model.second_opinion import BOTH, MODEL, NGRAMS, SecondOpinion
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.settings import Sampling
@@ -197,8 +197,8 @@ def test_what_asking_gives_is_learnt_and_a_new_text_remembers_a_little() -> None
         guess = 5 if p else -1
         good, bad = SecondOpinion(), SecondOpinion()
         for _ in range(300):
-            good.learn(Answered(p, 0.9, guess, 7, 7), 7)
-            bad.learn(Answered(p, 0.9, guess, 7, 7), 5)
+            good.learn((p, 0.9, guess, 7, 7), 7)
+            bad.learn((p, 0.9, guess, 7, 7), 5)
         for opinion, sign in ((good, 1), (bad, -1)):
             for prospects in (opinion.expected(p), opinion.expected()):
                 assert prospects.agrees < 0.1
@@ -214,7 +214,7 @@ def test_what_asking_gives_is_learnt_and_a_new_text_remembers_a_little() -> None
 def test_who_agrees_is_surer() -> None:
     opinion, other = SecondOpinion(), SecondOpinion()
     for i in range(300):
-        opinion.learn(Answered(0.6, 0.9, 5, 5 if i % 2 else 7, 5), 5 if i % 2 else 6)
+        opinion.learn((0.6, 0.9, 5, 5 if i % 2 else 7, 5), 5 if i % 2 else 6)
     after = opinion.expected(0.6)
     assert after.agrees == pytest.approx(0.5, abs=0.05)
     assert after.surer > max(other.expected(0.6).surer, 0.95)
@@ -228,6 +228,6 @@ def test_chances_become_what_came_true() -> None:
     for _ in range(4000):
         same = rng.random() < 0.5
         token = 1 if rng.random() < (0.9 if same else 0.2) else 2 if rng.random() < 0.75 else 3
-        opinion.learn(Answered(0.5, 0.9, 1 if same else 2, 1, 1), token)
+        opinion.learn((0.5, 0.9, 1 if same else 2, 1, 1), token)
     for case, chance in ((BOTH, 0.9), (MODEL, 0.2), (NGRAMS, 0.6)):
         assert opinion.chance(case, 0.5, 0.9) == pytest.approx(chance, abs=0.08)

@@ -179,12 +179,13 @@ def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
     for min_p, kept in ((0.0, 4), (RARE / 2, 4), (0.1, 3), (0.4, 2)):
         guess = DraftSampler(5, Sampling(1.0, min_p=min_p)).guess(np.log(shares), 3, likeliest)
         assert guess is not None
-        assert guess.m == guess.q[guess.token]
-        assert list(guess.q.values()) == pytest.approx(list(shares[:kept] / shares[:kept].sum()))
+        token, m, q = guess
+        assert m == q[token]
+        assert list(q.values()) == pytest.approx(list(shares[:kept] / shares[:kept].sum()))
     row = np.linspace(0.0, -1.0, 3 * WIDEST)
     guess = DraftSampler(row.size, Sampling(1.0)).guess(row, 0, likeliest)
     assert guess is not None
-    assert sorted(guess.q) == list(range(WIDEST))
+    assert sorted(guess[2]) == list(range(WIDEST))
 
 
 # --------------------------------------------------------------------------- what its guesses gain

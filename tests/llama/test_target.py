@@ -21,7 +21,7 @@ from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import amx, devices, log
 from ngramspec.llama import target as target_module
 from ngramspec.llama.cache import bytes_per_token
-from ngramspec.llama.passes import MAX_EVALUATE, Feed
+from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.sequence import TAIL
 from ngramspec.llama.target import Target
 
@@ -420,7 +420,7 @@ def test_two_threads_at_once_are_told_so(demo: Target, monkeypatch: pytest.Monke
                 call()
         # The other thread may have begun between a check and the pass.
         with pytest.raises(RuntimeError, match="two threads at once"):
-            demo._passes.decode([Feed(demo.cache, [1], 1)])
+            demo._passes.decode([(demo.cache, [1], 1)])
         go_on.set()
         row = first.result().copy()
     assert demo.tokens == text

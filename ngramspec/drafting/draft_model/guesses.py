@@ -3,9 +3,9 @@
 >>> sampler = DraftSampler(3, Sampling(temperature=0.5))
 >>> row = np.log(np.array([0.25, 0.5, 0.25, 9.0]))  # the last one means nothing to the target
 >>> sampler.guess(row, 0, None)  # greedy
-ModelGuess(token=1, m=0.5, q={})
->>> drawn = sampler.guess(row, 0, lambda offset, q: max(q))
->>> drawn.token, {token: round(q, 3) for token, q in drawn.q.items()}
+(1, 0.5, {})
+>>> token, m, q = sampler.guess(row, 0, lambda offset, q: max(q))
+>>> token, {token: round(p, 3) for token, p in q.items()}
 (2, {0: 0.167, 1: 0.667, 2: 0.167})
 """
 
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
 
 import numpy as np
 
@@ -34,12 +33,9 @@ PRIOR, PRIOR_WEIGHT, FADE = 0.8, 4.0, 0.98
 model that was chosen for its target is right at 50 to 90 % of the positions (Leviathan et al. 2023, section 4.2)."""
 
 
-class ModelGuess(NamedTuple):
-    """What the model would put at a position."""
-
-    token: int  # its guess
-    m: float  # the model's probability of it
-    q: Mapping[int, float]  # the distribution that it was drawn from; empty in greedy decoding
+ModelGuess = tuple[int, float, Mapping[int, float]]
+"""What the model would put at a position: its guess, its probability of that, and the distribution that it was drawn
+from, empty in greedy decoding."""
 
 
 class DraftSampler:
@@ -63,10 +59,10 @@ class DraftSampler:
         if not math.isfinite(row[best]):
             return None
         if choose is None:
-            return ModelGuess(best, 1.0 / float(np.exp(row - row[best]).sum()), {})
+            return best, 1.0 / float(np.exp(row - row[best]).sum()), {}
         q = self._likeliest(row - row[best])
         token = pick(choose, offset, q)
-        return ModelGuess(token, q[token], q)
+        return token, q[token], q
 
     def _likeliest(self, gaps: Logits) -> dict[int, float]:
         """The likeliest tokens with their probabilities, by logits less the largest one."""

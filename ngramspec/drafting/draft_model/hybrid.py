@@ -79,10 +79,6 @@ class HybridDrafter(MixtureDrafter):
     Args:
         model: drafts with the model, which is this drafter's alone.
         memory, kept: as in `MixtureDrafter`.
-
-    Attributes:
-        model: as above.
-        opinion: what is known of how the two compare.
     """
 
     name = "hybrid"
@@ -90,7 +86,7 @@ class HybridDrafter(MixtureDrafter):
     def __init__(self, model: AskedModel, memory: Recall | bool | None = None, kept: Path | None = None) -> None:
         super().__init__(memory, kept)
         self.model = model
-        self.opinion = SecondOpinion()
+        self.opinion = SecondOpinion()  # what is known of how the two compare
         self._forget()
 
     @property
@@ -309,7 +305,7 @@ class HybridDrafter(MixtureDrafter):
                 better = Guess(answer, ours.p, opinion.chance(case, ours.p, m), q)
                 if ours.token >= 0 and (stands := opinion.chance(NGRAMS, ours.p, m)) > better.chance:
                     better = ours._replace(chance=stands)
-            self._asked_about.append((at, Answered(ours.p, m, ours.token, answer, better.token)))
+            self._asked_about.append((at, (ours.p, m, ours.token, answer, better.token)))
             reach *= better.chance
             if at < len(chain):
                 chain[at] = better

@@ -48,10 +48,6 @@ class ModelDrafter(Drafter):
         clock: tells the seconds that the model takes; None is `time.perf_counter`.
         shared: whose first sequence `model` is, where `beside` is to make drafters in the others.
 
-    Attributes:
-        model, n_vocab: as above.
-        pace: what its passes take.
-
     Raises:
         ValueError: the model's KV cache cannot be rolled back.
 
@@ -73,7 +69,7 @@ class ModelDrafter(Drafter):
         self.model = model
         self.n_vocab = min(model.n_vocab, n_vocab or model.n_vocab)
         self._passes = ModelPasses(clock, shared)
-        self.pace = self._passes.pace
+        self.pace = self._passes.pace  # what its passes take
         self._payoff = Payoff(self.pace)
         self._free = list(shared.sequences[1:]) if shared is not None else []
         # What probabilities mean: of the likeliest token, of one drawn, of the likeliest where one is yet to be drawn.
@@ -183,13 +179,14 @@ class ModelDrafter(Drafter):
             guess = self._sampler.guess(row, len(tokens), choose)
             if guess is None:
                 break
-            outcomes, p = self._likeliest, _inside(guess.m)
+            token, m, drawn_from = guess
+            outcomes, p = self._likeliest, _inside(m)
             if choose is not None:
                 outcomes = self._drawn
-                q.append(guess.q)
+                q.append(drawn_from)
                 if blind and not tokens:
-                    self._before = _inside(max(guess.q.values()))
-            tokens.append(guess.token)
+                    self._before = _inside(max(drawn_from.values()))
+            tokens.append(token)
             self._asked.append((outcomes, p))
             chances.append(outcomes.estimate(p))
             reach *= chances[-1]

@@ -101,15 +101,13 @@ class ModelPasses:
         shared: the model, where several texts have a sequence in it.
 
     Attributes:
-        pace: what passes take.
         joint: whether a pass may be over several texts.
-        texts: over how many the last one was.
     """
 
     def __init__(self, clock: Callable[[], float] | None = None, shared: SharedModel | None = None) -> None:
         self.clock = clock or time.perf_counter
-        self.pace = Pace()
-        self.texts = 1
+        self.pace = Pace()  # what passes take
+        self.texts = 1  # over how many the last one was
         self._shared = shared
         sequences = shared.sequences if shared is not None else ()
         # Where each sequence has a cache of its own, texts that append more than others go on in batches of their own.

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from itertools import chain
-from typing import NamedTuple
 
 from ngramspec.drafting.chances import FadingRate
 
@@ -45,20 +44,9 @@ STRENGTH, CARRIED, FADE = 4.0, 8.0, 0.98
 NONE = 0.02  # what p counts as where n-grams have no guess
 
 
-class Answered(NamedTuple):
-    """A position about which the model was asked.
-
-    Attributes:
-        p, guess: what n-grams gave their guess, and the guess; 0 and -1: they had none.
-        m, answer: what the model gave its guess, and the guess.
-        better: the guess that was taken.
-    """
-
-    p: float
-    m: float
-    guess: int
-    answer: int
-    better: int
+Answered = tuple[float, float, int, int, int]
+"""A position about which the model was asked: what n-grams and the model gave their guesses, these guesses, and the one
+that was taken; 0 and -1: n-grams had none."""
 
 
 class Prospects:
