@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
@@ -18,9 +18,6 @@ from numpy.typing import NDArray
 from ngramspec.errors import GrammarError
 from ngramspec.llama import log
 from ngramspec.llama.grammar_check import check_grammar
-
-if TYPE_CHECKING:
-    from ngramspec.llama.vocabulary import Vocabulary
 
 CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.cpp's `llama_token_data`
 
@@ -32,7 +29,7 @@ class Grammar:
     """A grammar at one place of its text. Tokens it does not allow must not be accepted.
 
     Args:
-        vocabulary: what the text is made of.
+        vocabulary: the `Vocabulary` that the text is made of.
         text: GBNF with a rule named root.
 
     Raises:
@@ -40,7 +37,7 @@ class Grammar:
         ValueError: by all methods, once the vocabulary is closed.
     """
 
-    def __init__(self, vocabulary: Vocabulary, text: str) -> None:
+    def __init__(self, vocabulary: Any, text: str) -> None:
         self.vocabulary = vocabulary
         log.tail.clear()
         with _captured_stderr() as captured:
