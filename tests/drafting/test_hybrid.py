@@ -133,11 +133,11 @@ def test_the_models_answers_are_those_to_the_chain(replays: bool) -> None:
     for _ in range(60):
         draft = drafter.propose(8, price=TokenPrice(1.2, [0.1] * 10))
         chain = [guess.token for guess in drafter._chain]
-        for at, one in drafter._asked_about:
-            assert one.answer == int(model.row([*text, *chain[:at]]).argmax())
-            assert chain[at] == one.better
+        for at, (_, _, guess, answer, better) in drafter._asked_about:
+            assert answer == int(model.row([*text, *chain[:at]]).argmax())
+            assert chain[at] == better
             asked += 1
-            replaced += one.better != one.guess >= 0
+            replaced += better != guess >= 0
         assert draft.tokens == tuple(chain[: len(draft)])
         emitted = [*draft.tokens[: rng.randrange(len(draft) + 1)], rng.randrange(6)]
         drafter.accept(emitted)
