@@ -19,7 +19,7 @@ from ngramspec.backend import Headed
 from ngramspec.batching.active_request import ActiveRequest
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
-from ngramspec.decoding.batch import Batch
+from ngramspec.decoding.drafts import Batch
 from ngramspec.decoding.step import Speculation
 from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import UNMEASURED, ExactnessMode

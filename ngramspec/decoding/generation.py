@@ -17,7 +17,7 @@ from ngramspec.drafting.draft import NO_DRAFT, Chooser
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.errors import NGramSpecError, PromptError
 from ngramspec.exactness.close_calls import CloseCalls
-from ngramspec.sampling.distribution import Logprobs, logprobs
+from ngramspec.sampling.distribution import logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, Forbidding, TextRules
 from ngramspec.steps import Step, StopReason
@@ -186,16 +186,14 @@ class Generation(Text):
             position=position,
             stop=text.stop,
             stop_string=text.stop_string,
-            logprobs=() if self._top is None else self._logprobs(rows, tokens, self._top),
+            logprobs=()
+            if self._top is None
+            else tuple(logprobs(row, token, self._top) for row, token in zip(rows, tokens, strict=False)),
         )
         if self._judgements is not None:
             step.judged, step.detail = plan.judged, tuple(self._judgements)
             self._judgements.clear()
         return step
-
-    @staticmethod
-    def _logprobs(rows: Logits, tokens: Sequence[int], top: int) -> tuple[Logprobs, ...]:
-        return tuple(logprobs(row, token, top) for row, token in zip(rows, tokens, strict=False))
 
 
 _PREFILL = no_draft(0)

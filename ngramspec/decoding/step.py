@@ -28,8 +28,7 @@ from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
 from ngramspec.decoding import branches
-from ngramspec.decoding.batch import Batch
-from ngramspec.decoding.drafts import Plan, Text, no_draft
+from ngramspec.decoding.drafts import Batch, Plan, Text, no_draft
 from ngramspec.decoding.generation import Generation
 from ngramspec.drafting.draft_model.passes import draft_together
 from ngramspec.exactness.decision import ExactnessMode

@@ -30,18 +30,13 @@ def build() -> str:
     return f"llama-cpp-python {binding_version}; {' '.join(info.split())}"
 
 
+@cache
 def quantisation(file_type: int) -> str | None:
     """The name of a file's `general.file_type`, as Q4_K_M; None for one that llama.cpp does not know."""
-    return _quantisations().get(file_type)
-
-
-@cache
-def _quantisations() -> dict[int, str]:
-    return {
-        value: name.removeprefix("LLAMA_FTYPE_").removeprefix("ALL_").removeprefix("MOSTLY_")
-        for name, value in bindings.file_types(llama).items()
-        if name.startswith(("LLAMA_FTYPE_ALL_", "LLAMA_FTYPE_MOSTLY_"))
-    }
+    for name, value in bindings.file_types(llama).items():
+        if value == file_type and name.startswith(("LLAMA_FTYPE_ALL_", "LLAMA_FTYPE_MOSTLY_")):
+            return name.removeprefix("LLAMA_FTYPE_").removeprefix("ALL_").removeprefix("MOSTLY_")
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,8 +93,15 @@ class Embedder:
             yield
             shown = done >= first
             size = max(1, min(most(), MAX_EVALUATE if shown else self._n_batch, (end if shown else first) - done))
-            found = self._pass(tokens[done : done + size], shown)
+            llama.llama_set_embeddings(self._context, shown)
+            append(self._passes, [(self._sequence, tokens[done : done + size], size if shown else 0)])
             done += size
+            if not shown:
+                continue
+            pointer = llama.llama_get_embeddings(self._context)
+            if not pointer:
+                raise TargetError("llama.cpp returned no embeddings")
+            found = rows_at(pointer, size, self.width)
             if self.pooling == "none":
                 rows.append(found.copy())
             else:
@@ -102,17 +109,6 @@ class Embedder:
         if self.pooling == "none":
             return np.concatenate(rows)
         return (total / (end - first)).astype(np.float32)[np.newaxis]
-
-    def _pass(self, tokens: Sequence[int], shown: bool) -> States:
-        """Append tokens; the rows after them, where they are `shown`, else none."""
-        llama.llama_set_embeddings(self._context, shown)
-        append(self._passes, [(self._sequence, tokens, len(tokens) if shown else 0)])
-        if not shown:
-            return np.empty((0, self.width), np.float32)
-        pointer = llama.llama_get_embeddings(self._context)
-        if not pointer:
-            raise TargetError("llama.cpp returned no embeddings")
-        return rows_at(pointer, len(tokens), self.width)
 
     def close(self) -> None:
         """Free the context."""

@@ -69,10 +69,6 @@ class Head:
         states: the target's, of this text.
         number: of the sequence.
         n_ctx: most tokens that may stay in the cache.
-
-    Attributes:
-        tokens, n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see
-            `ngramspec.backend.Model`.
     """
 
     max_batch = MAX_EVALUATE
@@ -88,10 +84,10 @@ class Head:
         self._known = 0  # tokens of which the target's states were there when that was asked last
         self._own: list[States] = []  # the head's output after its last tokens, as far as it is known
 
-    # ------------------------------------------------------------------ the calls of a model
+    # ------------------------------------------------------------------ as of `ngramspec.backend.Model`
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
-        """See `ngramspec.backend.Model`; what is not known of the target's states is left out, but the last token."""
+        """What is not known of the target's states is left out, but the last token."""
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
         self.rollback(0 if aligned else min(common_prefix(self.tokens, tokens), len(tokens) - 1))
@@ -101,7 +97,7 @@ class Head:
         return row
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
-        """See `ngramspec.backend.Model`; tokens without a hidden state of the target's take a pass each."""
+        """Tokens without a hidden state of the target's take a pass each."""
         if not 0 < len(tokens) <= MAX_EVALUATE:
             raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {len(tokens)}")
         if len(self.tokens) + len(tokens) > self.n_ctx + MAX_EVALUATE:
@@ -109,7 +105,6 @@ class Head:
         return _evaluate_together([(self, tokens, len(tokens))])[0]
 
     def rollback(self, length: int) -> None:
-        """See `ngramspec.backend.Model`."""
         back = len(self.tokens) - length
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"cannot roll back to {length}: the cache holds {len(self.tokens)} tokens")
@@ -209,10 +204,6 @@ class Heads:
         n_ctx: most tokens of a text that may stay in the cache.
         pooled: whether the context's sequences share one pool of cells, so that a pass over several is one batch.
 
-    Attributes:
-        sequences: by number; those of the target have the same.
-        n_ctx, max_tokens, max_rows, drafts_alone: see `ngramspec.shared_model.SharedModel`.
-
     Raises:
         ModelError: llama.cpp makes no such context, for lack of memory.
     """
@@ -227,11 +218,11 @@ class Heads:
         self.sequences = [Head(self._passes, own, number=number, n_ctx=n_ctx) for number, own in enumerate(states)]
 
     def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
-        """See `ngramspec.shared_model.SharedModel.evaluate_together`; what a head owes may take passes before."""
+        """What a head owes may take passes before."""
         return _evaluate_together([(cast(Head, sequence), tokens, rows) for sequence, tokens, rows in parts])
 
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
-        """See `ngramspec.shared_model.SharedModel.batches`; with caches of their own texts go one after the other."""
+        """With caches of their own texts go one after the other."""
         return [sum(lengths)] if self._pooled else list(lengths)
 
     def close(self) -> None:

@@ -90,9 +90,11 @@ class Passes:
 
         Raises:
             TargetError: llama.cpp could not. The caches then hold what they held before, or less of it.
-            ValueError: the same, since a token is not in the vocabulary.
+            ValueError: the same, since a token is not in the vocabulary; or the context was closed.
             UsedAtOnceError: another thread's pass is under way, to which nothing was done.
         """
+        if not self._context:
+            raise ValueError("the context is closed")
         # No lock: Ctrl-C after its `acquire` would leave it held. Nothing is called between these lines, so nothing
         # comes between them.
         if self.busy:

@@ -293,16 +293,8 @@ def serve(address: str, threads: int, cache: Path | None) -> None:
         threads: of the CPU.
         cache: a folder in which large tensors are kept, so that the next load need not send them; None: nowhere.
     """
-    start = exported(
-        registry(),
-        "ggml_backend_rpc_start_server",
-        None,
-        ctypes.c_char_p,
-        ctypes.c_char_p,
-        ctypes.c_size_t,
-        ctypes.c_size_t,
-        ctypes.c_void_p,
-    )
+    types = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p
+    start = exported(registry(), "ggml_backend_rpc_start_server", None, *types)
     handles = [device for device, _ in lent()]
     array = (ctypes.c_void_p * len(handles))(*handles)
     start(address.encode(), None if cache is None else os.fsencode(cache), threads, len(handles), array)

@@ -32,15 +32,12 @@ _MAGIC = b"nglane1\0"
 
 
 class CacheSequence:
-    """A text in the cache of a context.
+    """A text in the cache of a context: a `ngramspec.shared_model.SequenceModel`.
 
     Args:
         passes: of the context.
         cache: of the sequence.
         n_ctx: most tokens that may stay in it.
-
-    Attributes:
-        n_vocab, n_ctx, max_batch, can_rollback, replays, exact_rollback, fingerprint: see `ngramspec.backend.Model`.
     """
 
     def __init__(self, passes: Passes, cache: Cache, *, n_ctx: int) -> None:
@@ -76,10 +73,9 @@ class CacheSequence:
         finally:
             self.clear()
 
-    # ------------------------------------------------------------------ the calls of a model
+    # ------------------------------------------------------------------ as of `SequenceModel`
 
     def prefill(self, tokens: Sequence[int], *, aligned: bool = False, progress: Progress | None = None) -> Logits:
-        """See `ngramspec.llama.target.Target.prefill`."""
         reader = self.reading(tokens, aligned=aligned)
         next(reader)
         while True:
@@ -96,7 +92,6 @@ class CacheSequence:
     def reading(
         self, tokens: Sequence[int], *, aligned: bool = False, most: Callable[[], int] | None = None
     ) -> Generator[int, None, Logits]:
-        """See `ngramspec.shared_model.SequenceModel.reading`; what is raised is as of `Target.prefill`."""
         total, n_batch = len(tokens), self._passes.n_batch
         if not 0 < total <= self.n_ctx:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {total}")
@@ -109,7 +104,10 @@ class CacheSequence:
         was_aligned = self._aligned
         done = self.cache.length
         del self.tokens[done:]
-        stop = self._checkpoint_at(total, aligned=aligned)
+        # After how many tokens to keep the recurrent state for later prompts; 0: do not keep it. In exact mode the
+        # chunks of a prompt must be the same whatever is there already.
+        stop = (total - 1) // n_batch * n_batch if aligned else total - TAIL
+        stop = stop if self.cache.recurrent and stop - self.cache.saved >= APART else 0
         hidden = self.cache.states
         if hidden is not None:
             hidden.begin()
@@ -126,15 +124,7 @@ class CacheSequence:
         row: Logits = self._passes.logits(1)[0]
         return row
 
-    def _checkpoint_at(self, total: int, *, aligned: bool) -> int:
-        """After how many tokens of a prompt to keep the recurrent state for later prompts; 0: do not keep it."""
-        n_batch = self._passes.n_batch
-        # In exact mode the chunks of a prompt must be the same whatever is there already.
-        stop = (total - 1) // n_batch * n_batch if aligned else total - TAIL
-        return stop if self.cache.recurrent and stop - self.cache.saved >= APART else 0
-
     def evaluate(self, tokens: Sequence[int]) -> Logits:
-        """See `ngramspec.llama.target.Target.evaluate`."""
         n = len(tokens)
         if not 0 < n <= MAX_EVALUATE:
             raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {n}")
@@ -142,7 +132,6 @@ class CacheSequence:
         return self._passes.logits(n)
 
     def rollback(self, length: int) -> None:
-        """See `ngramspec.llama.target.Target.rollback`."""
         self._passes.check()
         if not 0 <= length <= len(self.tokens):
             raise ValueError(f"cannot roll back to {length}: the cache holds {len(self.tokens)} tokens")
@@ -163,7 +152,6 @@ class CacheSequence:
         return len(self.tokens) - self.cache.length
 
     def checkpoint(self) -> None:
-        """See `ngramspec.llama.target.Target.checkpoint`."""
         self.settle()
         self.cache.save()
 
@@ -261,7 +249,6 @@ def append(passes: Passes, pieces: Sequence[Piece], *, states: bool = True) -> N
         ValueError: more tokens than a sequence has room for.
         TargetError: llama.cpp could not evaluate them; the sequences are as before, though they may owe tokens.
     """
-    passes.check()
     before = []
     needed = 0
     for sequence, tokens, _ in pieces:

@@ -25,19 +25,9 @@ from ngramspec.tool_calls.capabilities import capabilities
 from ngramspec.tool_calls.conversation import ToolTemplate
 from ngramspec.tool_calls.deltas import Tool
 
-_OWN_VARIABLES = frozenset(
-    {
-        "messages",
-        "tools",
-        "tool_choice",
-        "functions",
-        "function_call",
-        "bos_token",
-        "eos_token",
-        "add_generation_prompt",
-        "raise_exception",
-        "strftime_now",
-    }
+_OWN_VARIABLES = (
+    *("messages", "tools", "tool_choice", "functions", "function_call", "bos_token", "eos_token"),
+    *("add_generation_prompt", "raise_exception", "strftime_now"),
 )
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -110,7 +110,9 @@ class AskedModel(ModelDrafter):
         last = len(self._text) - 1
         if first:
             self._held = min(self._held, last)
-        if first and self._held < last and not (self._has_read and self._fits(len(guesses))):
+        # Whether what it has not read of the text fits in a pass with the guesses.
+        fits = len(self._text) - self._held + len(guesses) <= self.model.max_batch
+        if first and self._held < last and not (self._has_read and fits):
             if (yield self._request(0, (), 1 + len(guesses), gain)) is None:
                 return None
             self._read(last)
@@ -137,10 +139,6 @@ class AskedModel(ModelDrafter):
 
     def _request(self, keep: int, tokens: Sequence[int], rows: int, gain: float = math.inf) -> PassRequest:
         return PassRequest(self._passes, self.model, keep, tokens, rows, gain)
-
-    def _fits(self, guesses: int) -> bool:
-        """Whether what the model has not read of the text fits in a pass with so many guesses."""
-        return len(self._text) - self._held + guesses <= self.model.max_batch
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
         """The model's guess by some logits; None where they hold no guess: it is then not asked again in this draft.

@@ -241,11 +241,11 @@ class HybridDrafter(MixtureDrafter):
         for i in range(min(len(ps), limit - settled - 1, FARTHEST) + 1):
             prospects = self.opinion.expected(ps[i] if i < len(ps) else 0.0)
             for share, chance in prospects.others:
-                ended += agreed * (1.0 - prospects.agrees) * share * further(value.then(chance, price))
-            agreed *= prospects.agrees
+                ended += agreed * (1.0 - prospects.agrees.value) * share * further(value.then(chance, price))
+            agreed *= prospects.agrees.value
             expected = ended
             if agreed:
-                value = value.then(prospects.surer, price)
+                value = value.then(prospects.surer.value, price)
                 expected += agreed * max(value.along(ps[i + 1 :], price), further(value))
             paid = expected - price.rate * self.model.costs(settled + i - read, price)
             if paid > best:
@@ -255,8 +255,9 @@ class HybridDrafter(MixtureDrafter):
     def _further(self, price: TokenPrice, limit: int) -> Callable[[ChainValue], float]:
         """What a chain is worth if the model may be asked behind it, guess by guess, while its guesses are good."""
         prospects = self.opinion.expected()
-        outcomes = [((1.0 - prospects.agrees) * share, chance) for share, chance in prospects.others]
-        outcomes.append((prospects.agrees, prospects.surer))
+        agrees = prospects.agrees.value
+        outcomes = [((1.0 - agrees) * share, chance) for share, chance in prospects.others]
+        outcomes.append((agrees, prospects.surer.value))
         ways = []
         for least in LEVELS:
             good = [(share, chance) for share, chance in outcomes if chance > least]

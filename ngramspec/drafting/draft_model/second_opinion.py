@@ -53,34 +53,25 @@ class Prospects:
     """What asking gave, and may give, where n-grams gave their guess about the chance p; 0: they had none."""
 
     def __init__(self, p: float) -> None:
-        self._agrees, self._surer = Rate(AGREED * p), Rate(max(SURER, p))
+        self.agrees = Rate(AGREED * p)  # how often the model makes the same guess
+        self.surer = Rate(max(SURER, p))  # how often that is right then
         self._others = [(Rate(share), Rate(right)) for share, right in OTHERS]
 
     def begin(self) -> None:
         """Start a text."""
-        for rate in (self._agrees, self._surer, *chain.from_iterable(self._others)):
+        for rate in (self.agrees, self.surer, *chain.from_iterable(self._others)):
             rate.carry()
 
     def add(self, agrees: bool, chance: float, right: bool) -> None:
         """Count an answer: whether the model agreed, the chance of the guess that stood, and whether it was right."""
-        self._agrees.add(agrees)
+        self.agrees.add(agrees)
         if agrees:
-            self._surer.add(right)
+            self.surer.add(right)
             return
         level = sum(chance > edge for edge in LEVELS)
         for i, (share, _) in enumerate(self._others):
             share.add(i == level)
         self._others[level][1].add(right)
-
-    @property
-    def agrees(self) -> float:
-        """The probability that the model makes the same guess."""
-        return self._agrees.value
-
-    @property
-    def surer(self) -> float:
-        """The chance of that guess then."""
-        return self._surer.value
 
     @property
     def others(self) -> tuple[tuple[float, float], ...]:

@@ -21,9 +21,8 @@ import numpy as np
 from ngramspec.acceptance.rules import Row, Rows, Verdict
 from ngramspec.backend import Logits, ModelBase, Progress
 from ngramspec.cost.given import LARGEST, GivenCurve
-from ngramspec.decoding.batch import Batch
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.decoding.drafts import Plan, Text
+from ngramspec.decoding.drafts import Batch, Plan, Text
 from ngramspec.decoding.step import Speculation
 from ngramspec.drafting.chances import Reliability
 from ngramspec.drafting.draft import LEAVES, Chooser, Draft, Drafter, Question
