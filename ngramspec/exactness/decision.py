@@ -115,11 +115,7 @@ class Measured:
         return None if decided or self.identity("exact") is not None else "exact"
 
     def choose(self, ways: Sequence[Way]) -> Way:
-        """How requests are decoded; "fast" also where nothing better is known.
-
-        Args:
-            ways: that may be chosen, "fast" among them.
-        """
+        """How requests are decoded, of the ways that may be chosen; "fast" also where nothing better is known."""
         fast, exact = self.identity("fast"), self.identity("exact")
         if fast is None or fast.whole:
             return "fast"
@@ -158,8 +154,7 @@ class ExactAuto:
     """What is known of a model, and what that decides.
 
     Args:
-        model: to measure.
-        ways: the ways to decode that may be chosen, "fast" among them.
+        ways: to decode that may be chosen, "fast" among them.
         text: what rounding is measured on, where drafts may move last bits; empty: it is not.
         folder: where measurements are kept; None for the user's cache folder.
     """

@@ -123,7 +123,6 @@ def open_found(
     """`load`, of files that were found.
 
     Args:
-        found, settings, tell: as there.
         texts: as of `Target`: how many are generated at once, by an engine.
         learn: the drafter goes on from what earlier sessions learnt, and leaves what it learns to later ones.
         remember: answers that the memory is told to keep are kept, if the user has switched that on.
@@ -146,10 +145,7 @@ def open_found(
 def open_target(path: Path, settings: LoadSettings, tell: Tell = lambda _: None, **more: Any) -> Target:
     """Load a model alone, of a file that was checked: the one place where a target or a draft model is made.
 
-    Args:
-        path, settings: what and how, as they are: `tuned` gives those that tuning keeps.
-        tell: as in `load`.
-        more: arguments of `Target` that are no settings.
+    The settings are taken as they are; `more`: arguments of `Target` that are no settings.
     """
     target = Target(path, **settings.for_target, **more)
     for line in target.notes:
@@ -181,10 +177,7 @@ def tuned(path: Path, settings: LoadSettings, tell: Tell) -> tuple[LoadSettings,
 def open_drafter(
     target: Target, found: Found, settings: LoadSettings, *, tell: Tell, learn: bool, remember: bool = False
 ) -> tuple[Drafter | None, Memory | None, Target | None]:
-    """What drafts for a target, None for plain decoding; the memory that it looks into; and the second model.
-
-    Arguments and errors are those of `open_found`.
-    """
+    """What drafts for a target, None for plain decoding; its memory; and the second model. See `open_found`."""
     if settings.no_draft:
         return None, None, None
     if not target.can_rollback:
@@ -217,21 +210,13 @@ def open_drafter(
 def open_draft_model(target: Target, path: Path, settings: LoadSettings, tell: Tell) -> Target:
     """The second model of a target, for as many texts of the same length."""
     own, known = settings.for_draft_model(target.n_ctx, target.threads), target.notes
-    return open_target(
-        path, own, lambda line: None if line in known else tell(f"draft model: {line}"), texts=target.texts
-    )
+    return open_target(path, own, lambda line: line in known or tell(f"draft model: {line}"), texts=target.texts)
 
 
 def as_drafter(target: Vocabulary, model: Target) -> AskedModel:
-    """A loaded model as what drafts for a target.
+    """A loaded model as what drafts for a target; one with several texts drafts for as many, by `AskedModel.beside`.
 
-    Args:
-        target: what the tokens mean there.
-        model: the caller leaves it to what is returned. One with several texts drafts for as many, by
-            `AskedModel.beside`.
-
-    Raises:
-        ModelError: it has another vocabulary, or cannot take back what it has evaluated.
+    Raises a ModelError where it has another vocabulary, or cannot take back what it has evaluated.
     """
     known = common_tokens(target, model)
     if not model.can_rollback:
@@ -242,16 +227,10 @@ def as_drafter(target: Vocabulary, model: Target) -> AskedModel:
 
 
 def open_memory(name: str | None, target: Vocabulary, *, tell: Tell, keep: bool) -> Memory:
-    """The memory `name` for the tokenizer of `target`.
+    """The memory `name` for the tokenizer of `target`; None: the default memory, which need not exist.
 
-    Args:
-        name: None for the default memory, which need not exist.
-        target: the loaded model, or its vocabulary.
-        tell: as in `load`.
-        keep: answers are kept for later sessions, if the user has switched that on.
-
-    Raises:
-        NGramSpecError: the memory is named, and holds nothing for this tokenizer.
+    `keep`: answers are kept for later sessions, if the user has switched that on. Raises an NGramSpecError where the
+    memory is named, and holds nothing for this tokenizer.
     """
     keep = keep and remembers()
     folder = memory_folder(name or DEFAULT_MEMORY)

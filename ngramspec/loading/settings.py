@@ -38,11 +38,7 @@ TYPES = one_of(*get_args(CacheType))
 
 
 class LoadSettingsError(ValueError):
-    """A setting has a value that it cannot have, or two contradict each other.
-
-    Args:
-        text: what is wrong, with settings as {draft_model}.
-    """
+    """A setting cannot have its value, or two contradict each other; the text has settings as {draft_model}."""
 
     def __str__(self) -> str:
         return self.worded({})

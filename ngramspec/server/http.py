@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from starlette.datastructures import QueryParams
+from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -87,7 +87,7 @@ class EndpointApp:
             query = Fields({**QueryParams(scope["query_string"]), **scope.get("path_params", {})})
             # Whoever erases a slot need not send anything.
             fields = Fields(_read_json(raw or b"{}")) if self._endpoint.method == "POST" else query
-            response = await self._handle(Call(self._server, fields, scope[_COUNTERS], query))
+            response = await self._handle(Call(self._server, fields, scope[_COUNTERS], query, Headers(scope=scope)))
         except ApiError as error:
             response = self._endpoint.refusal(error)
         except Exception:

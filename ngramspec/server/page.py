@@ -9,9 +9,7 @@ import re
 from functools import cache
 from importlib.resources import files
 
-from starlette.datastructures import Headers
 from starlette.responses import HTMLResponse, Response
-from starlette.types import Receive, Scope, Send
 
 from ngramspec.server.http import JsonAnswer
 from ngramspec.server.state import Call
@@ -60,20 +58,12 @@ def contents() -> tuple[str, dict[str, str]]:
     }
 
 
-class _Page(HTMLResponse):
-    """The page, or 304 where the browser has it."""
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if Headers(scope=scope).get("if-none-match") == self.headers["etag"]:
-            await Response(status_code=304, headers=contents()[1])(scope, receive, send)
-        else:
-            await super().__call__(scope, receive, send)
-
-
-async def page(_call: Call) -> Response:
-    """Answer with the page."""
+async def page(call: Call) -> Response:
+    """Answer with the page, or with 304 where the browser has it."""
     html, headers = contents()
-    return _Page(html, headers=headers)
+    if call.headers.get("if-none-match") == headers["ETag"]:
+        return Response(status_code=304, headers=headers)
+    return HTMLResponse(html, headers=headers)
 
 
 async def markdown(call: Call) -> Response:

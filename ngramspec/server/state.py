@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from starlette.datastructures import Headers
+
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import Done
 from ngramspec.llama.embedder import Embedder
@@ -116,6 +118,7 @@ class Call:
     given: Fields
     counters: Counters = field(default_factory=Counters)
     query: Fields = field(default_factory=lambda: Fields({}))
+    headers: Headers = field(default_factory=Headers)
 
     @cached_property
     def model(self) -> ServedModel:
