@@ -30,8 +30,7 @@ from ngramspec.loading.load import Found, open_found
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.settings import Sampling
 from ngramspec.server.app import make_app
-from ngramspec.server.http import Entry
-from ngramspec.server.state import EUCLIDEAN, ServedModel, Server
+from ngramspec.server.state import EUCLIDEAN, Counters, ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .options import find
@@ -255,19 +254,18 @@ class _Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
             self.transport.close()
 
 
-def log(entry: Entry) -> None:
+def log(entry: Counters) -> None:
     """A line for a request that asked the model for work or was wrong; who only looks, as monitors do, is left out."""
     looks = entry.method == "GET" or entry.path == "/markdown"
     if looks and (entry.status < 400 or entry.status == 503):
         return
-    cost = entry.counters
-    told = [f"{entry.method} {entry.path} {entry.status}", f"{entry.seconds:.2f} s"]
-    if cost.field:
-        told.append(cost.field)
-    if cost.prompt_tokens:
-        told.append(f"prompt {cost.prompt_tokens} ({cost.cached} cached)")
-    if cost.tokens:
-        told.append(f"{cost.tokens} tokens" + (f" at {cost.tokens / cost.seconds:.1f}/s" if cost.seconds else ""))
-    if cost.drafted:
-        told.append(f"drafted {cost.drafted}, accepted {cost.accepted}")
+    told = [f"{entry.method} {entry.path} {entry.status}", f"{entry.took:.2f} s"]
+    if entry.field:
+        told.append(entry.field)
+    if entry.prompt_tokens:
+        told.append(f"prompt {entry.prompt_tokens} ({entry.cached} cached)")
+    if entry.tokens:
+        told.append(f"{entry.tokens} tokens" + (f" at {entry.tokens / entry.seconds:.1f}/s" if entry.seconds else ""))
+    if entry.drafted:
+        told.append(f"drafted {entry.drafted}, accepted {entry.accepted}")
     note(", ".join(told))

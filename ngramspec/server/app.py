@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ngramspec.server import anthropic, openai_chat, responses
 from ngramspec.server.embeddings import embedding, embeddings
-from ngramspec.server.fields import ApiError, worded
-from ngramspec.server.http import Endpoint, EndpointApp, JsonAnswer, Log, Logged
+from ngramspec.server.fields import ApiError
+from ngramspec.server.http import Endpoint, EndpointApp, Log, Logged, refusal
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
@@ -63,8 +63,7 @@ class Access:
             old = scope.get("http_version") == "1.0"
             error = self._refusal(Headers(scope=scope), endpoint is not None and endpoint.public, old)
             if error is not None:
-                wording = worded if endpoint is None else endpoint.wording
-                await JsonAnswer(wording(error), error.status)(scope, receive, send)
+                await refusal(error, endpoint)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
@@ -179,8 +178,7 @@ def make_app(
             told = ApiError(501, why)
         else:
             told = ApiError(error.status_code, messages.get(error.status_code, error.detail))
-        endpoint = by_path.get(request.url.path)
-        response = JsonAnswer((worded if endpoint is None else endpoint.wording)(told), told.status)
+        response = refusal(told, by_path.get(request.url.path))
         response.headers.update(error.headers or {})
         return response
 

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from starlette.datastructures import Headers, QueryParams
 from starlette.responses import Response
@@ -21,7 +21,6 @@ from ngramspec.errors import NGramSpecError
 from ngramspec.server.fields import ApiError, Fields, Wording, bad_field, of_failure, worded
 from ngramspec.server.state import Call, Counters, Server
 
-CLIENT_LEFT = 499
 _SLOT = re.compile("/slots/[0-9]{1,4}")
 _COUNTERS = "ngramspec.counters"  # where a request's scope holds them
 
@@ -53,8 +52,10 @@ class Endpoint:
     wording: Wording = worded  # its errors as JSON
     public: bool = False  # whether it answers without an API key
 
-    def refusal(self, error: ApiError) -> Response:
-        return JsonAnswer(self.wording(error), error.status)
+
+def refusal(error: ApiError, endpoint: Endpoint | None) -> Response:
+    """An error as a response, in the words of the endpoint, if there is one."""
+    return JsonAnswer((worded if endpoint is None else endpoint.wording)(error), error.status)
 
 
 class EndpointApp:
@@ -67,7 +68,7 @@ class EndpointApp:
         try:
             raw = await _read_body(scope, receive, self._server.most_bytes)
         except ApiError as error:
-            await self._endpoint.refusal(error)(scope, receive, send)
+            await refusal(error, self._endpoint)(scope, receive, send)
             return
         if raw is None:
             return
@@ -89,9 +90,9 @@ class EndpointApp:
             fields = Fields(_read_json(raw or b"{}")) if self._endpoint.method == "POST" else query
             response = await self._handle(Call(self._server, fields, scope[_COUNTERS], query, Headers(scope=scope)))
         except ApiError as error:
-            response = self._endpoint.refusal(error)
+            response = refusal(error, self._endpoint)
         except Exception:
-            await self._endpoint.refusal(ApiError(500, "internal error"))(scope, receive, send)
+            await refusal(ApiError(500, "internal error"), self._endpoint)(scope, receive, send)
             raise
         await response(scope, receive, send)
 
@@ -101,7 +102,7 @@ class EndpointApp:
         except (ApiError, NGramSpecError) as error:
             told = of_failure(error)
             call.counters.field = told.param or ""
-            return self._endpoint.refusal(told)
+            return refusal(told, self._endpoint)
 
 
 async def _until_gone(receive: Receive) -> None:
@@ -112,17 +113,7 @@ async def _until_gone(receive: Receive) -> None:
 # --------------------------------------------------------------------------- the log
 
 
-class Entry(NamedTuple):
-    """A request that ended, for the log; nothing in it was written by a user or a model."""
-
-    method: str
-    path: str  # "?" where there is no such address
-    status: int  # of HTTP; 499 where the client left before there was one
-    seconds: float  # from the request's first byte to the answer's last
-    counters: Counters  # what it cost
-
-
-Log = Callable[[Entry], None]
+Log = Callable[[Counters], None]
 
 
 class Logged:
@@ -132,21 +123,21 @@ class Logged:
         self._app, self._paths, self._log = app, paths, log
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        counters, status, began = Counters(), CLIENT_LEFT, time.monotonic()
+        counters, began = Counters(), time.monotonic()
 
         async def noted(message: Message) -> None:
-            nonlocal status
             if message["type"] == "http.response.start":
-                status = message["status"]
+                counters.status = message["status"]
             await send(message)
 
         try:
             await self._app({**scope, _COUNTERS: counters}, receive, noted)
         finally:
             if self._log is not None and scope["type"] == "http":
-                known = scope["path"] in self._paths or _SLOT.fullmatch(scope["path"])
-                path = scope["path"] if known else "?"
-                self._log(Entry(scope["method"], path, status, time.monotonic() - began, counters))
+                counters.method, counters.took = scope["method"], time.monotonic() - began
+                if scope["path"] in self._paths or _SLOT.fullmatch(scope["path"]):
+                    counters.path = scope["path"]
+                self._log(counters)
 
 
 # --------------------------------------------------------------------------- the body

@@ -90,8 +90,12 @@ class Server:
 
 @dataclass(slots=True)
 class Counters:
-    """What one HTTP request cost, for the log."""
+    """What one HTTP request was and cost, for the log; nothing in it was written by a user or a model."""
 
+    method: str = ""
+    path: str = "?"  # so where there is no such address
+    status: int = 499  # of HTTP; so where the client left before there was one
+    took: float = 0.0  # seconds from the request's first byte to the answer's last
     prompt_tokens: int = 0  # of all prompts, cached ones included
     cached: int = 0  # those of them that were in the cache
     tokens: int = 0  # generated

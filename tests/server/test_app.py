@@ -15,8 +15,7 @@ from support.http import ask, asking, chunks, demo_vocabulary, scripted, send
 from ngramspec.batching.request import ClosedError, Report, Request, Slot
 from ngramspec.errors import GrammarError, TargetError
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.http import Entry
-from ngramspec.server.state import Server
+from ngramspec.server.state import Counters, Server
 from ngramspec.steps import Stats
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
@@ -496,7 +495,7 @@ def test_texts_become_tokens_and_back() -> None:
 
 
 def test_the_log_says_what_a_request_cost_and_nothing_of_its_text() -> None:
-    entries: list[Entry] = []
+    entries: list[Counters] = []
     server, _ = scripted(Script(step=3, cached=2))
 
     async def run() -> None:
@@ -507,15 +506,14 @@ def test_the_log_says_what_a_request_cost_and_nothing_of_its_text() -> None:
     asyncio.run(run())
     first, second = entries
     assert (first.method, first.path, first.status) == ("POST", NATIVE, 200)
-    counters = first.counters
     prompt_tokens = len(demo_vocabulary().tokenize("secret"))
-    assert (counters.prompt_tokens, counters.cached, counters.tokens, counters.drafted) == (prompt_tokens, 2, 7, 2)
+    assert (first.prompt_tokens, first.cached, first.tokens, first.drafted) == (prompt_tokens, 2, 7, 2)
     assert (second.path, second.status) == ("?", 404)
     assert "secret" not in repr(entries)
 
 
 def test_the_log_names_the_field_that_is_wrong_and_no_words_of_a_client() -> None:
-    entries: list[Entry] = []
+    entries: list[Counters] = []
 
     async def run() -> None:
         async with asking(scripted()[0], log=entries.append) as client:
@@ -523,7 +521,7 @@ def test_the_log_names_the_field_that_is_wrong_and_no_words_of_a_client() -> Non
             await client.post(NATIVE, content=b'{"prompt": "x", "secret": "\\ud800"}')
 
     asyncio.run(run())
-    assert [(entry.status, entry.counters.field) for entry in entries] == [(400, "messages[0].role"), (400, "")]
+    assert [(entry.status, entry.field) for entry in entries] == [(400, "messages[0].role"), (400, "")]
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:

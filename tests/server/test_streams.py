@@ -16,7 +16,6 @@ from support.http import chunks, listening, scripted
 
 from ngramspec.batching.request import Done, Request
 from ngramspec.server.generate import Running
-from ngramspec.server.http import Entry
 from ngramspec.server.state import Counters
 from ngramspec.steps import Step
 
@@ -91,7 +90,7 @@ async def test_a_client_that_leaves_stops_its_request(path: str) -> None:
 
 
 async def test_what_a_client_left_is_counted() -> None:
-    entries: list[Entry] = []
+    entries: list[Counters] = []
     server, service = scripted(endless())
     with listening(server, log=entries.append) as address:
         async with httpx.AsyncClient(base_url=address, timeout=PATIENCE) as client:
@@ -101,7 +100,7 @@ async def test_what_a_client_left_is_counted() -> None:
                     pass
             await until(service.tickets[0].ended)
     (entry,) = entries
-    assert (entry.counters.tokens, entry.counters.prompt_tokens) == (3, len(service.requests[0].prompt))
+    assert (entry.tokens, entry.prompt_tokens) == (3, len(service.requests[0].prompt))
 
 
 async def test_all_answers_of_a_request_stop_with_it() -> None:
