@@ -246,7 +246,7 @@ class MessageReply(Reply):
     def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
         if isinstance(told, Piece | End):
             yield from self._beginning()
-        for change in self.answers[number].take(told):
+        for change in self.answers[number].changes(told):
             for one in self._events(change):
                 yield event(one, one["type"])
         if isinstance(told, End):
@@ -271,7 +271,11 @@ class MessageReply(Reply):
         block = change.block
         match change.kind:
             case "opened":
-                yield {"type": "content_block_start", "index": block.index, "content_block": _opened(block)}
+                yield {
+                    "type": "content_block_start",
+                    "index": block.index,
+                    "content_block": self._content(block, opened=True),
+                }
             case "grown" if not (self._hide and block.kind == "thought"):
                 kind, field = _DELTAS[block.kind]
                 yield _delta(block, {"type": kind, field: change.piece})
@@ -283,10 +287,12 @@ class MessageReply(Reply):
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
         return {"id": self._id, "type": "message", "role": "assistant", "model": self._model, "content": content}
 
-    def _content(self, block: Block) -> dict[str, Any]:
+    def _content(self, block: Block, opened: bool = False) -> dict[str, Any]:
+        """A block; `opened`: before it holds anything."""
         match block.kind:
             case "thought":
-                return {"type": "thinking", "thinking": "" if self._hide else block.text, "signature": _SIGNATURE}
+                text, signature = "" if self._hide else block.text, "" if opened else _SIGNATURE
+                return {"type": "thinking", "thinking": text, "signature": signature}
             case "text":
                 return {"type": "text", "text": block.text}
             case "call":
@@ -314,16 +320,6 @@ _DELTAS = {
 }
 
 _REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
-
-
-def _opened(block: Block) -> dict[str, Any]:
-    match block.kind:
-        case "thought":
-            return {"type": "thinking", "thinking": "", "signature": ""}
-        case "text":
-            return {"type": "text", "text": ""}
-        case "call":
-            return {"type": "tool_use", "id": block.id, "name": block.name, "input": {}}
 
 
 def _delta(block: Block, delta: dict[str, Any]) -> dict[str, Any]:

@@ -68,22 +68,25 @@ class Answer:
         """The text of all blocks of a kind."""
         return "".join([block.text for block in self.blocks if block.kind == kind])
 
-    def take(self, event: TextEvent) -> list[Change]:
-        """Take in an event; what it did to the blocks, one after the other. Empty pieces are left out."""
-        changes: list[Change] = []
+    def take(self, event: TextEvent) -> None:
+        """Take in an event."""
+        for _ in self.changes(event):
+            pass
+
+    def changes(self, event: TextEvent) -> Iterator[Change]:
+        """Take in an event; what it does to the blocks, each change as it is made. Empty pieces are left out."""
         match event:
             case Piece(deltas, logprobs, step):
                 self.tokens += step.tokens if step is not None else ()
                 for delta in deltas:
-                    changes += self._add(delta)
+                    yield from self._add(delta)
                 if logprobs:
-                    changes += self._likely(logprobs)
+                    yield from self._likely(logprobs)
             case End():
                 self.end = event
-                changes += self._close()
+                yield from self._close()
             case Started():
                 self.slot, self.cached, self.prompt_tokens = event
-        return changes
 
     def _add(self, delta: Delta) -> Iterator[Change]:
         match delta:

@@ -276,7 +276,7 @@ class ResponseReply(Reply):
         return self._ending(answer.end)
 
     def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
-        for kind, block, piece, logprobs in self.answers[number].take(told):
+        for kind, block, piece, logprobs in self.answers[number].changes(told):
             yield from self._beginning()
             yield from self._last_closed(cut=False)
             match kind:

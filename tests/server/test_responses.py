@@ -225,6 +225,7 @@ def _items(sent: list[dict[str, Any]]) -> list[tuple[str, Any]]:
 def _pieced(sent: list[dict[str, Any]]) -> list[str]:
     """The text of each item by its deltas alone, which name it."""
     items = [item for kind, item in _items(sent) if kind == "added"]
+    assert not any(map(_told, items)), "what an item holds comes in pieces"
     texts = ["" for _ in items]
     for event in sent:
         if event["type"].endswith(".delta"):
@@ -252,6 +253,7 @@ def test_the_order_of_events() -> None:
     """
     assert [event["type"] for event in sent] == [f"response.{kind}" for kind in order.split()]
     assert all(event["content_index"] == 0 for event in sent if "content_part" in event["type"])
+    assert not any(event["part"]["text"] for event in sent if event["type"] == "response.content_part.added")
 
 
 def test_calls_go_back_to_the_tool_they_came_from() -> None:
