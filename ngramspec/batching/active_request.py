@@ -52,7 +52,6 @@ class ActiveRequest:
 
     @property
     def text(self) -> Generation:
-        """The text that is asked for."""
         assert self.generation is not None
         return self.generation
 
@@ -161,7 +160,6 @@ class ActiveRequest:
         self.stats.add(step)
 
     def emit(self, step: Step) -> None:
-        """Tell of a step."""
         self.answer += step.tokens
         self.new_line = self.new_line or any("\n" in piece for piece in step.pieces)
         self.tell(step)

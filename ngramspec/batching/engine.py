@@ -158,7 +158,6 @@ class Engine:
         return told
 
     def report(self) -> Report:
-        """What the engine does now; see `Report`."""
         with self._wake:
             busy = {active.sequence.number: active for active in self._working if active.sequence is not None}
             slots = tuple(self._slot(sequence, busy.get(sequence.number)) for sequence in self._model.sequences)
@@ -276,10 +275,8 @@ class Engine:
 
     def _admit(self) -> None:
         """Give waiting requests the sequences that are free, in the order in which they came."""
-        while self._slots.any_free:
+        while self._queue and self._slots.any_free:
             with self._wake:
-                if not self._queue:
-                    return
                 active = self._queue.popleft()
             model, request = self._model, active.request
             try:
@@ -353,7 +350,6 @@ class Engine:
             self._end(active)
 
     def _end(self, active: ActiveRequest, error: NGramSpecError | ValueError | None = None) -> None:
-        """A request leaves its sequence."""
         with self._wake:
             self._working.remove(active)
             self._stats.merge(active.stats)

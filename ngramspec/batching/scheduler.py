@@ -133,7 +133,6 @@ class Writer:
         self.passes = self.busy = 0
 
     def begin(self) -> None:
-        """A text begins."""
         self._speculation.begin()
 
     def step(

@@ -44,7 +44,6 @@ class PromptCache:
 
     @property
     def size(self) -> int:
-        """Bytes of all states."""
         return sum(len(kept.state) for kept in self._kept)
 
     def put(self, tokens: Sequence[int], state: bytes) -> None:

@@ -107,12 +107,10 @@ class SpeculativeDecoder:
 
     @property
     def drafter(self) -> Drafter | None:
-        """What guesses the tokens; None for plain decoding."""
         return self.drafts.drafter
 
     @property
     def policy(self) -> Policy:
-        """What decides how many tokens to draft."""
         return self.speculation.policy
 
     def calibrate(self, known: Calibration) -> None:

@@ -117,7 +117,6 @@ class Generation(Text):
         drafts.begin(self.prompt, guide=self._guide, is_eog=self._is_eog, blind=self._verifier.blind)
 
     def chooser(self) -> Chooser | None:
-        """What the drafter is to pick with now."""
         return self._verifier.choose(self.settled + 1)
 
     def first(self, rows: Logits) -> Step:

@@ -78,7 +78,6 @@ class Speculation:
         self._plain = [no_draft(curve.padded(sizes)[1][0] if curve else smallest(1, sizes))]
 
     def begin(self) -> None:
-        """A text begins."""
         self._explained = {}
         self.policy.begin()
 
@@ -119,7 +118,6 @@ class Speculation:
     # ------------------------------------------------------------------ what to send
 
     def send(self, texts: Sequence[Text], batch: Batch | None = None) -> Sent:
-        """Plan a pass, and make it."""
         clock = self._clock
         began = clock()
         plans = self.plan(texts, batch)

@@ -167,7 +167,6 @@ class Cache:
         return max((c.length for c in self._checkpoints()), default=0)
 
     def clear(self) -> None:
-        """Hold nothing."""
         if self._sole:
             llama.llama_memory_clear(self._memory, False)
         else:
@@ -257,6 +256,11 @@ class Cache:
                 self.cut(length)
         if self.states is not None and other.states is not None:
             self.states.adopt(other.states, self.length)
+
+
+def is_recurrent(model: Any) -> bool:
+    """Whether a model has a state that cannot be cut as a KV cache can, if only in some of its layers."""
+    return bool(llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
 
 
 # --------------------------------------------------------------------------- size

@@ -18,7 +18,8 @@ import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.errors import TargetError
-from ngramspec.llama.cache import Cache
+from ngramspec.llama import bindings
+from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.hidden_states import States, rows_at
 from ngramspec.llama.passes import MAX_EVALUATE, Passes
 from ngramspec.llama.sequence import CacheSequence, append
@@ -38,9 +39,6 @@ class Embedder:
         pooling: as above.
         n_ctx: most tokens of a text.
         n_batch: most tokens of a pass.
-        n_vocab: size of the vocabulary.
-        width: numbers in a vector.
-        recurrent: whether the model has a recurrent state.
     """
 
     def __init__(
@@ -50,14 +48,13 @@ class Embedder:
         *,
         n_ctx: int,
         n_batch: int,
-        n_vocab: int,
-        width: int,
-        recurrent: bool,
     ) -> None:
-        self.pooling, self.n_ctx, self.width = pooling, n_ctx, width
+        model = llama.llama_get_model(context)
+        self.pooling, self.n_ctx = pooling, n_ctx
+        self.width = bindings.width_out(llama, model)  # numbers in a vector
         self._context, self._n_batch = context, n_batch
-        cache = Cache(context, recurrent=recurrent, window=0)
-        self._passes = Passes(context, [cache], self, n_batch=n_batch, n_vocab=n_vocab)
+        cache = Cache(context, recurrent=is_recurrent(model), window=0)
+        self._passes = Passes(context, [cache], self, n_batch=n_batch)
         self._sequence = CacheSequence(self._passes, cache, n_ctx=n_ctx)
 
     def embed(self, tokens: Sequence[int]) -> States:
@@ -111,5 +108,4 @@ class Embedder:
         return (total / (end - first)).astype(np.float32)[np.newaxis]
 
     def close(self) -> None:
-        """Free the context."""
         self._passes.close()

@@ -143,15 +143,11 @@ class _Parser:
                 self._repeat(rule.name, way, start, *_bounds(token))
             else:
                 start = len(way)
-                way += self._element(token)
+                if kind == "name":
+                    way.append(self._rule(token[0]))
+                elif length := len(token[kind or 0]):
+                    way.append(length)
                 self._line += token[0].count("\n")
-
-    def _element(self, token: re.Match[str]) -> list[_Rule | int]:
-        kind = token.lastgroup
-        if kind == "name":
-            return [self._rule(token[0])]
-        length = len(token[kind or 0])
-        return [length] if length else []
 
     def _repeat(self, name: str, way: list[_Rule | int], start: int, least: int, most: int | None) -> None:
         what = way[start:]
@@ -286,7 +282,9 @@ def _count(order: list[_Rule], firsts: _Firsts, component: dict[int, int]) -> No
                 own += stacks[id(part)]
                 walked += steps[id(part)]
                 deep = max(deep, depth[id(part)])
-        again = rule.times if rule.nullable and _goes_on(rule) else 1
+        # What a repetition repeats may itself be empty: the next round can begin at once.
+        goes_on = all(isinstance(part, _Rule) and part.nullable for part in rule.ways[0])
+        again = rule.times if rule.nullable and goes_on else 1
         stacks[id(rule)], steps[id(rule)], depth[id(rule)] = own * again + rule.nullable, walked * again, deep + again
         for count, most, what in (
             (stacks[id(rule)], MOST_STACKS, "unfolds into too many possibilities at one place"),
@@ -295,8 +293,3 @@ def _count(order: list[_Rule], firsts: _Firsts, component: dict[int, int]) -> No
         ):
             if count > most:
                 raise GrammarError(f"the grammar's rule {rule.name!r} in line {rule.line} {what} for llama.cpp")
-
-
-def _goes_on(rule: _Rule) -> bool:
-    """Whether what a repetition repeats may itself be empty, so that the next round can begin at once."""
-    return all(isinstance(part, _Rule) and part.nullable for part in rule.ways[0])

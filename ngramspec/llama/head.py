@@ -115,7 +115,6 @@ class Head:
             self._passes.cut(self.number, length)
 
     def clear(self) -> None:
-        """Forget everything in the cache."""
         self._passes.check()
         self._empty(0)
         self.tokens.clear()
@@ -226,7 +225,6 @@ class Heads:
         return [sum(lengths)] if self._pooled else list(lengths)
 
     def close(self) -> None:
-        """Free the context; nothing can be evaluated afterwards."""
         self._passes.close()
 
 

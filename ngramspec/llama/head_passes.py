@@ -110,12 +110,10 @@ class HeadPasses:
             raise TargetError("llama.cpp could not take tokens back from a head's cache")
 
     def check(self) -> None:
-        """Raise ValueError if the context was closed."""
         if not self._ctx:
             raise ValueError("the context is closed")
 
     def close(self) -> None:
-        """Free the context; nothing can be evaluated afterwards."""
         if self._ctx:
             self._batch.token = type(self._batch.token)()
             llama.llama_batch_free(self._batch)

@@ -72,7 +72,6 @@ class HiddenStates:
         self._before = self._unread
 
     def want(self, wanted: bool) -> None:
-        """Set whether passes may be asked for their states."""
         if wanted and not self.wanted:
             self._unread = self._before = 0
         self.wanted = wanted
@@ -91,7 +90,6 @@ class HiddenStates:
         self._ext.llama_set_embeddings_nextn(context, wanted, False)
 
     def forget(self) -> None:
-        """Hold nothing."""
         self._tokens.clear()
         self.first = self._same = 0
 

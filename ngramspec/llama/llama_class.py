@@ -21,12 +21,12 @@ from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
 from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import amx, log, rpc
-from ngramspec.llama.cache import Cache
+from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
 from ngramspec.llama.trial_context import TrialContext
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.llama.weights import has_broken_amx, is_recurrent, machine_key
+from ngramspec.llama.weights import has_broken_amx, machine_key
 from ngramspec.models.gguf import read_header
 
 __all__ = [
@@ -97,10 +97,9 @@ class BorrowedSequence(CacheSequence):
     def __init__(self, owner: LlamaCpp) -> None:
         model, context = owner.model, owner.ctx
         self._model, self._context_params = model, owner.context_params
-        self._recurrent = is_recurrent(model)
-        cache = Cache(context, recurrent=self._recurrent, window=llama.llama_model_n_swa(model))
+        cache = Cache(context, recurrent=is_recurrent(model), window=llama.llama_model_n_swa(model))
         # Rows keep what they were given alive, and the owner holds rows.
-        passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch, n_vocab=owner.n_vocab())
+        passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch)
         # The owner's list of tokens may be shorter than the cache, whose size llama.cpp rounds up.
         super().__init__(passes, cache, n_ctx=min(owner.n_ctx(), len(owner.input_ids)))
         self.max_batch = min(self.max_batch, owner.n_batch)
@@ -136,7 +135,7 @@ class BorrowedSequence(CacheSequence):
         """
         params = type(self._context_params).from_buffer_copy(self._context_params)
         params.n_ctx = ROOM
-        return TrialContext(self._model, params, self.n_vocab, recurrent=self._recurrent)
+        return TrialContext(self._model, params)
 
     def release(self) -> None:
         """End the loan."""

@@ -43,7 +43,6 @@ class Passes:
         caches: of all the sequences that will be fed, by number.
         owner: what holds the model; rows of logits keep it alive.
         n_batch: most tokens of a pass.
-        n_vocab: length of a row of logits.
     """
 
     def __init__(
@@ -53,14 +52,14 @@ class Passes:
         owner: object,
         *,
         n_batch: int,
-        n_vocab: int,
     ) -> None:
         self._context = context
         self._caches = caches
         # The owner holds the passes; a ring would keep models in memory after their last use.
         self._owner = weakref.ref(owner)
         self.n_batch = n_batch
-        self.n_vocab = n_vocab
+        vocab = llama.llama_model_get_vocab(llama.llama_get_model(context))
+        self.n_vocab: int = llama.llama_vocab_n_tokens(vocab)  # length of a row of logits
         self.busy = False  # whether a pass is under way
         self._asks = False  # whether the context's passes give their states now
         batch = self._batch = llama.llama_batch_init(n_batch, 0, 1)

@@ -140,7 +140,6 @@ class CacheSequence:
         self.cache.cut(length)
 
     def clear(self) -> None:
-        """Forget everything that the sequence holds."""
         self._passes.check()
         self.cache.clear()
         self.tokens.clear()

@@ -115,7 +115,6 @@ class SettingsTimer:
         return self._loaded[key]
 
     def close(self) -> None:
-        """Free all contexts, and whatever was loaded again."""
         for trial, _ in self._open.values():
             trial.close()
         self._open.clear()

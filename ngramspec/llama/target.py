@@ -27,7 +27,7 @@ from ngramspec.drafting.draft import LEAVES, Question
 from ngramspec.errors import ModelError
 from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
 from ngramspec.exactness.trial import ROOM
-from ngramspec.llama import bindings, devices, log
+from ngramspec.llama import devices, log
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branches, CacheTree
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
@@ -206,7 +206,6 @@ class Target(Weights, CacheSequence):
 
     @property
     def head(self) -> Head | None:
-        """The head of the first text."""
         return None if self.heads is None else self.heads.sequences[0]
 
     @property
@@ -277,7 +276,6 @@ class Target(Weights, CacheSequence):
         return self._micro_batch if setting == "fast" else min(usual, self._micro_batch)
 
     def _params(self, cells: int, snapshots: int, setting: str) -> Any:
-        """llama.cpp's parameters of a context."""
         params = llama.llama_context_default_params()
         params.n_ctx = cells
         params.n_batch = params.n_ubatch = self._micro(setting)
@@ -327,7 +325,7 @@ class Target(Weights, CacheSequence):
             )
             for number in range(self._texts)
         ]
-        passes = Passes(self._ctx, caches, self, n_batch=self.n_batch, n_vocab=self.n_vocab)
+        passes = Passes(self._ctx, caches, self, n_batch=self.n_batch)
         CacheSequence.__init__(self, passes, caches[0], n_ctx=n_ctx)
         self._others = [CacheSequence(passes, cache, n_ctx=n_ctx) for cache in caches[1:]]
         can_rollback, key = self.goes_back(), self._fingerprint()
@@ -396,7 +394,7 @@ class Target(Weights, CacheSequence):
     def _try(self, params: Any) -> TrialContext:
         """A separate context for one text."""
         params.n_seq_max, params.kv_unified = 1, False
-        return TrialContext(self._model, params, self.n_vocab, recurrent=self._recurrent)
+        return TrialContext(self._model, params)
 
     def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
         """What makes vectors of texts with this model's weights, in a context of its own; `close` frees it too.
@@ -422,15 +420,7 @@ class Target(Weights, CacheSequence):
         context = llama.llama_init_from_model(self._model, params)
         if not context:
             raise ModelError(f"{self.path}: there is no memory for a context of {n_ctx} tokens to make embeddings in")
-        made = Embedder(
-            context,
-            pooling,
-            n_ctx=n_ctx,
-            n_batch=int(params.n_batch),
-            n_vocab=self.n_vocab,
-            width=bindings.width_out(llama, self._model),
-            recurrent=self._recurrent,
-        )
+        made = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch))
         self._embedders = (*self._embedders, made)
         return made
 
@@ -480,7 +470,6 @@ class Target(Weights, CacheSequence):
         return [found[i] for i in range(len(parts))]
 
     def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
-        """See `ngramspec.shared_model.SharedModel.batches`."""
         if sequences and len(sequences) != len(lengths):
             raise ValueError(f"{len(lengths)} lengths of {len(sequences)} sequences")
         if any(length < 1 for length in lengths):

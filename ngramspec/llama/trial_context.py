@@ -17,7 +17,7 @@ import llama_cpp.llama_cpp as llama
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
 from ngramspec.exactness.trial import random_tokens
-from ngramspec.llama.cache import Cache
+from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
 
@@ -32,28 +32,26 @@ class TrialContext:
         model: its handle.
         params: of the context, for one sequence, in micro-batches of at least 16 tokens; a batch holds STRETCH tokens
             in any case.
-        n_vocab: size of the vocabulary.
-        recurrent: whether there is a recurrent state, which cannot simply drop its last tokens.
 
     Raises:
         TargetError: the machine lacks the memory for it; here and in the methods: llama.cpp failed.
     """
 
-    def __init__(self, model: Any, params: Any, n_vocab: int, *, recurrent: bool = False) -> None:
+    def __init__(self, model: Any, params: Any) -> None:
         self._model, self._params = model, params
         params.n_batch = max(params.n_batch, STRETCH)
         params.n_rs_seq = 0
-        self.n_vocab = n_vocab
-        self._recurrent = recurrent
+        self._recurrent = is_recurrent(model)
         self._kept = 0
         self._ctx, self._passes, self._sequence = self._open(params)
+        self.n_vocab = self._passes.n_vocab
 
     def _open(self, params: Any) -> tuple[Any, Passes, CacheSequence]:
         context = llama.llama_init_from_model(self._model, params)
         if not context:
             raise TargetError("there is no memory for a second context to measure in")
         cache = Cache(context, recurrent=self._recurrent, window=0)
-        passes = Passes(context, [cache], self, n_batch=params.n_batch, n_vocab=self.n_vocab)
+        passes = Passes(context, [cache], self, n_batch=params.n_batch)
         return context, passes, CacheSequence(passes, cache, n_ctx=params.n_ctx)
 
     def use_threads(self, single: int, batch: int) -> None:

@@ -295,7 +295,6 @@ class Vocabulary:
 
     @property
     def closed(self) -> bool:
-        """Whether `close` was called."""
         return not self._model
 
     def _check_open(self) -> None:

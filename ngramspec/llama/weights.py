@@ -15,7 +15,7 @@ from llama_cpp._ggml import libggml
 from ngramspec import machine
 from ngramspec.errors import ModelError
 from ngramspec.llama import amx, bindings, crash_check, devices, log, rpc
-from ngramspec.llama.cache import CacheType, bytes_per_token, fitting_context
+from ngramspec.llama.cache import CacheType, bytes_per_token, fitting_context, is_recurrent
 from ngramspec.llama.devices import build
 from ngramspec.llama.head import head_missing
 from ngramspec.llama.vocabulary import Vocabulary
@@ -104,7 +104,6 @@ class Weights(Vocabulary):
 
     @property
     def huge_pages(self) -> str | None:
-        """See `ngramspec.llama.devices.huge_pages_told`."""
         return devices.huge_pages_told(self._mapped and not self.on_gpu)
 
     @property
@@ -165,11 +164,6 @@ class Weights(Vocabulary):
 BLOCKS_OF_CELLS = ("minimax-m3", "qwen4exp")
 """Architectures that choose what to attend to by blocks of cells (llama-cpp-python 0.3.36). Where several sequences
 share a pool, logits would depend on where a text's cells lie (qwen4exp), or all is attended to instead (minimax-m3)."""
-
-
-def is_recurrent(model: Any) -> bool:
-    """Whether a model has a state that cannot be cut as a KV cache can, if only in some of its layers."""
-    return bool(llama.llama_model_is_recurrent(model) or llama.llama_model_is_hybrid(model))
 
 
 def machine_key(path: Path, settings: str) -> str:

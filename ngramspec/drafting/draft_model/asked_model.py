@@ -40,7 +40,6 @@ class AskedModel(ModelDrafter):
         return super().accept(tokens)
 
     def open(self, price: TokenPrice) -> None:
-        """Begin a draft."""
         self.read_seconds = self._spent = 0.0
         self._caught_up = self._mute = False
         if price.seconds and self._readable:
@@ -59,14 +58,11 @@ class AskedModel(ModelDrafter):
             return 0.0
         tokens = max(1, guesses if self._caught_up else guesses + 1)
         time_of = self.pace.share(tokens, self._texts(price)) / price.seconds
-        lost = (self._spent + self._behind()) / price.seconds + time_of
+        behind = 0.0  # seconds of reading what came since the model was asked last
+        if self._has_read and not self._caught_up:
+            behind = self.pace.reading(len(self._text) - self._held) - self.pace.token
+        lost = (self._spent + behind) / price.seconds + time_of
         return math.inf if lost > PART * price.loss_budget else time_of
-
-    def _behind(self) -> float:
-        """Seconds of reading what came since the model was asked last."""
-        if self._caught_up or not self._has_read:
-            return 0.0
-        return self.pace.reading(len(self._text) - self._held) - self.pace.token
 
     def again(self, price: TokenPrice) -> float:
         """The time of one guess more, in units of the price."""

@@ -55,7 +55,6 @@ class ChainValue(NamedTuple):
     length: int = 0  # of the chain
 
     def then(self, chance: float, price: TokenPrice) -> ChainValue:
-        """With a guess more."""
         reach = self.reach * chance
         tokens, length = self.tokens + reach, self.length + 1
         return ChainValue(tokens, reach, max(self.most, tokens - price.rate * price.costs[length]), length)
@@ -97,11 +96,9 @@ class HybridDrafter(MixtureDrafter):
         self.model.follow(sampling)
 
     def anew(self) -> HybridDrafter:
-        """See `ModelDrafter.anew`."""
         return HybridDrafter(self.model.anew(), self._memory)
 
     def beside(self) -> Self:
-        """See `MixtureDrafter.beside` and `ModelDrafter.beside`."""
         other = super().beside()
         other.model, other.opinion = self.model.beside(), self.opinion.beside()
         other._forget()

@@ -52,7 +52,6 @@ class Pace:
         self._more: deque[float] = deque(maxlen=RECENT)
 
     def saw(self, tokens: int, seconds: float) -> None:
-        """Learn from a pass."""
         if tokens == 1:
             self._ones.append(seconds)
         elif tokens > 1:

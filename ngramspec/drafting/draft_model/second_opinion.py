@@ -58,7 +58,6 @@ class Prospects:
         self._others = [(Rate(share), Rate(right)) for share, right in OTHERS]
 
     def begin(self) -> None:
-        """Start a text."""
         for rate in (self.agrees, self.surer, *chain.from_iterable(self._others)):
             rate.carry()
 
