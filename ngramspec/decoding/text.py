@@ -1,8 +1,7 @@
 """Tokens to text as a stream: UTF-8 split over tokens, stop strings. Knows nothing of drafts.
 
-A token's bytes need not be whole characters, and a stop string need not begin or end where a token
-does. What comes out here is final: no broken character is released and taken back, no part of a
-stop string is shown.
+A token's bytes need not be whole characters, and a stop string need not begin or end where a token does. What comes out
+here is final: no broken character is released and taken back, no part of a stop string is shown.
 """
 
 from __future__ import annotations
@@ -16,18 +15,15 @@ from ngramspec.steps import StopReason
 class TextStream:
     """Turns the byte pieces of successive tokens into text that ends before the first stop string.
 
-    The released pieces joined are the decoded text cut where the first stop string begins, however
-    the bytes were split into pieces. Bytes that can never become valid UTF-8 read U+FFFD. A
-    character still incomplete when the text ends is dropped: it was cut off by the end (of the
-    token budget, say), not wrong.
+    Bytes that can never become valid UTF-8 read U+FFFD. A character still incomplete when the text ends is dropped: it
+    was cut off by the end (of the token budget, say), not wrong.
 
     Example (stop "END"):
         push(b"caf\\xc3") -> "caf"      half a character is held back
         push(b"\\xa9 E")  -> "é "       "E" could begin "END"
         push(b"NDE")     -> ""         the text ended before "END"; `stopped` is "END"
 
-    Time of a push: O(piece * stop strings), plus O(longest stop string squared) for the held-back
-    suffix.
+    Time of a push: O(piece * stop strings), plus O(longest stop string squared) for the held-back suffix.
     """
 
     def __init__(self, stop: Sequence[str] = (), least: int = 0) -> None:
@@ -66,20 +62,16 @@ class TextStream:
             return text
         open_at = self._open_suffix(text)
         stop_at = self._find(text)
-        # An unfinished stop string that begins before a finished one still wins if it completes:
-        # "abcd" over "bc" after "abc". So the finished one counts only when nothing that began
-        # earlier is still open.
+        # An unfinished stop string that begins before a finished one still wins if it completes: "abcd" over "bc" after
+        # "abc". So the finished one counts only when nothing that began earlier is still open.
         if stop_at is not None and stop_at[0] <= open_at:
             return self._cut(text, *stop_at)
         self._held = text[open_at:]
         return text[:open_at]
 
     def finish(self) -> str:
-        """What was held back, when the text ends for another reason than a stop string.
-
-        A stop string that was complete but waited for an earlier one ends the text here (and sets
-        `stopped`).
-        """
+        """What was held back, when the text ends for another reason than a stop string. One that was complete and waited
+        for an earlier one ends the text here (and sets `stopped`)."""
         text, self._held = self._held, ""
         self._decoder.reset()
         stop_at = self._find(text)

@@ -104,14 +104,11 @@ class Cache:
         self._mark: Checkpoint | None = None
 
     def decoded(self, n: int, *, alone: bool = True) -> None:
-        """A pass appended n tokens, `alone` if it fed no other sequence."""
+        """A pass appended n tokens, `alone` if it fed no other sequence. One that fed others alone appended none, and
+        may have moved this one's state all the same."""
         self.length += n
         # llama.cpp splits a pass over several as it likes, and only the last part of it writes snapshots.
         self._back = min(self.snapshots, n - 1) if alone else 0
-
-    def passed_by(self) -> None:
-        """A pass fed other sequences alone; it may have moved this one's state, and leaves the snapshots behind."""
-        self._back = 0
 
     def disturbed(self) -> None:
         """A pass that fed other sequences failed on its way, while it was moving this one's state perhaps."""

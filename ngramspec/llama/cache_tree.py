@@ -121,7 +121,7 @@ class CacheTree:
         self.root.mark = self._keeps
         self._pinned.clear()
         # The longest first: what stands before a leaf is held by that leaf's sequence, which stays as it is.
-        for node in sorted(nodes, key=_length, reverse=True):
+        for node in sorted(nodes, key=lambda node: node.length, reverse=True):
             if node.mark < before:
                 raise ValueError(f"token {node.token} at {node.length} is not in the cache")
             if node.mark == before:
@@ -192,10 +192,6 @@ class CacheTree:
         if not sequences:
             raise ValueError(f"the tree has more leaves than {self.leaves} sequences can hold")
         return sequences.pop()
-
-
-def _length(node: Node) -> int:
-    return node.length
 
 
 # --------------------------------------------------------------------------- branches beside a text

@@ -68,7 +68,10 @@ def check(
         return None
     header = read_header(path)
     check_values(path, header)
-    known = (folder or cache_folder("trial")) / _fingerprint(path, build)
+    # The header may be longer than the part read here, so the time counts too.
+    stat = path.stat()
+    named = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + edges(path, stat.st_size)
+    known = (folder or cache_folder("trial")) / hashlib.blake2b(named, digest_size=12).hexdigest()
     verdict = recall(known)
     if not verdict:
         verdict = _try([*(command or child.module("ngramspec.llama.crash_check")), str(path)], patience)
@@ -77,13 +80,6 @@ def check(
     if verdict and verdict != _GOOD:
         raise ModelError(f"{path} is damaged: llama.cpp ends the process over it ({verdict}); get it again")
     return header
-
-
-def _fingerprint(path: Path, build: str) -> str:
-    """Key of the file and the build. The header may be longer than the part read here, so the time counts too."""
-    stat = path.stat()
-    named = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode()
-    return hashlib.blake2b(named + edges(path, stat.st_size), digest_size=12).hexdigest()
 
 
 def edges(path: Path, size: int) -> bytes:

@@ -148,7 +148,7 @@ class Passes:
             if self._caches[0].recurrent:
                 for cache in self._caches:
                     if cache.sequence not in before:
-                        cache.passed_by()
+                        cache.decoded(0, alone=False)
         except BaseException:
             for cache in self._caches:
                 if cache.sequence in before:

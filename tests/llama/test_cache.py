@@ -210,7 +210,7 @@ def test_what_other_sequences_do_uses_snapshots_up(snapshots: int | None) -> Non
         llama.decode([4, 5])
         cache.decoded(2, alone=alone)
         if moved:
-            cache.passed_by()
+            cache.decoded(0, alone=False)
         cache.cut(4)
         assert cache.length == (4 if snapshots is None else 3)
         assert llama.state == tuple(range(1, cache.length + 1))

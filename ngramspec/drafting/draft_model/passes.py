@@ -155,21 +155,18 @@ class ModelPasses:
 
     def groups(self, texts: Sequence[int], requests: Mapping[int, PassRequest]) -> Iterator[list[int]]:
         """The texts of each pass, as many as it has room for."""
+        shared = self._shared if self.joint else None
         group: list[int] = []
         tokens = rows = 0
         for text in texts:
             request = requests[text]
             tokens, rows = tokens + len(request.tokens), rows + request.rows
-            if group and not (self.joint and self._fits(tokens, rows)):
+            if group and (shared is None or tokens > shared.max_tokens or rows > shared.max_rows):
                 yield group
                 group, tokens, rows = [], len(request.tokens), request.rows
             group.append(text)
         if group:
             yield group
-
-    def _fits(self, tokens: int, rows: int) -> bool:
-        assert self._shared is not None
-        return tokens <= self._shared.max_tokens and rows <= self._shared.max_rows
 
 
 def draft_alone(drafting: Drafting) -> Draft:
