@@ -70,8 +70,8 @@ class TextStream:
         return text[:open_at]
 
     def finish(self) -> str:
-        """What was held back, when the text ends for another reason than a stop string. One that was complete and waited
-        for an earlier one ends the text here (and sets `stopped`)."""
+        """What was held back, when the text ends for another reason than a stop string. One that was complete and
+        waited for an earlier one ends the text here (and sets `stopped`)."""
         text, self._held = self._held, ""
         self._decoder.reset()
         stop_at = self._find(text)
