@@ -64,10 +64,7 @@ def load_settings(given: llm.Options) -> LoadSettings:
 
 
 def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
-    """The sampling that options ask for, with a random seed where they name none; under `grammar` if there is one.
-
-    Raises ValueError where two settings contradict each other.
-    """
+    """The sampling that options ask for, with a random seed where they name none. ValueError: two contradict."""
     asked: dict[str, Any] = {"temperature": TEMPERATURE, "seed": random.SystemRandom().randrange(2**32)}
     for name, known in _SAMPLING.items():
         value = getattr(given, name)

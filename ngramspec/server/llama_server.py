@@ -25,7 +25,7 @@ from ngramspec.server.common_fields import (
     read_sampling,
     several,
 )
-from ngramspec.server.fields import ApiError, Fields, bad_field
+from ngramspec.server.fields import ApiError, bad_field
 from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
 from ngramspec.server.http import JsonAnswer
 from ngramspec.server.openai_chat import read_chat
@@ -48,16 +48,11 @@ async def continue_prompts(call: Call, prompts: Sequence[Sequence[int]], *, list
     n_probs = given.whole(given.name("n_probs", "logprobs"), 0, most=call.model.vocabulary.n_vocab) or None
     cache_prompt = given.flag("cache_prompt", True)
     requests = read_requests(call, prompts, read_sampling(call), n_probs, cache_prompt=cache_prompt)
-    seconds, indent = _read_lines(given)
+    milliseconds = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
+    seconds, indent = milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0
     limits = [LineLimits(seconds, indent) for _ in requests] if seconds is not None or indent else []
     reply = NativeReply(call, requests, listed or len(requests) > 1)
     return await respond(call, generate(call, requests, limits), reply)
-
-
-def _read_lines(given: Fields) -> tuple[float | None, int]:
-    """Where `LineLimits` end a text."""
-    milliseconds = given.whole("t_max_predict_ms", -1, least=-(2**31)) or 0
-    return milliseconds / 1000 if milliseconds > 0 else None, given.whole("n_indent", 0) or 0
 
 
 class NativeReply(Reply):

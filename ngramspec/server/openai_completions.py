@@ -46,7 +46,12 @@ def _read(call: Call) -> tuple[list[Request], list[str]]:
     suffix = given.text("suffix")
     if echo and suffix and logprobs is not None:
         raise bad_field("echo", "echo with logprobs and suffix is not supported: leave out one")
-    prompts = [_filled_in(model, given, suffix)] if suffix else read_prompts(model, given)
+    if suffix:  # asks for what stands between `prompt` and it; all of both is shown
+        if not isinstance(given.data.get("prompt"), str):
+            raise bad_field("suffix", "suffix goes with one prompt that is text")
+        prompts = [gap_prompt(model, given.data["prompt"], suffix)]
+    else:
+        prompts = read_prompts(model, given)
     sampling = read_sampling(call, schemas=False)
     schema, strict = read_format(given)
     if schema is not None:
@@ -56,13 +61,6 @@ def _read(call: Call) -> tuple[list[Request], list[str]]:
     requests = read_requests(call, prompts, sampling, logprobs, scored=echo and logprobs is not None)
     texts = _texts(model, given, prompts) if echo else [""] * len(prompts)
     return requests, [text for text in texts for _ in range(answers)]
-
-
-def _filled_in(model: ServedModel, given: Fields, suffix: str) -> list[int]:
-    """The prompt that asks for what stands between `prompt` and `suffix`; all of both is shown."""
-    if not isinstance(given.data.get("prompt"), str):
-        raise bad_field("suffix", "suffix goes with one prompt that is text")
-    return gap_prompt(model, given.data["prompt"], suffix)
 
 
 def _read_logprobs(given: Fields, model: ServedModel) -> int | None:
