@@ -43,22 +43,12 @@ class ActiveRequest:
         self.answer: list[int] = []  # the tokens that it emitted
         self._listener = listener
         self._clock = clock
-        self._reader: Generator[int, None, Logits] | None = None
+        self.reader: Generator[int, None, Logits] | None = None  # of its prompt; None: it is not read, or to its end
         self._began = self._read = self._stepped = self._clock()
 
     def cancel(self) -> None:
         """End it before the next pass; `Done` with the reason "cancelled" follows. May be called from any thread."""
         self.cancelled = True
-
-    @property
-    def text(self) -> Generation:
-        assert self.generation is not None
-        return self.generation
-
-    @property
-    def reading(self) -> bool:
-        """Whether its prompt is not read to the end."""
-        return self._reader is not None
 
     def prepare(
         self,
@@ -103,8 +93,8 @@ class ActiveRequest:
             sequence.clear()
         self._began = self._clock()
         reading = sequence.reading(self.request.prompt, aligned=aligned, most=most)
-        self._reader = self._scoring(sequence) if self.request.scored else reading
-        self.prefilled = self.cached = next(self._reader)
+        self.reader = self._scoring(sequence) if self.request.scored else reading
+        self.prefilled = self.cached = next(self.reader)
         self.tell(Started(sequence.number, self.cached, len(self.request.prompt)))
         if self.generation is not None:
             if drafts.drafter is not None:
@@ -133,14 +123,14 @@ class ActiveRequest:
             TargetError: the pass failed.
             BadLogits, GrammarError: no token could be chosen.
         """
-        assert self._reader is not None
+        assert self.reader is not None
         try:
-            self.prefilled = next(self._reader)
+            self.prefilled = next(self.reader)
             self.tell(Prefilled(self.prefilled, len(self.request.prompt)))
             return None
         except StopIteration as end:
             row: Logits = end.value
-        self._reader = None
+        self.reader = None
         self.prefilled = len(self.request.prompt)
         self._read = self._clock()
         self.tell(Prefilled(self.prefilled, self.prefilled))
@@ -167,9 +157,9 @@ class ActiveRequest:
     def finish(self, error: NGramSpecError | ValueError | None = None) -> None:
         """End it, and leave in its sequence what was read and written."""
         generation, sequence = self.generation, self.sequence
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+        if self.reader is not None:
+            self.reader.close()
+            self.reader = None
         elif generation is not None and sequence is not None and len(sequence.tokens) > generation.settled:
             sequence.rollback(generation.settled)
         self.sequence = None

@@ -310,11 +310,11 @@ class Engine:
 
     @property
     def _writers(self) -> list[ActiveRequest]:
-        return [active for active in self._working if not active.reading]
+        return [active for active in self._working if active.reader is None]
 
     def _work(self) -> None:
         """One pass: a chunk of a prompt, or a token and a draft for the texts whose turn it is."""
-        readers = [active for active in self._working if active.reading]
+        readers = [active for active in self._working if active.reader is not None]
         writers = self._writers
         reader = self._scheduler.reads(readers, writers)
         if reader is not None:
@@ -346,7 +346,7 @@ class Engine:
         if step is not None:
             active.emit(step)
         generation = active.generation
-        if not active.reading and (generation is None or generation.stop is not None):
+        if active.reader is None and (generation is None or generation.stop is not None):
             self._end(active)
 
     def _end(self, active: ActiveRequest, error: NGramSpecError | ValueError | None = None) -> None:

@@ -147,7 +147,7 @@ class Writer:
             at = self._turn % len(requests)
             requests = [*requests[at:], *requests[:at]][: self._together]
             self._turn += self._together
-        texts = [request.text for request in requests]
+        texts = [request.generation for request in requests if request.generation is not None]
         sequences = [request.sequence for request in requests if request.sequence is not None]
         batch = self._batch
         if batch is None or batch.sequences != sequences:

@@ -96,13 +96,9 @@ class Generation(Text):
         self.settled = len(self.prompt)
         self.last = self.prompt[-1]
         self.left = self._text.left
+        self.stop: StopReason | None = None  # why the text ended; None while it grows
         # what ended the text behind the tokens of the last step; None while nothing did
         self.error: NGramSpecError | ValueError | None = None
-
-    @property
-    def stop(self) -> StopReason | None:
-        """Why the text ended; None while it grows."""
-        return self._text.stop
 
     def begin(self, drafts: Drafts, sequence: Model) -> None:
         """Let a text be drafted for.
@@ -155,7 +151,7 @@ class Generation(Text):
         step.batch, step.seconds = batch, seconds
         self.settled += len(step.tokens)
         self.last = step.tokens[-1]
-        if self._text.stop is None:
+        if self.stop is None:
             self.error = verdict.error
             if plan.questions and self.drafts.drafter is not None:
                 said = branches.answers(plan, rows, self._verifier, step.tokens, self.settled + 1)
@@ -173,7 +169,7 @@ class Generation(Text):
         """
         text = self._text
         pieces = text.take(verdict.tokens)
-        self.left = text.left
+        self.left, self.stop = text.left, text.stop
         tokens, drafted = verdict.tokens[: len(pieces)], plan.sent.tokens
         step = Step(
             tokens,

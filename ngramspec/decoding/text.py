@@ -123,10 +123,7 @@ class GenerationText:
         self._out_of = out_of
         self.left = limit
         self.stop: StopReason | None = None
-
-    @property
-    def stop_string(self) -> str | None:
-        return self._stream.stopped
+        self.stop_string: str | None = None
 
     def take(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """One piece of text per token, up to the token that ends the text."""
@@ -140,7 +137,8 @@ class GenerationText:
                 continue
             if self._stream.stopped is None:
                 piece += self._stream.finish()
-            self.stop = "stop" if self._stream.stopped else "eog" if eog else self._out_of
+            self.stop_string = self._stream.stopped
+            self.stop = "stop" if self.stop_string else "eog" if eog else self._out_of
             pieces.append(piece)
             break
         return tuple(pieces)

@@ -155,7 +155,7 @@ def measured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loading measures which sizes agree. What settings cost is no matter: a busy machine must not fail a test."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
     monkeypatch.setattr(decision, "BUDGET", math.inf)
-    monkeypatch.setattr(Measured, "price", lambda *_: 1.0)
+    monkeypatch.setattr(Measured, "relative_time", lambda *_: 1.0)
 
 
 def text(target: Target, prompt: list[int], drafter: str | None, sampling: Sampling) -> tuple[list[int], int]:
