@@ -275,13 +275,14 @@ class Target(Weights, CacheSequence):
         # What was asked for is for the settings that were asked for.
         return self._micro_batch if setting == "fast" else min(usual, self._micro_batch)
 
-    def _params(self, cells: int, snapshots: int, setting: str) -> Any:
+    def _params(self, cells: int, snapshots: int, setting: str, *, alone: bool = False) -> Any:
+        """llama.cpp's parameters of a context, for one text `alone` or for all."""
         params = llama.llama_context_default_params()
         params.n_ctx = cells
         params.n_batch = params.n_ubatch = self._micro(setting)
         params.n_outputs_max = params.n_outputs_max_per_seq = MAX_EVALUATE
-        params.n_seq_max = max(self.n_seq, self._texts)
-        params.kv_unified = self._pooled
+        params.n_seq_max = 1 if alone else max(self.n_seq, self._texts)
+        params.kv_unified = self._pooled and not alone
         params.n_threads, params.n_threads_batch = self.threads, self.threads_batch
         params.flash_attn_type = _FLASH[self._flash[setting]]
         params.type_k, params.type_v = (CACHE_TYPES[t][0] for t in self.cache_types)
@@ -376,11 +377,11 @@ class Target(Weights, CacheSequence):
             TargetError: the machine lacks the memory for it.
         """
         self._check_open()
-        params = self._params(cells, 0, "fast")
+        params = self._params(cells, 0, "fast", alone=True)
         params.flash_attn_type = _FLASH[settings.flash_attn]
         params.type_k, params.type_v = (CACHE_TYPES[cast(CacheType, t)][0] for t in settings.cache_types)
         params.n_batch = params.n_ubatch = settings.micro_batch or _usual_micro(settings.flash_attn)
-        return self._try(params), int(params.n_ubatch)
+        return TrialContext(self._model, params), int(params.n_ubatch)
 
     def trial(self, setting: str) -> TrialContext:
         """A separate small context to measure a setting in; what the target holds does not matter.
@@ -389,12 +390,7 @@ class Target(Weights, CacheSequence):
             TargetError: the machine lacks the memory for it.
         """
         self._check_open()
-        return self._try(self._params(ROOM, 0, setting))
-
-    def _try(self, params: Any) -> TrialContext:
-        """A separate context for one text."""
-        params.n_seq_max, params.kv_unified = 1, False
-        return TrialContext(self._model, params)
+        return TrialContext(self._model, self._params(ROOM, 0, setting, alone=True))
 
     def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
         """What makes vectors of texts with this model's weights, in a context of its own; `close` frees it too.
@@ -414,8 +410,7 @@ class Target(Weights, CacheSequence):
             if number >= len(POOLINGS):
                 raise ModelError(f"{self.path} ranks documents; --pooling mean makes embeddings of it anyway")
             pooling = POOLINGS[number]
-        params = self._params(n_ctx + MAX_EVALUATE, 0, self.setting)
-        params.n_seq_max, params.kv_unified = 1, False
+        params = self._params(n_ctx + MAX_EVALUATE, 0, self.setting, alone=True)
         params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
         context = llama.llama_init_from_model(self._model, params)
         if not context:
