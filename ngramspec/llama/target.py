@@ -27,7 +27,7 @@ from ngramspec.drafting.draft import LEAVES, Question
 from ngramspec.errors import ModelError
 from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
 from ngramspec.exactness.trial import ROOM
-from ngramspec.llama import devices, log
+from ngramspec.llama import bindings, devices, log
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branches, CacheTree
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
@@ -186,7 +186,7 @@ class Target(Weights, CacheSequence):
         self._flash = {"fast": flash_attn, "exact": "off" if flash_attn == "auto" and attention_can_go else flash_attn}
         self._longest = draft_max or SNAPSHOTS
         size = self._context_size(n_ctx, self.cache_types, self._texts)
-        width = llama.llama_model_n_embd_out(self._model)
+        width = bindings.width_out(llama, self._model)
         self._states = [HiddenStates(width) for _ in range(self._texts if self.has_head else 0)]
         self.exactness = ExactnessMode()
         setting = "exact" if exact == "on" or (exact == "auto" and self._decide() == "exact") else "fast"

@@ -352,6 +352,14 @@ def test_a_context_that_llama_cpp_refuses(files: dict[str, Path], monkeypatch: p
         Target(files["llama"], n_ctx=900, threads=1)
 
 
+def test_a_llama_cpp_that_does_not_tell_the_width_of_its_last_layer(
+    files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(target_module.llama, "llama_model_n_embd_out")
+    with Target(files["llama"], n_ctx=64, threads=1) as target:
+        target.prefill([1, 2, 3])
+
+
 def test_a_closed_target_says_so(files: dict[str, Path]) -> None:
     """Where this goes wrong the process ends."""
     target = Target(files["llama"], n_ctx=64, threads=1)
