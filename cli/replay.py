@@ -14,7 +14,7 @@ import typer
 import ngramspec
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.given import CURVES, SWITCH, GivenCurve, find_curves, frozen
-from ngramspec.drafting import DRAFTERS, make_drafter
+from ngramspec.drafting import DEFAULT, DRAFTERS, make_drafter
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.replay.comparison import CurveComparison
 from ngramspec.instruments.replay.replay import Recording, Replay, check_replayable
@@ -35,23 +35,23 @@ FRONT = 512
 
 UNNAMED = "no --vocab or --model: the texts are cut into the tokens of"
 
-DRAFTING, MODEL = ("drafter", "policy", "draft_max"), ("ctx_size", "gpu_layers", "rpc", "threads")
-"""The settings of what drafts, and of --model."""
+POLICY, MODEL = ("policy", "draft_max"), ("ctx_size", "gpu_layers", "rpc", "threads")
+"""The settings of what decides on drafts, and of --model."""
 
 HELPS = {
-    "drafter": f"What drafts: {', '.join(DRAFTERS)}.",
     "ctx_size": "Context of --model in tokens.",
     "gpu_layers": "Layers of --model on the GPU; -1: all.",
 }
 
 
 def replay(
-    load: Annotated[LoadSettings, (*DRAFTING, *MODEL), HELPS],
+    load: Annotated[LoadSettings, (*POLICY, *MODEL), HELPS],
     post: PostOptions,
     files: Annotated[
         list[str],
         typer.Argument(metavar="FILE...", help="Recorded conversations, JSONL or plain text pairs; -: from stdin."),
     ],
+    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT,
     memory: Annotated[
         Literal["on", "off"], typer.Option(help="Remember the answers of earlier conversations of the run.")
     ] = "off",
@@ -107,10 +107,10 @@ def replay(
 
     def replayed(by: GivenCurve) -> Replay:
         # Each has a drafter of its own, which has seen nothing yet.
-        return Replay(make_drafter(load.drafter, memory=memory == "on"), load.policy, load.draft_max, curve=by)
+        return Replay(make_drafter(drafter, memory=memory == "on"), load.policy, load.draft_max, curve=by)
 
     try:
-        check_replayable(make_drafter(load.drafter, memory=memory == "on"), make_policy(load.policy, load.draft_max))
+        check_replayable(make_drafter(drafter, memory=memory == "on"), make_policy(load.policy, load.draft_max))
     except ValueError as error:
         usage_error(str(error))
     curves = _named_curves(curve or [])
@@ -131,10 +131,10 @@ def replay(
             curves = find_curves("flat")
         replays = {name: replayed(by) for name, by in curves.items()}
         piece = vocabulary.piece if with_texts else None
-        comparison = CurveComparison(recordings, load.drafter, replays, oracle=not no_oracle, piece=piece)
+        comparison = CurveComparison(recordings, drafter, replays, oracle=not no_oracle, piece=piece)
         names = (recording.category for recording in comparison.run())
         ended = run_counted(names, len(recordings), "replaying", still=False)
-        drafting = {name: getattr(load, name) for name in DRAFTING}
+        drafting = {"drafter": drafter} | {name: getattr(load, name) for name in POLICY}
         document = {
             "ngramspec": ngramspec.__version__,
             "files": files,

@@ -11,7 +11,7 @@ from support.cli_runner import run
 from support.signals import by_signal, signal_after
 from support.vocabulary_files import write_vocabulary
 
-from ngramspec.drafting import DEFAULT
+from ngramspec.drafting import DEFAULT, DRAFTERS
 
 LIST = "".join(f"- item {i} of the list is called name_{i}\n" for i in range(12))
 CODE = "".join(f"def get_{n}(self):\n    return self.{n}\n\n" for n in ("width", "height", "depth", "weight"))
@@ -87,6 +87,13 @@ def test_files_limits_and_drafting_options(env: dict[str, str], talks: Path, tmp
     assert found["curves"]["free"]["64"] == pytest.approx(3.0 + 59 * 1.5)
     assert found["curves"]["charged"]["switch"] == 0.3
     assert "switch" not in found["curves"]["free"]
+
+
+@pytest.mark.parametrize("name", ["nope", "model"])
+def test_a_drafter_that_replay_lacks_is_none(env: dict[str, str], talks: Path, name: str) -> None:
+    run(env, "replay", talks, "--drafter", name).failed(
+        f"unknown drafter {name!r}", f": {', '.join(DRAFTERS)} (", code=2
+    )
 
 
 def test_names_from_a_file_cannot_command_the_terminal(env: dict[str, str], tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from typing import Any
 from unittest.mock import patch
 
 import llama_cpp.llama_cpp as llama
-from ngramspec.decoding.emission import Emission
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.decoding.generation import Generation
@@ -37,7 +36,6 @@ PARTS = (
     (Passes, "logits"),
     (Generation, "take"),
     (SamplerChain, "draw"),
-    (Emission, "step"),
     (Target, "rollback"),
     (MixtureDrafter, "accept"),
     (CostPolicy, "record"),
