@@ -91,9 +91,7 @@ def test_files_limits_and_drafting_options(env: dict[str, str], talks: Path, tmp
 
 @pytest.mark.parametrize("name", ["nope", "model"])
 def test_a_drafter_that_replay_lacks_is_none(env: dict[str, str], talks: Path, name: str) -> None:
-    run(env, "replay", talks, "--drafter", name).failed(
-        f"unknown drafter {name!r}", f": {', '.join(DRAFTERS)} (", code=2
-    )
+    run(env, "replay", talks, "--drafter", name).failed(f"unknown drafter {name!r}", f": {', '.join(DRAFTERS)}", code=2)
 
 
 def test_names_from_a_file_cannot_command_the_terminal(env: dict[str, str], tmp_path: Path) -> None:
