@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 
 class Tokenizer(Protocol):
@@ -20,6 +21,18 @@ class Tokenizer(Protocol):
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, of turn, of message)."""
+
+
+_known_ends: WeakKeyDictionary[Tokenizer, tuple[int, ...]] = WeakKeyDictionary()
+
+
+def ending_tokens(tokenizer: Tokenizer) -> tuple[int, ...]:
+    """All tokens that end a generation, looked for once: a vocabulary has 100,000 tokens, a server many requests."""
+    known = _known_ends.get(tokenizer)
+    if known is None:
+        known = tuple(token for token in range(tokenizer.n_vocab) if tokenizer.is_eog(token))
+        _known_ends[tokenizer] = known
+    return known
 
 
 class ChatTokenizer(Tokenizer, Protocol):

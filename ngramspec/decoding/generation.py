@@ -21,6 +21,7 @@ from ngramspec.sampling.distribution import logprobs
 from ngramspec.sampling.settings import Sampling
 from ngramspec.sampling.text_rules import NO_RULES, Forbidding, TextRules
 from ngramspec.steps import Step, StopReason
+from ngramspec.tokens import ending_tokens
 
 
 class Generation(Text):
@@ -80,8 +81,8 @@ class Generation(Text):
         if verify is None or isinstance(verify, str | Acceptance):
             sampler = vocabulary.sampler(sampling or Sampling())
             if rules.least or rules.words:
-                too_early = [token for token in range(n_vocab) if self._is_eog(token)] if rules.least else ()
-                sampler = Forbidding(sampler, rules, too_early)
+                too_early = {*ending_tokens(vocabulary), *ends} if rules.least else ()
+                sampler = Forbidding(sampler, rules, [token for token in too_early if 0 <= token < n_vocab])
             self._calls = CloseCalls(sampler) if counts_calls else None
             verify = RuleVerifier(self._calls or sampler, verify, judgements.append if detail else None)
             (self._calls or sampler).begin(prompt)

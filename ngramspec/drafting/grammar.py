@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ngramspec.drafting.chances import FadingRate
 from ngramspec.drafting.draft import Draft
 from ngramspec.sampling.sampler import GrammarState
-from ngramspec.tokens import Tokenizer
+from ngramspec.tokens import Tokenizer, ending_tokens
 
 _CHARACTERS = ["\t", "\n", *map(chr, range(0x20, 0x7F))]
 _SPACE = b" \t\n\r"
@@ -134,8 +134,7 @@ def _probes(vocabulary: Tokenizer) -> NDArray[np.int32]:
     known = _known_probes.get(vocabulary)
     if known is None:
         spelled = (_spell(vocabulary, character) for character in _CHARACTERS)
-        ends = [token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token)]
-        known = np.array([*(tokens[0] for tokens in spelled if len(tokens) == 1), *ends], np.int32)
+        known = np.array([*(tokens[0] for tokens in spelled if len(tokens) == 1), *ending_tokens(vocabulary)], np.int32)
         _known_probes[vocabulary] = known
     return known
 

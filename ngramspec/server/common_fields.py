@@ -21,7 +21,7 @@ from ngramspec.sampling.text_rules import TextRules
 from ngramspec.server.constraints import read_grammar
 from ngramspec.server.fields import ApiError, Fields, bad_field, shown
 from ngramspec.server.state import Call, ServedModel
-from ngramspec.tokens import Tokenizer
+from ngramspec.tokens import Tokenizer, ending_tokens
 
 _OPTIONS = options(Sampling)
 _TYPES = get_type_hints(Sampling)
@@ -78,7 +78,7 @@ def _banned(given: Fields, vocabulary: Tokenizer) -> list[tuple[int, float]]:
     """Tokens that may not come at all, as biases: `bad_words` of one token, and with `ignore_eos` those that end."""
     banned = {tokens[0] for tokens in _bad_words(given, vocabulary) if len(tokens) == 1}
     if given.flag("ignore_eos"):
-        banned |= {token for token in range(vocabulary.n_vocab) if vocabulary.is_eog(token)}
+        banned |= {*ending_tokens(vocabulary)}
     return [(token, -math.inf) for token in sorted(banned)]
 
 
