@@ -8,10 +8,11 @@ indented or padded, wherever it stands, so that it can be copied; its fences are
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from io import StringIO
-from typing import NamedTuple
+from typing import Any
 
 from markdown_it import MarkdownIt
 from markdown_it.rules_inline import StateInline
@@ -32,18 +33,19 @@ _NARROWEST = 8
 _RULE = 40
 _CODE, _FAINT = "cyan", "dim"
 _BLANK = " \t>"  # what a line without text may hold, in a quotation too
+_INLINE = {
+    "code_inline": _CODE,
+    "strong": "bold",
+    "em": "italic",
+    "s": "strike",
+    "link": "underline",
+    "image": "italic",
+}
 
 FENCE = re.compile(r"( {0,3})(`{3,}|~{3,})[ \t]*(.*)")
 """A fence of code: its indent, the fence itself, and what stands behind it."""
 
 _console = Console(file=StringIO(), highlight=False, markup=False, emoji=False)  # lays out, and never writes
-
-
-class Row(NamedTuple):
-    """A row of a terminal."""
-
-    text: Text  # no wider than the terminal, unless it is code
-    code: bool = False  # shown as it is; may be wider, and belongs at the left edge
 
 
 def _escape(state: StateInline, silent: bool) -> bool:
@@ -76,9 +78,7 @@ def parse(source: str) -> list[SyntaxTreeNode]:
 
 def code_blocks(source: str) -> list[str]:
     """What stands in the blocks of code of a text, wherever they are."""
-    return [
-        node.content for node in SyntaxTreeNode(_PARSER.parse(source)).walk() if node.type in ("fence", "code_block")
-    ]
+    return [token.content for token in _PARSER.parse(source) if token.type in ("fence", "code_block")]
 
 
 def is_blank(line: str) -> bool:
@@ -86,137 +86,108 @@ def is_blank(line: str) -> bool:
     return not line.strip(_BLANK)
 
 
-def block_rows(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Row]:
-    """What a block of `lines`, which were parsed, looks like in so many cells of a terminal."""
+def stacked(
+    nodes: Sequence[SyntaxTreeNode], lines: Sequence[str], width: int, *, begun: bool = False, gap: bool = False
+) -> list[Text]:
+    """Rows of blocks one below the other, with a blank row where the text has blank lines.
+
+    Args:
+        nodes: blocks of `lines`, which were parsed.
+        width: cells of the terminal. Rows are no wider, but code (`no_wrap`), which belongs at the left edge.
+        begun: whether there are rows above them.
+        gap: whether the line above the first of `lines` is blank.
+    """
+    rows: list[Text] = []
+    for node in nodes:
+        shown = _block(node, lines, width)  # nothing for an empty quotation
+        first = node.map[0] if node.map else 0
+        if shown and (begun or rows) and (is_blank(lines[first - 1]) if first else gap):
+            rows.append(Text())
+        rows += shown
+    return rows
+
+
+def _block(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Text]:
     match node.type:
         case "paragraph" | "heading":
             text = _inline(node)
             text.stylize({"h1": "bold underline", "p": ""}.get(node.tag, "bold"))
-            rows = _wrapped(text, width)
+            rows = _stripped(text.wrap(_console, width))
         case "bullet_list" | "ordered_list":
-            rows = _stacked(node.children, lines, width)
+            rows = stacked(node.children, lines, width)
         case "list_item":
             rows = _item(node, lines, width)
         case "blockquote":
-            inner = _stacked(node.children, lines, _within(width, 2))
-            rows = [row if row.code else Row(Text.assemble(("│ ", _FAINT), row.text)) for row in inner]
+            inner = stacked(node.children, lines, max(width - 2, _NARROWEST))
+            rows = [row if row.no_wrap else Text.assemble(("│ ", _FAINT), row) for row in inner]
         case "fence":
-            rows = _fence(node)
+            code = Code(node.info)
+            inner = [code.row(line) for line in _code_lines(node)]
+            rows = [fence_row(node.markup + node.info), *inner, fence_row(node.markup)]
         case "code_block":
-            rows = [Row(Text.assemble((line, _CODE)), True) for line in node.content.removesuffix("\n").split("\n")]
+            rows = [Text(line, _CODE, no_wrap=True) for line in _code_lines(node)]
         case "table":
             rows = _table(node, width)
         case "hr":
-            rows = [Row(Text.assemble(("─" * min(width, _RULE), _FAINT)))]
+            rows = [Text("─" * min(width, _RULE), _FAINT)]
         case kind:
             raise AssertionError(f"the parser knows no {kind}")
     return rows
 
 
-def fence_row(line: str) -> Row:
+def fence_row(line: str) -> Text:
     """A line that opens or closes a block of code."""
-    return Row(Text.assemble((line.strip(), _FAINT)), True)
+    return Text(line.strip(), _FAINT, no_wrap=True)
 
 
-def _stacked(nodes: Sequence[SyntaxTreeNode], lines: Sequence[str], width: int) -> list[Row]:
-    """Blocks one below the other, with blank rows where the source has blank lines."""
-    rows: list[Row] = []
-    for node in nodes:
-        first = node.map[0] if node.map else 0
-        if rows and first and is_blank(lines[first - 1]):
-            rows.append(Row(Text()))
-        rows += block_rows(node, lines, width)
-    return rows
+def _code_lines(node: SyntaxTreeNode) -> list[str]:
+    return node.content.removesuffix("\n").split("\n") if node.content else []
 
 
-def _item(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Row]:
+def _item(node: SyntaxTreeNode, lines: Sequence[str], width: int) -> list[Text]:
     mark = f"{node.info}{node.markup} " if node.info else "• "
-    inner = _stacked(node.children, lines, _within(width, len(mark)))
-    if not inner or inner[0].code:
-        inner.insert(0, Row(Text()))
-    rows = [Row(Text.assemble((mark, _CODE if node.info else ""), inner[0].text))]
-    for row in inner[1:]:
-        rows.append(row if row.code or not row.text else Row(Text.assemble(" " * len(mark), row.text)))
-    return rows
+    rows = stacked(node.children, lines, max(width - len(mark), _NARROWEST))
+    if not rows or rows[0].no_wrap:
+        rows.insert(0, Text())
+    first = Text.assemble((mark, _CODE if node.info else ""), rows[0])
+    indent = " " * len(mark)
+    return [first, *(row if row.no_wrap or not row else Text.assemble(indent, row) for row in rows[1:])]
 
 
-def _fence(node: SyntaxTreeNode) -> list[Row]:
-    code = Code(node.info)
-    rows = [fence_row(node.markup + node.info)]
-    if node.content:
-        rows += [code.line(line) for line in node.content.removesuffix("\n").split("\n")]
-    return [*rows, fence_row(node.markup)]
-
-
-def _language(info: str) -> str:
-    """The language that is named behind an opening fence; "" for none."""
-    found = re.match(r"[\w+#.-]+", info.strip())
-    return found[0] if found else ""
-
-
-def _table(node: SyntaxTreeNode, width: int) -> list[Row]:
+def _table(node: SyntaxTreeNode, width: int) -> list[Text]:
     table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    rows = [[_inline(cell) for cell in row.children] for part in node.children for row in part.children]
-    for cell, heading in zip(node.children[0].children[0].children, rows[0], strict=True):
-        aligned = str(cell.attrs.get("style", "")).removeprefix("text-align:")
-        table.add_column(
-            heading, justify="right" if aligned == "right" else "center" if aligned == "center" else "left"
-        )
-    for row in rows[1:]:
-        table.add_row(*row)
-    options = _console.options.update(width=width)
-    found = []
-    for line in _console.render_lines(table, options, pad=False):
-        text = Text.assemble(*((segment.text, segment.style or "") for segment in line))
-        text.rstrip()
-        found.append(Row(text))
+    headings, *rows = [row.children for part in node.children for row in part.children]
+    for cell in headings:
+        aligned: Any = str(cell.attrs.get("style", "text-align:left")).removeprefix("text-align:")
+        table.add_column(_inline(cell), justify=aligned)
+    for row in rows:
+        table.add_row(*map(_inline, row))
+    shown = _console.render_lines(table, _console.options.update(width=width), pad=False)
+    return _stripped(Text.assemble(*((part.text, part.style or "") for part in line)) for line in shown)
+
+
+def _stripped(rows: Iterable[Text]) -> list[Text]:
+    """Rows without spaces at their ends."""
+    found = list(rows)
+    for row in found:
+        row.rstrip()
     return found
 
 
-def _within(width: int, indent: int) -> int:
-    return max(width - indent, _NARROWEST)
-
-
-def _wrapped(text: Text, width: int) -> list[Row]:
-    rows = []
-    for line in text.wrap(_console, width):
-        line.rstrip()
-        rows.append(Row(line))
-    return rows
-
-
-def _inline(node: SyntaxTreeNode) -> Text:
+def _inline(node: SyntaxTreeNode, around: str = "") -> Text:
+    """The text of a node, in its style and that of the nodes around it."""
+    style = f"{around} {_INLINE.get(node.type, '')}"
     text = Text()
+    if node.type in ("softbreak", "hardbreak"):
+        text.append("\n")
+    elif not node.children:
+        text.append(node.content, style)
     for child in node.children:
-        for part in child.children:
-            _add(text, part, "")
-    return text
-
-
-def _add(text: Text, node: SyntaxTreeNode, style: str) -> None:
-    match node.type:
-        case "text":
-            text.append(node.content, style)
-        case "code_inline":
-            text.append(node.content, f"{style} {_CODE}")
-        case "softbreak" | "hardbreak":
-            text.append("\n")
-        case "strong" | "em" | "s" | "link" | "image":
-            _add_within(text, node, style)
-        case _:
-            text.append(node.content, style)
-
-
-_MARKED = {"strong": "bold", "em": "italic", "s": "strike", "link": "underline", "image": "italic"}
-
-
-def _add_within(text: Text, node: SyntaxTreeNode, style: str) -> None:
-    start = len(text)
-    for child in node.children:
-        _add(text, child, f"{style} {_MARKED[node.type]}")
+        text.append_text(_inline(child, style))
     to = str(node.attrs.get("href") or node.attrs.get("src") or "")
-    if to and to not in (text.plain[start:], f"mailto:{text.plain[start:]}"):
-        text.append(f" ({to})", f"{style} {_FAINT}")
+    if to and to not in (text.plain, f"mailto:{text.plain}"):
+        text.append(f" ({to})", f"{around} {_FAINT}")
+    return text
 
 
 # --------------------------------------------------------------------------- colours of code
@@ -253,7 +224,7 @@ class Code:
     """
 
     def __init__(self, info: str, indent: int = 0, mark: str = "```") -> None:
-        self._lexer = _lexer(_language(info).lower())
+        self._lexer = _lexer(info)
         self._indent, self._mark = indent, mark
         self._open = ""
 
@@ -262,36 +233,27 @@ class Code:
         found = FENCE.fullmatch(line)
         return found is not None and found[2].startswith(self._mark) and not found[3].strip()
 
-    def line(self, line: str) -> Row:
-        """The next line, whole."""
-        text, self._open = self._coloured(line)
-        return Row(text, True)
-
-    def unfinished(self, line: str) -> Row:
-        """What is there of the next line; it counts only once it is whole."""
-        return Row(self._coloured(line)[0], True)
-
-    def _coloured(self, line: str) -> tuple[Text, str]:
-        """The line in colours, without the indent of the fence, and what is to be read again with the next one."""
+    def row(self, line: str, *, whole: bool = True) -> Text:
+        """The next line, without the indent of the fence; one that is not `whole` comes again."""
         indent = len(line) - len(line.lstrip(" "))
-        line = line[min(indent, self._indent) :]
-        text = Text(line)
+        text = Text(line[min(indent, self._indent) :], no_wrap=True)
         if self._lexer is None or len(self._open) > _MOST:
-            return text, self._open
-        source = f"{self._open}{line}\n"
+            return text
+        source = f"{self._open}{text.plain}\n"
         start, kind = len(self._open), None
         for at, kind, piece in self._lexer.get_tokens_unprocessed(source):
             if at + len(piece) > start and (style := _THEME.get_style_for_token(kind)):
                 text.stylize(style, max(at - start, 0), at + len(piece) - start)
-        return text, source if kind in String or kind in Comment else ""
+        if whole:
+            self._open = source if kind in String or kind in Comment else ""
+        return text
 
 
 @lru_cache(maxsize=16)
-def _lexer(language: str) -> Lexer | None:
-    if not language:
-        return None
-    try:
-        # For PHP, whose code in answers mostly lacks its opening tag.
-        return get_lexer_by_name(language, startinline=True)
-    except ClassNotFound:
-        return None
+def _lexer(info: str) -> Lexer | None:
+    """The lexer of the language that is named behind an opening fence."""
+    found = re.match(r"[\w+#.-]+", info.strip())
+    with suppress(ClassNotFound):
+        # `startinline`: for PHP, whose code in answers mostly lacks its opening tag.
+        return get_lexer_by_name(found[0].lower(), startinline=True) if found else None
+    return None

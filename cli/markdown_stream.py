@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import accumulate, takewhile
+from operator import eq
 from os import terminal_size
 
 from markdown_it.tree import SyntaxTreeNode
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.text import Text
 
 from .console import printable
-from .markdown_rows import FENCE, Code, Row, block_rows, fence_row, is_blank, parse
+from .markdown_rows import FENCE, Code, fence_row, is_blank, parse, stacked
 
 INTERVAL = 1 / 15
 """Seconds between two looks of the open block."""
@@ -40,119 +41,98 @@ class MarkdownStream:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._screen, self._size, self._style, self._clock = screen, size, style, clock
-        self._tail = ""
-        self._code: Code | None = None
-        self._begun = False
-        self._gap = False
+        self._tail = ""  # of the text, from what is open on
+        self._code: Code | None = None  # the block of code that is open
+        self._begun = False  # whether rows are finished
+        self._gap = False  # whether there is a blank line above the tail
         self._due = 0.0
 
     def push(self, text: str) -> None:
         """Take a further piece; it is shown at once, unless something was shown just now."""
         self._tail += printable(text)
         if self._clock() >= self._due:
-            self._show(ended=False)
+            self._show()
 
     def finish(self) -> None:
         """Show everything: the text ended."""
         self._show(ended=True)
 
-    def _show(self, *, ended: bool) -> None:
+    def _show(self, *, ended: bool = False) -> None:
         began = self._clock()
         width = self._size().columns
-        final = self._settle(width, ended)
-        live = [] if ended else self._open_rows(width)
+        final = self._finished(width, ended)
+        live = self._open_rows(width)
         if self._style:
             for row in (*final, *live):
-                row.text.stylize(self._style)
+                row.stylize(self._style)
         self._screen.update(final, live)
         now = self._clock()
         self._due = now + max(INTERVAL, (now - began) / SHARE)
 
-    # ------------------------------------------------------------------ what is finished
-
-    def _settle(self, width: int, ended: bool) -> list[Row]:
+    def _finished(self, width: int, ended: bool) -> list[Text]:
         """Take from the text what can no longer change; its rows."""
-        rows: list[Row] = []
-        while True:
-            *lines, rest = self._tail.split("\n")
-            lines += [rest] if ended and rest else []
-            if self._code is not None:
-                if not self._take_code(lines, rows):
-                    return rows
-            elif not self._take_blocks(lines, rows, width, ended):
-                return rows
+        rows: list[Text] = []
+        *lines, rest = self._tail.split("\n")
+        if ended and rest:
+            lines, rest = [*lines, rest], ""
+        while lines:
+            code = self._code
+            taken = self._take_blocks(lines, rows, width, ended) if code is None else self._take_code(code, lines, rows)
+            if taken:
+                self._gap = is_blank(lines[taken - 1])
+                del lines[:taken]
+            if self._code is code:
+                break  # no block of code began or ended: all that is left is open
+        self._tail = "\n".join([*lines, rest])
+        return rows
 
-    def _take_code(self, lines: Sequence[str], rows: list[Row]) -> bool:
-        """Lines up to the closing fence; whether it has come."""
-        assert self._code is not None
-        for number, line in enumerate(lines):
-            if self._code.closes(line):
+    def _take_code(self, code: Code, lines: Sequence[str], rows: list[Text]) -> int:
+        """Take lines up to the closing fence; how many."""
+        for number, line in enumerate(lines, 1):
+            if code.closes(line):
                 rows.append(fence_row(line))
                 self._code = None
-                self._drop(lines[: number + 1])
-                return True
-            rows.append(self._code.line(line))
-        self._drop(lines)
-        return False
+                return number
+            rows.append(code.row(line))
+        return len(lines)
 
-    def _take_blocks(self, lines: Sequence[str], rows: list[Row], width: int, ended: bool) -> bool:
-        """Blocks up to the first fence, or to the one that is still open; whether there was a fence."""
-        if not lines:
-            return False
+    def _take_blocks(self, lines: Sequence[str], rows: list[Text], width: int, ended: bool) -> int:
+        """Take blocks up to the first fence, and that, or up to the one that is still open; how many lines."""
         nodes = parse("\n".join(lines))
-        fence = next((node for node in nodes if node.type == "fence"), None)
+        fence = next((number for number, node in enumerate(nodes) if node.type == "fence"), None)
+        end = len(lines)
         if fence is not None:
-            nodes = nodes[: nodes.index(fence)]
-            end = fence.map[0] if fence.map else 0
-        elif ended or not nodes:
-            end = len(lines)
-        else:
+            end = _first_line(nodes[fence])
+            del nodes[fence:]
+        elif nodes and not ended:
             last = nodes.pop()
             if last.type.endswith("_list"):
                 *items, last = last.children
                 nodes += items
-            end = last.map[0] if last.map else 0
-        rows += self._spaced(nodes, lines, width)
+            end = _first_line(last)
+        rows += stacked(nodes, lines, width, begun=self._begun, gap=self._gap)
         self._begun = self._begun or bool(rows)
         if fence is None:
-            self._drop(lines[:end])
-            return False
+            return end
+        if self._begun and (is_blank(lines[end - 1]) if end else self._gap):
+            rows.append(Text())
+        rows.append(fence_row(lines[end]))
+        self._begun = True
         opening = FENCE.fullmatch(lines[end])
         assert opening is not None
         self._code = Code(opening[3], len(opening[1]), opening[2])
-        if self._begun and self._gap_before(end, lines):
-            rows.append(Row(Text()))
-        rows.append(fence_row(lines[end]))
-        self._begun = True
-        self._drop(lines[: end + 1])
-        return True
+        return end + 1
 
-    def _spaced(self, nodes: Sequence[SyntaxTreeNode], lines: Sequence[str], width: int) -> list[Row]:
-        """Rows of blocks, with a blank one where there are blank lines in the text."""
-        rows: list[Row] = []
-        for node in nodes:
-            shown = block_rows(node, lines, width)  # nothing for an empty quotation
-            if shown and (self._begun or rows) and self._gap_before(node.map[0] if node.map else 0, lines):
-                rows.append(Row(Text()))
-            rows += shown
-        return rows
-
-    def _gap_before(self, line: int, lines: Sequence[str]) -> bool:
-        return is_blank(lines[line - 1]) if line else self._gap
-
-    def _drop(self, lines: Sequence[str]) -> None:
-        if lines:
-            self._gap = is_blank(lines[-1])
-            self._tail = self._tail[sum(map(len, lines)) + len(lines) :]
-
-    # ------------------------------------------------------------------ what is open
-
-    def _open_rows(self, width: int) -> list[Row]:
+    def _open_rows(self, width: int) -> list[Text]:
         if not self._tail:
             return []
-        if self._code is None:
-            return self._spaced(parse(self._tail), self._tail.split("\n"), width)
-        return [self._code.unfinished(self._tail)]
+        if self._code is not None:
+            return [self._code.row(self._tail, whole=False)]
+        return stacked(parse(self._tail), self._tail.split("\n"), width, begun=self._begun, gap=self._gap)
+
+
+def _first_line(node: SyntaxTreeNode) -> int:
+    return node.map[0] if node.map else 0
 
 
 # --------------------------------------------------------------------------- the rows on the terminal
@@ -161,8 +141,7 @@ _TAB = 8
 _UP = "\x1b[{}A"
 # Cleared from the second cell on, and then the first row: tmux takes clearing from its top left on, where a row may be
 # after the window became narrower, for clearing the screen, and keeps what was there in its history.
-_CLEAR_BELOW = "\x1b[C\x1b[J\r\x1b[K"
-# Rows that may be erased must be one row each, whatever the terminal takes for the width of a character.
+_CLEAR_BELOW = "\r\x1b[C\x1b[J\r\x1b[K"
 _NO_WRAP, _WRAP = "\x1b[?7l", "\x1b[?7h"
 
 
@@ -179,64 +158,50 @@ class LiveRows:
         self._cells: list[int] = []
         self._columns = 0
 
-    def update(self, final: Sequence[Row], live: Sequence[Row]) -> None:
+    def update(self, final: Sequence[Text], live: Sequence[Text]) -> None:
         """Show finished rows for good, and below them those that may still change: the last that there is room for."""
         columns, lines = self._size()
         rows = [part for row in live for part in _folded(row, columns)][-max(lines - 2, 1) :]
-        done = [_ansi(row.text) for row in final]
-        new = done + [_ansi(row) for row in rows]
+        shown, self._shown = self._shown, [_ansi(row, erasable=True) for row in rows]
+        new = [*map(_ansi, final), *self._shown]
         if columns == self._columns:
-            same = self._same(new, len(done))
-            up = len(self._shown) - 1 - same
+            same = sum(takewhile(bool, map(eq, shown, new)))
+            if same == len(new) < len(shown):  # the cursor is to end up behind the last row: it is written again
+                same = max(same - 1, 0)
+            up = len(shown) - 1 - same
         else:
             # A terminal that became narrower has broken the rows anew.
             same, up = 0, sum(max(1, -(-cells // columns)) for cells in self._cells) - 1
-        out = self._back_to(same, up, bool(new))
-        out += [f"{row}\n" for row in new[same : len(done)]]
-        if rest := new[max(same, len(done)) :]:
-            out.append(f"{_NO_WRAP}{chr(10).join(rest)}{_WRAP}")
+        self._cells, self._columns = [row.cell_len for row in rows], columns
+        out = "\n".join(new[same:])
+        if same < len(shown):
+            out = (_UP.format(up) if up > 0 else "") + _CLEAR_BELOW + out
+        elif 0 < same < len(new):
+            out = f"\n{out}"
+        if new and not rows:
+            out += "\n"
         if out:
-            self._write("".join(out))
-        self._shown, self._cells, self._columns = new[len(done) :], [row.cell_len for row in rows], columns
-
-    def _same(self, new: Sequence[str], done: int) -> int:
-        """How many of the rows that are shown stay."""
-        same = 0
-        for shown, wanted in zip(self._shown, new, strict=False):
-            # What was cut at the edge, as it is wider than it seemed, is whole once it is finished.
-            if shown != wanted or (same < done and not shown.isascii()):
-                break
-            same += 1
-        # The cursor is to end up behind the last row, so that one is written again if others go.
-        return min(same, max(len(new) - 1, 0)) if len(new) < len(self._shown) else same
-
-    def _back_to(self, same: int, up: int, more: bool) -> list[str]:
-        """From behind the last row to where the first one that changes begins."""
-        if not self._shown or (same == len(self._shown) and not more):
-            return []
-        if same == len(self._shown):
-            return ["\n"]
-        return [_UP.format(up) if up > 0 else "", "\r", _CLEAR_BELOW]
+            self._write(out)
 
 
 _console = Console(highlight=False, markup=False, emoji=False)  # knows styles; never writes
 
 
-def _ansi(text: Text) -> str:
-    """A row with its colours, and no other control character than tabs."""
-    parts = []
-    for segment in text.render(_console):
-        shown = printable(segment.text)
-        parts.append(segment.style.render(shown, color_system=ColorSystem.STANDARD) if segment.style else shown)
-    return "".join(parts)
+def _ansi(row: Text, *, erasable: bool = False) -> str:
+    """A row with its colours. One that may be erased must be one row of the terminal."""
+    parts = [
+        part.style.render(part.text, color_system=ColorSystem.STANDARD) if part.style else part.text
+        for part in row.render(_console)
+    ]
+    # Not every terminal takes a character for as wide as it is counted here.
+    return "".join([_NO_WRAP, *parts, _WRAP] if erasable and not row.plain.isascii() else parts)
 
 
-def _folded(row: Row, columns: int) -> list[Text]:
+def _folded(row: Text, columns: int) -> list[Text]:
     """A row in pieces that are no wider than the terminal."""
-    text = row.text.copy()
-    if "\t" in text.plain:
-        text.expand_tabs(_TAB)
-    if not row.code or text.cell_len <= columns:
+    text = row.copy()
+    text.expand_tabs(_TAB)
+    if not row.no_wrap or text.cell_len <= columns:
         return [text]
     ends = accumulate(len(part) for part in chop_cells(text.plain, columns))
     return list(text.divide(list(ends)[:-1]))

@@ -140,12 +140,12 @@ class Screen(pyte.HistoryScreen):
 
 
 class Watched:
-    """A stream on a screen in memory; every look that it takes at the clock is later by `pace` seconds."""
+    """A stream on a screen in memory, whose pieces come `pace` seconds apart and take `cost` seconds to show."""
 
-    def __init__(self, columns: int = 40, lines: int = 12, pace: float = INTERVAL) -> None:
+    def __init__(self, columns: int = 40, lines: int = 12, pace: float = 1.0, cost: float = 0.0) -> None:
         self.screen = Screen(columns, lines)
         self.written = 0
-        self._now, self._pace = 0.0, pace
+        self._now, self._pace, self._cost = 0.0, pace, cost
         rows = LiveRows(self._write, self.size)
         self.stream = MarkdownStream(rows, self.size, clock=self._clock)
 
@@ -157,14 +157,18 @@ class Watched:
         self.screen.write(text)
 
     def _clock(self) -> float:
-        self._now += self._pace
+        self._now += self._cost
         return self._now
 
+    def push(self, piece: str) -> None:
+        self._now += self._pace
+        self.stream.push(piece)
 
-def shown(pieces: Iterable[str], columns: int = 40, lines: int = 12, pace: float = 99.0) -> str:
-    watched = Watched(columns, lines, pace)
+
+def shown(pieces: Iterable[str], columns: int = 40, lines: int = 12) -> str:
+    watched = Watched(columns, lines)
     for piece in pieces:
-        watched.stream.push(piece)
+        watched.push(piece)
     watched.stream.finish()
     assert watched.screen.cursor.x == 0
     return watched.screen.text
@@ -227,36 +231,40 @@ def test_blocks_that_are_open_or_empty_or_hold_spaces(text: str, looks: str) -> 
 
 
 def test_what_is_finished_is_not_written_again() -> None:
-    watched = Watched(pace=99.0)
+    watched = Watched()
     for _ in range(500):
-        watched.stream.push("- an item of a list\n")
+        watched.push("- an item of a list\n")
     # Each item once open and once finished, and a few commands.
     assert watched.written < 500 * 2 * 60
 
 
 def test_a_long_open_block_shows_its_end() -> None:
-    watched = Watched(40, 8, pace=99.0)
-    watched.stream.push(" ".join(f"word{i}" for i in range(200)))
+    watched = Watched(40, 8)
+    watched.push(" ".join(f"word{i}" for i in range(200)))
     assert watched.screen.text.count("\n") == 5
     assert watched.screen.text.endswith("word199")
 
 
 def test_a_look_is_taken_now_and_then() -> None:
     watched = Watched(pace=INTERVAL / 10)
-    watched.stream.push("one ")
-    watched.stream.push("two ")
+    watched.push("one ")
+    watched.push("two ")
     assert watched.screen.text == "one"
     for _ in range(50):
-        watched.stream.push("more ")
+        watched.push("more ")
     assert watched.screen.text.count("more") >= 20
+    slow = Watched(pace=INTERVAL, cost=1.0)
+    for word in ["one ", *["two "] * 20]:
+        slow.push(word)
+    assert slow.screen.text == "one"
 
 
 def test_a_terminal_that_became_narrower_shows_the_open_block_once() -> None:
-    watched = Watched(40, 12, pace=99.0)
-    watched.stream.push("finished\n\nthis paragraph is open and has some words")
+    watched = Watched(40, 12)
+    watched.push("finished\n\nthis paragraph is open and has some words")
     # What a terminal that breaks its rows anew shows now.
     watched.screen = Screen(20, 12)
     watched.screen.write("> hello\nfinished\n\nthis paragraph is open and has some\nwords")
-    watched.stream.push(" more")
+    watched.push(" more")
     watched.stream.finish()
     assert watched.screen.text == "> hello\nfinished\n\nthis paragraph is\nopen and has some\nwords more\n"
