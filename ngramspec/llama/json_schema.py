@@ -20,7 +20,7 @@ from typing import Any
 from llama_cpp.llama_grammar import PRIMITIVE_RULES, BuiltinRule, SchemaConverter
 
 from ngramspec.errors import GrammarError
-from ngramspec.llama.json_values import number_rule, repeated, translated
+from ngramspec.llama.json_values import literal, number_rule, one_of, repeated, translated
 
 TYPES: Mapping[str, frozenset[str]] = {
     "object": frozenset({"properties", "required", "additionalProperties", "allOf"}),
@@ -202,7 +202,7 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         fitting = [value for value in values if any(_is(value, kind) for kind in kinds)]
         if not fitting:
             raise self._error(name, "no value of enum is of its type" if values else "enum is not a list of values")
-        choices = " | ".join(self._format_literal(json.dumps(value, ensure_ascii=False)) for value in fitting)
+        choices = one_of([json.dumps(value, ensure_ascii=False) for value in fitting])
         return str(self._add_rule(name, f"({choices}) space"))
 
     def _visit_type(self, schema: Mapping[str, Any], name: str) -> str:
@@ -339,11 +339,10 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
     def _add_primitive(self, name: str, rule: BuiltinRule) -> Any:
         return super()._add_primitive(name, _CHARACTER if name == "char" else rule)
 
-    def _format_literal(self, literal: str) -> str:
-        if literal.startswith('"'):  # a name, whose letters need no escapes
-            literal = json.dumps(json.loads(literal), ensure_ascii=False)
-        escaped = "".join(c if c.isprintable() and c not in '"\\' else f"\\U{ord(c):08X}" for c in literal)
-        return f'"{escaped}"'
+    def _format_literal(self, text: str) -> str:
+        if text.startswith('"'):  # a name, whose letters need no escapes
+            text = json.dumps(json.loads(text), ensure_ascii=False)
+        return literal(text)
 
 
 def _choices(rule: str) -> list[str]:

@@ -11,8 +11,8 @@ from typing import Any
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import pattern_grammar, schema_grammar
+from ngramspec.llama.json_values import one_of
 from ngramspec.server.fields import Fields, bad_field, shown
-from ngramspec.tool_calls.json_text import quote
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
@@ -74,7 +74,7 @@ def _guided_grammar(where: Fields, name: str, kind: str) -> str:
         texts = where.texts(name)
         if not texts:
             raise where.wrong(name, "a list of texts")
-        return "root ::= " + " | ".join(quote(text) for text in texts)
+        return f"root ::= {one_of(texts)}"
     if kind == "regex":
         try:
             return pattern_grammar(where.needed_name(name))

@@ -9,6 +9,7 @@ import pytest
 
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_grammar, schema_rules
+from ngramspec.llama.json_values import one_of
 from ngramspec.llama.vocabulary import Vocabulary
 
 
@@ -49,6 +50,8 @@ CASES = [
     ({"type": "string", "format": "email"}, ['"x"'], ["5"]),
     ({"type": ["string", "null"], "enum": ["a", None]}, ['"a"', "null"], ['"b"']),
     ({"type": "integer", "enum": [1, "a"]}, ["1"], ['"a"']),
+    ({"enum": [12, 1, "12", 'a"', "a\\n", "é"]}, ["1", "12", '"12"', '"a\\""', '"é"'], ["13", '"1"', '"a"']),
+    ({"enum": ["a" * n for n in range(1, 400)]}, ['"a"', f'"{"a" * 399}"'], ['""', f'"{"a" * 400}"']),
     ({"type": ["array", "null"], "items": {"type": "integer"}}, ["[1, 2]", "null", "[]"], ['["a"]']),
     (
         {"properties": {NAME: {"const": 'a"\\'}}, "required": [NAME]},
@@ -86,6 +89,10 @@ CASES = [
     ({"properties": {}}, ["{}"], ['{"a": 1}']),
     ({}, ["{}", '{"a": 1}'], ["1"]),
 ]
+
+
+def test_choices_share_their_beginnings() -> None:
+    assert one_of(["red", "reed", "12", "1", "red"]) == '"1" ("" | "2") | "re" ("d" | "ed")'
 
 
 def test_schemas(demo_vocabulary: Vocabulary) -> None:
