@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,8 +20,6 @@ from ngramspec.llama.grammar_check import check_grammar
 
 CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.cpp's `llama_token_data`
 
-_BRACKETS = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\r\n]*|[()<!]', re.DOTALL)  # or what may hold some
-_DEEPEST = 2500
 
 
 class Grammar:
@@ -90,23 +87,13 @@ class Grammar:
 
 
 def _encode(text: str) -> bytes:
-    """A grammar for llama.cpp, which reads up to the first NUL, takes an empty one for none, and has no floor below
-    nested brackets but the end of its stack."""
+    """A grammar for llama.cpp, which reads up to the first NUL, and takes an empty one for none."""
     try:
         raw = text.encode()
     except UnicodeEncodeError as error:
         raise GrammarError(f"the grammar does not parse: character {error.start} of it is not valid text") from error
     if not raw or b"\0" in raw:
         raise GrammarError(f"the grammar {'holds a NUL character' if raw else 'is empty: it has no rule named root'}")
-    depth = 0
-    for match in _BRACKETS.finditer(text):
-        if match[0] in "<!":
-            line = text.count("\n", 0, match.start()) + 1
-            raise GrammarError(f"the grammar names tokens in line {line}: llama.cpp may end the process on them")
-        depth += {"(": 1, ")": -1}.get(match[0], 0)
-        if depth > _DEEPEST:
-            line = text.count("\n", 0, match.start()) + 1
-            raise GrammarError(f"the grammar is nested more than {_DEEPEST} brackets deep in line {line}")
     check_grammar(text)
     return raw
 

@@ -1,11 +1,11 @@
-"""Find grammars that would hang llama.cpp or use up all RAM, from their text, before llama.cpp reads them.
+"""Find grammars that would hang llama.cpp, use up all RAM or end the process, from their text.
 
 llama.cpp follows a grammar as a set of stacks, each of which holds what is still to come. Before each character it
 unfolds the rule on top of every stack; if that rule may be empty, it unfolds what comes after it too. A rule that
 begins with itself therefore unfolds forever. Its own check finds that where the rules in front are empty by an
 alternative of their own, as in `root ::= "a"? root "b"`, and misses `root ::= a root "b"` with `a ::= b` and
 `b ::= "c"?`. Stacks may also be finite, and too many, as in `a ::= "x"{0,900}`, `b ::= a{0,900}`,
-`root ::= b{0,900}`.
+`root ::= b{0,900}`. A text can come to either at any place, so trying how a grammar begins would not find them.
 
 So the rules are built here as its parser builds them, with one difference: the n - 1 rules of `x{0,n}`, which differ
 only in how often they may go on, are one that counts n. What does not parse is left to llama.cpp to complain of.
@@ -14,7 +14,8 @@ only in how often they may go on, are one that counts n. What does not parse is 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from ngramspec.errors import GrammarError
@@ -24,20 +25,20 @@ MOST_STACKS = 10_000
 
 _MOST_STEPS = 10_000_000
 _DEEPEST = 5000  # rules that begin with one another: llama.cpp's search calls itself once for each
+_DEEPEST_BRACKETS = 2500  # its parser calls itself for each
 _MOST_ELEMENTS = 50_000_000  # of 8 bytes
-
-_TOKEN = re.compile(
-    r"""(?P<space>[ \t]+|\#[^\r\n]*)|(?P<line>\r\n|\r|\n)|(?P<define>[A-Za-z0-9-]+[ \t]*::=)|(?P<name>[A-Za-z0-9-]+)
-    |"(?P<text>(?:\\.|[^"\\])*)"|\[(?P<range>(?:\\.|[^\]\\])*)\]|(?P<any>\.)
-    |\{(?:\s|\#[^\r\n]*)*(?P<least>\d+)(?:\s|\#[^\r\n]*)*
-     (?P<to>,(?:\s|\#[^\r\n]*)*(?:(?P<most>\d+)(?:\s|\#[^\r\n]*)*)?)?\}
-    |(?P<mark>[*+?()|])""",
-    re.VERBOSE | re.DOTALL,
-)
 _ENDLESS = 2000  # llama.cpp's MAX_REPETITION_THRESHOLD: more is no limit
 
+_TEXT_OR_COMMENT = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|#[^\r\n]*', re.DOTALL)
+_TOKEN = re.compile(
+    r"""(?P<define>[A-Za-z0-9-]+[ \t]*::=)|(?P<name>[A-Za-z0-9-]+)
+    |"(?P<text>(?:\\.|[^"\\])*)"|\[(?P<range>(?:\\.|[^\]\\])*)\]|(?P<any>\.)
+    |\{\s*(?P<least>\d+)\s*(?P<to>,\s*(?P<most>\d*)\s*)?\}|(?P<repeat>[*+?])|(?P<mark>[()|])|(?P<wrong>\S)""",
+    re.VERBOSE | re.DOTALL,
+)
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Rule:
     """A rule, or one that a bracket or a repetition makes; an element is another one, or the length of a text."""
 
@@ -47,6 +48,21 @@ class _Rule:
     times: int = 1
     nullable: bool = False
 
+    def parts(self) -> Iterator[_Rule]:
+        """The rules in it."""
+        return (part for way in self.ways for part in way if isinstance(part, _Rule))
+
+    def firsts(self) -> Iterator[tuple[_Rule | int, bool]]:
+        """What it can begin with, and whether something of the rule is left behind it."""
+        for way in self.ways:
+            for i, part in enumerate(way):
+                yield part, i + 1 < len(way) or self.times > 1
+                if isinstance(part, int) or not part.nullable:
+                    break
+
+    def refused(self, why: str) -> GrammarError:
+        return GrammarError(f"the grammar's rule {self.name!r} in line {self.line} {why}")
+
 
 def check_grammar(text: str) -> None:
     """Refuse a grammar that llama.cpp would not survive.
@@ -54,242 +70,185 @@ def check_grammar(text: str) -> None:
     Time: linear in the text and its repetitions.
 
     Raises:
-        GrammarError: with the rule and its line.
+        GrammarError: with the line, and the rule where it is one.
     """
+    text = _TEXT_OR_COMMENT.sub(lambda found: "" if found[0].startswith("#") else found[0], text)
+    tokens = list(_TOKEN.finditer(text))
+    _check_tokens(tokens, text)
     try:
-        root = _Parser(text).parse()
+        root = _parse(tokens, text)
     except ValueError:  # no grammar
         return
-    rules = _reachable(root)
+    rules = _postorder([root], _Rule.parts)
     _find_nullable(rules)
-    firsts = {id(rule): list(_firsts(rule)) for rule in rules}
-    component, order = _walked(rules, firsts)
-    for rule in _left_recursive(rules, firsts, component):
-        raise GrammarError(
-            f"the grammar's rule {rule.name!r} in line {rule.line} can begin with itself (left recursion), which takes"
-            " llama.cpp all memory; write the repetition behind, as in: list ::= item list?"
-        )
-    _count(order, firsts, component)
-
-
-class _Parser:
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._at = 0
-        self._line = 1
-        self._rules: dict[str, _Rule] = {}
-        self._elements = 0
-
-    def parse(self) -> _Rule:
-        defined: set[str] = set()
-        token = self._next(True)
-        while token is not None:
-            if token.lastgroup != "define":
-                raise ValueError
-            name = token["define"].removesuffix("::=").rstrip()
-            rule = self._rule(name)
-            rule.line, rule.ways = self._line, [[]]
-            defined.add(name)
-            token = self._body(rule)
-        if defined != self._rules.keys() or "root" not in defined:
-            raise ValueError
-        return self._rules["root"]
-
-    def _rule(self, name: str) -> _Rule:
-        return self._rules.setdefault(name, _Rule(name, self._line))
-
-    def _next(self, lines: bool) -> re.Match[str] | None:
-        """The next token that is no space, nor with `lines` the end of a line; None at the end of the text."""
-        while self._at < len(self._text):
-            token = _TOKEN.match(self._text, self._at)
-            if token is None:
-                raise ValueError
-            self._at = token.end()
-            if token.lastgroup == "line":
-                self._line += 1
-            if token.lastgroup != "space" and (token.lastgroup != "line" or not lines):
-                return token
-            self._line += token[0].count("\n") if token.lastgroup != "line" else 0
-        return None
-
-    def _body(self, rule: _Rule) -> re.Match[str] | None:
-        """Read a rule up to the next one, whose definition is returned."""
-        open_: list[tuple[_Rule, int]] = []
-        current, start = rule, 0
-        lines = True  # behind ::= and | a rule goes on in the next line, and so within brackets
-        while True:
-            token = self._next(lines or bool(open_))
-            kind = token.lastgroup if token is not None else None
-            if token is None or kind in ("line", "define"):
-                if open_:
-                    raise ValueError
-                return self._next(True) if kind == "line" else token
-            lines = False
-            way = current.ways[-1]
-            if kind == "mark" and token[0] in "()|":
-                if token[0] == "(":
-                    open_.append((current, len(way)))
-                    current, start = _Rule(rule.name, self._line), 0
-                elif token[0] == "|":
-                    current.ways.append([])
-                    start, lines = 0, True
-                elif open_:
-                    group = current
-                    current, start = open_.pop()
-                    current.ways[-1].append(group)
-                else:
-                    raise ValueError
-            elif kind in ("mark", "least", "to", "most"):
-                self._repeat(rule.name, way, start, *_bounds(token))
-            else:
-                start = len(way)
-                if kind == "name":
-                    way.append(self._rule(token[0]))
-                elif length := len(token[kind or 0]):
-                    way.append(length)
-                self._line += token[0].count("\n")
-
-    def _repeat(self, name: str, way: list[_Rule | int], start: int, least: int, most: int | None) -> None:
-        what = way[start:]
-        if not what or least > _ENDLESS or (most is not None and most < least):
-            raise ValueError
-        del way[start:]
-        way += what * least
-        size = sum(part if isinstance(part, int) else 1 for part in what)
-        self._elements += size * (most or least + 1)
-        if self._elements > _MOST_ELEMENTS:
-            raise GrammarError(
-                f"the grammar's repetitions in line {self._line} come to too much for llama.cpp's memory"
+    order = _postorder(rules, _first_rules)
+    circle = _circles(order)
+    for rule in rules:
+        # One that leaves nothing behind comes back to the same stack, which llama.cpp notices.
+        if any(rest and isinstance(part, _Rule) and circle[part] is circle[rule] for part, rest in rule.firsts()):
+            raise rule.refused(
+                "can begin with itself (left recursion), which takes llama.cpp all memory; write the repetition"
+                " behind, as in: list ::= item list?"
             )
-        if most is None:
-            more = _Rule(name, self._line)
-            more.ways = [[*what, more], []]
-            way.append(more)
-        elif most > least:
-            way.append(_Rule(name, self._line, [what, []], most - least))
+    _count(order, circle)
+
+
+def _line(text: str, at: int) -> int:
+    return text.count("\n", 0, at) + 1
+
+
+def _check_tokens(tokens: Iterable[re.Match[str]], text: str) -> None:
+    """Refuse what ends the process while llama.cpp parses, also in what does not parse."""
+    depth = 0
+    for token in tokens:
+        if token[0] in "<!":
+            line = _line(text, token.start())
+            raise GrammarError(f"the grammar names tokens in line {line}: llama.cpp may end the process on them")
+        depth += {"(": 1, ")": -1}.get(token[0], 0)
+        if depth > _DEEPEST_BRACKETS:
+            line = _line(text, token.start())
+            raise GrammarError(f"the grammar is nested more than {_DEEPEST_BRACKETS} brackets deep in line {line}")
+
+
+def _parse(tokens: Iterable[re.Match[str]], text: str) -> _Rule:
+    """The rule root. Ends of lines are not looked at: where one is missing, llama.cpp says so."""
+    rules: dict[str, _Rule] = {}
+    defined: set[str] = set()
+    open_: list[tuple[_Rule, int]] = []
+    current = _Rule("", 0)
+    start = elements = read = line = 0
+    for token in tokens:
+        line += text.count("\n", read, token.start())
+        read = token.start()
+        way = current.ways[-1]
+        match token.lastgroup:
+            case "define" if not open_:
+                name = token["define"].removesuffix("::=").rstrip()
+                current = rules.setdefault(name, _Rule(name, 0))
+                current.line, current.ways, start = line + 1, [[]], 0
+                defined.add(name)
+            case "mark" if token[0] == "(":
+                open_.append((current, len(way)))
+                current, start = _Rule(current.name, line + 1), 0
+            case "mark" if token[0] == "|":
+                current.ways.append([])
+                start = 0
+            case "mark" if open_:
+                group = current
+                current, start = open_.pop()
+                current.ways[-1].append(group)
+            case "repeat" | "least" | "to":
+                elements += _repeat(current.name, line + 1, way, start, *_bounds(token))
+                if elements > _MOST_ELEMENTS:
+                    raise GrammarError(
+                        f"the grammar's repetitions in line {line + 1} come to too much for llama.cpp's memory"
+                    )
+            case "name":
+                start = len(way)
+                way.append(rules.setdefault(token[0], _Rule(token[0], 0)))
+            case "text" | "range" | "any" as kind:
+                start = len(way)
+                way += [len(token[kind])] if token[kind] else []
+            case _:
+                raise ValueError
+    if open_ or defined != rules.keys() or "root" not in defined:
+        raise ValueError
+    return rules["root"]
 
 
 def _bounds(token: re.Match[str]) -> tuple[int, int | None]:
-    if token.lastgroup == "mark":
+    if token["repeat"]:
         return {"*": (0, None), "+": (1, None), "?": (0, 1)}[token[0]]
     least = int(token["least"])
-    most = (int(token["most"]) if token["most"] else None) if token["to"] else least
+    most = int(token["most"]) if token["most"] else None if token["to"] else least
     return least, None if most is not None and most > _ENDLESS else most
 
 
-def _reachable(root: _Rule) -> list[_Rule]:
-    found, todo = {id(root): root}, [root]
-    while todo:
-        for way in todo.pop().ways:
-            for part in way:
-                if isinstance(part, _Rule) and id(part) not in found:
-                    found[id(part)] = part
-                    todo.append(part)
-    return list(found.values())
+def _repeat(name: str, line: int, way: list[_Rule | int], start: int, least: int, most: int | None) -> int:
+    """Repeat the last part of a way, which begins at `start`; how many elements that makes."""
+    what = way[start:]
+    if not what or least > _ENDLESS or (most is not None and most < least):
+        raise ValueError
+    del way[start:]
+    way += what * least
+    if most is None:
+        more = _Rule(name, line)
+        more.ways = [[*what, more], []]
+        way.append(more)
+    elif most > least:
+        way.append(_Rule(name, line, [what, []], most - least))
+    return sum(part if isinstance(part, int) else 1 for part in what) * (most or least + 1)
+
+
+def _postorder(roots: Iterable[_Rule], parts: Callable[[_Rule], Iterator[_Rule]]) -> list[_Rule]:
+    """All that is reached from some rules, each rule after what it reaches, circles apart (no recursion)."""
+    seen: set[_Rule] = set()
+    order: list[_Rule] = []
+    for root in roots:
+        path = [(root, parts(root))] if root not in seen else []
+        seen.add(root)
+        while path:
+            rule, others = path[-1]
+            part = next((part for part in others if part not in seen), None)
+            if part is not None:
+                seen.add(part)
+                path.append((part, parts(part)))
+            else:
+                order.append(rule)
+                path.pop()
+    return order
 
 
 def _find_nullable(rules: list[_Rule]) -> None:
     changed = True
     while changed:
         changed = False
-        # In turns, since a rule usually stands before or behind all that it needs.
-        rules = rules[::-1]
         for rule in rules:
             if not rule.nullable and any(all(isinstance(p, _Rule) and p.nullable for p in way) for way in rule.ways):
                 rule.nullable = changed = True
 
 
-def _firsts(rule: _Rule) -> Iterator[tuple[_Rule | int, bool]]:
-    """What a rule can begin with, and whether something of the rule is left behind it."""
-    for way in rule.ways:
-        for i, part in enumerate(way):
-            yield part, i + 1 < len(way) or rule.times > 1
-            if isinstance(part, int) or not part.nullable:
-                break
+def _first_rules(rule: _Rule) -> Iterator[_Rule]:
+    return (part for part, _ in rule.firsts() if isinstance(part, _Rule))
 
 
-_Firsts = dict[int, list[tuple[_Rule | int, bool]]]
+def _circles(order: list[_Rule]) -> dict[_Rule, _Rule]:
+    """Of each rule one that stands for all that begin with one another (Kosaraju's components)."""
+    begun_by: dict[_Rule, list[_Rule]] = defaultdict(list)
+    for rule in order:
+        for part in _first_rules(rule):
+            begun_by[part].append(rule)
+    circle: dict[_Rule, _Rule] = {}
+    for rule in reversed(order):
+        if rule not in circle:
+            members = _postorder([rule], lambda one: (other for other in begun_by[one] if other not in circle))
+            circle |= dict.fromkeys(members, rule)
+    return circle
 
 
-def _left_recursive(rules: list[_Rule], firsts: _Firsts, component: dict[int, int]) -> Iterator[_Rule]:
-    """Rules that begin with themselves and leave something behind: their stacks grow forever.
-
-    One that leaves nothing behind comes back to the same stack, which llama.cpp notices.
-    """
-    for rule in rules:
-        for part, rest in firsts[id(rule)]:
-            if rest and isinstance(part, _Rule) and component[id(part)] == component[id(rule)]:
-                yield rule
-
-
-def _walked(rules: list[_Rule], firsts: _Firsts) -> tuple[dict[int, int], list[_Rule]]:
-    """The strongly connected component of each rule in the graph of first rules (Tarjan 1972, without recursion).
-
-    And the rules in an order in which what a rule begins with comes before it, circles apart.
-    """
-    index: dict[int, int] = {}
-    low: dict[int, int] = {}
-    component: dict[int, int] = {}
-    order: list[_Rule] = []
-    path: list[int] = []
-    work: list[tuple[_Rule, Iterator[tuple[_Rule | int, bool]]]] = []
-
-    def enter(rule: _Rule) -> None:
-        index[id(rule)] = low[id(rule)] = len(index)
-        path.append(id(rule))
-        work.append((rule, iter(firsts[id(rule)])))
-
-    for root in rules:
-        if id(root) not in index:
-            enter(root)
-        while work:
-            rule, parts = work[-1]
-            for part, _ in parts:
-                if isinstance(part, int):
-                    continue
-                if id(part) not in index:
-                    enter(part)
-                    break
-                if id(part) not in component:
-                    low[id(rule)] = min(low[id(rule)], index[id(part)])
-            else:
-                work.pop()
-                order.append(rule)
-                if work:
-                    outer = id(work[-1][0])
-                    low[outer] = min(low[outer], low[id(rule)])
-                if low[id(rule)] == index[id(rule)]:
-                    while id(rule) not in component:
-                        component[path.pop()] = index[id(rule)]
-    return component, order
-
-
-def _count(order: list[_Rule], firsts: _Firsts, component: dict[int, int]) -> None:
+def _count(order: list[_Rule], circle: dict[_Rule, _Rule]) -> None:
     """Refuse what unfolds into too many stacks, or keeps llama.cpp's own search for left recursion busy.
 
     That search goes every way through the first rules, calling itself, and stops at the first circle.
     """
-    stacks: dict[int, int] = {}
-    steps: dict[int, int] = {}
-    depth: dict[int, int] = {}
+    counts: dict[_Rule, tuple[int, int, int]] = {}
     for rule in order:
-        own = deep = 0
-        walked = 1
-        for part, _ in firsts[id(rule)]:
+        stacks = depth = 0
+        steps = 1
+        for part, _ in rule.firsts():
             if isinstance(part, int):
-                own += 1
-            elif component[id(part)] != component[id(rule)]:
-                own += stacks[id(part)]
-                walked += steps[id(part)]
-                deep = max(deep, depth[id(part)])
+                stacks += 1
+            elif circle[part] is not circle[rule]:
+                more, walked, deep = counts[part]
+                stacks, steps, depth = stacks + more, steps + walked, max(depth, deep)
         # What a repetition repeats may itself be empty: the next round can begin at once.
         goes_on = all(isinstance(part, _Rule) and part.nullable for part in rule.ways[0])
         again = rule.times if rule.nullable and goes_on else 1
-        stacks[id(rule)], steps[id(rule)], depth[id(rule)] = own * again + rule.nullable, walked * again, deep + again
+        counts[rule] = stacks * again + rule.nullable, steps * again, depth + again
         for count, most, what in (
-            (stacks[id(rule)], MOST_STACKS, "unfolds into too many possibilities at one place"),
-            (steps[id(rule)], _MOST_STEPS, "can begin in too many ways"),
-            (depth[id(rule)], _DEEPEST, "begins with too long a chain of rules"),
+            (counts[rule][0], MOST_STACKS, "unfolds into too many possibilities at one place"),
+            (counts[rule][1], _MOST_STEPS, "can begin in too many ways"),
+            (counts[rule][2], _DEEPEST, "begins with too long a chain of rules"),
         ):
             if count > most:
-                raise GrammarError(f"the grammar's rule {rule.name!r} in line {rule.line} {what} for llama.cpp")
+                raise rule.refused(f"{what} for llama.cpp")
