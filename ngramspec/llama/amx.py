@@ -11,22 +11,17 @@ ones.
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import os
-import subprocess
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec import child, machine
-from ngramspec.llama import bindings
+from ngramspec import machine
+from ngramspec.llama import bindings, crash_check
 from ngramspec.models.find import demo_model
-from ngramspec.storage import cache_folder, keep, recall
 
 NOTE = (
     "this build's AMX kernels are broken by an older gcc, such as 12.2, and left out; built with gcc 14, passes of many"
@@ -36,46 +31,26 @@ NOTE = (
 TOLERANCE = 0.1
 """Most that the logits may differ from other kernels', relative, in the 2-norm. Working ones differ by 0.008."""
 
-_VERDICTS = {"works": True, "broken": False}
-DIFFERS = 3
-_CHILD = child.module("ngramspec.llama.amx")
+_WORKS, _BROKEN = "works", "broken"
+_DIFFERS = 3
+_PATIENCE = 60.0
 
 
-def works(
-    library: Path, folder: Path | None = None, *, command: Sequence[str] = _CHILD, patience: float = 60.0
-) -> bool:
-    """Whether the AMX kernels of an installed llama.cpp may be used.
+def works(library: Path) -> bool:
+    """Whether the AMX kernels of an installed llama.cpp may be used; not if the child came to no verdict.
 
     Args:
         library: ggml's shared library, with the parts of ggml beside it.
-        folder: where the verdict is kept; None for the user's cache folder. If it cannot be written, each call tries
-            again.
-        command: what tries; it exits with 0 if the kernels work.
-        patience: seconds after which the child is taken to hang.
-
-    Returns:
-        False also if the child came to no verdict (it could not be started, was interrupted, or failed in its own
-        code); that is not kept.
     """
     parts = [(str(f), f.stat().st_size, f.stat().st_mtime_ns) for f in library.parent.glob("*ggml*") if f.is_file()]
-    key = hashlib.blake2b(f"{machine.name()} {sorted(parts)}".encode(), digest_size=12).hexdigest()
-    known = (folder or cache_folder("amx")) / key
-    with suppress(KeyError):
-        return _VERDICTS[recall(known) or ""]
-    verdict = _try(command, patience)
-    if verdict is not None:
-        keep(known, "works" if verdict else "broken")
-    return verdict is True
+    about = f"{machine.name()} {sorted(parts)}".encode()
+    return crash_check.verdict("amx", about, [__name__], _PATIENCE, _judge) == _WORKS
 
 
-def _try(command: Sequence[str], patience: float) -> bool | None:
-    try:
-        ended = child.run(command, patience)
-    except subprocess.TimeoutExpired:
-        return False
-    if ended is None:
-        return None
-    return True if ended.code == 0 else False if ended.died or ended.code == DIFFERS else None
+def _judge(ended: crash_check.Ended) -> str | None:
+    if ended.code == 0:
+        return _WORKS
+    return _BROKEN if ended.died or ended.code in (None, _DIFFERS) else None
 
 
 def hide(libggml: ctypes.CDLL) -> bool:
@@ -117,7 +92,7 @@ def compare() -> int:
     path = demo_model().path
     plain, tried = (_logits(llama, path, extra=extra) for extra in (False, True))
     # False for a NaN too.
-    return 0 if np.linalg.norm(tried - plain) <= TOLERANCE * np.linalg.norm(plain) else DIFFERS
+    return 0 if np.linalg.norm(tried - plain) <= TOLERANCE * np.linalg.norm(plain) else _DIFFERS
 
 
 def _logits(api: Any, path: Path, *, extra: bool) -> NDArray[np.float32]:
@@ -147,5 +122,5 @@ def _logits(api: Any, path: Path, *, extra: bool) -> NDArray[np.float32]:
 
 
 if __name__ == "__main__":
-    child.confine()
+    crash_check.confine()
     sys.exit(compare())

@@ -1,11 +1,11 @@
-"""The trial of a model file in a child process, so that a damaged or hostile file ends the child and not this process.
+"""What may crash is tried in a child process first, so that it ends the child and not this process.
 
-llama.cpp checks much of a file and asserts the rest: a vocabulary with a token twice, a model of no layers, sizes that
-contradict each other. An assertion that fails ends the process. So a file never seen before is first opened in a
-child, and its verdict kept in the user's cache folder. Nearly all of those assertions stand where the hyperparameters
-are read, the tensors placed and the graph built, which takes no weights: the child loads with `no_alloc`, in the time
-it takes to start Python. The few that only computing meets are found by two passes where the file is small
-(`COMPUTED`); the values known to cause them are checked in every file (`models.check.check_values`).
+So it is with AMX kernels (`amx.py`), and here with a model file never seen before. The verdict is kept in the user's
+cache folder. llama.cpp checks much of a file and asserts the rest: a vocabulary with a token twice, a model of no
+layers, sizes that contradict each other. An assertion that fails ends the process. Nearly all of those assertions stand
+where the hyperparameters are read, the tensors placed and the graph built, which takes no weights: the child loads with
+`no_alloc`, in the time it takes to start Python. The few that only computing meets are found by two passes where the
+file is small (`COMPUTED`); the values known to cause them are checked in every file (`models.check.check_values`).
 """
 
 from __future__ import annotations
@@ -14,19 +14,89 @@ import ctypes
 import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ngramspec import child
 from ngramspec.errors import ModelError
 from ngramspec.llama import bindings
 from ngramspec.models.check import check_values, has_gguf_magic
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.storage import cache_folder, keep, recall
+
+_FROM_OUTSIDE = (-2, -9, -15)  # SIGINT, SIGKILL (also for want of RAM), SIGTERM
+_CPU_SECONDS = 60
+
+
+class Ended(NamedTuple):
+    """How a child ended."""
+
+    code: int | None  # its exit code; negative for a signal (on Windows a crash is beyond 255 instead); None: it hung
+    said: str = ""  # what it wrote to stderr
+
+    @property
+    def died(self) -> bool:
+        """Whether it crashed by itself."""
+        return self.code is not None and ((self.code < 0 and self.code not in _FROM_OUTSIDE) or self.code > 255)
+
+
+def verdict(kind: str, about: bytes, command: list[str], patience: float, judge: Callable[[Ended], str | None]) -> str:
+    """What a child found out, now or in a process before.
+
+    Args:
+        kind: the cache folder in which verdicts are kept. If it cannot be written, each call tries again.
+        about: what it depends on.
+        command: a module to run, and its arguments.
+        patience: seconds after which the child is taken to hang.
+        judge: the verdict of how it ended; None, which is not kept, of what says nothing.
+
+    Returns:
+        the verdict; "" if the child could not be started, or came to none.
+    """
+    known = cache_folder(kind) / hashlib.blake2b(about, digest_size=12).hexdigest()
+    found = recall(known)
+    if not found:
+        ended = run([sys.executable, "-P", "-m", *command], patience)
+        found = judge(ended) if ended is not None else None
+        if found:
+            keep(known, found)
+    return found or ""
+
+
+def run(command: list[str], patience: float) -> Ended | None:
+    """Run a child to its end, at most so many seconds; None where it cannot be started."""
+    # The program of a frozen application is no Python: it would start the application again.
+    if not command[0] or getattr(sys, "frozen", False):
+        return None
+    # The child imports from where this process does, and not from the folder it happens to run in.
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(entry or "." for entry in sys.path)}
+    none = subprocess.DEVNULL
+    try:
+        done = subprocess.run(
+            command, stdin=none, stdout=none, stderr=subprocess.PIPE, env=env, timeout=patience, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return Ended(None)
+    except OSError:
+        return None
+    return Ended(done.returncode, done.stderr.decode("utf-8", "replace"))
+
+
+def confine() -> None:
+    """For the child: leave no core file in the user's folder, and die (SIGXCPU) of too much work."""
+    with suppress(ImportError, OSError, ValueError):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (_CPU_SECONDS, _CPU_SECONDS + 1))
+        signal.signal(signal.SIGXCPU, signal.SIG_DFL)
+
+
+# --------------------------------------------------------------------------- model files
 
 COMPUTED = 1 << 30
 """Bytes of the largest file whose weights the child reads and computes with: some seconds on a slow disk."""
@@ -35,28 +105,16 @@ _GOOD = "good"
 _PASSED = re.compile("alloc|memory", re.IGNORECASE)  # a lack of RAM says nothing about the file
 _ASSERTION = re.compile(r"GGML_ASSERT\(.*\) failed|GGML_ABORT.*|fatal error.*")
 _EDGE = 1 << 16
-_CPU_SECONDS = 60
+_PATIENCE = 300.0
 _N_CTX = 256
 
 
-def check(
-    path: Path,
-    build: str,
-    folder: Path | None = None,
-    *,
-    command: Sequence[str] | None = None,
-    patience: float = 300.0,
-) -> GGUFHeader | None:
-    """Refuse a file that would end the process.
+def check(path: Path, build: str) -> GGUFHeader | None:
+    """Refuse a file that would end the process; one with which the child hangs is not condemned.
 
     Args:
         path: a GGUF file; of anything else, and of files that cannot be read, llama.cpp says itself what they are.
         build: names the build of llama.cpp that is to load it.
-        folder: where verdicts are kept; None for the user's cache folder. If it cannot be written, each call tries
-            again.
-        command: what tries, called with the file's name.
-        patience: seconds after which the child is given up; that, like a child that could not be started or was ended
-            from outside, condemns no file.
 
     Returns:
         its header; None of what is no GGUF file, which llama.cpp will not load.
@@ -70,15 +128,10 @@ def check(
     check_values(path, header)
     # The header may be longer than the part read here, so the time counts too.
     stat = path.stat()
-    named = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + edges(path, stat.st_size)
-    known = (folder or cache_folder("trial")) / hashlib.blake2b(named, digest_size=12).hexdigest()
-    verdict = recall(known)
-    if not verdict:
-        verdict = _try([*(command or child.module("ngramspec.llama.crash_check")), str(path)], patience)
-        if verdict:
-            keep(known, verdict)
-    if verdict and verdict != _GOOD:
-        raise ModelError(f"{path} is damaged: llama.cpp ends the process over it ({verdict}); get it again")
+    about = f"{stat.st_size} {stat.st_mtime_ns} {build}".encode() + edges(path, stat.st_size)
+    found = verdict("trial", about, [__name__, str(path)], _PATIENCE, _judge)
+    if found not in ("", _GOOD):
+        raise ModelError(f"{path} is damaged: llama.cpp ends the process over it ({found}); get it again")
     return header
 
 
@@ -90,17 +143,11 @@ def edges(path: Path, size: int) -> bytes:
         return first + file.read(_EDGE)
 
 
-def _try(command: Sequence[str], patience: float) -> str | None:
-    try:
-        ended = child.run(command, patience)
-    except subprocess.TimeoutExpired:
-        return None
-    if ended is None or (ended.code and not ended.died):
-        return None
+def _judge(ended: Ended) -> str | None:
     if ended.code == 0:
         return _GOOD
     found = _ASSERTION.findall(ended.said)
-    if not found and _PASSED.search(ended.said):
+    if ended.code is None or not ended.died or (not found and _PASSED.search(ended.said)):
         return None
     return found[-1] if found else f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
 
@@ -147,7 +194,7 @@ def attempt(api: Any, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    child.confine(_CPU_SECONDS)
+    confine()
     # A child that is refused more work, or RAM for Python, says nothing about the file.
     with suppress(Exception):
         import llama_cpp.llama_cpp as llama

@@ -21,7 +21,6 @@ from ngramspec.llama.grammar_check import check_grammar
 CANDIDATE = np.dtype([("id", "<i4"), ("logit", "<f4"), ("p", "<f4")])  # llama.cpp's `llama_token_data`
 
 
-
 class Grammar:
     """A grammar at one place of its text. Tokens it does not allow must not be accepted.
 

@@ -219,10 +219,13 @@ def _circles(order: list[_Rule]) -> dict[_Rule, _Rule]:
         for part in _first_rules(rule):
             begun_by[part].append(rule)
     circle: dict[_Rule, _Rule] = {}
+
+    def left(part: _Rule) -> Iterator[_Rule]:
+        return (rule for rule in begun_by[part] if rule not in circle)
+
     for rule in reversed(order):
         if rule not in circle:
-            members = _postorder([rule], lambda one: (other for other in begun_by[one] if other not in circle))
-            circle |= dict.fromkeys(members, rule)
+            circle.update(dict.fromkeys(_postorder([rule], left), rule))
     return circle
 
 

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import random
+import sys
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import gguf
 import pytest
+from llama_cpp._ggml import libggml
 from support.cli_runner import DEMO, run, run_process
 from support.fake_child import HANGS, FakeChild
 from support.tiny_gguf import damaged_demo
 
-from ngramspec.child import Ended
 from ngramspec.errors import ModelError
-from ngramspec.llama import crash_check
+from ngramspec.llama import amx, crash_check
+from ngramspec.llama.crash_check import Ended
 from ngramspec.llama.devices import build
 from ngramspec.llama.vocabulary import Vocabulary
 
@@ -28,14 +30,15 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "new" / "verdicts"
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(crash_check, "cache_folder", tmp_path.joinpath)
+    return tmp_path / "trial"
 
 
-def refused(path: Path, folder: Path, build: str = "a build") -> str | None:
+def refused(path: Path, build: str = "a build") -> str | None:
     """What is said of a file, if it is refused."""
     try:
-        crash_check.check(path, build, folder)
+        crash_check.check(path, build)
     except ModelError as error:
         return str(error)
     return None
@@ -74,44 +77,93 @@ NO_MEMORY = ("terminate called: std::bad_alloc", "GGML: insufficient memory\n")
 def test_a_file_is_tried_once(code: int, child: FakeChild, file: Path, folder: Path) -> None:
     child.ended = Ended(code, SAID)
     told = f"{file} is damaged: llama.cpp ends the process over it (GGML_ASSERT(a > (b)) failed); get it again"
-    assert [refused(file, folder) for _ in range(2)] == [told if code else None] * 2
+    assert [refused(file) for _ in range(2)] == [told if code else None] * 2
     assert child.starts == 1
 
 
 @pytest.mark.parametrize("ended", [Ended(-15, ""), Ended(1, ""), *(Ended(-6, said) for said in NO_MEMORY), HANGS, None])
 def test_what_tells_nothing_of_the_file_condemns_none(ended: Any, child: FakeChild, file: Path, folder: Path) -> None:
     child.ended = ended
-    assert [refused(file, folder) for _ in range(2)] == [None, None]
+    assert [refused(file) for _ in range(2)] == [None, None]
     assert child.starts == 2
     assert not folder.exists()
 
 
-def test_a_folder_that_cannot_be_written_costs_another_try(child: FakeChild, file: Path) -> None:
+def test_a_folder_that_cannot_be_written_costs_another_try(child: FakeChild, file: Path, folder: Path) -> None:
+    folder.touch()
     for starts, code in ((2, 0), (4, -11)):
         child.ended = Ended(code, "")
-        assert [refused(file, file / "verdicts") is None for _ in range(2)] == [code == 0] * 2
+        assert [refused(file) is None for _ in range(2)] == [code == 0] * 2
         assert child.starts == starts
 
 
 def test_another_file_or_build_is_tried_again(child: FakeChild, file: Path, folder: Path) -> None:
     raw = file.read_bytes()
-    assert refused(file, folder) is None
+    assert refused(file) is None
     for starts, at in enumerate((1 << 17, len(raw) - 1, len(raw)), 2):  # the header, the end, and a byte more
         file.write_bytes(raw[:at] + b"x" + raw[at + 1 :])
-        assert refused(file, folder) is None
+        assert refused(file) is None
         assert child.starts == starts
-    assert refused(file, folder, "another") is None
+    assert refused(file, "another") is None
     assert child.starts == 5
 
 
 def test_what_is_no_model_is_left_to_llama(child: FakeChild, tmp_path: Path, folder: Path) -> None:
     (tmp_path / "text").write_text("GGUX")
     for name in ("text", "none"):
-        assert refused(tmp_path / name, folder) is None
+        assert refused(tmp_path / name) is None
     assert child.starts == 0
 
 
 def test_the_real_child_on_good_files(folder: Path) -> None:
-    crash_check.check(DEMO, build(), folder)
+    crash_check.check(DEMO, build())
     (verdict,) = folder.iterdir()
     assert verdict.read_text() == "good"
+
+
+@pytest.mark.exhaustive
+def test_the_real_child_on_amx_kernels(folder: Path) -> None:
+    assert amx.works(Path(libggml._name)) or "AMX_INT8 = 1" in build()
+    assert list(folder.with_name("amx").iterdir())
+
+
+WITHOUT_CORE = "from ngramspec.llama import crash_check; crash_check.confine(); "
+
+
+def run_script(script: str, patience: float = 60) -> Ended:
+    ended = crash_check.run([sys.executable, "-P", "-c", script], patience)
+    assert ended is not None
+    return ended
+
+
+@pytest.mark.parametrize(
+    ("script", "code", "died"),
+    [
+        ("import sys; sys.stderr.write('é'); raise SystemExit(3)", 3, False),
+        (WITHOUT_CORE + "import os; os.abort()", -6, True),
+        ("import os; os.kill(os.getpid(), 9)", -9, False),
+    ],
+)
+def test_how_a_child_ends(script: str, code: int, died: bool) -> None:
+    ended = run_script(script)
+    assert (ended.code, ended.died) == (code, died)
+    assert ("é" in ended.said) == (code == 3)
+
+
+def test_one_that_hangs_or_cannot_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run_script("import time; time.sleep(600)", 0.2) == HANGS
+    assert crash_check.run(["/nonexistent/python"], 60) is None
+    assert crash_check.run([""], 60) is None
+    # A frozen application would start a copy of itself.
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert crash_check.run([sys.executable, "-c", ""], 60) is None
+
+
+def test_it_imports_from_where_this_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("there", "here"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"only_{name}.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path / "there"))
+    monkeypatch.chdir(tmp_path / "here")
+    script = "import only_there\ntry:\n import only_here\nexcept ImportError:\n pass\nelse:\n raise SystemExit(3)"
+    assert run_script(script).code == 0

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-from collections.abc import Sequence
-
 import pytest
 
-from ngramspec import child
-from ngramspec.child import Ended
+from ngramspec.llama import crash_check
+from ngramspec.llama.crash_check import Ended
 
-HANGS = subprocess.TimeoutExpired("child", 1)
+HANGS = Ended(None)
 
 
 class FakeChild:
-    """Stands in for `child.run`.
+    """Stands in for `crash_check.run`.
 
     Attributes:
         ended: how the child ends; None: it cannot be started.
@@ -22,12 +19,10 @@ class FakeChild:
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.ended: Ended | subprocess.TimeoutExpired | None = Ended(0, "")
+        self.ended: Ended | None = Ended(0)
         self.starts = 0
-        patch.setattr(child, "run", self._run)
+        patch.setattr(crash_check, "run", self._run)
 
-    def _run(self, command: Sequence[str], patience: float) -> Ended | None:
+    def _run(self, command: list[str], patience: float) -> Ended | None:
         self.starts += 1
-        if isinstance(self.ended, subprocess.TimeoutExpired):
-            raise self.ended
         return self.ended
