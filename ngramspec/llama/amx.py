@@ -13,6 +13,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from functools import partial
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -53,29 +55,29 @@ def _judge(ended: crash_check.Ended) -> str | None:
     return _BROKEN if ended.died or ended.code in (None, _DIFFERS) else None
 
 
-def hide(libggml: ctypes.CDLL) -> bool:
+def hide(api: Any) -> bool:
     """Take AMX out of ggml's buffer types, for all models this process loads from now on.
+
+    Args:
+        api: llama.cpp's functions.
 
     Returns:
         Whether that was possible: a library may not export what it takes.
     """
-    pointer = ctypes.c_void_p
+    function, pointer = partial(bindings.ggml_function, api), ctypes.c_void_p
     try:
-        by_type, registry = libggml.ggml_backend_dev_by_type, libggml.ggml_backend_dev_backend_reg
-        address, name = libggml.ggml_backend_reg_get_proc_address, libggml.ggml_backend_buft_name
+        cpu = function("ggml_backend_dev_by_type", pointer, ctypes.c_int)(0)  # enum ggml_backend_dev_type
+        registry = function("ggml_backend_dev_backend_reg", pointer, pointer)
+        address = function("ggml_backend_reg_get_proc_address", pointer, pointer, ctypes.c_char_p)
+        name = function("ggml_backend_buft_name", ctypes.c_char_p, pointer)
     except AttributeError:
         return False
-    by_type.restype, by_type.argtypes = pointer, [ctypes.c_int]
-    registry.restype, registry.argtypes = pointer, [pointer]
-    address.restype, address.argtypes = pointer, [pointer, ctypes.c_char_p]
-    name.restype, name.argtypes = ctypes.c_char_p, [pointer]
-    cpu = by_type(0)  # ggml-backend.h, enum ggml_backend_dev_type
     getter = address(registry(cpu), b"ggml_backend_dev_get_extra_bufts") if cpu else None
     if not getter:
         return False
     # The very list that llama.cpp reads at each load; a null pointer ends it.
     types = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(getter)(cpu)
-    found = [types[i] for i in range(next(i for i in range(2**16) if not types[i]))]
+    found = list(takewhile(bool, (types[i] for i in count())))
     for i, kind in enumerate([*(t for t in found if name(t) != b"AMX"), None]):
         types[i] = kind
     return True

@@ -42,6 +42,13 @@ def ggml(api: Any) -> Any:
     return own if hasattr(own, "ggml_backend_dev_count") else libggml
 
 
+def ggml_function(api: Any, name: str, result: Any, *arguments: Any) -> Any:
+    """A function of that library, with the types of its result and its arguments; AttributeError if it has none."""
+    function = getattr(ggml(api), name)
+    function.restype, function.argtypes = result, list(arguments)
+    return function
+
+
 def init_backend(api: Any) -> None:
     """Make llama.cpp ready, with its kernels."""
     from llama_cpp._ggml import libggml

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import llama_cpp.llama_cpp as llama
@@ -39,6 +39,9 @@ def quantisation(file_type: int) -> str | None:
     return None
 
 
+CPU, GPU, INTEGRATED = 0, 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
+
+
 @dataclass(frozen=True, slots=True)
 class Device:
     """A compute device of the build; memory in bytes as its driver reports it."""
@@ -63,28 +66,23 @@ def free_bytes(devices: Sequence[Device], on_gpu: bool, reserve: int) -> int:
     return max(0, free - reserve)
 
 
-def devices(libggml: ctypes.CDLL) -> list[Device]:
+def devices() -> list[Device]:
     """The devices that the loaded ggml library has registered; empty if it does not export its registry."""
+    function, pointer, text = partial(bindings.ggml_function, llama), ctypes.c_void_p, ctypes.c_char_p
     try:
-        count, get = libggml.ggml_backend_dev_count, libggml.ggml_backend_dev_get
-        label, about = libggml.ggml_backend_dev_name, libggml.ggml_backend_dev_description
-        kind, memory = libggml.ggml_backend_dev_type, libggml.ggml_backend_dev_memory
+        count = function("ggml_backend_dev_count", ctypes.c_size_t)
+        get = function("ggml_backend_dev_get", pointer, ctypes.c_size_t)
+        name, about = (function(f"ggml_backend_dev_{part}", text, pointer) for part in ("name", "description"))
+        kind = function("ggml_backend_dev_type", ctypes.c_int, pointer)
+        memory = function("ggml_backend_dev_memory", None, pointer, *[ctypes.POINTER(ctypes.c_size_t)] * 2)
     except AttributeError:
         return []
-    count.restype, get.restype, get.argtypes = ctypes.c_size_t, ctypes.c_void_p, [ctypes.c_size_t]
-    for function in (label, about):
-        function.restype, function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    size_p = ctypes.POINTER(ctypes.c_size_t)
-    kind.restype, kind.argtypes = ctypes.c_int, [ctypes.c_void_p]
-    memory.restype, memory.argtypes = None, [ctypes.c_void_p, size_p, size_p]
     found = []
-    for i in range(count()):
-        handle, free, total = get(i), ctypes.c_size_t(), ctypes.c_size_t()
+    for handle in map(get, range(count())):
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
         memory(handle, ctypes.byref(free), ctypes.byref(total))
-        # ggml-backend.h, enum ggml_backend_dev_type: 1 is a GPU, 2 an integrated one.
-        is_gpu = kind(handle) in (1, 2)
-        text = (label(handle).decode(), about(handle).decode(errors="replace"))
-        found.append(Device(*text, is_gpu, free.value, total.value))
+        said = name(handle).decode(), about(handle).decode(errors="replace")
+        found.append(Device(*said, kind(handle) in (GPU, INTEGRATED), free.value, total.value))
     return found
 
 
@@ -117,6 +115,8 @@ def anonymous_memory() -> list[Range]:
 def advise_huge_pages(before: Sequence[Range]) -> int:
     """Ask for huge pages in the large blocks that were mapped since `before`, a result of `anonymous_memory`.
 
+    The kernel shows neighbours as one block; one that has grown is asked for whole.
+
     Returns:
         Bytes asked for; 0 where the system has no huge pages, or nothing large was mapped. Never raises OSError.
     """
@@ -125,8 +125,8 @@ def advise_huge_pages(before: Sequence[Range]) -> int:
         return 0
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    blocks = [block for now in anonymous_memory() for block in outside(now, before) if block[1] - block[0] >= LARGE]
-    return sum(end - start for start, end in blocks if madvise(start, end - start, advice) == 0)
+    blocks = [(start, end - start) for start, end in anonymous_memory() if (start, end) not in before]
+    return sum(size for start, size in blocks if size >= LARGE and madvise(start, size, advice) == 0)
 
 
 def huge_pages_told(mapped: bool) -> str | None:
@@ -149,18 +149,3 @@ def huge_pages_told(mapped: bool) -> str | None:
         return f"the system gives none; as root: echo madvise > {_GIVEN_TO}"
     line = f"{used} MiB of this process, given to {'all' if given == 'always' else 'programs that ask'}"
     return f"{line}; weights in the mapped file lie in none, with --no-mmap they do" if mapped else line
-
-
-def outside(block: Range, others: Sequence[Range]) -> Iterator[Range]:
-    """The parts of a block that lie in none of the others, which ascend and do not overlap.
-
-    The kernel shows neighbours as one mapping, so a new block may hide in one that has grown.
-    """
-    start, end = block
-    for low, high in others:
-        if low < end and high > start:
-            if low > start:
-                yield start, low
-            start = max(start, high)
-    if start < end:
-        yield start, end

@@ -16,7 +16,6 @@ from pathlib import Path
 
 import llama_cpp.llama_cpp as llama
 from llama_cpp import Llama as LlamaCpp
-from llama_cpp._ggml import libggml
 from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
 from ngramspec.exactness.trial import ROOM
@@ -44,7 +43,7 @@ __all__ = [
 def mend(n_gpu_layers: int) -> None:
     """Before a `Llama` is made: leave AMX out for the rest of the process if this build's kernels for it are broken."""
     if has_broken_amx(n_gpu_layers):
-        amx.hide(libggml)
+        amx.hide(llama)
 
 
 def spread(rpc_servers: str) -> None:

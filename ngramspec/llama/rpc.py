@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import llama_cpp.llama_cpp as llama
 
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings, devices, log
+from ngramspec.llama.devices import CPU, GPU, INTEGRATED
 from ngramspec.llama.watchdog import Watchdog
 
 PATIENCE = 300.0
@@ -66,6 +68,7 @@ class _Joined:
 
 
 _joined = _Joined()
+_ggml = partial(bindings.ggml_function, llama)
 
 
 def workers(text: str) -> tuple[str, ...]:
@@ -118,7 +121,7 @@ def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
             raise ModelError(f"{seen[address]} and {name} are one worker, which serves one connection; name it once")
         seen[address] = name
     _joined.watchdog = watchdog = Watchdog(GREETING, _stranger)
-    ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(watchdog.on_abort, ctypes.c_void_p))
+    _ggml("ggml_set_abort_callback", ctypes.c_void_p, ctypes.c_void_p)(ctypes.cast(watchdog.on_abort, ctypes.c_void_p))
     for name in names:
         log.tail.clear()
         try:
@@ -165,17 +168,10 @@ def wait_for_loss() -> str:
     return _joined.watchdog.reason
 
 
-def ggml(name: str, result: Any, *arguments: Any) -> Any:
-    """A function of ggml, with the types of its result and its arguments."""
-    function = getattr(bindings.ggml(llama), name)
-    function.restype, function.argtypes = result, list(arguments)
-    return function
-
-
 def registry() -> int:
     """ggml's handle of the RPC backend. Raises ModelError if this build has none."""
     try:
-        found = ggml("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
+        found = _ggml("ggml_backend_reg_by_name", ctypes.c_void_p, ctypes.c_char_p)(b"RPC")
     except AttributeError:
         found = None
     if not found:
@@ -185,7 +181,7 @@ def registry() -> int:
 
 def exported(backend: int, name: str, result: Any, *arguments: Any) -> Any:
     """A function that only the RPC backend has; `backend`: its handle."""
-    find = ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
+    find = _ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     return ctypes.CFUNCTYPE(result, *arguments)(find(backend, name.encode()))
 
 
@@ -195,10 +191,10 @@ def _register(backend: int, name: str) -> None:
     server = add(name.encode())
     if not server:
         raise ModelError(f"{name} offers no device")
-    ggml("ggml_backend_register", None, ctypes.c_void_p)(server)
-    device = ggml("ggml_backend_reg_dev_get", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(server, 0)
+    _ggml("ggml_backend_register", None, ctypes.c_void_p)(server)
+    device = _ggml("ggml_backend_reg_dev_get", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)(server, 0)
     # Without a backend that holds it the connection is closed, and the worker free for others until the model comes.
-    ggml("ggml_backend_dev_init", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(device, None)
+    _ggml("ggml_backend_dev_init", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(device, None)
 
 
 def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
@@ -250,8 +246,6 @@ def _listens(name: str) -> bool:
 
 # --------------------------------------------------------------------------- a worker
 
-_CPU, _GPU, _INTEGRATED = 0, 1, 2  # ggml-backend.h, enum ggml_backend_dev_type
-
 
 def listening_address(host: str, port: int) -> str:
     """The address to listen on as llama.cpp wants it, ADDRESS:PORT.
@@ -277,11 +271,11 @@ def listening_address(host: str, port: int) -> str:
 
 def lent() -> list[tuple[int, str]]:
     """The devices that a worker lends, ggml's handles and what they are: its GPUs; without any, its CPU."""
-    get = ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
-    kind = ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
-    about = ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
-    found = [get(i) for i in range(ggml("ggml_backend_dev_count", ctypes.c_size_t)())]
-    chosen = [d for d in found if kind(d) in (_GPU, _INTEGRATED)] or [d for d in found if kind(d) == _CPU]
+    get = _ggml("ggml_backend_dev_get", ctypes.c_void_p, ctypes.c_size_t)
+    kind = _ggml("ggml_backend_dev_type", ctypes.c_int, ctypes.c_void_p)
+    about = _ggml("ggml_backend_dev_description", ctypes.c_char_p, ctypes.c_void_p)
+    found = [get(i) for i in range(_ggml("ggml_backend_dev_count", ctypes.c_size_t)())]
+    chosen = [d for d in found if kind(d) in (GPU, INTEGRATED)] or [d for d in found if kind(d) == CPU]
     return [(device, about(device).decode(errors="replace")) for device in chosen]
 
 

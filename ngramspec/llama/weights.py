@@ -69,7 +69,7 @@ class Weights(Vocabulary):
         self.amx_broken = extra_buffers is None and has_broken_amx(n_gpu_layers)
         if self.amx_broken:
             self.notes.append(amx.NOTE)
-            params.use_extra_bufts = amx.hide(libggml)
+            params.use_extra_bufts = amx.hide(llama)
         before = devices.anonymous_memory()
 
         @llama.llama_progress_callback  # type: ignore[untyped-decorator]
@@ -94,7 +94,7 @@ class Weights(Vocabulary):
         buffer = ctypes.create_string_buffer(256)
         llama.llama_model_desc(self._model, buffer, 256)
         self.description = buffer.value.decode("utf-8", "replace")
-        self.devices = devices.devices(bindings.ggml(llama))
+        self.devices = devices.devices()
         self._recurrent = is_recurrent(self._model)
 
     @property
@@ -214,5 +214,5 @@ def has_broken_amx(n_gpu_layers: int) -> bool:
     """Whether weights would be placed for AMX kernels that do not work."""
     if HAS_AMX not in build():
         return False
-    all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in devices.devices(bindings.ggml(llama)))
+    all_on_gpu = n_gpu_layers < 0 and any(d.is_gpu for d in devices.devices())
     return not all_on_gpu and not amx.works(Path(libggml._name))

@@ -113,6 +113,7 @@ def fake_ggml(*types: bytes) -> tuple[Any, Any]:
     keep = [getter]
     known = {b"ggml_backend_dev_get_extra_bufts": ctypes.cast(getter, ctypes.c_void_p).value}
     library = SimpleNamespace(
+        ggml_backend_dev_count=None,
         ggml_backend_dev_by_type=lambda kind: 7 if kind == 0 else None,
         ggml_backend_dev_backend_reg=lambda device: device + 1,
         ggml_backend_reg_get_proc_address=lambda registry, name: known[name] if registry == 8 else None,
@@ -131,15 +132,17 @@ def test_hiding_leaves_the_other_types() -> None:
         ([], []),
     ):
         library, handles = fake_ggml(*types)
+        api = SimpleNamespace(_lib=library)
         for _ in range(2):  # once more changes nothing
-            assert amx.hide(library)
+            assert amx.hide(api)
             assert [*handles][: len(left) + 1] == [*left, None]
     # A library that does not export its list.
     library, handles = fake_ggml(b"AMX")
+    api = SimpleNamespace(_lib=library)
     library.ggml_backend_dev_by_type = lambda kind: None
-    assert not amx.hide(library)
+    assert not amx.hide(api)
     del library.ggml_backend_dev_by_type
-    assert not amx.hide(library)
+    assert not amx.hide(api)
     assert [*handles] == [1, None]
 
 
@@ -169,7 +172,7 @@ def test_a_load_without_them(
     hidden: bool, broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Really hidden, they would be so for the other tests of this process too.
-    monkeypatch.setattr(amx, "hide", lambda library: hidden)
+    monkeypatch.setattr(amx, "hide", lambda api: hidden)
     with load() as loaded:
         assert loaded.amx_broken
         assert not loaded.uses_amx
@@ -198,7 +201,7 @@ def test_the_childs_own_loads_ask_nobody(broken: list[Path], parameters: list[An
 
 def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = SimpleNamespace(is_gpu=True)
-    monkeypatch.setattr(weights.devices, "devices", lambda library: [gpu])
+    monkeypatch.setattr(weights.devices, "devices", lambda: [gpu])
     assert not weights.has_broken_amx(-1)
     assert broken == []
     assert weights.has_broken_amx(10)
@@ -209,7 +212,7 @@ def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypa
 
 def test_the_user_is_told(env: dict[str, str], broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     hide = amx.hide  # at work, for machines where the kernels are really broken
-    monkeypatch.setattr(amx, "hide", lambda library: hide(library) or True)
+    monkeypatch.setattr(amx, "hide", lambda api: hide(api) or True)
     done = run(env, "complete", "-t", "1", "-c", "256", "-n", "2", "--exact", "off", "--no-draft", stdin=b"one two")
     assert done.code == 0, done.err
     assert done.err.splitlines().count(amx.NOTE) == 1
