@@ -16,9 +16,9 @@ import socket
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
@@ -59,15 +59,9 @@ CALLS = (
 FREES = ("llama_free", "llama_model_free", "llama_adapter_lora_free")
 
 
-@dataclass(slots=True)
-class _Joined:
-    """The workers of this process: what `connect` was given, and what watches the calls; None before."""
+_joined = SimpleNamespace(names=(), watchdog=None)
+"""The workers of this process: what `connect` was given, and the `Watchdog` of the calls; None before."""
 
-    names: tuple[str, ...] = ()
-    watchdog: Watchdog | None = None
-
-
-_joined = _Joined()
 _ggml = partial(bindings.ggml_function, llama)
 
 
@@ -93,7 +87,8 @@ def workers(text: str) -> tuple[str, ...]:
 
 def joined() -> tuple[str, ...]:
     """The workers that this process is connected to."""
-    return _joined.names
+    names: tuple[str, ...] = _joined.names
+    return names
 
 
 def connect(names: Sequence[str], patience: float = PATIENCE) -> None:
@@ -163,9 +158,8 @@ def wait_for_loss() -> str:
     """Wait until a worker is lost, or for good if there are none; the line for the user."""
     if _joined.watchdog is None:
         threading.Event().wait()
-    assert _joined.watchdog is not None
     _joined.watchdog.lost.wait()
-    return _joined.watchdog.reason
+    return str(_joined.watchdog.reason)
 
 
 def registry() -> int:
@@ -179,7 +173,7 @@ def registry() -> int:
     return int(found)
 
 
-def exported(backend: int, name: str, result: Any, *arguments: Any) -> Any:
+def _exported(backend: int, name: str, result: Any, *arguments: Any) -> Any:
     """A function that only the RPC backend has; `backend`: its handle."""
     find = _ggml("ggml_backend_reg_get_proc_address", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)
     return ctypes.CFUNCTYPE(result, *arguments)(find(backend, name.encode()))
@@ -187,8 +181,7 @@ def exported(backend: int, name: str, result: Any, *arguments: Any) -> Any:
 
 def _register(backend: int, name: str) -> None:
     """Let the devices of a worker be devices of this process."""
-    add = exported(backend, "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)
-    server = add(name.encode())
+    server = _exported(backend, "ggml_backend_rpc_add_server", ctypes.c_void_p, ctypes.c_char_p)(name.encode())
     if not server:
         raise ModelError(f"{name} offers no device")
     _ggml("ggml_backend_register", None, ctypes.c_void_p)(server)
@@ -288,7 +281,7 @@ def serve(address: str, threads: int, cache: Path | None) -> None:
         cache: a folder in which large tensors are kept, so that the next load need not send them; None: nowhere.
     """
     types = ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_void_p
-    start = exported(registry(), "ggml_backend_rpc_start_server", None, *types)
+    start = _exported(registry(), "ggml_backend_rpc_start_server", None, *types)
     handles = [device for device, _ in lent()]
     array = (ctypes.c_void_p * len(handles))(*handles)
-    start(address.encode(), None if cache is None else os.fsencode(cache), threads, len(handles), array)
+    start(address.encode(), os.fsencode(cache) if cache else None, threads, len(handles), array)

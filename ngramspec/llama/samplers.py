@@ -49,7 +49,7 @@ class SamplerChain:
         sampling: Sampling,
         n_vocab: int,
         *,
-        vocab: Any = None,
+        vocab: Any,
         n_ctx: int = 0,
         grammar: Grammar | None = None,
         suppressed: Sequence[int] = (),
@@ -104,7 +104,7 @@ class SamplerChain:
                 s.temperature != 1 or s.dynatemp_range > 0,
                 lambda: llama.llama_sampler_init_temp_ext(temperature, s.dynatemp_range, s.dynatemp_exponent),
             ),
-            "infill": (True, lambda: self._infill(vocab)),
+            "infill": (True, lambda: llama.llama_sampler_init_infill(vocab)),
         }
 
     def _active(self, vocab: Any) -> dict[str, Callable[[], Any]]:
@@ -133,36 +133,28 @@ class SamplerChain:
         params = llama.llama_sampler_chain_default_params()
         params.no_perf = True
         chain = llama.llama_sampler_chain_init(params)
+        samplers = []
         if self._biases:
             biases = (llama.llama_logit_bias * len(self._biases))(*self._biases)
-            llama.llama_sampler_chain_add(
-                chain, llama.llama_sampler_init_logit_bias(self._n_vocab, len(self._biases), biases)
-            )
+            samplers.append(llama.llama_sampler_init_logit_bias(self._n_vocab, len(self._biases), biases))
         if s.selects:
-            llama.llama_sampler_chain_add(chain, llama.llama_sampler_init_temp(s.temperature))
-            make_one, make_two = llama.llama_sampler_init_mirostat, llama.llama_sampler_init_mirostat_v2
-            seed, tau, eta = _seed_32(s.seed), s.mirostat_tau, s.mirostat_eta
-            one = s.mirostat == 1
-            llama.llama_sampler_chain_add(
-                chain, make_one(self._n_vocab, seed, tau, eta, _MIROSTAT_M) if one else make_two(seed, tau, eta)
-            )
-            return chain
-        for make in active.values():
-            llama.llama_sampler_chain_add(chain, make())
+            law = _seed_32(s.seed), s.mirostat_tau, s.mirostat_eta
+            samplers.append(llama.llama_sampler_init_temp(s.temperature))
+            if s.mirostat == 1:
+                samplers.append(llama.llama_sampler_init_mirostat(self._n_vocab, *law, _MIROSTAT_M))
+            else:
+                samplers.append(llama.llama_sampler_init_mirostat_v2(*law))
+        else:
+            samplers += [make() for make in active.values()]
+        for sampler in samplers:
+            llama.llama_sampler_chain_add(chain, sampler)
         return chain
 
     def _dry(self, vocab: Any) -> Any:
         s = self.sampling
-        if vocab is None:
-            raise ValueError("DRY needs a vocabulary, for the texts that break a sequence")
         breakers = (ctypes.c_char_p * len(s.dry_sequence_breakers))(*(b.encode() for b in s.dry_sequence_breakers))
         window = s.dry_allowed_length, self._dry_last_n
         return bindings.dry(llama, vocab, s.dry_multiplier, s.dry_base, *window, breakers)
-
-    def _infill(self, vocab: Any) -> Any:
-        if vocab is None:
-            raise ValueError("infill needs a vocabulary, for the tokens that end a text and what the others say")
-        return llama.llama_sampler_init_infill(vocab)
 
     # ------------------------------------------------------------------ one text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import llama_cpp
@@ -55,16 +56,16 @@ def test_what_is_no_list_of_workers_is_refused() -> None:
 def test_what_was_measured_on_one_machine_is_not_used_on_several(monkeypatch: pytest.MonkeyPatch) -> None:
     here = tuning_key(DEMO, -1, ("f16", "f16"))
     none_offloaded = tuning_key(DEMO, 0, ("f16", "f16"))
-    monkeypatch.setattr(rpc, "_joined", rpc._Joined(("a:1", "b:2")))
+    monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("a:1", "b:2"), watchdog=None))
     there = tuning_key(DEMO, -1, ("f16", "f16"))
-    monkeypatch.setattr(rpc, "_joined", rpc._Joined(("b:2", "a:1")))
+    monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("b:2", "a:1"), watchdog=None))
     assert len({here, there, tuning_key(DEMO, -1, ("f16", "f16"))}) == 3
     assert tuning_key(DEMO, 0, ("f16", "f16")) == none_offloaded
 
 
 def test_a_model_s_own_head_is_not_run_with_workers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model = write_model(tmp_path / "head.gguf", "glm4moe", head=True)
-    monkeypatch.setattr(rpc, "_joined", rpc._Joined(("a:1",)))
+    monkeypatch.setattr(rpc, "_joined", SimpleNamespace(names=("a:1",), watchdog=None))
     target = Target(model, n_ctx=64, n_gpu_layers=0, threads=1, head=True)
     assert target.head is None
     assert "the model does not draft for itself: its layer is not run over --rpc" in target.notes

@@ -189,7 +189,7 @@ def chains(vocabulary: Vocabulary, s: Sampling, n_vocab: int, n_ctx: int = 4096)
 
 def make_chain(sampling: Sampling, n_vocab: int) -> SamplerChain:
     """The samplers that a `Sampling` asks for, without a vocabulary and so without DRY and grammars."""
-    return SamplerChain(sampling, n_vocab)
+    return SamplerChain(sampling, n_vocab, vocab=None)
 
 
 def check_law(p: Distribution) -> None:
