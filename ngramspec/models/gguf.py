@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 from ngramspec.errors import ModelError
 
@@ -80,7 +81,6 @@ _DEFAULT_ALIGNMENT = 32
 class GGUFHeader:
     """What the header says."""
 
-    version: int  # of the format, 2 or 3
     tensors: int  # how many tensors the file holds
     metadata: Mapping[str, Scalar]  # the values that are strings, numbers or booleans; no arrays (vocabulary, merges)
     vocabulary: bytes  # 16 bytes that name the vocabulary: a hash of the texts of all its tokens, each with its length
@@ -107,7 +107,7 @@ class _Reader:
     """A position in the file that moves forward, and never past the end (ModelError)."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self._path, self._data = path, data
+        self._path, self.data = path, data
         self.position = len(MAGIC)
 
     def wrong(self, what: str) -> ModelError:
@@ -117,54 +117,39 @@ class _Reader:
     def corrupt(self, what: str) -> ModelError:
         return self.wrong(f"has a corrupt header: {what}; get the file again")
 
-    def _at_end(self) -> ModelError:
-        size = len(self._data)
-        return self.wrong(f"is truncated: it ends inside its own header, after {size:,} bytes; get it again")
-
     def skip(self, size: int) -> int:
         """Move on by `size` bytes; returns where they start."""
         start = self.position
-        if start + size > len(self._data):
-            raise self._at_end()
+        if start + size > len(self.data):
+            end = len(self.data)
+            raise self.wrong(f"is truncated: it ends inside its own header, after {end:,} bytes; get it again")
         self.position = start + size
         return start
 
-    def number(self, layout: struct.Struct) -> int | float | bool:
-        value: int | float | bool = layout.unpack_from(self._data, self.skip(layout.size))[0]
-        return value
-
-    def since(self, start: int) -> bytes:
-        """What was moved over since a position."""
-        return self._data[start : self.position]
-
-    def u32(self) -> int:
-        return int(self.number(_U32))
-
-    def u64(self) -> int:
-        return int(self.number(_U64))
+    def number(self, layout: struct.Struct = _U64) -> Any:
+        return layout.unpack_from(self.data, self.skip(layout.size))[0]
 
     def string(self) -> str:
-        size = self.u64()
+        size = self.number()
         start = self.skip(size)
-        return self._data[start : start + size].decode("utf-8", errors="replace")
+        return self.data[start : start + size].decode("utf-8", errors="replace")
 
     def skip_strings(self, count: int) -> None:
         """The one hot loop: a vocabulary and its merges are hundreds of thousands of strings."""
-        length_at, data, position = _U64.unpack_from, self._data, self.position
+        length_at, data, position = _U64.unpack_from, self.data, self.position
         try:
             for _ in range(count):
                 position += 8 + length_at(data, position)[0]
-        # A position beyond the file, or beyond any file.
         except (struct.error, IndexError, OverflowError):
-            raise self._at_end() from None
+            position = len(data) + 1  # beyond the file, or any file
         self.skip(position - self.position)
 
 
 def _parse(reader: _Reader) -> GGUFHeader:
-    version = reader.u32()
+    version = reader.number(_U32)
     if version not in VERSIONS:
         raise reader.wrong(_about_version(version))
-    tensors, entries = reader.u64(), reader.u64()
+    tensors, entries = reader.number(), reader.number()
     metadata: dict[str, Scalar] = {}
     tokens = b""
     for _ in range(entries):
@@ -174,7 +159,7 @@ def _parse(reader: _Reader) -> GGUFHeader:
         if value is not None:
             metadata[key] = value
         elif key == _TOKENS:
-            tokens = reader.since(start)
+            tokens = reader.data[start : reader.position]
 
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
@@ -187,7 +172,7 @@ def _parse(reader: _Reader) -> GGUFHeader:
         end = max(end, offset + size)
     data_start = -(-reader.position // alignment) * alignment
     needed = data_start + end if end else reader.position
-    return GGUFHeader(version, tensors, metadata, blake2b(tokens, digest_size=16).digest(), needed, dict(types), heads)
+    return GGUFHeader(tensors, metadata, blake2b(tokens, digest_size=16).digest(), needed, dict(types), heads)
 
 
 def _about_version(version: int) -> str:
@@ -201,14 +186,15 @@ def _about_version(version: int) -> str:
 
 def _value(reader: _Reader, key: str) -> Scalar | None:
     """The next metadata value; None for an array, which is skipped."""
-    kind = reader.u32()
+    kind = reader.number(_U32)
     if kind == _STRING:
         return reader.string()
     if kind in _SCALARS:
-        return reader.number(_SCALARS[kind])
+        value: Scalar = reader.number(_SCALARS[kind])
+        return value
     if kind != _ARRAY:
         raise reader.corrupt(f"{key!r} has the unknown type {kind}")
-    item, count = reader.u32(), reader.u64()
+    item, count = reader.number(_U32), reader.number()
     if item == _STRING:
         reader.skip_strings(count)
     elif item in _SCALARS:
@@ -221,11 +207,11 @@ def _value(reader: _Reader, key: str) -> Scalar | None:
 def _tensor(reader: _Reader) -> tuple[str, int, int, int]:
     """The next tensor's name, type, where it begins in the tensor data, and bytes; of an unknown type both are 0."""
     name = reader.string()
-    count = reader.u32()
+    count = reader.number(_U32)
     if count > _MAX_DIMENSIONS:
         raise reader.corrupt(f"tensor {name!r} has {count} dimensions")
-    shape = [reader.u64() for _ in range(count)]
-    kind, offset = reader.u32(), reader.u64()
+    shape = [reader.number() for _ in range(count)]
+    kind, offset = reader.number(_U32), reader.number()
     if kind not in BLOCKS:
         return name, kind, 0, 0
     weights, size = BLOCKS[kind]
