@@ -23,7 +23,7 @@ from ngramspec.loading import load as loading
 from ngramspec.loading.load import Found, Loaded
 from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.memory import Memory, MemoryFileError
-from ngramspec.models.check import check_vocabulary_file
+from ngramspec.models.check import check_whole
 from ngramspec.models.find import ModelSource, resolve
 from ngramspec.sampling.option import Option, options
 
@@ -113,7 +113,7 @@ def open_vocabulary(file: Path | None, model: str | None, unnamed: str) -> Vocab
             note(f"{unnamed} {source.label}")
         file = source.path
     else:
-        check_vocabulary_file(file)
+        check_whole(file)
     with signals_deferred():
         return Vocabulary(file)
 

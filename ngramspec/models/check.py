@@ -57,7 +57,7 @@ def check_model_file(path: Path) -> GGUFHeader:
 
     Raises ModelError, with the file's name, what is wrong and what to do.
     """
-    header = _read(path)
+    header = check_whole(path)
     parts = header.metadata.get("split.count", 0)
     _check_kind(path, header.metadata.get("general.type"), header.metadata.get("general.architecture"))
     if isinstance(parts, int) and parts > 1:
@@ -85,13 +85,8 @@ def check_values(path: Path, header: GGUFHeader) -> None:
         raise ModelError(f"{path} is damaged: {key} is {value}, {wanted}; get it again")
 
 
-def check_vocabulary_file(path: Path) -> GGUFHeader:
-    """Check that `path` is a whole GGUF file, with or without weights; raises ModelError as above."""
-    return _read(path)
-
-
-def _read(path: Path) -> GGUFHeader:
-    """The header of a file that is there, is GGUF and is not truncated."""
+def check_whole(path: Path) -> GGUFHeader:
+    """The header of a file that is there, is GGUF and is not truncated, with or without weights; else ModelError."""
     try:
         if path.is_dir():
             raise ModelError(_about_folder(path))
@@ -176,7 +171,7 @@ def _check_parts(path: Path, parts: int) -> None:
     for file in files[1:]:
         if not file.exists():
             raise ModelError(f"{path} is part 1 of {parts}, and {file.name} is missing beside it")
-        _read(file)
+        check_whole(file)
 
 
 def parts_of(path: Path) -> list[Path]:

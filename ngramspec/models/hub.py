@@ -176,7 +176,7 @@ def cached(env: Mapping[str, str]) -> Iterator[tuple[str, Path]]:
 
 def _folders(env: Mapping[str, str]) -> list[Path]:
     """The folders of the cache: the one that llama.cpp alone is told of, then the one that huggingface_hub uses too."""
-    own = [Path(os.path.expanduser(told))] if (told := env.get("LLAMA_CACHE")) else []
+    found = [Path(os.path.expanduser(told))] if (told := env.get("LLAMA_CACHE")) else []
     for name, below in (
         ("HF_HUB_CACHE", ""),
         ("HUGGINGFACE_HUB_CACHE", ""),
@@ -184,8 +184,11 @@ def _folders(env: Mapping[str, str]) -> list[Path]:
         ("XDG_CACHE_HOME", "huggingface/hub"),
     ):
         if told := env.get(name):
-            return list(dict.fromkeys([*own, Path(os.path.expanduser(told)) / below]))
-    return list(dict.fromkeys([*own, Path(os.path.expanduser("~/.cache/huggingface/hub"))]))
+            found.append(Path(os.path.expanduser(told)) / below)
+            break
+    else:
+        found.append(Path(os.path.expanduser("~/.cache/huggingface/hub")))
+    return list(dict.fromkeys(found))
 
 
 def _folder_of(repo: str, env: Mapping[str, str]) -> Path:
@@ -284,19 +287,16 @@ def _by_quant(models: Iterable[str], wanted: str) -> list[str]:
     return next(filter(None, ([name for name in names if word.search(name)] for word in words)), [])
 
 
-def _quant(model: str) -> str | None:
-    """The quantisation in a file name, as written there: the last word that looks like one."""
-    words: list[str] = _QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf"))
-    return words[-1] if words else None
-
-
 def _not_found(models: Mapping[str, Sequence[str]], wanted: str | None) -> str:
     if wanted is not None and wanted.lower().endswith(".gguf"):
         close = difflib.get_close_matches(wanted, models, n=3)
         hint = f"did you mean {' or '.join(close)}?" if close else f"it has {_listing(models)}"
         return f"there is no model file {wanted} in this repository; {hint}"
-    quants = _listing(sorted({_quant(model) or model for model in models}))
-    return f"there is no {wanted} in this repository; it has {quants}"
+    has = set()
+    for model in models:
+        words: list[str] = _QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf"))
+        has.add(words[-1] if words else model)
+    return f"there is no {wanted} in this repository; it has {_listing(sorted(has))}"
 
 
 def _listing(names: Iterable[str]) -> str:

@@ -14,8 +14,15 @@ from support.cli_runner import DEMO, NO_SMOLLM, environment, run
 from support.tiny_gguf import write_gguf
 
 from ngramspec.errors import ModelError
-from ngramspec.models.find import installed, is_model_argument, resolve
-from ngramspec.models.programs import find_lm_studio, find_ollama, list_lm_studio, list_ollama
+from ngramspec.models.find import (
+    find_lm_studio,
+    find_ollama,
+    installed,
+    is_model_argument,
+    list_lm_studio,
+    list_ollama,
+    resolve,
+)
 
 HUB = "hub/models--owner--repo-GGUF"
 SPLIT = "hf:owner/repo-GGUF:m-00001-of-00002.gguf"
