@@ -6,7 +6,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -31,20 +31,12 @@ from ngramspec.models.find import names
 from ngramspec.storage import state_folder
 
 from . import chat_commands
-from .chat_input import StopKey, Terminal, no_echo, piped_lines
-from .chat_session import Session, last_kept, open_model
+from .chat_input import Terminal, no_echo, piped_lines
+from .chat_session import ChatSampling, Session, last_kept, open_model
 from .chat_settings import SETTINGS
-from .chat_view import AnswerView
 from .console import FAILED, complain, counted, fail, note, printable, read_stdin, read_text, usage_error
 from .options import Model, Stop, TraceFile, check_lossy, check_predict, check_stop, find
-from .sampling_options import SamplingOptions, check_sampling, flag
-
-
-@dataclass(frozen=True, slots=True)
-class ChatSampling(SamplingOptions):
-    """llama.cpp's temperature for chat."""
-
-    temperature: Annotated[float, flag("temperature")] = 0.8
+from .sampling_options import check_sampling
 
 
 def chat(
@@ -103,23 +95,10 @@ def chat(
         loaded = open_model(found, load)
     check_sampling(loaded.target, chosen)
     session = Session(
-        loaded.target,
-        loaded.decoder,
-        sampling,
-        chosen,
-        acceptance,
-        limit,
-        stops,
-        AnswerView(loaded.target.piece),
-        StopKey(keep_session=interactive),
-        conversation,
-        loaded.memory,
-        writer,
-        keep=keep or resume,
-        interactive=interactive,
-        load=replace(load, hf_repo=None),
-        found=found,
+        found, replace(load, hf_repo=None), loaded, chosen, acceptance, limit=limit, interactive=interactive
     )
+    session.random_seed, session.stop, session.trace = sampling.seed == -1, stops, writer
+    session.conversation, session.keep = conversation, keep or resume
     session.view.markdown = not no_markdown
     if show_drafts:
         try:

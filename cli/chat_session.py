@@ -1,34 +1,24 @@
-"""A chat's session: one target, one decoder, one conversation; what a user turn does."""
+"""A chat's session: one model, one conversation; what a user turn does."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
-from contextlib import closing
-from dataclasses import asdict, dataclass, field, replace
+from contextlib import closing, suppress
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from ngramspec.acceptance.verifier import Acceptance
-from ngramspec.conversation import (
-    Conversation,
-    Message,
-    Turn,
-    answer_room,
-    load,
-    save,
-)
+from ngramspec.conversation import Conversation, Message, Turn, answer_room, load, save
 from ngramspec.cost.calibration import Disturbance
-from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.json_data import encode
-from ngramspec.llama.target import Target
 from ngramspec.loading.load import Found, Loaded
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.memory import Memory
-from ngramspec.models.find import ModelSource
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
@@ -38,27 +28,30 @@ from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
 from .console import Terminated, complain, fail, guarded_stdout, note, prefill_bar
 from .options import keep, open_found
-from .sampling_options import SamplingOptions
+from .sampling_options import SamplingOptions, flag
 from .view import no_gain, rounding, slow_core, summary
 
-KEPT = "chat_last.json"
-"""The file of the conversation that is kept, in the user's state folder."""
-
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSampling(SamplingOptions):
+    """llama.cpp's temperature for chat."""
+
+    temperature: Annotated[float, flag("temperature")] = 0.8
 
 
 def open_model(found: Found, settings: LoadSettings) -> Loaded:
     """Load a model, and measure what exact answers need before the first one. Raises NGramSpecError."""
     loaded = open_found(found, settings, remember=True)
-    target, calibration = loaded.target, loaded.decoder.calibration
-    if target.exact == "on" and target.can_rollback and calibration.exact_sizes is None:
-        calibration.ensure_exact(target)
+    if loaded.target.exact == "on" and loaded.target.can_rollback:
+        loaded.decoder.calibration.ensure_exact(loaded.target)
     return loaded
 
 
 def kept_path() -> Path:
     """The file of the conversation that is kept, readable by the user alone."""
-    return state_folder() / KEPT
+    return state_folder() / "chat_last.json"
 
 
 def last_kept() -> tuple[Conversation, str]:
@@ -68,39 +61,48 @@ def last_kept() -> tuple[Conversation, str]:
     return load(kept_path())
 
 
-@dataclass(slots=True)
 class Session:
     """Everything that lasts longer than a turn."""
 
-    target: Target
-    decoder: SpeculativeDecoder
-    options: SamplingOptions
-    sampling: Sampling
-    acceptance: Acceptance
-    limit: int  # most tokens of an answer
-    stop: Sequence[str]
-    view: AnswerView
-    stop_key: StopKey
-    conversation: Conversation = field(default_factory=Conversation)
-    memory: Memory | None = None  # the source of drafts beside the context; it is told of every answer
-    trace: TraceWriter | None = None  # where every pass is written
-    totals: Stats = field(default_factory=Stats)  # counters over all answers, those before a /reset included
-    answers: int = 0  # how many there were
-    disturbed: bool = False  # whether the user was told that another process holds the cores
-    # Whether the conversation is kept on disk, as it is: what is taken back or forgotten goes there too, and of several
-    # chats that keep theirs, the last one to get an answer has the file.
-    keep: bool = False
-    attached: list[str] = field(default_factory=list)  # texts that go in front of the next message
-    predicted: str = ""  # a text that the next answer is likely to copy
-    variables: dict[str, Any] = field(default_factory=dict)  # of the chat template, beside its own ("enable_thinking")
-    interactive: bool = False  # whether there is a user at a terminal
-    editing: bool = False  # whether the user's next message takes the place of the last one
-    load: LoadSettings = field(default_factory=LoadSettings)  # the settings to load another model with
-    found: Found | None = None  # the files of the model; None: of its target alone
-    # Of the last turns; the memory hears of them when they leave the context.
-    _unheard: list[list[int]] = field(default_factory=list)
-    _opening: str = ""
-    _used: int | None = None
+    def __init__(
+        self,
+        found: Found,
+        settings: LoadSettings,
+        loaded: Loaded,
+        sampling: Sampling,
+        acceptance: Acceptance,
+        *,
+        limit: int,
+        interactive: bool = False,
+    ) -> None:
+        self._use(found, settings, loaded)
+        self.sampling, self.acceptance = sampling, acceptance
+        self.random_seed = False  # whether the seed is drawn anew with each conversation
+        self.limit = limit  # most tokens of an answer
+        self.stop: Sequence[str] = ()  # texts that end an answer
+        self.conversation = Conversation()
+        self.trace: TraceWriter | None = None  # where every pass is written
+        self.interactive = interactive  # whether there is a user at a terminal
+        self.view = AnswerView()
+        self.stop_key = StopKey(keep_session=interactive)
+        self.totals = Stats()  # counters over all answers, those before a /reset included
+        self.answers = 0  # how many there were
+        # Whether the conversation is kept on disk, as it is: what is taken back or forgotten goes there too, and of
+        # several chats that keep theirs, the last one to get an answer has the file.
+        self.keep = False
+        self.attached: list[str] = []  # texts that go in front of the next message
+        self.predicted = ""  # a text that the next answer is likely to copy
+        self.variables: dict[str, Any] = {}  # of the chat template, beside its own ("enable_thinking")
+        self.editing = False  # whether the user's next message takes the place of the last one
+        self._warned = False  # whether the user was told that another process holds the cores
+        self._opening = ""  # what the last prompt begins the answer with
+
+    def _use(self, found: Found, settings: LoadSettings, loaded: Loaded) -> None:
+        self.found, self.load, self._loaded = found, settings, loaded
+        self.target, self.decoder, self.memory = loaded.target, loaded.decoder, loaded.memory
+        # Answers of the last turns; the memory hears of them when they leave the context.
+        self._unheard: list[list[int]] = []
+        self._used: int | None = None
 
     @property
     def used(self) -> int:
@@ -121,7 +123,12 @@ class Session:
     def reset(self) -> None:
         """Forget the turns. A random seed is drawn anew, or the same question would get the same answer again."""
         self.go_on_with(Conversation(self.conversation.system))
-        self.sampling = self.options.reseeded(self.sampling)
+        if self.random_seed:
+            self.draw_seed()
+
+    def draw_seed(self) -> None:
+        """Use another random seed from now on."""
+        self.sampling = replace(self.sampling, seed=random.SystemRandom().randrange(2**32))
 
     def go_on_with(self, conversation: Conversation) -> None:
         """Leave the conversation for another one."""
@@ -173,27 +180,20 @@ class Session:
         Raises:
             NGramSpecError: they cannot be used; the session goes on as before. Ends the program where it cannot.
         """
-        before = self.found or Found(ModelSource(self.target.path, self.target.name), None), self.load
+        before = self.found, self.load
         # Two models may not fit beside each other.
-        self.target.close()
+        self._loaded.close()
         try:
-            self._open(found, settings)
+            self._use(found, settings, open_model(found, settings))
             self.target.sampler(self.sampling)
         except (NGramSpecError, ValueError, MemoryError, typer.Exit) as error:
             name = before[0].model.label
             try:
-                self._open(*before)
+                self._use(*before, open_model(*before))
             except NGramSpecError as gone:
                 fail(f"{found.model.label} cannot be used ({error}), nor {name} as before: {gone}")
             why = "" if isinstance(error, typer.Exit) else f": {error or 'out of memory'}"
             raise NGramSpecError(f"{found.model.label} cannot be used{why} (going on with {name})") from error
-
-    def _open(self, found: Found, settings: LoadSettings) -> None:
-        loaded = open_model(found, settings)
-        self.found, self.load = found, settings
-        self.target, self.decoder, self.memory = loaded.target, loaded.decoder, loaded.memory
-        self._unheard, self._used = [], None
-        self.view.use(self.target.piece)
 
     def _hear(self, answers: Sequence[Sequence[int]]) -> None:
         if self.memory is not None:
@@ -204,45 +204,41 @@ class Session:
 
     def ask_again(self, question: str | None = None) -> bool:
         """Have the last message, or another one in its place, answered; without an answer the old turn stays."""
-        first, unheard = self.conversation.first, self._unheard[-1:]
+        before = replace(self.conversation, turns=[*self.conversation.turns])
+        sampling, unheard = self.sampling, self._unheard[-1:]
         turn = self.conversation.undo()
         del self._unheard[-1:]
-        sampling, turns = self.sampling, len(self.conversation.turns)
         attached, self.attached = self.attached, []  # they wait for a new message
-        if question is None:
-            self.sampling = self._other_seed()
+        if question is None and self.random_seed:
+            self.draw_seed()
+        elif question is None:
+            self.sampling = replace(sampling, seed=(sampling.seed + 1) % 2**64)
         try:
             well = self.ask(turn.user if question is None else question)
         except Terminated:
             if not self.conversation.turns[-1].assistant:  # nothing came in the place of the old answer
-                self.conversation.turns[-1] = turn
+                self.conversation = before
                 self.changed()
             raise
-        if len(self.conversation.turns) == turns:
-            self.conversation.turns.append(turn)
-            self.conversation.first, self.sampling, self._used = first, sampling, None
-            self._unheard += unheard
-        else:
-            self._hear(unheard)
         self.attached = attached
+        if len(self.conversation.turns) == len(before.turns):
+            self._hear(unheard)
+        else:
+            self.conversation, self.sampling, self._used = before, sampling, None
+            self._unheard += unheard
         return well
-
-    def _other_seed(self) -> Sampling:
-        if self.options.seed == -1:
-            return self.options.reseeded(self.sampling)
-        return replace(self.sampling, seed=(self.sampling.seed + 1) % 2**64)
 
     def ask(self, question: str) -> bool:
         """Answer a user turn. An error is one line, takes the turn back, and gives False."""
-        stats, answer, pieces, disturbance = Stats(), list[int](), list[str](), Disturbance()
+        steps, stats = list[Step](), Stats()
         message = "\n\n".join([*self.attached, question])
         try:
             prompt, first = self._prompt(message)
             with self.stop_key, no_echo(), guarded_stdout():
                 try:
-                    ending = self._answer(prompt, stats, answer, pieces, disturbance)
+                    self._answer(prompt, steps)
                 except Terminated:  # what there is of the turn is kept for --resume
-                    self.conversation.add(message, "".join(pieces), first)
+                    self.conversation.add(message, _text(steps), first)
                     self.changed()
                     raise
                 finally:
@@ -252,8 +248,11 @@ class Session:
             complain(f"{error} (the turn was taken back)")
             return False
         finally:
+            for step in steps:
+                stats.add(step)
             self.totals.merge(stats)
-        text = "".join(pieces)
+        ending = (steps[-1].stop if steps else None) or "stopped"
+        text = _text(steps)
         if ending == "stopped" and not text:
             self._used = None
             note("stopped before the answer began; the turn was taken back")
@@ -262,14 +261,13 @@ class Session:
         self.attached.clear()
         self.predicted = ""
         self.answers += 1
+        answer = [token for step in steps for token in step.tokens if not self.target.is_eog(token)]
         keep(self.memory, answer)
         self._unheard.append(answer)
         self.changed()
         self._used = len(self.target.tokens)
         note(self._status(stats, ending))
-        if disturbance.note is not None and not self.disturbed:
-            self.disturbed = True
-            note(disturbance.note)
+        self._tell_disturbance(steps)
         return True
 
     def room(self) -> int:
@@ -290,21 +288,20 @@ class Session:
             note(f"the {turns} in the context; the model answers without")
         return prompt, first
 
-    def _answer(
-        self, prompt: list[int], stats: Stats, tokens: list[int], pieces: list[str], disturbance: Disturbance
-    ) -> str:
-        """Why the answer ended; its tokens and its text are added to `tokens` and `pieces`."""
-        with prefill_bar() as bar:
+    def _answer(self, prompt: list[int], steps: list[Step]) -> None:
+        """Show an answer until it ends or Ctrl-C is pressed; its passes are added to `steps`."""
+        if self.trace is not None:
+            header = TraceHeader.of(self.decoder, self.target.name, self.sampling, self.acceptance)
+            self.trace.begin(prompt, self.target.piece, header)
+        self.view.begin(self.thoughts())
+        with prefill_bar() as bar, suppress(KeyboardInterrupt):
 
             def progress(done: int, total: int) -> None:
                 if self.stop_key.pressed:
                     raise KeyboardInterrupt
                 bar(done, total)
 
-            if self.trace is not None:
-                header = TraceHeader.of(self.decoder, self.target.name, self.sampling, self.acceptance)
-                self.trace.begin(prompt, self.target.piece, header)
-            steps = self.decoder.generate(
+            made = self.decoder.generate(
                 prompt,
                 max_tokens=self.limit,
                 sampling=self.sampling,
@@ -314,28 +311,24 @@ class Session:
                 prediction=self.target.tokenize(self.predicted, add_bos=False) if self.predicted else (),
                 progress=progress,
             )
-            self.view.begin(self.thoughts())
-            try:
-                # Closing rolls the cache back to what was emitted.
-                with closing(steps):
-                    for step in steps:
-                        self._take(step, stats, pieces)
-                        disturbance.see(step.seconds, step.batch, step.plain_seconds)
-                        tokens += [token for token in step.tokens if not self.target.is_eog(token)]
-                        if step.stop is not None:
-                            return step.stop
-                        if self.stop_key.pressed:
-                            break
-            except KeyboardInterrupt:  # in the prefill
-                pass
-        return "stopped"
+            # Closing rolls the cache back to what was emitted.
+            with closing(made):
+                for step in made:
+                    steps.append(step)
+                    if self.trace is not None:
+                        self.trace.add(step)
+                    self.view.show(step, self.target.piece)
+                    if step.stop is not None or self.stop_key.pressed:
+                        break
 
-    def _take(self, step: Step, stats: Stats, pieces: list[str]) -> None:
-        stats.add(step)
-        if self.trace is not None:
-            self.trace.add(step)
-        pieces.append(step.text)
-        self.view.show(step)
+    def _tell_disturbance(self, steps: Sequence[Step]) -> None:
+        """Say once that another process holds the cores."""
+        disturbance = Disturbance()
+        for step in steps:
+            disturbance.see(step.seconds, step.batch, step.plain_seconds)
+        if disturbance.note is not None and not self._warned:
+            self._warned = True
+            note(disturbance.note)
 
     def _status(self, stats: Stats, ending: str) -> str:
         drafting = self.decoder.drafter is not None
@@ -344,9 +337,13 @@ class Session:
             summary(stats),
             _CUT.get(ending),
             self.acceptance.lossy,
-            None if self.sampling.greedy or self.options.seed != -1 else f"seed {self.sampling.seed}",
+            None if self.sampling.greedy or not self.random_seed else f"seed {self.sampling.seed}",
             no_gain(stats, self.decoder.calibration.curve) if drafting else None,
             rounding(stats),
             slow_core() if drafting else None,
         ]
         return "; ".join(part for part in told if part)
+
+
+def _text(steps: Sequence[Step]) -> str:
+    return "".join(step.text for step in steps)

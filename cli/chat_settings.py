@@ -9,13 +9,11 @@ from typing import Any, NamedTuple, get_args, get_type_hints
 
 from ngramspec.errors import NGramSpecError
 from ngramspec.llama.json_schema import schema_grammar
-from ngramspec.loading.load import Found
 from ngramspec.loading.settings import LoadSettings
-from ngramspec.models.find import ModelSource
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 
-from .chat_session import Session
+from .chat_session import ChatSampling, Session
 from .options import NO_LIMIT
 from .sampling_options import settings_of
 
@@ -25,6 +23,7 @@ LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy
 """Settings of `LoadSettings` that a chat can change; the model is loaded anew."""
 
 _HINTS, _LOADING = get_type_hints(Sampling), get_type_hints(LoadSettings)
+_CHAT = settings_of(ChatSampling(), {"seed": 0})  # the usual values
 _THINK = "enable_thinking"  # as templates call it
 
 
@@ -61,14 +60,10 @@ def _sampling(field: str, known: Option) -> Setting:
     kind = _HINTS[field]
 
     def change(session: Session, value: str) -> None:
-        given = _default(session, field) if value == DEFAULT else _parsed(known, kind, value)
+        given = getattr(_CHAT, field) if value == DEFAULT else _parsed(known, kind, value)
         _use(session, replace(session.sampling, **{field: given}))
 
     return Setting(known.help, lambda session: _words(getattr(session.sampling, field)), change)
-
-
-def _default(session: Session, field: str) -> Any:
-    return getattr(settings_of(type(session.options)(), {"seed": 0}), field)
 
 
 def _parsed(known: Option, kind: Any, value: str) -> Any:
@@ -107,9 +102,11 @@ def _use(session: Session, sampling: Sampling) -> None:
 
 def _set_seed(session: Session, value: str) -> None:
     seed = -1 if value == DEFAULT else _parsed(options(Sampling)["seed"], int, value)
-    chosen = session.options.seeded(seed)
-    _use(session, chosen.reseeded(session.sampling) if seed == -1 else replace(session.sampling, seed=seed))
-    session.options = chosen
+    if seed == -1:
+        session.draw_seed()
+    else:
+        _use(session, replace(session.sampling, seed=seed))
+    session.random_seed = seed == -1
 
 
 def _set_schema(session: Session, value: str) -> None:
@@ -174,9 +171,7 @@ def _loading(field: str, known: Option) -> Setting:
     def change(session: Session, value: str) -> None:
         given: Any = usual if value == DEFAULT else _on(value) if kind is bool else _parsed(known, kind, value)
         changes: dict[str, Any] = {field: given}
-        settings = replace(session.load, **changes)
-        model = ModelSource(session.target.path, session.target.name)
-        session.exchange(session.found or Found(model, None), settings)
+        session.exchange(session.found, replace(session.load, **changes))
 
     def show(session: Session) -> str:
         value = getattr(session.load, field)

@@ -50,8 +50,7 @@ class AnswerView:
     `can_render`), the text without control characters. A file or a pipe gets the text as it is.
     """
 
-    def __init__(self, piece: Piece) -> None:
-        self._piece = piece
+    def __init__(self) -> None:
         self._console = Console(highlight=False)
         self._screen = LiveRows(write_stdout, _size)
         self._open_line = False
@@ -76,21 +75,17 @@ class AnswerView:
         columns, lines = _size()
         return columns >= NARROW and lines >= LOW
 
-    def use(self, piece: Piece) -> None:
-        """Take the bytes of tokens from another model."""
-        self._piece = piece
-
     def begin(self, thoughts: AnswerParser) -> None:
         """An answer comes; `thoughts` tells what of it was thought."""
         self._stream = None
         self._parser = thoughts if self.markdown and not self.drafts and self.can_render else None
 
-    def show(self, step: Step) -> None:
-        """Write what a step released."""
+    def show(self, step: Step, piece: Piece) -> None:
+        """Write what a step released; `piece`: the bytes of a token."""
         if not self.drafts:
             self.write(step.text)
             return
-        text = marked(step, self._piece)
+        text = marked(step, piece)
         with self._console.capture() as captured:
             self._console.print(text, end="", soft_wrap=True)
         if text:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
@@ -107,15 +107,6 @@ class SamplingOptions:
         if acceptance.lossy:
             note(f"{acceptance.lossy}: drafts change the output")
         return acceptance
-
-    def reseeded(self, sampling: Sampling) -> Sampling:
-        """The same with another random seed, unless the user chose one."""
-        return replace(sampling, seed=self._seed())
-
-    def seeded(self, seed: int) -> Self:
-        """The same with another seed; -1: random ones."""
-        changed: Self = replace(self, seed=seed)  # type: ignore[type-var]  # a dataclass: with_settings made it one
-        return changed
 
     def _seed(self) -> int:
         return random.SystemRandom().randrange(2**32) if self.seed == -1 else self.seed

@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from ngramspec_cli.chat import ChatSampling
-from ngramspec_cli.chat_input import StopKey
-from ngramspec_cli.chat_session import Session
-from ngramspec_cli.chat_view import AnswerView
+from ngramspec_cli.chat_session import ChatSampling, Session
 from support.cli_runner import DEMO
 from support.tiny_models import write_model
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.llama.target import Target
+from ngramspec.loading.load import Found, Loaded
 from ngramspec.loading.settings import LoadSettings
+from ngramspec.models.find import ModelSource
 
 
 @pytest.fixture(scope="session")
@@ -57,21 +56,13 @@ def own_session(measured: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Ses
     """A session whose model may be closed, and loaded anew."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(measured))
     session = make_session(Target(DEMO, n_ctx=512, threads=1), measured)
-    session.load = LoadSettings(ctx_size=512, threads=1, exact="off", no_memory=True)
     yield session
     session.target.close()
 
 
 def make_session(target: Target, measured: Path) -> Session:
-    options = ChatSampling(seed=1)
-    return Session(
-        target,
-        SpeculativeDecoder(target, calibration_folder=measured),
-        options,
-        options.sampling(),
-        Acceptance(),
-        20,
-        (),
-        AnswerView(target.piece),
-        StopKey(keep_session=True),
-    )
+    settings = LoadSettings(ctx_size=512, threads=1, exact="off", no_memory=True)
+    decoder = SpeculativeDecoder(target, calibration_folder=measured)
+    found = Found(ModelSource(DEMO, target.name), None)
+    loaded = Loaded(target, decoder, None, settings, {}, None)
+    return Session(found, settings, loaded, ChatSampling(seed=1).sampling(), Acceptance(), limit=20)

@@ -14,14 +14,14 @@ from unittest import mock
 
 import pyte
 import pytest
-from ngramspec_cli.chat import ChatSampling
 from ngramspec_cli.chat_input import StopKey, clean
-from ngramspec_cli.chat_session import Session
+from ngramspec_cli.chat_session import ChatSampling, Session
 from ngramspec_cli.chat_view import AnswerView, marked, totals
 from ngramspec_cli.console import printable
 from rich.console import Console
 
 from ngramspec.errors import ModelError, TargetError
+from ngramspec.instruments.reports.report import Piece
 from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
 from ngramspec.steps import Stats, Step
@@ -99,13 +99,13 @@ def test_markdown_is_shown_as_what_it_means_where_the_terminal_can(
     termios.tcsetwinsize(end, size)
     with open(end, "w", encoding="utf-8") as stdout, monkeypatch.context() as patched:
         patched.setattr(sys, "stdout", stdout)
-        view = AnswerView(PIECES.__getitem__)
+        view = AnswerView()
         view.begin(thoughts_parser("<think>"))
         for word in re.findall(r"\s*\S+", MARKDOWN):
-            view.show(Step((1,), (word,)))
+            view.show(Step((1,), (word,)), PIECES.__getitem__)
         view.end()
         view.drafts = True
-        view.show(REFUSING)
+        view.show(REFUSING, PIECES.__getitem__)
     written = b""
     with suppress(OSError):  # how Linux says that the last writer has left
         while piece := os.read(terminal, 4096):
@@ -159,8 +159,8 @@ def test_stopped_while_the_prompt_is_read(session: Session, capsys: Captured) ->
 def test_a_stopped_answer_stays_and_the_cache_agrees(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     show = session.view.show
 
-    def press(step: Step) -> None:
-        show(step)
+    def press(step: Step, piece: Piece) -> None:
+        show(step, piece)
         if step.batch:
             session.stop_key._on_signal(signal.SIGINT, None)
 
