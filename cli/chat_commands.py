@@ -5,11 +5,11 @@ from __future__ import annotations
 import base64
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from ngramspec.conversation import Turn, load, save
@@ -23,15 +23,13 @@ from .chat_view import totals, without_thoughts
 from .console import command_terminal, complain, counted, note, printable, stderr
 from .markdown_rows import code_blocks
 from .options import find
+from .view import ACCEPTED, CORRECTION, REFUSED
 
 LARGEST = 8 * 2**20
 """Bytes of a file that is read."""
 
 _SHOWN = 60
 """Characters of a message that was taken back."""
-
-_VALUE = 18
-"""Columns of a setting's value where all are listed."""
 
 ALIASES = {"?": "help", "clear": "reset", "exit": "quit", "bye": "quit"}
 """Other names of commands, without the slash."""
@@ -56,15 +54,14 @@ def parse(line: str) -> tuple[str, str] | str:
 
 def run(session: Session, name: str, argument: str) -> bool:
     """Carry out a command; False if it failed, after one line that says why. Raises EOFError if the user leaves."""
-    found = [(takes, act) for takes, (_, act) in COMMANDS.items() if takes.split()[0] == f"/{name}"]
     try:
-        if not found:
+        if name not in COMMANDS:
             raise NGramSpecError(f"unknown command /{name}; /help lists them, // or a space in front sends it as text")
-        takes, act = found[0]
-        if argument and " " not in takes:
+        takes, act = COMMANDS[name]
+        if argument and not takes:
             raise NGramSpecError(f"/{name} takes nothing after it")
-        if not argument and takes.endswith("FILE"):
-            raise NGramSpecError(f"{takes}: a file is needed")
+        if not argument and takes == "FILE":
+            raise NGramSpecError(f"/{name} FILE: a file is needed")
         return act(session, argument) is not False
     except NGramSpecError as error:
         complain(str(error))
@@ -72,7 +69,8 @@ def run(session: Session, name: str, argument: str) -> bool:
 
 
 def _help(_session: Session, _argument: str) -> None:
-    stderr.print(_listed((command, text) for command, (text, _) in COMMANDS.items()))
+    """Show this."""
+    _list(described())
     note(
         'Enter sends; Alt-Enter or Ctrl-J starts a new line, and so does Enter between """ and """.'
         " Ctrl-X Ctrl-E opens your editor, Tab completes. Ctrl-C stops an answer; at an empty prompt, twice, it leaves."
@@ -80,17 +78,19 @@ def _help(_session: Session, _argument: str) -> None:
     )
 
 
-def _listed(rows: Iterable[Sequence[str]]) -> Table:
-    """Names and what belongs to them, the last column as wide as the terminal allows."""
-    table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=True)
+def described() -> Iterator[tuple[str, str]]:
+    """Each command with what it takes after it, and what it does."""
+    for name, (takes, act) in COMMANDS.items():
+        does = act.__doc__ or ""
+        yield f"/{name} {takes}".rstrip(), does[:1].lower() + does[1:].removesuffix(".")
+
+
+def _list(rows: Iterable[Sequence[str]], *middle: Column) -> None:
+    """Show names and what belongs to them, the last column as wide as the terminal allows."""
+    table = Table(Column(no_wrap=True), *middle, Column(), box=None, show_header=False)
     for row in rows:
-        if not table.columns:
-            table.add_column(no_wrap=True)
-            for _ in row[1:-1]:
-                table.add_column(max_width=_VALUE, overflow="fold")
-            table.add_column()
         table.add_row(*map(Text, row))
-    return table
+    stderr.print(table)
 
 
 # ---------------------------------------------------------------------- what was said last, or is said next
@@ -103,7 +103,7 @@ def _last(session: Session) -> Turn:
 
 
 def _retry(session: Session, _argument: str) -> bool:
-    """Have the last message answered again."""
+    """Have the last message answered again, with another seed."""
     _last(session)
     if session.sampling.greedy:
         note("at temperature 0 the answer stays the same; /set temp 0.8 makes it vary")
@@ -111,7 +111,7 @@ def _retry(session: Session, _argument: str) -> bool:
 
 
 def _edit(session: Session, text: str) -> bool | None:
-    """Have another message answered in the place of the last one: `text`, or what the user makes of the last one."""
+    """Change the last message and have it answered again."""
     _last(session)
     if text:
         return session.ask_again(text)
@@ -122,14 +122,14 @@ def _edit(session: Session, text: str) -> bool | None:
 
 
 def _undo(session: Session, _argument: str) -> None:
-    """Take the last turn back."""
+    """Take the last message and its answer back."""
     _last(session)
     message = " ".join(session.undo().user.split())
     note(f"took back: {message if len(message) <= _SHOWN else message[: _SHOWN - 3] + '...'}")
 
 
 def _file(session: Session, name: str) -> None:
-    """Put a file in front of the next message; "-" takes back those that are there."""
+    """Put a text file in front of the next message; /file - takes files back."""
     if name == "-":
         session.attached.clear()
         note("your next message goes without files")
@@ -144,7 +144,7 @@ def _file(session: Session, name: str) -> None:
 
 
 def _predict(session: Session, name: str) -> None:
-    """Draft the next answer from a file first; "-" takes that back."""
+    """Draft the next answer from FILE first, where it changes that; /predict - takes it back."""
     if name == "-":
         session.predicted = ""
         note("nothing is predicted of your next answer")
@@ -182,7 +182,7 @@ def _text_of(name: str) -> str:
 
 
 def _copy(session: Session, number: str) -> None:
-    """Put the last answer, or a block of its code, on the clipboard."""
+    """Put the last answer, or its Nth block of code, on the clipboard, if the terminal can (OSC 52)."""
     if not sys.stdout.isatty():
         raise NGramSpecError("/copy needs a terminal")
     text = without_thoughts(session.thoughts(), _last(session).assistant)
@@ -203,10 +203,12 @@ def _copy(session: Session, number: str) -> None:
 
 
 def _set(session: Session, argument: str) -> None:
+    """Show the settings, or change one: /set temp 0.7; /set NAME default takes it back."""
     name, _, value = argument.partition(" ")
     if not name:
         settings = chat_settings.SETTINGS.items()
-        stderr.print(_listed((each, printable(setting.show(session)), setting.help) for each, setting in settings))
+        rows = ((each, printable(setting.show(session)), setting.help) for each, setting in settings)
+        _list(rows, Column(max_width=18, overflow="fold"))
         return
     setting = chat_settings.find(name)
     value = value.strip()
@@ -221,6 +223,7 @@ def _set(session: Session, argument: str) -> None:
 
 
 def _model(session: Session, name: str) -> None:
+    """Show the model, or go on with another one."""
     if not name:
         note(f"{session.target.name} ({session.target.path}); ngramspec models lists what is on this disk")
         return
@@ -229,6 +232,7 @@ def _model(session: Session, name: str) -> None:
 
 
 def _memory(session: Session, _argument: str) -> None:
+    """Show what is drafted from beside this conversation, and what is kept."""
     memory = session.memory
     if memory is None:
         note("drafts come from this conversation alone")
@@ -244,11 +248,13 @@ def _memory(session: Session, _argument: str) -> None:
 
 
 def _reset(session: Session, _argument: str) -> None:
+    """Forget the turns so far, keep the system message; /clear does too."""
     session.reset()
     note("the conversation starts afresh")
 
 
 def _system(session: Session, text: str) -> None:
+    """Show the system message, or set it from the next turn on; /system - removes it."""
     conversation = session.conversation
     if not text:
         note(conversation.system if conversation.system is not None else "there is no system message")
@@ -262,6 +268,7 @@ def _system(session: Session, text: str) -> None:
 
 
 def _stats(session: Session, _argument: str) -> None:
+    """Show the session's speed and what became of its drafts."""
     target, decoder, sampling = session.target, session.decoder, session.sampling
     drafts = "off" if decoder.drafter is None else f"{decoder.drafter.name}, policy {decoder.policy.name}"
     how = "greedy" if sampling.greedy else f"temperature {sampling.temperature:g}, seed {sampling.seed}"
@@ -277,6 +284,7 @@ def _stats(session: Session, _argument: str) -> None:
 
 
 def _drafts(session: Session, _argument: str) -> None:
+    """Turn the display of drafts on or off."""
     set_drafts(session, not session.view.drafts)
 
 
@@ -289,24 +297,20 @@ def set_drafts(session: Session, on: bool) -> None:
     if not on:
         note("drafts are not shown")
         return
-    stderr.print(
-        Text.assemble(
-            ("drafts are shown: ", "dim"),
-            ("accepted", "green"),
-            (", ", "dim"),
-            ("refused", "strike red"),
-            ("the model's own token instead", "bright_blue"),
-        )
-    )
+    parts = {ACCEPTED: "accepted", REFUSED: "refused", CORRECTION: "the model's own token instead"}
+    told = "[dim], [/]".join(f"[{style}]{text}[/]" for style, text in parts.items())
+    stderr.print(f"[dim]drafts are shown: [/]{told}")
 
 
 def _save(session: Session, argument: str) -> None:
+    """Write the conversation to FILE as JSON."""
     path = Path(argument).expanduser()
     save(session.conversation, path, model=session.target.name, sampling=encode(asdict(session.sampling)))
     note(f"saved {_turns(session)} to {path}")
 
 
 def _load(session: Session, argument: str) -> None:
+    """Go on with the conversation in FILE instead of this one."""
     path = Path(argument).expanduser()
     conversation, model = load(path)
     session.go_on_with(conversation)
@@ -334,34 +338,29 @@ def _had_with(session: Session, model: str) -> str:
 
 
 def _quit(_session: Session, _argument: str) -> None:
+    """Leave, as do /exit, /bye and Ctrl-D."""
     raise EOFError
 
 
 COMMANDS: dict[str, tuple[str, Callable[[Session, str], bool | None]]] = {
-    "/help": ("show this", _help),
-    "/retry": ("have the last message answered again, with another seed", _retry),
-    "/edit [TEXT]": ("change the last message and have it answered again", _edit),
-    "/undo": ("take the last message and its answer back", _undo),
-    "/file FILE": ("put a text file in front of the next message; /file - takes files back", _file),
-    "/predict FILE": (
-        "draft the next answer from FILE first, where it changes that; /predict - takes it back",
-        _predict,
-    ),
-    "/copy [N]": (
-        "put the last answer, or its Nth block of code, on the clipboard, if the terminal can (OSC 52)",
-        _copy,
-    ),
-    "/set [NAME [VALUE]]": ("show the settings, or change one: /set temp 0.7; /set NAME default takes it back", _set),
-    "/system [TEXT]": ("show the system message, or set it from the next turn on; /system - removes it", _system),
-    "/model [MODEL]": ("show the model, or go on with another one", _model),
-    "/memory": ("show what is drafted from beside this conversation, and what is kept", _memory),
-    "/stats": ("show the session's speed and what became of its drafts", _stats),
-    "/drafts": ("turn the display of drafts on or off", _drafts),
-    "/reset": ("forget the turns so far, keep the system message; /clear does too", _reset),
-    "/save FILE": ("write the conversation to FILE as JSON", _save),
-    "/load FILE": ("go on with the conversation in FILE instead of this one", _load),
-    "/quit": ("leave, as do /exit, /bye and Ctrl-D", _quit),
+    "help": ("", _help),
+    "retry": ("", _retry),
+    "edit": ("[TEXT]", _edit),
+    "undo": ("", _undo),
+    "file": ("FILE", _file),
+    "predict": ("FILE", _predict),
+    "copy": ("[N]", _copy),
+    "set": ("[NAME [VALUE]]", _set),
+    "system": ("[TEXT]", _system),
+    "model": ("[MODEL]", _model),
+    "memory": ("", _memory),
+    "stats": ("", _stats),
+    "drafts": ("", _drafts),
+    "reset": ("", _reset),
+    "save": ("FILE", _save),
+    "load": ("FILE", _load),
+    "quit": ("", _quit),
 }
-"""What each does, with what it takes after it, and how."""
+"""The commands by their names: what each takes after it, and what it does; its docstring is the line of /help."""
 
-NAMES = [name.split()[0] for name in COMMANDS] + [f"/{name}" for name in ALIASES]
+NAMES = [f"/{name}" for name in (*COMMANDS, *ALIASES)]

@@ -37,7 +37,7 @@ def test_the_reference_is_what_the_commands_say(monkeypatch: pytest.MonkeyPatch)
     assert made == REFERENCE, "run: python tools/reference.py > cli/README.md"
     for command in COMMANDS:
         assert not [flag for flag in flags(command) - {"--help"} if f"`{flag}`" not in REFERENCE]
-    assert not [name for name in chat_commands.COMMANDS if f"`{name.split()[0]}" not in REFERENCE]
+    assert not [name for name in chat_commands.COMMANDS if f"`/{name}" not in REFERENCE]
 
 
 def test_the_picture_is_drawn_of_the_readmes_table(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -164,7 +164,7 @@ def reference() -> str:
         lines += table(list(own.values()))
         if name == "chat":
             lines += ["| in the chat | does |", "|---|---|"]
-            lines += [f"| `{command}` | {escaped(does)} |" for command, (does, _) in chat_commands.COMMANDS.items()]
+            lines += [f"| `{command}` | {escaped(does)} |" for command, does in chat_commands.described()]
         while lines[-1] == "":
             lines.pop()
     return "\n".join(lines) + "\n"
