@@ -22,7 +22,7 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 from ngramspec.storage import state_folder
-from ngramspec.tool_calls import AnswerParser, thoughts_parser
+from ngramspec.tool_calls.parser import AnswerParser, thoughts_parser
 
 from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from ngramspec.instruments.reports.report import Mark, Piece, spans_of
 from ngramspec.steps import Stats, Step
-from ngramspec.tool_calls import AnswerParser
 from ngramspec.tool_calls.deltas import Content, Delta, Reasoning
+from ngramspec.tool_calls.parser import AnswerParser
 
 from .console import printable, write_stdout
 from .markdown_stream import LiveRows, MarkdownStream

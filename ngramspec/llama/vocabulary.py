@@ -21,8 +21,7 @@ from ngramspec.llama.devices import build
 from ngramspec.llama.grammar import Grammar
 from ngramspec.llama.samplers import SamplerChain
 from ngramspec.sampling.settings import Sampling
-from ngramspec.tool_calls.capabilities import capabilities
-from ngramspec.tool_calls.conversation import ToolTemplate
+from ngramspec.tool_calls.conversation import ToolTemplate, capabilities
 from ngramspec.tool_calls.deltas import Tool
 
 _OWN_VARIABLES = (

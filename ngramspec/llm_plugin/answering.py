@@ -23,8 +23,9 @@ from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import Option, options
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats
-from ngramspec.tool_calls import forced_grammar, parser_for, thoughts_first
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Tool
+from ngramspec.tool_calls.families import forced_grammar, thoughts_first
+from ngramspec.tool_calls.parser import parser_for
 
 TEMPERATURE = 0.8  # llama.cpp's for chats, as in `ngramspec chat`
 

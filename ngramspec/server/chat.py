@@ -24,8 +24,9 @@ from ngramspec.server.common_fields import several_seeds
 from ngramspec.server.fields import ApiError, Fields, bad_field
 from ngramspec.server.generate import TextEvent, generate
 from ngramspec.server.state import Call, ServedModel
-from ngramspec.tool_calls import begun_answer, forced_grammar, parser_for, thoughts_first
 from ngramspec.tool_calls.deltas import Tool
+from ngramspec.tool_calls.families import begun_answer, forced_grammar, thoughts_first
+from ngramspec.tool_calls.parser import parser_for
 
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "xhigh": "high", "max": "high"}
 """The APIs' levels of effort in the words that chat templates know."""

@@ -18,8 +18,8 @@ from ngramspec.sampling.distribution import Logprobs
 from ngramspec.server.fields import leaving, of_failure, overflow
 from ngramspec.server.state import Call, Counters
 from ngramspec.steps import Step
-from ngramspec.tool_calls import AnswerParser
 from ngramspec.tool_calls.deltas import CallBegin, Content, Delta, Reasoning
+from ngramspec.tool_calls.parser import AnswerParser
 
 
 class Piece(NamedTuple):

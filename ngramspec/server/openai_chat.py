@@ -29,9 +29,9 @@ from ngramspec.server.http import JsonAnswer
 from ngramspec.server.reply import DONE, Answer, Block, Reply, chunk_maker, respond
 from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.tools import Toolbox, free_text
-from ngramspec.server.usage import FINGERPRINT, DraftedText, logprobs_content, prediction_usage, timings, totals
+from ngramspec.server.usage import FINGERPRINT, DraftedText, Span, logprobs_content, prediction_usage, timings, totals
 from ngramspec.steps import Stats, Step
-from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Span
+from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 
 _ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system", "function": "tool"}
 """As templates know them."""
@@ -215,10 +215,10 @@ class ChatReply(Reply):
 
     def add(self, number: int, event: TextEvent) -> None:
         if self._texts and isinstance(event, Piece):
-            for delta in self._texts[number].mark(event):
+            for delta, drafted in self._texts[number].mark(event):
                 if isinstance(delta, Content):
                     at = self._lengths[number]
-                    self._drafted[number] += [(at + start, at + end) for start, end in delta.drafted]
+                    self._drafted[number] += [(at + start, at + end) for start, end in drafted]
                     self._lengths[number] += len(delta.text)
         self.answers[number].take(event)
 
@@ -270,12 +270,12 @@ class ChatReply(Reply):
         yield DONE
 
     def _pieces(self, number: int, piece: Piece) -> Iterator[str]:
-        deltas = self._texts[number].mark(piece) if self._texts else list(piece.deltas)
-        if piece.logprobs and not (deltas and isinstance(deltas[-1], Content)):
-            deltas.append(Content(""))
+        deltas = self._texts[number].mark(piece) if self._texts else [(delta, []) for delta in piece.deltas]
+        if piece.logprobs and not (deltas and isinstance(deltas[-1][0], Content)):
+            deltas.append((Content(""), []))
         if number not in self._begun and (deltas or self._paces):
             yield from self._beginning(number)
-        for place, delta in enumerate(deltas):
+        for place, (delta, drafted) in enumerate(deltas):
             if isinstance(delta, CallArguments) and (waiting := self._inputs[number]) is not None:
                 waiting[1].append(delta.text)
                 continue
@@ -285,7 +285,7 @@ class ChatReply(Reply):
                 self._inputs[number] = delta.call, []
             choice: dict[str, Any] = {"index": number, "delta": self._fields(delta), "finish_reason": None}
             if self._texts and isinstance(delta, Content | Reasoning):
-                choice["drafted"] = delta.drafted
+                choice["drafted"] = drafted
             if piece.logprobs and place == len(deltas) - 1:
                 choice["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs)}
             yield self._chunk({"choices": [choice], **(self._timings(number) if self._paces else {})})

@@ -11,8 +11,10 @@ from ngramspec.server.generate import Piece
 from ngramspec.server.reply import Answer
 from ngramspec.server.state import ServedModel
 from ngramspec.steps import Stats
-from ngramspec.tool_calls.deltas import CallBegin, Delta, Span
+from ngramspec.tool_calls.deltas import CallBegin, Delta
 from ngramspec.version import __version__
+
+Span = tuple[int, int]  # where a part of a text begins and ends, in characters
 
 FINGERPRINT = f"ngramspec-{__version__}"
 
@@ -123,8 +125,8 @@ class DraftedText:
         self._text = ""  # that nothing was told of yet
         self._spans: list[Span] = []  # of this text
 
-    def mark(self, piece: Piece) -> list[Delta]:
-        """The deltas of a further piece, with the spans of their texts that were drafted."""
+    def mark(self, piece: Piece) -> list[tuple[Delta, list[Span]]]:
+        """The deltas of a further piece, each with the spans of its text that were drafted, in order."""
         if piece.step is not None:
             # A token's text that is held back comes out with the next one's, and is its.
             for i, text in enumerate(piece.step.pieces):
@@ -132,27 +134,21 @@ class DraftedText:
                 self._text += text
                 if text and i < piece.step.accepted:
                     self._spans.append((start, len(self._text)))
-        return [self._marked(delta) for delta in piece.deltas]
+        return [(delta, self._found("" if isinstance(delta, CallBegin) else delta.text)) for delta in piece.deltas]
 
-    def _marked(self, delta: Delta) -> Delta:
-        if isinstance(delta, CallBegin):
-            return delta
-        at = self._text.find(delta.text)
-        if at < 0:
-            return delta
-        end = at + len(delta.text)
-        found = _joined([(max(a, at) - at, min(b, end) - at) for a, b in self._spans if a < end and b > at])
+    def _found(self, text: str) -> list[Span]:
+        """What was drafted of the text that comes next; spans that touch are one."""
+        at = self._text.find(text)
+        if not text or at < 0:
+            return []
+        end = at + len(text)
+        joined: list[Span] = []
+        for first, last in self._spans:
+            start, stop = max(first, at) - at, min(last, end) - at
+            if joined and joined[-1][1] == start:
+                joined[-1] = (joined[-1][0], stop)
+            elif start < stop:
+                joined.append((start, stop))
         self._text = self._text[end:]
         self._spans = [(max(a - end, 0), b - end) for a, b in self._spans if b > end]
-        return delta._replace(drafted=found)
-
-
-def _joined(spans: list[Span]) -> tuple[Span, ...]:
-    """Spans in order, those that touch as one."""
-    joined: list[Span] = []
-    for start, end in spans:
-        if joined and joined[-1][1] == start:
-            joined[-1] = (joined[-1][0], end)
-        else:
-            joined.append((start, end))
-    return tuple(joined)
+        return joined

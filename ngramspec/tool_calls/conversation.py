@@ -1,9 +1,8 @@
-"""`ToolTemplate`: conversations with tools as a chat template wants them.
+"""`ToolTemplate`: conversations with tools as a chat template wants them; `capabilities`: what clients are told of one.
 
-Templates differ: most want arguments as objects, some as JSON strings; some demand ids of nine characters; and some
-know nothing of tools, calls or results. What one does is found by rendering a small conversation. What it cannot say is
-said in plain messages: tools are described in the system message, calls stand in the assistant's text in the form that
-`parser_for` reads, and results stand in a user's turn.
+What a template does is found by rendering small conversations. What it cannot say is said in plain messages: tools are
+described in the system message, calls stand in the assistant's text in the form that `parser_for` reads, and results
+stand in a user's turn.
 """
 
 from __future__ import annotations
@@ -21,11 +20,9 @@ Message = dict[str, Any]
 Render = Callable[[Mapping[str, Any]], str]
 Kind = Literal["object", "text"]
 
-_KINDS: tuple[Kind, ...] = ("object", "text")
 _FIELDS = ("role", "content", "tool_calls", "tool_call_id", "name", "reasoning_content")
-_ID = "call12345"  # of nine characters
-_WORDS = ("qlistq", "qkeyq", "qvalueq", "qresultq")
-_TOOL = Tool(_WORDS[0], "qaboutq", {"type": "object", "properties": {"qpartq": {"type": "string"}}})
+_USER: Message = {"role": "user", "content": "hi"}
+_ARGUMENTS: Mapping[Kind, Any] = {"object": {"qkeyq": "qvalueq"}, "text": '{"qkeyq": "qvalueq"}'}
 
 
 class Abilities(NamedTuple):
@@ -85,32 +82,25 @@ class ToolTemplate:
     @cached_property
     def abilities(self) -> Abilities:
         """What the template does with a small conversation."""
-        user, tool = {"role": "user", "content": "hi"}, _openai(_TOOL)
-        tools = _WORDS[0] in self._try([user], [tool])
-        system = "qsystemq" in self._try([{"role": "system", "content": "qsystemq"}, user])
+        tool = _tool("qlistq", "qpartq")
+        tools = "qlistq" in self._try([_USER], [tool])
+        system = "qsystemq" in self._try([{"role": "system", "content": "qsystemq"}, _USER])
         shown = [tool] if tools else None
         if not self._known:  # nor could its calls be read
             return Abilities(False, system)
-        for short_ids in (False, True):
-            for kind in _KINDS:
-                call = self._try([user, _call(kind, short_ids)], shown)
-                if not _shows_call(call, kind):
+        for id_ in ("call_qidqidq", "call12345"):
+            for kind in _ARGUMENTS:
+                call = _calling(kind, id_=id_)
+                if not _shows_call(self._try([_USER, call], shown), kind):
                     continue
-                id_ = _call(kind, short_ids)["tool_calls"][0]["id"]
-                result = {"role": "tool", "tool_call_id": id_, "name": _WORDS[0], "content": _WORDS[3]}
-                results = _WORDS[3] in self._try([user, _call(kind, short_ids), result], shown)
-                if results or short_ids:
-                    return Abilities(tools, system, kind, results, short_ids)
-        for kind in _KINDS:
-            if _shows_call(self._try([user, _call(kind, False)], shown), kind):
-                return Abilities(tools, system, kind)
+                result = {"role": "tool", "tool_call_id": id_, "name": "qlistq", "content": "qresultq"}
+                results = "qresultq" in self._try([_USER, call, result], shown)
+                if results or len(id_) == 9:
+                    return Abilities(tools, system, kind, results, len(id_) == 9)
         return Abilities(tools, system)
 
     def _try(self, messages: list[Message], tools: list[Any] | None = None) -> str:
-        try:
-            return self._render({"messages": messages, "tools": tools})
-        except Exception:  # jinja2's and whatever the template itself raises: that is the answer
-            return ""
+        return _rendered(self._render, messages, tools=tools)
 
     def _calls(self, calls: Sequence[Mapping[str, Any]], can: Abilities, number: int) -> Iterator[Message]:
         for place, call in enumerate(calls):
@@ -161,20 +151,11 @@ def _openai(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _call(kind: Kind, short_id: bool) -> Message:
-    arguments = {_WORDS[1]: _WORDS[2]}
-    function = {"name": _WORDS[0], "arguments": arguments if kind == "object" else json.dumps(arguments)}
-    id_ = _ID if short_id else "call_qidqidq"
-    return {"role": "assistant", "content": "", "tool_calls": [{"id": id_, "type": "function", "function": function}]}
-
-
 def _shows_call(text: str, kind: Kind) -> bool:
     """Whether a text holds the call, with its arguments in a language that is not Python's."""
-    if not all(word in text for word in _WORDS[:3]):
+    if not all(word in text for word in ("qlistq", "qkeyq", "qvalueq")):
         return False
-    if kind == "object":
-        return f"'{_WORDS[1]}'" not in text
-    return f'"{_WORDS[1]}"' in text
+    return "'qkeyq'" not in text if kind == "object" else '"qkeyq"' in text
 
 
 def _short(id_: str) -> str:
@@ -206,3 +187,61 @@ def _described(messages: list[Message], text: str, system: bool) -> list[Message
     if system or first is None:
         return [{"role": "system", "content": text}, *messages]
     return [{**first, "content": f"{text}\n\n{first['content']}"}, *messages[1:]]
+
+
+# --------------------------------------------------------------------------- small conversations
+
+
+def _rendered(render: Render, messages: Sequence[Message], **variables: Any) -> str:
+    """What a template makes of a conversation; "" where it refuses it."""
+    try:
+        return render({"messages": list(messages), **variables})
+    except Exception:  # jinja2's and whatever the template itself raises: that is the answer
+        return ""
+
+
+def _tool(name: str, parameter: str = "qkeyq") -> dict[str, Any]:
+    return _openai(Tool(name, "about", {"type": "object", "properties": {parameter: {"type": "string"}}}))
+
+
+def _calling(kind: Kind, *names: str, id_: str = "call12345") -> Message:
+    """A turn that calls functions; an id has nine characters unless it is given, as some templates demand."""
+    calls = [
+        {"id": id_, "type": "function", "function": {"name": name, "arguments": _ARGUMENTS[kind]}}
+        for name in names or ("qlistq",)
+    ]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+def capabilities(render: Render) -> dict[str, bool]:
+    """llama-server's `chat_template_caps`; `render` raises whatever the template raises."""
+
+    def says(messages: Sequence[Message], *words: str, **variables: Any) -> bool:
+        text = _rendered(render, messages, **variables)
+        return all(word in text for word in words)
+
+    said: Message = {"role": "assistant", "content": "ho"}
+    tools = [_tool("qlistq")]
+    typed = _rendered(render, [{"role": "user", "content": [{"type": "text", "text": "qwordq"}]}])
+    effort = [_rendered(render, [_USER], reasoning_effort=one, enable_thinking=True) for one in ("low", "high")]
+    thought = [_USER, {**said, "reasoning_content": "qwordq"}, _USER, said, _USER]
+    # By these names templates are told to leave earlier thoughts in.
+    leaves = ("clear_thinking", "truncate_history_thinking", "drop_thinking")
+    keeps = {"enable_thinking": True, "preserve_thinking": True, **dict.fromkeys(leaves, False)}
+    as_object = _rendered(render, [_USER, _calling("object")], tools=tools)
+    return {
+        "supports_string_content": says([{"role": "user", "content": "qwordq"}], "qwordq"),
+        "supports_typed_content": "qwordq" in typed and not any(f"{mark}text{mark}" in typed for mark in "'\""),
+        "supports_tools": says([_USER], "qlistq", tools=tools),
+        "supports_tool_calls": any(
+            says([_USER, _calling(kind)], "qlistq", "qvalueq", tools=tools) for kind in _ARGUMENTS
+        ),
+        "supports_parallel_tool_calls": any(
+            says([_USER, _calling(kind, "qlistq", "qreadq")], "qlistq", "qreadq", tools=[_tool("about")])
+            for kind in _ARGUMENTS
+        ),
+        "supports_system_role": says([{"role": "system", "content": "qwordq"}, _USER], "qwordq"),
+        "supports_preserve_reasoning": says(thought, "qwordq", **keeps),
+        "supports_reasoning_effort": effort[0] != effort[1],
+        "supports_object_arguments": "qvalueq" in as_object and "'qkeyq'" not in as_object,
+    }

@@ -23,21 +23,18 @@ class Tool:
 
 
 Tools = Mapping[str, Tool]  # the tools that may be called, by their names
-Span = tuple[int, int]  # where a part of a text begins and ends, in characters
 
 
 class Content(NamedTuple):
-    """Text of the answer; `drafted`: what of it is known to be accepted drafts, where somebody asked for that."""
+    """Text of the answer."""
 
     text: str
-    drafted: tuple[Span, ...] = ()
 
 
 class Reasoning(NamedTuple):
-    """Text that the model thought before its answer; `drafted` as in `Content`."""
+    """Text that the model thought before its answer."""
 
     text: str
-    drafted: tuple[Span, ...] = ()
 
 
 class CallBegin(NamedTuple):
@@ -49,11 +46,10 @@ class CallBegin(NamedTuple):
 
 
 class CallArguments(NamedTuple):
-    """A further piece of a call's arguments, which joined are a JSON object; `drafted` as in `Content`."""
+    """A further piece of a call's arguments, which joined are a JSON object."""
 
     call: int
     text: str
-    drafted: tuple[Span, ...] = ()
 
 
 Delta = Content | Reasoning | CallBegin | CallArguments
@@ -79,9 +75,8 @@ class Answer:
 
     def content(self, text: str) -> None:
         """A piece of content."""
-        self._leave_thoughts()
-        text = self._held + text
-        self._held = ""
+        self._thought, self._thinking = "", False
+        text, self._held = self._held + text, ""
         if self._drop:
             text = text.lstrip()
             self._drop = not text
@@ -104,7 +99,7 @@ class Answer:
 
     def begin(self, name: str) -> int:
         """A call begins; its number."""
-        self._leave_thoughts()
+        self._thought, self._thinking = "", False
         self._held, self._drop = "", True
         random = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
         self._add(CallBegin(self._calls, random if self._short_ids else f"call_{random}", name))
@@ -127,9 +122,6 @@ class Answer:
         """The deltas since the last call, those of one kind joined."""
         deltas, self._deltas = self._deltas, []
         return deltas
-
-    def _leave_thoughts(self) -> None:
-        self._thought, self._thinking = "", False
 
     def _add(self, delta: Delta) -> None:
         last = self._deltas[-1] if self._deltas else None

@@ -1,17 +1,20 @@
-"""The families of models, as a table: how a chat template tells one, how its calls begin, and who reads them.
+"""The families of models, as a table: how a chat template tells one, how its calls begin, who reads them.
 
-Where a family's own calls hold no JSON, or none was seen, calls are written in Hermes' form, which it reads, too.
+And the grammars that force calls. Where a family's own calls hold no JSON, or none was seen, calls are written in
+Hermes' form, which it reads, too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
-from ngramspec.tool_calls.json_calls import ReadCall, named, objects, rows
-from ngramspec.tool_calls.json_text import quote
-from ngramspec.tool_calls.notations import python, read_gemma4
-from ngramspec.tool_calls.tagged import invoked, read_function, read_hermes
+from ngramspec.errors import GrammarError
+from ngramspec.tool_calls.calls import ReadCall, named, objects, python, rows
+from ngramspec.tool_calls.deltas import Tool
+from ngramspec.tool_calls.reader import quote
+from ngramspec.tool_calls.tagged import invoked, read_function, read_gemma4, read_hermes
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,9 +59,7 @@ _KIMI = rows(
     "<|tool_call_begin|>",
     named("<|tool_call_argument_begin|>", r"(?:functions\.)?([^\n]+?)(?::\d+)?", "<|tool_call_end|>"),
 )
-_MISTRAL = {
-    "[TOOL_CALLS]": named("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_ID\].*)?", or_objects=True),
-}
+_MISTRAL = {"[TOOL_CALLS]": named("[ARGS]", r"(?!\[CALL_ID\])(.+?)\s*(?:\[CALL_ID\].*)?", or_objects=True)}
 # An answer may be JSON without being a call, so the name must be a tool's, and the keys those of calls.
 _LLAMA = objects(";", known=True)
 _FENCED = objects("```", known=True)
@@ -72,11 +73,7 @@ FAMILIES = (
         around=("", None, ""),
         channels=True,
     ),
-    Family(
-        "deepseek-v3.2",
-        ((_DSML,),),
-        {**invoked(_DSML, f"{_DSML}function_calls", f"{_DSML}tool_calls"), **_TAG},
-    ),
+    Family("deepseek-v3.2", ((_DSML,),), {**invoked(_DSML, f"{_DSML}function_calls", f"{_DSML}tool_calls"), **_TAG}),
     Family(
         "deepseek-v3",
         ((_DEEPSEEK_ROW, "```json"),),
@@ -94,11 +91,7 @@ FAMILIES = (
     Family("kimi", (("<|tool_calls_section_begin|>",),), {**_KIMI, **_TAG}),
     Family("minimax", (("<minimax:tool_call>",),), {**invoked("", "minimax:tool_call"), **_TAG}),
     Family("glm", (("<arg_key>",),), _TAG),
-    Family(
-        "qwen-coder",
-        (("<function=",),),
-        {**_TAG, "<seed:tool_call>": read_hermes, "<function=": read_function},
-    ),
+    Family("qwen-coder", (("<function=",),), {**_TAG, "<seed:tool_call>": read_hermes, "<function=": read_function}),
     HERMES,
     Family("granite", (("<|tool_call|>",),), {"<|tool_call|>": read_hermes, **_TAG}),
     Family("gemma4", (("<|tool_call>",),), {"<|tool_call>": read_gemma4, **_TAG}),
@@ -162,11 +155,8 @@ def thought_tags(template: str | None) -> dict[str, str]:
 def begun_answer(template: str | None, opening: str, thoughts: str, text: str) -> list[tuple[str, bool]]:
     """An answer that was begun, as it stands after a prompt: pieces, each with whether it is the template's own text.
 
-    Args:
-        template: the model's chat template.
-        opening: what the prompt ends in (`ChatPrompt.opening`).
-        thoughts: of the answer; left out where the template knows none.
-        text: of the answer; "" where its thoughts go on.
+    `opening`: what the prompt ends in (`ChatPrompt.opening`). `thoughts` are left out where the template knows none,
+    and go on where `text` is "".
     """
     family, tags = family_of(template), thought_tags(template)
     if family is not None and family.channels:
@@ -185,3 +175,105 @@ def begun_answer(template: str | None, opening: str, thoughts: str, text: str) -
 def opened(tags: Mapping[str, str], opening: str) -> str | None:
     """The tag that the end of a prompt has opened, so that the answer begins within thoughts; None for none."""
     return next((tag for tag in tags if opening.rstrip().endswith(tag.rstrip())), None)
+
+
+# --------------------------------------------------------------------------- grammars
+
+SchemaRules = Callable[..., str]
+"""GBNF rules for JSON schemas, by the names of the rules: `ngramspec.llama.json_schema.schema_rules`."""
+
+
+def forced_grammar(
+    tools: Sequence[Tool],
+    choice: str,
+    parallel: bool,
+    schema_rules: SchemaRules,
+    *,
+    template: str | None = None,
+    opening: str = "",
+    instead: Mapping[str, Any] | None = None,
+    instead_strict: bool = True,
+) -> str:
+    """A GBNF grammar of answers that call a tool, which `parser_for` reads.
+
+    Thoughts may come first where the template knows them, and must end before the call.
+
+    Args:
+        choice: "required", or the name of the tool that must be called.
+        parallel: whether there may be several calls; of a named tool there is one.
+        schema_rules: makes rules of parameters.
+        template, opening: as for `parser_for`.
+        instead: a JSON schema, of which an answer may be that calls no tool; `instead_strict`: refuse what no grammar
+            can say of it.
+
+    Raises:
+        ValueError: no tool of that name.
+        GrammarError: parameters that cannot be a grammar; the message names the tool.
+    """
+    chosen = [tool for tool in tools if choice in {"required", tool.name}]
+    if not chosen:
+        raise ValueError(
+            f"tool_choice {choice!r} is not one of the tools"
+            if tools
+            else "tool_choice asks for a tool, but there are none"
+        )
+    family = family_of(template) or HERMES
+    rules, names = list[str](), list[str]()
+    for number, tool in enumerate(chosen):
+        before, after = family.write(tool.name)
+        names.append(f"call-{number}")
+        schema = {"type": "object", **tool.parameters}
+        try:
+            rules.append(schema_rules({f"arguments-{number}": schema}, strict=tool.strict))
+        except GrammarError as error:
+            raise GrammarError(f"the parameters of the tool {tool.name!r}: {error}") from error
+        rules.append(f"call-{number} ::= {quote(before)} arguments-{number} {quote(after)}")
+    begin, between, end = family.around
+    more = f" ({quote(between)} call)*" if parallel and choice == "required" and between is not None else ""
+    if instead is not None:
+        turn = schema_rules({"instead": instead}, strict=instead_strict, trimmed=True)
+        rules = ["turn ::= answer | instead", turn, *rules]
+    return "\n".join(
+        [
+            *thoughts_first("answer" if instead is None else "turn", template, opening),
+            f"answer ::= {quote(begin)} call{more} {quote(end)}",
+            f"call ::= {' | '.join(names)}",
+            *dict.fromkeys("\n".join(rules).splitlines()),
+        ]
+    )
+
+
+def thoughts_first(rest: str, template: str | None, opening: str) -> list[str]:
+    """GBNF rules whose root is the rule `rest`, with thoughts before it where the model thinks.
+
+    Where the prompt has opened thoughts, they must end first; where the template knows tags, there may be thoughts.
+    """
+    tags = thought_tags(template)
+    begun = opened(tags, opening)
+    if begun is not None:
+        return [f"root ::= thoughts [ \\n]* {rest}", *_up_to("thoughts", tags[begun])]
+    rules, choices = [], []
+    for number, (start, end) in enumerate(tags.items()):
+        choices.append(f"{quote(start)} thoughts-{number}")
+        rules += _up_to(f"thoughts-{number}", end)
+    return [f"root ::= (({' | '.join(choices)}) [ \\n]*)? {rest}" if choices else f"root ::= {rest}", *rules]
+
+
+def _up_to(name: str, end: str) -> list[str]:
+    """Rules of any text up to the first occurrence of `end`, which is read: one for each length of it that has come."""
+    rules = []
+    known = "".join(sorted(set(end)))
+    for done in range(len(end)):
+        choices = []
+        for character in known:
+            text = end[:done] + character
+            begun = next(n for n in range(len(text), -1, -1) if end.startswith(text[len(text) - n :]) or n == 0)
+            after = f" {name}-{begun}" if begun < len(end) else ""
+            choices.append(f"{quote(character)}{after if begun else f' {name}-0'}")
+        choices.append(f"[^{''.join(map(_in_class, known))}] {name}-0")
+        rules.append(f"{name}-{done} ::= {' | '.join(choices)}")
+    return [f"{name} ::= {name}-0", *rules]
+
+
+def _in_class(character: str) -> str:
+    return f"\\x{ord(character):02X}" if ord(character) < 256 else character

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 
+from ngramspec.tool_calls.calls import read_arguments
 from ngramspec.tool_calls.deltas import Answer, Delta, Tool, Tools
 from ngramspec.tool_calls.families import HERMES, Family, family_of, opened, thought_tags
-from ngramspec.tool_calls.json_calls import read_arguments
 from ngramspec.tool_calls.reader import Reader, Reads
 
 _NAMING = re.compile(r'\s*\{\s*"name"\s*:\s*"([^"]+)')  # a call that has no mark before it
@@ -22,8 +23,7 @@ def parser_for(template: str | None, tools: Sequence[Tool] = (), *, opening: str
         tools: that may be called; without any, what looks like a call is content.
         opening: what the prompt ends in (`ChatPrompt.opening`): an answer may begin within thoughts.
     """
-    known = {tool.name: tool for tool in tools}
-    return AnswerParser(family_of(template) or HERMES, known, thought_tags(template), opening)
+    return AnswerParser(family_of(template) or HERMES, tools, thought_tags(template), opening)
 
 
 def thoughts_parser(template: str | None, *, opening: str = "") -> AnswerParser:
@@ -31,18 +31,17 @@ def thoughts_parser(template: str | None, *, opening: str = "") -> AnswerParser:
 
     Where the template speaks of no tags around thoughts, they are <think> and </think>.
     """
-    return AnswerParser(HERMES, {}, thought_tags(template) or thought_tags("<think>"), opening)
+    return AnswerParser(HERMES, (), thought_tags(template) or thought_tags("<think>"), opening)
 
 
 class AnswerParser:
     """Reads one answer. No text makes it raise. Made by `parser_for` and `thoughts_parser`."""
 
-    def __init__(self, family: Family, tools: Tools, tags: Mapping[str, str], opening: str) -> None:
-        self._reader = Reader()
-        self._answer = Answer(family.short_ids)
-        self._family, self._tools, self._tags = family, tools, tags
-        self._reads = _read_channels(self._reader, self._answer, tools) if family.channels else self._all(opening)
-        self._over = False
+    def __init__(self, family: Family, tools: Sequence[Tool], tags: Mapping[str, str], opening: str) -> None:
+        self._reader, self._answer = Reader(), Answer(family.short_ids)
+        known = {tool.name: tool for tool in tools}
+        reads = _read_channels if family.channels else partial(_read_answer, family=family, tags=tags, opening=opening)
+        self._reads = reads(self._reader, self._answer, known)
 
     def push(self, text: str) -> list[Delta]:
         """What a further piece of the answer, control tokens shown, adds to it."""
@@ -55,65 +54,55 @@ class AnswerParser:
         return self._go_on()
 
     def _go_on(self) -> list[Delta]:
-        if not self._over:
-            try:
-                next(self._reads)
-            except StopIteration:
-                self._answer.end(dropped=bool(self._reader.rest()))
-                self._over = True
+        try:
+            next(self._reads)
+        except StopIteration:
+            self._answer.end(dropped=bool(self._reader.rest()))
         return self._answer.drain()
 
-    def _all(self, opening: str) -> Reads[None]:
-        reader, answer, tools, starts = self._reader, self._answer, self._tools, self._family.starts
-        yield from self._thoughts(opening)
-        if not tools:
-            yield from reader.until((), answer.content)
-            return
-        while True:
-            # Here calls may begin that begin nowhere else; behind, those that begin anywhere.
-            if self._family.bare:
-                reader.mark()
-                yield from reader.space()
-                if (yield from self._family.bare(reader, answer, tools)):
-                    reader.forget()
-                    continue
-                reader.back()
-                if (
-                    reader.cut
-                    and (named := _NAMING.match(reader.rest()))
-                    and any(name.startswith(named[1]) for name in tools)
-                ):
-                    return
-            while (start := (yield from reader.until(starts, answer.content))) is not None:
-                reader.mark(before=len(start))
-                if (yield from starts[start](reader, answer, tools)):
-                    reader.forget()
-                    break
-                reader.back()
-                if reader.cut and _like_call(reader.rest().removeprefix(start), tools):
-                    return
-                answer.content((yield from reader.read(len(start))))
-            else:
+
+def _read_answer(
+    reader: Reader, answer: Answer, tools: Tools, *, family: Family, tags: Mapping[str, str], opening: str
+) -> Reads[None]:
+    """Thoughts, at the beginning or begun by the prompt; then content and calls."""
+    tag: str | None = opened(tags, opening)
+    if tag is None and tags:
+        yield from reader.space()
+        tag = yield from reader.take(*tags)
+    if tag is None:
+        reader.at = 0
+    else:
+        yield from reader.until((tags[tag],), answer.think)
+    if not tools:
+        yield from reader.until((), answer.content)
+        return
+    while True:
+        # Here calls may begin that begin nowhere else; behind, those that begin anywhere.
+        if family.bare:
+            before = reader.at
+            yield from reader.space()
+            if (yield from family.bare(reader, answer, tools)):
+                continue
+            reader.at = before
+            named = _NAMING.match(reader.rest()) if reader.cut else None
+            if named and any(name.startswith(named[1]) for name in tools):
                 return
-
-    def _thoughts(self, opening: str) -> Reads[None]:
-        """Thoughts at the beginning of the answer, or those that the prompt began."""
-        start: str | None = opened(self._tags, opening)
-        if start is None and self._tags:
-            self._reader.mark()
-            yield from self._reader.space()
-            start = yield from self._reader.take(*self._tags)
-            if start is None:
-                self._reader.back()
-            self._reader.forget()
-        if start is not None:
-            yield from self._reader.until((self._tags[start],), self._answer.think)
+        while (start := (yield from reader.until(family.starts, answer.content))) is not None:
+            before = reader.at - len(start)
+            if (yield from family.starts[start](reader, answer, tools)):
+                break
+            reader.at = before
+            if _cut_off(reader, start, tools):
+                return
+            answer.content((yield from reader.read(len(start))))
+        else:
+            return
 
 
-def _like_call(text: str, tools: Tools) -> bool:
-    """Whether a text that was cut, behind the beginning of a call, may have been going to be one."""
-    text = text.strip()
-    return len(text) < _SHORT or text[0] in "{[<" or any(name in text[:_NEAR] for name in tools)
+def _cut_off(reader: Reader, start: str, tools: Tools) -> bool:
+    """Whether what comes next, which begins as calls do and is none, was going to be one when a limit cut it."""
+    text = reader.rest().removeprefix(start).strip()
+    return reader.cut and (len(text) < _SHORT or text[0] in "{[<" or any(name in text[:_NEAR] for name in tools))
 
 
 # ----------------------------------------------------------------------------- gpt-oss' channels
@@ -127,27 +116,27 @@ _NAMED = re.compile(r"<\|channel\|>\s*(\w+)")
 def _read_channels(reader: Reader, answer: Answer, tools: Tools) -> Reads[None]:
     """gpt-oss' messages, one after the other: analysis are thoughts, a recipient makes a call, all else is content."""
     while (yield from reader.peek()):
-        reader.mark()
+        before = reader.at
         start = yield from reader.take(_CHANNEL, _START, _TO)
         if start is not None:
             if (yield from _read_message(reader, answer, tools, start)):
-                reader.forget()
                 continue
-            reader.back()
-            if reader.cut and _like_call(reader.rest().removeprefix(start), tools):
+            reader.at = before
+            if _cut_off(reader, start, tools):
                 return
             answer.content((yield from reader.read(len(start))))
-        reader.forget()
         found = yield from reader.until((_CHANNEL, _START), answer.content)
-        reader.unread(len(found or ""))
+        if found is None:
+            return
+        reader.at -= len(found)
 
 
 def _read_message(reader: Reader, answer: Answer, tools: Tools, start: str) -> Reads[bool]:
     """A message behind the start of its header; whether it is one."""
-    parts = [start]
-    if (yield from reader.until((_MESSAGE, *_ENDS), parts.append)) != _MESSAGE:
+    header, found = yield from reader.before(_MESSAGE, *_ENDS)
+    if found != _MESSAGE:
         return False
-    header = "".join(parts)
+    header = start + header
     recipient, channel = _RECIPIENT.search(header), _NAMED.search(header)
     take = answer.think if channel and channel[1] == "analysis" else answer.content
     if recipient:
@@ -158,8 +147,7 @@ def _read_message(reader: Reader, answer: Answer, tools: Tools, start: str) -> R
         take = answer.content  # of what is no JSON
     elif not channel:
         return False
-    reader.forget()
     found = yield from reader.until((*_ENDS, _CHANNEL, _START), take)
-    if found in {_CHANNEL, _START}:
-        reader.unread(len(found))
+    if found in (_CHANNEL, _START):
+        reader.at -= len(found)
     return True

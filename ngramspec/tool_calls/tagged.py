@@ -1,21 +1,20 @@
 """Calls with parameters in tags, passed on as JSON: the tool's schema tells what is text and what is a number.
 
 Also what stands in `<tool_call>`: Hermes' and Qwen's JSON, Qwen3-Coder's tags, GLM's keys and values. They begin alike,
-and models mix them up, so what follows decides. Every family whose own calls hold no JSON reads this form, too: it is
-the one that calls are forced in, and that tools are described in where a template cannot.
+and models mix them up, so what follows decides. And Gemma 4's `call:f{key:<|"|>text<|"|>}`.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ngramspec.tool_calls.calls import ReadCall, read_arguments, read_calls, rows
 from ngramspec.tool_calls.deltas import Answer, Tool, Tools
-from ngramspec.tool_calls.json_calls import ReadCall, read_arguments, read_calls, rows
-from ngramspec.tool_calls.json_text import escape, quote
-from ngramspec.tool_calls.reader import Emit, Reader, Reads
+from ngramspec.tool_calls.reader import Emit, Reader, Reads, escape, quote
 
 _DEEPEST = 32  # references within references
 _TEXT = frozenset({"string"})
@@ -28,6 +27,8 @@ _KINDS = {
     dict: frozenset({"object"}),
 }
 _HERMES_ENDS = ("</tool_call>", "</tool_calls>", "</seed:tool_call>")
+_QUOTE = '<|"|>'
+_BARE = re.compile(r"[^,}\]]*")
 _PYTHON = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -63,32 +64,28 @@ def read_hermes(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
 
 def read_function(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
     """What follows "<function=": "name>", and parameters in tags, or all of them as JSON."""
-    parts: list[str] = []
-    found = yield from reader.until((">",), parts.append)
-    name = "".join(parts).strip().strip("\"'")
+    name, found = yield from reader.before(">")
+    name = name.strip().strip("\"'")
     if not found or not name:
         return False
     yield from reader.space()
-    if (yield from reader.peek()) != "{":
-        begun = yield from read_tagged(reader, answer, name, tools.get(name), _QWEN)
-    else:
-        begun = True
+    if (yield from reader.peek()) == "{":
         if (yield from read_arguments(reader, answer, name)):
             yield from reader.skip("</function>")
-    if begun:
-        yield from reader.skip(*_HERMES_ENDS)
-    return begun
+    elif not (yield from _read_tagged(reader, answer, name, tools.get(name), _QWEN)):
+        return False
+    yield from reader.skip(*_HERMES_ENDS)
+    return True
 
 
 def _read_keys(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
     """A call whose name comes next, of a tool that there is, and then keys and values."""
-    parts: list[str] = []
-    found = yield from reader.until((_GLM.parameter, _GLM.end), parts.append)
-    name = "".join(parts).strip()
+    name, found = yield from reader.before(_GLM.parameter, _GLM.end)
+    name = name.strip()
     if found is None or name not in tools:
         return False
-    reader.unread(len(found))
-    return (yield from read_tagged(reader, answer, name, tools[name], _GLM))
+    reader.at -= len(found)
+    return (yield from _read_tagged(reader, answer, name, tools[name], _GLM))
 
 
 def invoked(mark: str, *openings: str) -> dict[str, ReadCall]:
@@ -97,15 +94,13 @@ def invoked(mark: str, *openings: str) -> dict[str, ReadCall]:
     tags = Tags(f'<{mark}parameter name="', '"', ">", f"</{mark}parameter>", f"</{mark}invoke>")
 
     def one(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
-        parts: list[str] = []
-        yield from reader.until(('">',), parts.append)
-        name = "".join(parts)
-        return bool(name) and (yield from read_tagged(reader, answer, name, tools.get(name), tags))
+        name, _ = yield from reader.before('">')
+        return bool(name) and (yield from _read_tagged(reader, answer, name, tools.get(name), tags))
 
     return rows({f"<{opening}>": f"</{opening}>" for opening in openings}, item, one)
 
 
-def read_tagged(reader: Reader, answer: Answer, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
+def _read_tagged(reader: Reader, answer: Answer, name: str, tool: Tool | None, tags: Tags) -> Reads[bool]:
     """Begin a call if parameters come next, or its end, and pass them on as a JSON object; whether it was begun.
 
     Text is passed on as it comes, other values when they are whole. The object ends where something else follows than a
@@ -115,20 +110,15 @@ def read_tagged(reader: Reader, answer: Answer, name: str, tool: Tool | None, ta
     found = yield from reader.take(tags.parameter, tags.end)
     if found is None:
         return False
-    reader.forget()
     call = answer.begin(name)
     before = "{"
     while found == tags.parameter:
-        parts: list[str] = []
-        attributes: list[str] = []
-        yield from reader.until((tags.named,), parts.append)
-        if tags.value:
-            yield from reader.until((tags.value,), attributes.append)
+        key, _ = yield from reader.before(tags.named)
+        attributes = (yield from reader.before(tags.value))[0] if tags.value else ""
         if not (yield from reader.peek()):
             break
-        key = "".join(parts)
         answer.arguments(call, f"{before}{quote(key)}: ")
-        types = _TEXT if 'string="true"' in "".join(attributes) else _types(tool, key)  # DeepSeek's attribute
+        types = _TEXT if 'string="true"' in attributes else _types(tool, key)  # DeepSeek's attribute
         if not (yield from _read_value(reader, lambda text: answer.arguments(call, text), types, tags)):
             return True
         before = ", "
@@ -157,9 +147,7 @@ def _read_value(reader: Reader, emit: Emit, types: frozenset[str] | None, tags: 
         found = yield from reader.until((tags.ended,), push)
         emit('"' if found else "")
         return found is not None
-    parts: list[str] = []
-    found = yield from reader.until((tags.ended,), parts.append)
-    text = "".join(parts)
+    text, found = yield from reader.before(tags.ended)
     if tags.lines:
         text = text.removeprefix("\n").removesuffix("\n")
     if found:
@@ -196,9 +184,9 @@ def _kinds(value: Any) -> frozenset[str]:
 
 def _types(tool: Tool | None, key: str) -> frozenset[str] | None:
     """The types that a tool's schema gives to a parameter; None if it does not say."""
-    properties = tool.parameters.get("properties") if tool is not None else None
-    schema = properties.get(key) if isinstance(properties, Mapping) else None
-    return _types_of(schema, tool.parameters if tool is not None else {}, 0)
+    root: Mapping[str, Any] = tool.parameters if tool is not None else {}
+    properties = root.get("properties")
+    return _types_of(properties.get(key) if isinstance(properties, Mapping) else None, root, 0)
 
 
 def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str] | None:
@@ -223,3 +211,82 @@ def _types_of(schema: Any, root: Mapping[str, Any], depth: int) -> frozenset[str
             types = [_types_of(branch, root, depth + 1) for branch in branches]
     said = [one for one in types if one is not None]
     return frozenset().union(*said) if len(said) == len(types) else None
+
+
+# --------------------------------------------------------------------------- Gemma 4
+
+
+def read_gemma4(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+    """What follows "<|tool_call>"."""
+    yield from reader.space()
+    if not (yield from reader.take("call:")):
+        return False
+    name, found = yield from reader.before("{")
+    if not found or not name.strip():
+        return False
+    call = answer.begin(name.strip())
+    answer.arguments(call, "{")
+    if (yield from _read_rest(reader, lambda text: answer.arguments(call, text))):
+        yield from reader.skip("<tool_call|>")
+    return True
+
+
+def _read_rest(reader: Reader, emit: Emit) -> Reads[bool]:
+    """What follows an opening brace, as JSON; whether its closing brace came."""
+    brackets = ["}"]
+    first = True  # nothing stands in the innermost brackets yet
+    while brackets:
+        yield from reader.space()
+        if (yield from reader.take(brackets[-1])):
+            emit(brackets.pop())
+            first = False
+            continue
+        if not first:
+            if not (yield from reader.take(",")):
+                return False
+            emit(", ")
+            yield from reader.space()
+        if brackets[-1] == "}":
+            start = reader.at
+            key = yield from _read_key(reader)
+            if key is None:
+                reader.at = start
+                return False
+            emit(f"{quote(key)}: ")
+            yield from reader.space()
+        opening = yield from reader.take("{", "[")
+        first = opening is not None
+        if opening:
+            emit(opening)
+            brackets.append("}" if opening == "{" else "]")
+        elif not (yield from _read_word(reader, emit)):
+            return False
+    return True
+
+
+def _read_key(reader: Reader) -> Reads[str | None]:
+    """A key, in quotes or bare, and the colon behind it."""
+    if (yield from reader.take(_QUOTE)):
+        key, _ = yield from reader.before(_QUOTE)
+        yield from reader.space()
+        return key if (yield from reader.take(":")) else None
+    key, found = yield from reader.before(":")
+    return key.strip().strip('"') if found else None
+
+
+def _read_word(reader: Reader, emit: Emit) -> Reads[bool]:
+    """Text in quotes, or a bare word: JSON's, or text again."""
+    if (yield from reader.take(_QUOTE)):
+        emit('"')
+        found = yield from reader.until((_QUOTE,), lambda text: emit(escape(text)))
+        emit('"' if found else "")
+        return found is not None
+    parts: list[str] = []
+    start = reader.at
+    yield from reader.run(_BARE, parts.append)
+    word = "".join(parts).strip(" \t\r\n")
+    if not word or not (yield from reader.peek()):
+        reader.at = start
+        return False
+    emit(as_json(word.strip('"'), None) if not word.startswith('"') else quote(word.strip('"')))
+    return True

@@ -25,7 +25,7 @@ from ngramspec.instruments.reports.report import Piece
 from ngramspec.llama.passes import Feed, Passes
 from ngramspec.llama.target import Target
 from ngramspec.steps import Stats, Step
-from ngramspec.tool_calls import thoughts_parser
+from ngramspec.tool_calls.parser import thoughts_parser
 
 Captured = pytest.CaptureFixture[str]
 

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 from jinja2 import Environment
 
-from ngramspec.tool_calls import parser_for
-from ngramspec.tool_calls.capabilities import capabilities
-from ngramspec.tool_calls.conversation import ToolTemplate
+from ngramspec.tool_calls.conversation import ToolTemplate, capabilities
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Tool
+from ngramspec.tool_calls.parser import parser_for
 
 TURN = "[{{ m.role }}]{{ m.content }}"
 CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.id }} {{ c.function.name }} ARGUMENTS{% endfor %}"

@@ -10,9 +10,9 @@ import pytest
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.tool_calls import forced_grammar, parser_for
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning, Tool
-from ngramspec.tool_calls.families import FAMILIES, family_of
+from ngramspec.tool_calls.families import FAMILIES, family_of, forced_grammar
+from ngramspec.tool_calls.parser import parser_for
 
 DAYS = {"type": "integer", "minimum": 1, "maximum": 7}
 PROPERTIES = {"city": {"type": "string", "maxLength": 20}, "days": DAYS}

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from ngramspec.tool_calls import parser_for, thoughts_parser
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning, Tool
 from ngramspec.tool_calls.families import FAMILIES
+from ngramspec.tool_calls.parser import parser_for, thoughts_parser
 
 WEATHER = Tool(
     "weather",
@@ -248,6 +248,9 @@ def test_an_answer_that_breaks_off(answer: Answer) -> None:
         assert [name for name, _ in calls] == [name for name, _ in answer.calls][: len(calls)]
         if not calls and untagged(begun):
             assert content == begun
+        parser = parser_for(TEMPLATES[answer.family], TOOLS)
+        parser.push(begun)
+        parser.finish(cut=True)  # ends, wherever a limit cut the answer
 
 
 @pytest.mark.parametrize("family", TEMPLATES)

@@ -1,21 +1,23 @@
-"""Calls whose arguments are written as JSON, and rows of calls.
+"""Calls whose arguments are written as JSON, or all of which are Python; and rows of calls.
 
-A call is a JSON object that names the tool, `{"name": "f", "arguments": {...}}`, or a name and arguments between marks.
+A call is a JSON object that names the tool, `{"name": "f", "arguments": {...}}`, or a name and arguments between marks,
+or one of `[f(city="Paris"), g()]`.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Callable, Container, Mapping
 from functools import partial
+from typing import Any
 
 from ngramspec.tool_calls.deltas import Answer, Tools
-from ngramspec.tool_calls.json_text import read_string, read_value
-from ngramspec.tool_calls.reader import Reader, Reads
+from ngramspec.tool_calls.reader import Reader, Reads, read_string, read_value
 
 _ARGUMENTS = frozenset({"arguments", "parameters"})
-_OTHER = frozenset({"id", "type"})
+_KEYS = _ARGUMENTS | {"id", "type"}
 _FENCE = "```"
 
 ReadCall = Callable[[Reader, Answer, Tools], Reads[bool]]
@@ -36,8 +38,7 @@ def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCal
         if begun and not (yield from one(reader, answer, tools)):
             return False
         while True:
-            if begun:
-                reader.mark()
+            before = reader.at
             yield from reader.space()
             found = yield from reader.take(item, end)
             if found == item and (yield from one(reader, answer, tools)):
@@ -46,7 +47,7 @@ def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCal
             if begun and found is None:
                 yield from reader.skip(item, end)
             elif begun and found == item:
-                reader.back()
+                reader.at = before
             return begun
 
     opened: dict[str, ReadCall] = {start: partial(read, end=end, begun=False) for start, end in ends.items()}
@@ -82,16 +83,15 @@ def named(separator: str, name: str, end: str = "", *, fence: str = "", or_objec
             yield from reader.space()
             if (yield from reader.peek()) in {"[", "{"}:
                 return (yield from read_calls(reader, answer))
-        parts: list[str] = []
-        if not (yield from reader.until((separator,), parts.append)):
+        before, found = yield from reader.before(separator)
+        if not found:
             return False
         yield from reader.space()
         fenced = bool(fence) and (yield from reader.peek()) != "{"
         if fenced:
-            parts = []
-            yield from reader.until((fence, end), parts.append)
+            before, _ = yield from reader.before(fence, end)
             yield from reader.space()
-        match = pattern.fullmatch("".join(parts).strip())
+        match = pattern.fullmatch(before.strip())
         whole = (yield from read_arguments(reader, answer, match[1])) if match else None
         if whole and fenced:
             yield from reader.skip(_FENCE)
@@ -112,20 +112,19 @@ def read_calls(reader: Reader, answer: Answer, known: Container[str] | None = No
             with keys that calls do not have, is none. None: it is a call whatever it names.
     """
     if not (yield from reader.take("[")):
-        return (yield from _Call(reader, answer, known).read())
+        return (yield from _read_call(reader, answer, known))
     yield from reader.space()
-    if not (yield from _Call(reader, answer, known).read()):
+    if not (yield from _read_call(reader, answer, known)):
         return False
     while True:
-        reader.mark()
+        before = reader.at
         yield from reader.space()
         if not (yield from reader.take(",")):
             yield from reader.take("]")
-            reader.forget()
             return True
         yield from reader.space()
-        if not (yield from _Call(reader, answer, known).read()):
-            reader.back()
+        if not (yield from _read_call(reader, answer, known)):
+            reader.at = before
             return True
 
 
@@ -136,70 +135,55 @@ def read_arguments(reader: Reader, answer: Answer, name: str) -> Reads[bool | No
     """
     opening = yield from reader.peek()
     if opening == "{":
-        reader.forget()
         call = answer.begin(name)
         return (yield from read_value(reader, lambda text: answer.arguments(call, text)))
     text = yield from read_string(reader) if opening == '"' else reader.take("null")
     whole = text and _object(text)
     if not whole:
         return None
-    reader.forget()
     answer.arguments(answer.begin(name), whole)
     return True
 
 
-class _Call:
-    """One call as an object."""
-
-    def __init__(self, reader: Reader, answer: Answer, known: Container[str] | None) -> None:
-        self._reader, self._answer, self._known = reader, answer, known
-        self._name: str | None = None
-        self._held: str | None = None  # arguments that came before the name
-        self._begun = False
-
-    def read(self) -> Reads[bool]:
-        """Read it, from its brace on; whether it was begun."""
-        if not (yield from self._reader.take("{")):
-            return False
-        following: str | None = ","
-        while following == ",":
-            yield from self._reader.space()
-            if (yield from self._reader.take("}")):
-                break
-            if not (yield from self._field()):
-                return self._begun
-            yield from self._reader.space()
-            following = yield from self._reader.take(",", "}")
-        if self._begun or self._name is None or (self._held is None and self._known is not None):
-            return self._begun
-        whole = _object(self._held or "null")
-        if whole is None:
-            return False
-        self._reader.forget()
-        self._answer.arguments(self._answer.begin(self._name), whole)
-        return True
-
-    def _field(self) -> Reads[bool]:
-        """A key and its value; whether both are those of a call."""
-        key = yield from read_string(self._reader)
-        yield from self._reader.space()
-        if key is None or not (yield from self._reader.take(":")):
-            return False
-        yield from self._reader.space()
-        if key == "name" and self._name is None:
-            self._name = yield from read_string(self._reader)
-            return bool(self._name) and (self._known is None or self._name in self._known)
-        if key in _ARGUMENTS and self._name is not None and not self._begun:
-            said = yield from read_arguments(self._reader, self._answer, self._name)
-            self._begun = said is not None
-            return bool(said)
-        if self._known is not None and key not in _ARGUMENTS | _OTHER:
-            return False
-        parts: list[str] = []
-        whole = yield from read_value(self._reader, parts.append)
-        if key in _ARGUMENTS and self._held is None:
-            self._held = "".join(parts)
-        return whole
+def _read_call(reader: Reader, answer: Answer, known: Container[str] | None) -> Reads[bool]:
+    """One call as an object, from its brace on; whether it was begun."""
+    name: str | None = None
+    held: str | None = None  # arguments that came before the name
+    begun = False
+    following: str | None = ","
+    if not (yield from reader.take("{")):
+        return False
+    while following == ",":
+        yield from reader.space()
+        if (yield from reader.take("}")):
+            break
+        key = yield from read_string(reader)
+        yield from reader.space()
+        if key is None or not (yield from reader.take(":")):
+            return begun
+        yield from reader.space()
+        if key == "name" and name is None:
+            name = yield from read_string(reader)
+            whole = bool(name) and (known is None or name in known)
+        elif key in _ARGUMENTS and name is not None and not begun:
+            read = yield from read_arguments(reader, answer, name)
+            begun, whole = read is not None, bool(read)
+        else:
+            parts: list[str] = []
+            whole = (known is None or key in _KEYS) and (yield from read_value(reader, parts.append))
+            if key in _ARGUMENTS and held is None:
+                held = "".join(parts)
+        if not whole:
+            return begun
+        yield from reader.space()
+        following = yield from reader.take(",", "}")
+    if begun or name is None or (held is None and known is not None):
+        return begun
+    arguments = _object(held or "null")
+    if arguments is None:
+        return False
+    answer.arguments(answer.begin(name), arguments)
+    return True
 
 
 def _object(text: str) -> str | None:
@@ -211,3 +195,47 @@ def _object(text: str) -> str | None:
         return None
     value = {} if value is None else value
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict) else None
+
+
+# --------------------------------------------------------------------------------------- Python
+
+
+def python(end: str, *, known: bool = False) -> ReadCall:
+    """Reads calls as Python writes them, up to `end`; or as JSON objects, with `known` as `read_calls` has it."""
+    as_objects = objects(end, known=known)
+
+    def read(reader: Reader, answer: Answer, tools: Tools) -> Reads[bool]:
+        yield from reader.space()
+        if (yield from reader.peek()) == "{":
+            return (yield from as_objects(reader, answer, tools))
+        # All at once, as only the end shows that they are calls.
+        source, found = yield from reader.before(end)
+        calls = _python_calls(source.strip()) if found else []
+        if not calls or not all(name in tools for name, _ in calls):
+            return False
+        for name, arguments in calls:
+            answer.arguments(answer.begin(name), arguments)
+        return True
+
+    return read
+
+
+def _python_calls(source: str) -> list[tuple[str, str]]:
+    """Names and JSON arguments of the calls that an expression is; empty if it is anything else."""
+    try:
+        tree = ast.parse(source, mode="eval").body
+        calls = tree.elts if isinstance(tree, ast.List) else [tree]
+        return [_python_call(node) for node in calls]
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return []
+
+
+def _python_call(node: ast.expr) -> tuple[str, str]:
+    if not isinstance(node, ast.Call) or node.args or not isinstance(node.func, ast.Name | ast.Attribute):
+        raise ValueError("not a call with named arguments")
+    arguments: dict[str, Any] = {}
+    for keyword in node.keywords:
+        if keyword.arg is None:
+            raise ValueError("not a named argument")
+        arguments[keyword.arg] = ast.literal_eval(keyword.value)
+    return ast.unparse(node.func), json.dumps(arguments, ensure_ascii=False, allow_nan=False)
