@@ -16,13 +16,13 @@ import sys
 from functools import partial
 from itertools import count, takewhile
 from pathlib import Path
-from typing import Any
 
+import llama_cpp.llama_cpp as llama
 import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec import machine
-from ngramspec.llama import bindings, crash_check
+from ngramspec.llama import bindings, crash_check, log
 from ngramspec.models.find import demo_model
 
 NOTE = (
@@ -55,16 +55,13 @@ def _judge(ended: crash_check.Ended) -> str | None:
     return _BROKEN if ended.died or ended.code in (None, _DIFFERS) else None
 
 
-def hide(api: Any) -> bool:
+def hide() -> bool:
     """Take AMX out of ggml's buffer types, for all models this process loads from now on.
-
-    Args:
-        api: llama.cpp's functions.
 
     Returns:
         Whether that was possible: a library may not export what it takes.
     """
-    function, pointer = partial(bindings.ggml_function, api), ctypes.c_void_p
+    function, pointer = partial(bindings.ggml_function, llama), ctypes.c_void_p
     try:
         cpu = function("ggml_backend_dev_by_type", pointer, ctypes.c_int)(0)  # enum ggml_backend_dev_type
         registry = function("ggml_backend_dev_backend_reg", pointer, pointer)
@@ -88,38 +85,35 @@ def hide(api: Any) -> bool:
 
 def compare() -> int:
     """Evaluate a few batches with the AMX kernels and with plain ones; the exit code."""
-    import llama_cpp.llama_cpp as llama
-
-    bindings.init_backend(llama)
+    log.init_backend()
     path = demo_model().path
-    plain, tried = (_logits(llama, path, extra=extra) for extra in (False, True))
+    plain, tried = (_logits(path, extra) for extra in (False, True))
     # False for a NaN too.
     return 0 if np.linalg.norm(tried - plain) <= TOLERANCE * np.linalg.norm(plain) else _DIFFERS
 
 
-def _logits(api: Any, path: Path, *, extra: bool) -> NDArray[np.float32]:
+def _logits(path: Path, extra: bool) -> NDArray[np.float32]:
     """The logits after batches of several sizes, each of whose tokens attends to all before it.
 
     Args:
-        api: llama.cpp's functions.
         path: a model file.
         extra: whether weights may be placed for kernels of their own, which then run on two threads.
     """
-    params = api.llama_model_default_params()
+    params = llama.llama_model_default_params()
     params.n_gpu_layers, params.use_extra_bufts, params.no_host = 0, extra, extra
-    model = api.llama_model_load_from_file(os.fsencode(path), params)
-    settings = api.llama_context_default_params()
+    model = llama.llama_model_load_from_file(os.fsencode(path), params)
+    settings = llama.llama_context_default_params()
     settings.n_ctx = settings.n_batch = settings.n_ubatch = 64
     settings.n_threads = settings.n_threads_batch = 1 + extra
-    context = api.llama_init_from_model(model, settings)
-    n_vocab, rows = api.llama_vocab_n_tokens(api.llama_model_get_vocab(model)), []
+    context = llama.llama_init_from_model(model, settings)
+    n_vocab, rows = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model)), []
     for size in (2, 5, 16):
-        tokens = (api.llama_token * size)(*range(1, size + 1))
-        if api.llama_decode(context, api.llama_batch_get_one(tokens, size)) != 0:
+        tokens = (llama.llama_token * size)(*range(1, size + 1))
+        if llama.llama_decode(context, llama.llama_batch_get_one(tokens, size)) != 0:
             raise RuntimeError(f"a batch of {size} tokens failed")
-        rows.append(np.ctypeslib.as_array(api.llama_get_logits_ith(context, -1), (n_vocab,)).copy())
-    api.llama_free(context)
-    api.llama_model_free(model)
+        rows.append(np.ctypeslib.as_array(llama.llama_get_logits_ith(context, -1), (n_vocab,)).copy())
+    llama.llama_free(context)
+    llama.llama_model_free(model)
     return np.concatenate(rows)
 
 

@@ -10,7 +10,6 @@ file is small (`COMPUTED`); the values known to cause them are checked in every 
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import os
 import re
@@ -20,10 +19,12 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+import llama_cpp.llama_cpp as llama
 
 from ngramspec.errors import ModelError
-from ngramspec.llama import bindings
+from ngramspec.llama import bindings, log
 from ngramspec.models.check import check_values, has_gguf_magic
 from ngramspec.models.gguf import GGUFHeader, read_header
 from ngramspec.storage import cache_folder, keep, recall
@@ -152,53 +153,45 @@ def _judge(ended: Ended) -> str | None:
     return found[-1] if found else f"signal {-ended.code}" if ended.code < 0 else f"exit code {ended.code}"
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)  # type: ignore[untyped-decorator]
-def _silent(_level: int, _text: bytes, _data: Any) -> None:
-    pass
-
-
-def attempt(api: Any, path: Path) -> None:
+def attempt(path: Path) -> None:
     """What the child does: every step that may crash, cheapest first. If llama.cpp refuses to load, all is well."""
-    api.llama_log_set(_silent, ctypes.c_void_p(0))
-    bindings.init_backend(api)
-    params = api.llama_model_default_params()
+    log.init_backend()
+    params = llama.llama_model_default_params()
     params.vocab_only = True
-    model = api.llama_model_load_from_file(os.fsencode(path), params)
+    model = llama.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         return
-    api.llama_model_free(model)
+    llama.llama_model_free(model)
     if not read_header(path).tensors:
         return
     computed = path.stat().st_size <= COMPUTED
     for weights in (False, True)[: 1 + computed]:
-        params = api.llama_model_default_params()
+        params = llama.llama_model_default_params()
         params.n_gpu_layers = 0
         params.use_extra_bufts = False  # what they are made into is another copy of the weights
         params.no_alloc = not weights
-        bindings.set_mapped(api, params, weights)
-        model = api.llama_model_load_from_file(os.fsencode(path), params)
+        bindings.set_mapped(llama, params, weights)
+        model = llama.llama_model_load_from_file(os.fsencode(path), params)
         if not model:
             return
-        settings = api.llama_context_default_params()
+        settings = llama.llama_context_default_params()
         settings.n_ctx = settings.n_batch = settings.n_ubatch = _N_CTX
         settings.n_threads = settings.n_threads_batch = 1
-        context = api.llama_init_from_model(model, settings)
+        context = llama.llama_init_from_model(model, settings)
         if not context:
             return
-        if weights and api.llama_model_has_decoder(model) and not api.llama_model_has_encoder(model):
+        if weights and llama.llama_model_has_decoder(model) and not llama.llama_model_has_encoder(model):
             for size in (2, 1):
-                tokens = (api.llama_token * size)()
-                api.llama_decode(context, api.llama_batch_get_one(tokens, size))
-        api.llama_free(context)
-        api.llama_model_free(model)
+                tokens = (llama.llama_token * size)()
+                llama.llama_decode(context, llama.llama_batch_get_one(tokens, size))
+        llama.llama_free(context)
+        llama.llama_model_free(model)
 
 
 if __name__ == "__main__":
     confine()
-    # A child that is refused more work, or RAM for Python, says nothing about the file.
+    # A child that is refused RAM for Python says nothing about the file.
     with suppress(Exception):
-        import llama_cpp.llama_cpp as llama
-
-        attempt(llama, Path(sys.argv[1]))
+        attempt(Path(sys.argv[1]))
         os._exit(0)
     os._exit(1)

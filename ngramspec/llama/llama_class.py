@@ -10,8 +10,7 @@ The owner keeps the model and the context, and frees them: both must not be used
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import llama_cpp.llama_cpp as llama
@@ -33,7 +32,6 @@ __all__ = [
     "BorrowedVocabulary",
     "DraftModel",
     "LlamaCpp",
-    "log_given_back",
     "mend",
     "obstacle",
     "spread",
@@ -43,7 +41,7 @@ __all__ = [
 def mend(n_gpu_layers: int) -> None:
     """Before a `Llama` is made: leave AMX out for the rest of the process if this build's kernels for it are broken."""
     if has_broken_amx(n_gpu_layers):
-        amx.hide(llama)
+        amx.hide()
 
 
 def spread(rpc_servers: str) -> None:
@@ -54,17 +52,8 @@ def spread(rpc_servers: str) -> None:
         ModelError: as of `ngramspec.llama.rpc.connect`.
     """
     names = rpc.workers(rpc_servers)
-    with log_given_back():
+    with log.given_back():
         rpc.connect(names)
-
-
-@contextmanager
-def log_given_back() -> Iterator[None]:
-    """Within the block a model of this room is loaded: after it llama.cpp's log goes where the parent prints it."""
-    try:
-        yield
-    finally:
-        log.give_back()
 
 
 def obstacle(owner: LlamaCpp) -> str | None:
@@ -162,13 +151,11 @@ def _key(owner: LlamaCpp) -> str:
     model, context = owner.model_params, owner.context_params
     parts = [getattr(model, name) for name in ("n_gpu_layers", "split_mode", "main_gpu")]
     parts += [owner.tensor_split, owner.lora_path]
-    parts += [
-        getattr(context, name)
-        for name in (
-            *("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "flash_attn_type", "type_k", "type_v"),
-            *("offload_kqv", "op_offload", "swa_full", "attention_type"),
-        )
-    ]
+    names = (
+        *("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "flash_attn_type", "type_k", "type_v"),
+        *("offload_kqv", "op_offload", "swa_full", "attention_type"),
+    )
+    parts += [getattr(context, name) for name in names]
     try:
         return machine_key(Path(owner.model_path), f"Llama {parts}")
     except OSError:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import llama_cpp.llama_cpp as llama
@@ -32,9 +34,13 @@ def init_backend() -> None:
     bindings.init_backend(llama)
 
 
-def give_back() -> None:
-    """Let the log go where llama-cpp-python's own classes print it, as it did before `init_backend`."""
+@contextmanager
+def given_back() -> Iterator[None]:
+    """After the block, in which a model is loaded, the log goes where llama-cpp-python's own classes print it."""
     from llama_cpp import _logger
 
-    name = "llama_log_callback" if hasattr(_logger, "llama_log_callback") else "ggml_log_callback"
-    llama.llama_log_set(getattr(_logger, name), ctypes.c_void_p(0))
+    try:
+        yield
+    finally:
+        name = "llama_log_callback" if hasattr(_logger, "llama_log_callback") else "ggml_log_callback"
+        llama.llama_log_set(getattr(_logger, name), ctypes.c_void_p(0))

@@ -69,7 +69,7 @@ class Weights(Vocabulary):
         self.amx_broken = extra_buffers is None and has_broken_amx(n_gpu_layers)
         if self.amx_broken:
             self.notes.append(amx.NOTE)
-            params.use_extra_bufts = amx.hide(llama)
+            params.use_extra_bufts = amx.hide()
         before = devices.anonymous_memory()
 
         @llama.llama_progress_callback  # type: ignore[untyped-decorator]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from support.cli_runner import DEMO, run
 from support.fake_child import HANGS, FakeChild
 
-from ngramspec.llama import amx, crash_check, weights
+from ngramspec.llama import amx, bindings, crash_check, weights
 from ngramspec.llama.amx import works
 from ngramspec.llama.crash_check import Ended
 from ngramspec.llama.target import Target
@@ -94,7 +94,7 @@ def test_what_the_child_runs_comes_to_a_verdict() -> None:
 def test_wrong_logits_are_found(error: float, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     tried = []
 
-    def logits(_api: Any, path: Path, *, extra: bool) -> NDArray[np.float32]:
+    def logits(path: Path, extra: bool) -> NDArray[np.float32]:
         tried.append((path, extra))
         found = np.outer(range(1, 17), np.linspace(-5, 5, 100)).astype(np.float32)
         # Some columns, as a tile would be.
@@ -113,7 +113,6 @@ def fake_ggml(*types: bytes) -> tuple[Any, Any]:
     keep = [getter]
     known = {b"ggml_backend_dev_get_extra_bufts": ctypes.cast(getter, ctypes.c_void_p).value}
     library = SimpleNamespace(
-        ggml_backend_dev_count=None,
         ggml_backend_dev_by_type=lambda kind: 7 if kind == 0 else None,
         ggml_backend_dev_backend_reg=lambda device: device + 1,
         ggml_backend_reg_get_proc_address=lambda registry, name: known[name] if registry == 8 else None,
@@ -123,7 +122,7 @@ def fake_ggml(*types: bytes) -> tuple[Any, Any]:
     return library, handles
 
 
-def test_hiding_leaves_the_other_types() -> None:
+def test_hiding_leaves_the_other_types(monkeypatch: pytest.MonkeyPatch) -> None:
     for types, left in (
         ([b"AMX", b"CPU_REPACK"], [2]),
         ([b"CPU_KLEIDIAI", b"AMX", b"CPU_REPACK"], [1, 3]),
@@ -132,17 +131,17 @@ def test_hiding_leaves_the_other_types() -> None:
         ([], []),
     ):
         library, handles = fake_ggml(*types)
-        api = SimpleNamespace(_lib=library)
+        monkeypatch.setattr(bindings, "ggml", partial(lambda it, _api: it, library))
         for _ in range(2):  # once more changes nothing
-            assert amx.hide(api)
+            assert amx.hide()
             assert [*handles][: len(left) + 1] == [*left, None]
     # A library that does not export its list.
     library, handles = fake_ggml(b"AMX")
-    api = SimpleNamespace(_lib=library)
+    monkeypatch.setattr(bindings, "ggml", lambda _api: library)
     library.ggml_backend_dev_by_type = lambda kind: None
-    assert not amx.hide(api)
+    assert not amx.hide()
     del library.ggml_backend_dev_by_type
-    assert not amx.hide(api)
+    assert not amx.hide()
     assert [*handles] == [1, None]
 
 
@@ -172,7 +171,7 @@ def test_a_load_without_them(
     hidden: bool, broken: list[Path], parameters: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Really hidden, they would be so for the other tests of this process too.
-    monkeypatch.setattr(amx, "hide", lambda api: hidden)
+    monkeypatch.setattr(amx, "hide", lambda: hidden)
     with load() as loaded:
         assert loaded.amx_broken
         assert not loaded.uses_amx
@@ -212,7 +211,7 @@ def test_nobody_asks_where_no_weight_would_use_them(broken: list[Path], monkeypa
 
 def test_the_user_is_told(env: dict[str, str], broken: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     hide = amx.hide  # at work, for machines where the kernels are really broken
-    monkeypatch.setattr(amx, "hide", lambda api: hide(api) or True)
+    monkeypatch.setattr(amx, "hide", lambda: hide() or True)
     done = run(env, "complete", "-t", "1", "-c", "256", "-n", "2", "--exact", "off", "--no-draft", stdin=b"one two")
     assert done.code == 0, done.err
     assert done.err.splitlines().count(amx.NOTE) == 1
