@@ -14,8 +14,7 @@ between the other files and `<pre>`. What looks like a control token in a text i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from ngramspec.errors import ModelError
 from ngramspec.tokens import Tokenizer
@@ -34,8 +33,7 @@ class FillInTokens(NamedTuple):
     file: int | None = None  # in front of the name of a file
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """How much of each part is shown, in tokens; None: all of it. What is nearest to the gap stays."""
 
     before: int | None = None  # of what stands before the gap, without the `prompt`
@@ -55,18 +53,6 @@ class Limits:
         near = min(near, max(n_ctx - left, n_ctx // 2))
         quarter = near // 4
         return cls(3 * quarter, max(0, quarter - 2), max(0, n_ctx - near - left))
-
-
-def check_fill_in(tokenizer: Tokenizer) -> FillInTokens:
-    """The tokens for filling gaps. Raises ModelError where one of the three that are needed is missing."""
-    known: FillInTokens = getattr(tokenizer, "fill_in_tokens", FillInTokens(None, None, None))
-    missing = [name for name in ("prefix", "suffix", "middle") if getattr(known, name) is None]
-    if missing:
-        raise ModelError(
-            "this model cannot fill in the middle: its vocabulary has no token for"
-            f" {', '.join(missing)}; use one that can, such as Qwen2.5-Coder"
-        )
-    return known
 
 
 def fill_in(
@@ -90,10 +76,14 @@ def fill_in(
     Raises:
         ModelError: the model has no tokens for that.
     """
-    marks = check_fill_in(tokenizer)
-    assert marks.prefix is not None
-    assert marks.suffix is not None
-    assert marks.middle is not None
+    marks: Any = getattr(tokenizer, "fill_in_tokens", FillInTokens(None, None, None))
+    missing = [name for name in ("prefix", "suffix", "middle") if getattr(marks, name) is None]
+    if missing:
+        raise ModelError(
+            "this model cannot fill in the middle: its vocabulary has no token for"
+            f" {', '.join(missing)}; use one that can, such as Qwen2.5-Coder"
+        )
+
     limits = limits or Limits()
 
     def tokens(text: str) -> list[int]:

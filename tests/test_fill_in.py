@@ -12,7 +12,7 @@ from support.mock_target import MockTarget
 from support.vocabulary_files import write_vocabulary
 
 from ngramspec.errors import ModelError
-from ngramspec.fill_in import FillInTokens, Limits, check_fill_in, fill_in
+from ngramspec.fill_in import FillInTokens, Limits, fill_in
 
 if TYPE_CHECKING:
     from ngramspec.llama.vocabulary import Vocabulary
@@ -126,11 +126,11 @@ def test_limits_are_llama_servers() -> None:
 def test_tokens_are_found_by_name_and_by_key(coder: Vocabulary, demo_vocabulary: Vocabulary, tmp_path: Path) -> None:
     from ngramspec.llama.vocabulary import Vocabulary
 
-    assert coder.fill_in_tokens == check_fill_in(coder) == FillInTokens(3, 4, 5, 4096, 4097)
+    assert coder.fill_in_tokens == FillInTokens(3, 4, 5, 4096, 4097)
     assert demo_vocabulary.fill_in_tokens == FillInTokens(3, 4, 5)
     keys = {f"tokenizer.ggml.fim_{name}_token_id": token for name, token in (("pre", 5), ("suf", 3), ("mid", 4))}
     with Vocabulary(write_vocabulary(tmp_path / "keys.gguf", fill_in=False, ids=keys)) as by_key:
-        assert check_fill_in(by_key) == FillInTokens(5, 3, 4)
+        assert by_key.fill_in_tokens == FillInTokens(5, 3, 4)
 
 
 def test_a_model_that_cannot(word_vocabulary: Vocabulary, tmp_path: Path) -> None:
