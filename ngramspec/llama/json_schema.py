@@ -44,6 +44,11 @@ _REFUSED: Mapping[str, tuple[Any, ...]] = {
 }
 """Constraints that no grammar here says, and their values that say nothing."""
 
+_PYTHON: Mapping[object, tuple[type, ...]] = {
+    **{"object": (dict,), "array": (list,), "string": (str,), "boolean": (bool,), "null": (type(None),)},
+    **{"integer": (int,), "number": (int, float)},
+}
+
 _PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|.', re.DOTALL)  # of a rule: strings and classes are whole
 
 _CHARACTER = BuiltinRule(r'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})')
@@ -135,20 +140,29 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         return rule.removesuffix(" space")
 
     def visit(self, schema: Any, name: str) -> str:
-        """The name of a rule for a schema; `name` is a proposal."""
+        """The name of a rule for a schema; `name` is a proposal, and says where in the whole it is."""
+        try:
+            return self._visit(schema, name)
+        except ValueError as error:
+            place = name.removeprefix(f"{self._name}-value").strip("-")
+            reason = " ".join(str(error).split()) + (f" at {place!r}" if place else "")
+            raise GrammarError(f"the JSON schema cannot be turned into a grammar: {reason}") from error
+
+    def _visit(self, schema: Any, name: str) -> str:
+        """The same; what cannot be said in a grammar is a ValueError, here and in all that follows."""
         if schema is True or schema == {}:
             return str(self._add_primitive("value", PRIMITIVE_RULES["value"]))
         if not isinstance(schema, Mapping):
-            raise self._error(name, f"{json.dumps(schema)} is no schema")
+            raise ValueError(f"{json.dumps(schema)} is no schema")
         schema = self._said(schema)
         for keyword, harmless in _REFUSED.items():
             if keyword in schema and schema[keyword] not in harmless:
-                raise self._error(name, f"{keyword} cannot be said in a grammar")
+                raise ValueError(f"{keyword} cannot be said in a grammar")
         for keyword in _CHOICES:
             if keyword in schema:
                 return getattr(self, f"_visit_{keyword.lstrip('$').lower()}")(schema, name)  # type: ignore[no-any-return]
         for kind, keywords in TYPES.items():
-            if not keywords.isdisjoint(schema) and (keywords - {"format"}) & schema.keys():
+            if (keywords - {"format"}) & schema.keys():
                 return self._visit_kind({**schema, "type": kind}, name)
         return self.visit({}, name)
 
@@ -157,24 +171,24 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
     def _visit_ref(self, schema: Mapping[str, Any], name: str) -> str:
         reference = str(schema["$ref"])
         if reference not in self._places:
-            target = self._target(schema, name)
+            target = self._target(schema)
             place = f"{self._name}-ref-{len(self._places)}"
             self._places[reference] = place
             self._rules[place] = self.visit(target, f"{place}-value")
             if self._rules[place] == place or self._rules.get(self._rules[place]) == place:
-                raise self._error(name, f"{reference} refers to itself")
+                raise ValueError(f"{reference} refers to itself")
         return self._places[reference]
 
-    def _target(self, schema: Mapping[str, Any], name: str) -> Any:
+    def _target(self, schema: Mapping[str, Any]) -> Any:
         """What a reference, which stands alone, points to."""
-        self._alone(schema, "$ref", name)
+        self._alone(schema, "$ref")
         reference, target = schema["$ref"], self._root
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise self._error(name, f"the reference {reference!r} is not one within the schema")
+            raise ValueError(f"the reference {reference!r} is not one within the schema")
         for step in reference[2:].split("/") if reference != "#" else []:
             key = step.replace("~1", "/").replace("~0", "~")
             if not isinstance(target, Mapping) or key not in target:
-                raise self._error(name, f"there is no {reference}")
+                raise ValueError(f"there is no {reference}")
             target = target[key]
         return target
 
@@ -182,11 +196,11 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         keyword = "anyOf" if "anyOf" in schema else "oneOf"
         branches = schema[keyword]
         if not isinstance(branches, list) or not branches:
-            raise self._error(name, f"{keyword} is not a list of schemas")
+            raise ValueError(f"{keyword} is not a list of schemas")
         beside = {key: value for key, value in schema.items() if key == "type" and value == "object"}
-        self._alone({key: value for key, value in schema.items() if key not in beside}, keyword, name)
+        self._alone({key: value for key, value in schema.items() if key not in beside}, keyword)
         if beside and not all(isinstance(one, Mapping) and one.get("type") == "object" for one in branches):
-            raise self._error(name, f"{keyword} beside a type cannot be said in a grammar")
+            raise ValueError(f"{keyword} beside a type cannot be said in a grammar")
         return str(self._add_rule(name, self._generate_union_rule(name, branches)))
 
     _visit_oneof = _visit_anyof
@@ -195,13 +209,13 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         return self._visit_enum({**schema, "enum": [schema["const"]]}, name)
 
     def _visit_enum(self, schema: Mapping[str, Any], name: str) -> str:
-        self._alone({key: value for key, value in schema.items() if key not in {"type", "const"}}, "enum", name)
+        self._alone({key: value for key, value in schema.items() if key not in {"type", "const"}}, "enum")
         kinds = schema.get("type", list(TYPES))
         kinds = kinds if isinstance(kinds, list) else [kinds]
         values = schema["enum"] if isinstance(schema["enum"], list) else []
         fitting = [value for value in values if any(_is(value, kind) for kind in kinds)]
         if not fitting:
-            raise self._error(name, "no value of enum is of its type" if values else "enum is not a list of values")
+            raise ValueError("no value of enum is of its type" if values else "enum is not a list of values")
         choices = one_of([json.dumps(value, ensure_ascii=False) for value in fitting])
         return str(self._add_rule(name, f"({choices}) space"))
 
@@ -209,15 +223,15 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         kinds = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         for kind in kinds:
             if not isinstance(kind, str) or kind not in TYPES:
-                raise self._error(name, f"{kind!r} is no type of JSON")
+                raise ValueError(f"{kind!r} is no type of JSON")
         shared = {key: value for key, value in schema.items() if key not in _KNOWN}
         allowed = frozenset().union(*(TYPES[kind] for kind in kinds))
         if stray := sorted(_KNOWN & schema.keys() - allowed):
-            raise self._error(name, f"{stray[0]} does not go with the type {' or '.join(kinds)}")
+            raise ValueError(f"{stray[0]} does not go with the type {' or '.join(kinds)}")
         each = [{**shared, **{key: schema[key] for key in TYPES[kind] & schema.keys()}, "type": kind} for kind in kinds]
         if len(each) == 1:
             return self._visit_kind(each[0], name)
-        rules = [self._visit_kind(one, f"{name}-{one['type']}") for one in each]
+        rules = [self.visit(one, f"{name}-{one['type']}") for one in each]
         return str(self._add_rule(name, " | ".join(rules)))
 
     # ------------------------------------------------------------------------------- one type
@@ -227,58 +241,55 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         if kind in {"object", "array", "string"}:
             return getattr(self, f"_visit_{kind}")(schema, name)  # type: ignore[no-any-return]
         if TYPES[kind] & schema.keys():
-            try:
-                return str(self._add_rule(name, f"{number_rule(schema, whole=kind == 'integer')} space"))
-            except ValueError as error:
-                raise self._error(name, str(error)) from error
+            return str(self._add_rule(name, f"{number_rule(schema, whole=kind == 'integer')} space"))
         return str(self._add_primitive(kind, PRIMITIVE_RULES[kind]))
 
     def _visit_object(self, schema: Mapping[str, Any], name: str) -> str:
-        properties, required, more = self._members(schema, name)
+        properties, required, more = self._members(schema)
         if not properties and not required:
             if more is True and schema.keys().isdisjoint({"properties", "allOf"}):
                 return str(self._add_primitive("object", PRIMITIVE_RULES["object"]))
             return str(self._add_rule(name, self._build_object_rule([], set(), name, more is not True and more)))
         for key in required - properties.keys():
             if more is False:
-                raise self._error(name, f"{key!r} is required, and no property")
+                raise ValueError(f"{key!r} is required, and no property")
             properties[key] = more
         return str(self._add_rule(name, self._build_object_rule(list(properties.items()), required, name, False)))
 
-    def _members(self, schema: Mapping[str, Any], name: str) -> tuple[dict[str, Any], set[str], Any]:
+    def _members(self, schema: Mapping[str, Any]) -> tuple[dict[str, Any], set[str], Any]:
         """Properties, those required, and the schema of further ones, of a schema and all of its `allOf`."""
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if not isinstance(properties, Mapping):
-            raise self._error(name, "properties is not an object")
+            raise ValueError("properties is not an object")
         if not isinstance(required, list) or not all(isinstance(key, str) for key in required):
-            raise self._error(name, "required is not a list of names")
+            raise ValueError("required is not a list of names")
         found, wanted, more = dict(properties), set(required), schema.get("additionalProperties", True)
         parts = schema.get("allOf", [])
         if not isinstance(parts, list):
-            raise self._error(name, "allOf is not a list of schemas")
+            raise ValueError("allOf is not a list of schemas")
         for part in parts:
-            target = self._target(part, name) if isinstance(part, Mapping) and "$ref" in part else part
+            target = self._target(part) if isinstance(part, Mapping) and "$ref" in part else part
             target = self._said(target) if isinstance(target, Mapping) else target
             if not isinstance(target, Mapping) or target.get("type", "object") != "object":
-                raise self._error(name, "allOf of anything but objects cannot be said in a grammar")
+                raise ValueError("allOf of anything but objects cannot be said in a grammar")
             simple = TYPES["object"] - {"allOf"}
             if stray := (_KNOWN | _REFUSED.keys() | set(_CHOICES) - {"type"}) - simple & target.keys():
-                raise self._error(name, f"{min(stray)} in allOf cannot be said in a grammar")
-            inner, needed, others = self._members(target, name)
+                raise ValueError(f"{min(stray)} in allOf cannot be said in a grammar")
+            inner, needed, others = self._members(target)
             if twice := {key for key in inner.keys() & found.keys() if inner[key] != found[key]}:
-                raise self._error(name, f"allOf constrains {min(twice)!r} twice, which cannot be said in a grammar")
+                raise ValueError(f"allOf constrains {min(twice)!r} twice, which cannot be said in a grammar")
             if others is not True or more is not True:
-                raise self._error(name, "additionalProperties beside allOf cannot be said in a grammar")
+                raise ValueError("additionalProperties beside allOf cannot be said in a grammar")
             found |= inner
             wanted |= needed
         return found, wanted, more
 
     def _visit_array(self, schema: Mapping[str, Any], name: str) -> str:
         items = schema.get("prefixItems", schema.get("items", True))
-        least, most = self._count(schema, "minItems", name) or 0, self._count(schema, "maxItems", name)
+        least, most = self._count(schema, "minItems") or 0, self._count(schema, "maxItems")
         if isinstance(items, list):
             if least > len(items) or (most is not None and most < len(items)):
-                raise self._error(name, "minItems or maxItems contradict the items named")
+                raise ValueError("minItems or maxItems contradict the items named")
             rules = [self.visit(item, f"{name}-tuple-{number}") for number, item in enumerate(items)]
             return str(self._add_rule(name, '"[" space ' + ' "," space '.join(rules) + ' "]" space'))
         item = self.visit(items, f"{name}-item")
@@ -289,23 +300,20 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         return str(self._add_rule(name, f'"[" space {rule} "]" space'))
 
     def _visit_string(self, schema: Mapping[str, Any], name: str) -> str:
-        least, most = self._count(schema, "minLength", name), self._count(schema, "maxLength", name)
+        least, most = self._count(schema, "minLength"), self._count(schema, "maxLength")
         if "pattern" in schema:
             if least or most is not None:
-                raise self._error(name, "pattern beside minLength or maxLength cannot be said in a grammar")
+                raise ValueError("pattern beside minLength or maxLength cannot be said in a grammar")
             try:
                 return str(self._visit_pattern(translated(schema["pattern"]), name))
             except (ValueError, AssertionError) as error:
                 if not self._strict:
                     return self.visit({"type": "string"}, name)
-                raise self._error(name, f"pattern {schema['pattern']!r}: {error}") from error
+                raise ValueError(f"pattern {schema['pattern']!r}: {error}") from error
         if least or most is not None:
             character = self._add_primitive("char", _CHARACTER)
             block = self._add_rule("char-block", f"{character}{{500}}")
-            try:
-                rule = repeated(character, least or 0, most, block=(block, 500))
-            except ValueError as error:
-                raise self._error(name, str(error)) from error
+            rule = repeated(character, least or 0, most, block=(block, 500))
             return str(self._add_rule(name, f'"\\"" {rule} "\\"" space'))
         known = {"uuid", "date", "time", "date-time"} & {str(schema.get("format"))}
         return str(super().visit({"type": "string", **({"format": min(known)} if known else {})}, name))
@@ -321,20 +329,15 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
             said.pop("additionalProperties", None)  # further properties may come after all
         return said
 
-    def _count(self, schema: Mapping[str, Any], keyword: str, name: str) -> int | None:
+    def _count(self, schema: Mapping[str, Any], keyword: str) -> int | None:
         count = schema.get(keyword)
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 0):
-            raise self._error(name, f"{keyword} is not a count")
+            raise ValueError(f"{keyword} is not a count")
         return count
 
-    def _alone(self, schema: Mapping[str, Any], keyword: str, name: str) -> None:
+    def _alone(self, schema: Mapping[str, Any], keyword: str) -> None:
         if beside := sorted((_KNOWN | set(_CHOICES)) & schema.keys() - {keyword}):
-            raise self._error(name, f"{beside[0]} beside {keyword} cannot be said in a grammar")
-
-    def _error(self, name: str, reason: str) -> GrammarError:
-        place = name.removeprefix(f"{self._name}-value").strip("-")
-        where = f" at {place!r}" if place else ""
-        return GrammarError(f"the JSON schema cannot be turned into a grammar: {' '.join(reason.split())}{where}")
+            raise ValueError(f"{beside[0]} beside {keyword} cannot be said in a grammar")
 
     def _add_primitive(self, name: str, rule: BuiltinRule) -> Any:
         return super()._add_primitive(name, _CHARACTER if name == "char" else rule)
@@ -359,16 +362,6 @@ def _choices(rule: str) -> list[str]:
 
 def _is(value: Any, kind: object) -> bool:
     """Whether a value is of a type of JSON."""
-    if isinstance(value, bool) or kind == "boolean":
-        return isinstance(value, bool) and kind == "boolean"
     if isinstance(value, float) and kind == "integer":
         return value.is_integer()
-    python: Mapping[object, type | tuple[type, ...]] = {
-        "object": dict,
-        "array": list,
-        "string": str,
-        "integer": int,
-        "number": (int, float),
-        "null": type(None),
-    }
-    return isinstance(value, python.get(kind, ()))
+    return type(value) in _PYTHON.get(kind, ())
