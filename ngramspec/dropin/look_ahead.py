@@ -79,15 +79,15 @@ class LookAhead(Text):
         self.stats = Stats()
         self._generation: object = None
         self._guide: GrammarGuide | None = None
-        self._sampled: int | None = None
+        self._sampled: int | None = None  # chosen by the owner, and not evaluated yet
         self.active = False
         self.lost()
         _OPEN.add(self)
 
     def lost(self) -> None:
         """The owner has evaluated something by itself, or the cache holds another text: nothing is ahead."""
-        self._sent: Sent | None = None
-        self._at, self._base = 0, -1
+        self._sent: Sent | None = None  # the last pass; None: nothing is ahead
+        self._at = self._base = 0  # of its tokens the last one that came, and the length of the text before it
         self._batch: list[int] = []
         self._rows: Sequence[Row] = ()
         self.behind = 0
@@ -100,8 +100,7 @@ class LookAhead(Text):
         Returns what `end` is to be told.
         """
         self.drop()
-        if self.drafts.drafter is not None:
-            self.drafts.drafter.predicted = prediction
+        self._drafter.predicted = prediction
         self.active = self._able
         self._sampled = self._guide = None
         if grammar is not None and self.active:
@@ -144,7 +143,7 @@ class LookAhead(Text):
         """
         length = len(text)
         self._sampled = None
-        if self._base < 0 or self._base + self._at + 1 != length:
+        if self._sent is None or self._base + self._at + 1 != length:
             return self._first(token, text)
         at = self._at + 1
         if at < len(self._batch) and self._batch[at] == token:
@@ -153,7 +152,7 @@ class LookAhead(Text):
             return self._rows[at]
         began = time.perf_counter()
         self._sequence.rollback(length)
-        self._learn(token, time.perf_counter() - began)
+        self._learn(self._sent, token, time.perf_counter() - began)
         return self._pass(token)
 
     def _first(self, token: int, text: NDArray[np.intc]) -> Row | None:
@@ -200,12 +199,12 @@ class LookAhead(Text):
             speculation.prepare(self._calibration.curve, fitting, self._calibration.restore)
         self.last, self.left = token, room
         try:
-            self._sent = speculation.send([self])
+            self._sent = sent = speculation.send([self])
         except TargetError:
             self._give_up()
             return None
-        self._rows = list(self._sent.rows[0])
-        self._batch = self._sent.plans[0].batch(token)
+        self._rows = list(sent.rows[0])
+        self._batch = sent.plans[0].batch(token)
         self._at, self._base = 0, length
         self.behind = len(self._batch) - 1
         return self._rows[0]
@@ -216,31 +215,29 @@ class LookAhead(Text):
         self.lost()
         self._sequence.settle()
 
-    def _learn(self, token: int, overhead: float = 0.0) -> None:
-        """Learn from the last pass, which led to `token`."""
-        assert self._sent is not None
-        draft = self._sent.plans[0].sent
+    def _learn(self, sent: Sent, token: int, overhead: float = 0.0) -> None:
+        """Learn from a pass, which led to `token`."""
+        draft = sent.plans[0].sent
         done = Step(
             (*self._batch[1 : self._at + 1], token),
             drafted=draft.tokens,
             accepted=min(self._at, len(draft)),
-            batch=self._sent.owed + len(self._batch),
-            seconds=self._sent.seconds,
+            batch=sent.owed + len(self._batch),
+            seconds=sent.seconds,
             source=draft.source,
         )
-        self._speculation.learn(self, done, self._sent.planning + overhead)
+        self._speculation.learn(self, done, sent.planning + overhead)
         self._unsaved += done.seconds
         self.stats.add(done)
 
     def drop(self) -> None:
         """Take back what is ahead; the cache then holds what the owner asked for, and its logits are at hand."""
-        if self._base < 0:
+        if self._sent is None:
             return
-        length = self._base + self._at + 1
         if self._sampled is not None:
-            self._learn(self._sampled)
-        self._sequence.rollback(length)
-        self._base = -1
+            self._learn(self._sent, self._sampled)
+        self._sequence.rollback(self._base + self._at + 1)
+        self._sent = None
         if self._sequence.owed:
             self._sequence.settle()
             self.behind = 0
