@@ -287,7 +287,7 @@ def _run_against(rival: Rival, target: Target, benchmark: Benchmark, heading: Se
     pairs: list[Pair] = []
 
     def ask() -> Iterator[str]:
-        sampling = benchmark.sampling or Sampling()
+        sampling = benchmark.sampling
         rival.ask(benchmark.cases[0].tokens[:2], 2, sampling)  # before a minute of measuring: is it there?
         benchmark.warm_up()
         benchmark.forget()

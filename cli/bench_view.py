@@ -88,14 +88,12 @@ def show_against(rival: Rival, pairs: Sequence[Pair], heading: Sequence[str], to
 
 
 def _against_row(name: str, pairs: Sequence[Pair]) -> list[str]:
-    speeds = {side: [pair[side]["tokens_per_second"] for pair in pairs] for side in ("theirs", "ours")}
-    spreads = [Spread.of([one for one in found if one is not None]) for found in speeds.values()]
-    ratios = Spread.of([pair["ratio"] for pair in pairs if pair["ratio"] is not None])
+    spreads = [Spread.of(pair[side]["tokens_per_second"] for pair in pairs) for side in ("theirs", "ours")]
     return [
         name,
         str(len(pairs)),
         *("-" if speed is None else f"{speed.median:.2f}" for speed in spreads),
-        *ratio(ratios),
+        *ratio(Spread.of(pair["ratio"] for pair in pairs)),
         f"{sum(pair['same_text'] for pair in pairs)} of {len(pairs)}",
     ]
 

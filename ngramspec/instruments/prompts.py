@@ -22,16 +22,13 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from ngramspec.errors import ModelError, NGramSpecError
+from ngramspec.errors import NGramSpecError
 from ngramspec.storage import NotUtf8, utf8
 from ngramspec.tokens import ChatTokenizer
 
 PACKAGE = "ngramspec_prompts"
 
-ROLES = frozenset({"system", "user", "assistant", "tool"})
-_FILE_KEYS = frozenset({"category", "source", "licence", "prompts"})
-_PROMPT_KEYS = frozenset({"id", "text", "messages", "system"})
-_STRUCTURED = frozenset({".toml", ".jsonl"})
+ROLES = ("assistant", "system", "tool", "user")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +56,16 @@ def load_prompts(path: Path | None) -> list[Prompt]:
         prompts = _packaged()
     elif path.is_dir():
         prompts = _in_folder(path)
-    elif path.is_file():
-        prompts = _in_file(path, path.stem)
     else:
-        raise NGramSpecError(f"no such file or folder of prompts: {path}")
-    if not prompts:
-        raise NGramSpecError(f"{path or PACKAGE} holds no prompts")
-    _check_unique(prompts, str(path or PACKAGE))
+        _require(path.is_file(), f"no such file or folder of prompts: {path}")
+        prompts = _in_file(path, path.stem)
+    where = path or PACKAGE
+    _require(prompts, f"{where} holds no prompts")
+    seen: set[tuple[str, str]] = set()
+    for prompt in prompts:
+        key = prompt.category, prompt.id
+        _require(key not in seen, f"{where}: two prompts of {prompt.category} have the id {prompt.id}")
+        seen.add(key)
     return prompts
 
 
@@ -87,7 +87,7 @@ def _in_folder(folder: Path) -> list[Prompt]:
     for file in files:
         if file.name.startswith(".") or file.stem.upper() in {"README", "LICENCE", "LICENSE"}:
             continue
-        if file.suffix in _STRUCTURED or _is_some_text(file):
+        if file.suffix in (".toml", ".jsonl") or _is_some_text(file):
             prompts += _in_file(file, category)
     return prompts
 
@@ -106,11 +106,10 @@ def _in_file(file: Path | Traversable, category: str) -> list[Prompt]:
     except NotUtf8 as error:
         raise NGramSpecError(f"{file.name} is {error}") from error
     if file.name.endswith(".toml"):
-        return list(_from_toml(text, file.name))
+        return _from_toml(text, file.name)
     if file.name.endswith(".jsonl"):
         return list(_from_jsonl(text, file.name))
-    if not text.strip():
-        raise NGramSpecError(f"{file.name} is empty")
+    _require(text.strip(), f"{file.name} is empty")
     return [Prompt(file.name, category, text=text)]
 
 
@@ -125,21 +124,19 @@ def _read(file: Path | Traversable) -> str:
     return text
 
 
-def _from_toml(text: str, where: str) -> Iterator[Prompt]:
+def _from_toml(text: str, where: str) -> list[Prompt]:
     try:
         data = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise NGramSpecError(f"{where} is not valid TOML: {error}") from error
-    _check_keys(data, _FILE_KEYS, where)
-    for key in ("source", "licence"):
-        if key in data:
-            _string(data, key, where)
+    _check_keys(data, ("category", "licence", "prompts", "source"), where)
+    for key in {"source", "licence"} & data.keys():
+        _string(data, key, where)
     category = _string(data, "category", where)
     entries = data.get("prompts")
     if not isinstance(entries, list):
         raise NGramSpecError(f"{where} has no [[prompts]]")
-    for number, entry in enumerate(entries, 1):
-        yield _prompt(entry, category, f"{where}, prompt {number}")
+    return [_prompt(entry, category, f"{where}, prompt {number}") for number, entry in enumerate(entries, 1)]
 
 
 def _from_jsonl(text: str, where: str) -> Iterator[Prompt]:
@@ -152,44 +149,35 @@ def _from_jsonl(text: str, where: str) -> Iterator[Prompt]:
             entry = json.loads(line)
         except ValueError as error:
             raise NGramSpecError(f"{place} is not valid JSON: {error}") from error
-        if not isinstance(entry, dict):
-            raise NGramSpecError(f"{place} is not a JSON object")
+        _require(isinstance(entry, dict), f"{place} is not a JSON object")
         category = _string(entry, "category", place)
         yield _prompt({k: v for k, v in entry.items() if k != "category"}, category, place)
 
 
 def _prompt(entry: Any, category: str, where: str) -> Prompt:
-    if not isinstance(entry, dict):
-        raise NGramSpecError(f"{where} is not a table of keys and values")
-    _check_keys(entry, _PROMPT_KEYS, where)
+    _require(isinstance(entry, dict), f"{where} is not a table of keys and values")
+    _check_keys(entry, ("id", "messages", "system", "text"), where)
     name = _string(entry, "id", where)
-    if ("text" in entry) == ("messages" in entry):
-        raise NGramSpecError(f"{where} ({name}) needs either text or messages")
+    _require(("text" in entry) != ("messages" in entry), f"{where} ({name}) needs either text or messages")
     if "text" in entry:
-        if "system" in entry:
-            raise NGramSpecError(f"{where} ({name}): a system message needs messages, not text")
+        _require("system" not in entry, f"{where} ({name}): a system message needs messages, not text")
         return Prompt(name, category, text=_string(entry, "text", where))
     messages = _messages(entry["messages"], f"{where} ({name})")
     if "system" in entry:
-        if messages[0]["role"] == "system":
-            raise NGramSpecError(f"{where} ({name}) has two system messages")
+        _require(messages[0]["role"] != "system", f"{where} ({name}) has two system messages")
         messages.insert(0, {"role": "system", "content": _string(entry, "system", where)})
     return Prompt(name, category, messages=tuple(messages))
 
 
 def _messages(value: Any, where: str) -> list[dict[str, str]]:
-    if not isinstance(value, list) or not value:
-        raise NGramSpecError(f"{where}: messages must be a list of at least one message")
+    _require(isinstance(value, list) and value, f"{where}: messages must be a list of at least one message")
     for number, message in enumerate(value, 1):
         place = f"{where}, message {number}"
-        if not isinstance(message, dict):
-            raise NGramSpecError(f"{place} is not a table with role and content")
-        _check_keys(message, frozenset({"role", "content"}), place)
+        _require(isinstance(message, dict), f"{place} is not a table with role and content")
+        _check_keys(message, ("content", "role"), place)
         role = _string(message, "role", place)
-        if role not in ROLES:
-            raise NGramSpecError(f"{place}: role {role!r} is none of {', '.join(sorted(ROLES))}")
-        if role == "system" and number > 1:
-            raise NGramSpecError(f"{place}: a system message must come first")
+        _require(role in ROLES, f"{place}: role {role!r} is none of {', '.join(ROLES)}")
+        _require(role != "system" or number == 1, f"{place}: a system message must come first")
         _string(message, "content", place)
     return [dict(message) for message in value]
 
@@ -201,18 +189,14 @@ def _string(table: dict[str, Any], key: str, where: str) -> str:
     return value
 
 
-def _check_keys(table: dict[str, Any], known: Iterable[str], where: str) -> None:
-    unknown = sorted(set(table) - set(known))
-    if unknown:
-        raise NGramSpecError(f"{where}: unknown key {unknown[0]!r}; known are {', '.join(sorted(known))}")
+def _check_keys(table: dict[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in sorted(table.keys() - set(known)):
+        raise NGramSpecError(f"{where}: unknown key {key!r}; known are {', '.join(known)}")
 
 
-def _check_unique(prompts: Iterable[Prompt], where: str) -> None:
-    seen: set[tuple[str, str]] = set()
-    for prompt in prompts:
-        if (prompt.category, prompt.id) in seen:
-            raise NGramSpecError(f"{where}: two prompts of {prompt.category} have the id {prompt.id}")
-        seen.add((prompt.category, prompt.id))
+def _require(held: object, words: str) -> None:
+    if not held:
+        raise NGramSpecError(words)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,20 +222,16 @@ def prepare(
     cases: list[Case] = []
     skipped: list[Skipped] = []
     for prompt in prompts:
-        tokens: list[int] = []
-        reason = "no tokens"
         try:
             if prompt.text is not None:
                 tokens = tokenizer.tokenize(prompt.text)
             else:
                 tokens = tokenizer.chat_prompt(prompt.messages or ())
-        except ModelError as error:
-            reason = str(error)
-        fits = n_ctx is None or len(tokens) + max_tokens <= n_ctx
-        if tokens and fits:
+            _require(tokens, "no tokens")
+            fits = n_ctx is None or len(tokens) + max_tokens <= n_ctx
+            long = f"{len(tokens)} tokens and {max_tokens} to generate are too long for a context of {n_ctx}"
+            _require(fits, long)
             cases.append(Case(prompt.category, prompt.id, tuple(tokens)))
-            continue
-        if tokens:
-            reason = f"{len(tokens)} tokens and {max_tokens} to generate are too long for a context of {n_ctx}"
-        skipped.append({"category": prompt.category, "id": prompt.id, "reason": reason})
+        except NGramSpecError as error:
+            skipped.append({"category": prompt.category, "id": prompt.id, "reason": str(error)})
     return cases, skipped

@@ -11,7 +11,6 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -27,40 +26,26 @@ from ngramspec.tokens import Tokenizer
 SENT = ("temperature", "top_k", "top_p", "min_p", "seed")
 """Sampling settings that every such server knows by these names."""
 
+PATIENCE = 3600.0
+"""Seconds to wait for an answer."""
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What one side made of a prompt."""
-
-    text: str  # that it generated
-    tokens: int  # how many it was
-    seconds: float  # from the first token to the last
-
-    @property
-    def tokens_per_second(self) -> float | None:
-        """Tokens after the first per second of decoding; None if there were none."""
-        return (self.tokens - 1) / self.seconds if self.tokens > 1 and self.seconds > 0 else None
-
-    def to_json(self) -> dict[str, Any]:
-        return {"tokens": self.tokens, "seconds": self.seconds, "tokens_per_second": self.tokens_per_second}
-
-
-def pair(case: Case, ours: Answer, theirs: Answer) -> Pair:
-    """Compare two answers."""
-    a, b = ours.tokens_per_second, theirs.tokens_per_second
-    return {
-        "category": case.category,
-        "prompt": case.id,
-        "ratio": a / b if a and b else None,
-        "same_text": ours.text == theirs.text,
-        "ours": ours.to_json(),
-        "theirs": theirs.to_json(),
-    }
-
+Answer = tuple[str, int, float]
+"""What one side made of a prompt: its text, how many tokens it was, and the seconds from the first to the last."""
 
 Pair = dict[str, Any]
 """Both answers to one prompt, as JSON: "category", "prompt", "ratio" (our tokens per second over theirs; None where a
 side has none), "same_text", and of "ours" and "theirs" their "tokens", "seconds" and "tokens_per_second"."""
+
+
+def pair(case: Case, ours: Answer, theirs: Answer) -> Pair:
+    """Compare two answers."""
+    sides = {}
+    for side, (_, tokens, seconds) in (("ours", ours), ("theirs", theirs)):
+        speed = (tokens - 1) / seconds if tokens > 1 and seconds > 0 else None
+        sides[side] = {"tokens": tokens, "seconds": seconds, "tokens_per_second": speed}
+    a, b = (side["tokens_per_second"] for side in sides.values())
+    ratio = a / b if a and b else None
+    return {"category": case.category, "prompt": case.id, "ratio": ratio, "same_text": ours[0] == theirs[0], **sides}
 
 
 class Rival:
@@ -69,13 +54,11 @@ class Rival:
     Args:
         url: where it listens, as in "http://127.0.0.1:8080".
         tokenizer: of the same vocabulary, to send texts to servers that take no tokens.
-        patience: seconds to wait for an answer.
     """
 
-    def __init__(self, url: str, tokenizer: Tokenizer, *, patience: float = 3600.0) -> None:
+    def __init__(self, url: str, tokenizer: Tokenizer) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._tokenizer = tokenizer
-        self._patience = patience
         self._native = True
 
     def ask(self, prompt: Sequence[int], max_tokens: int, sampling: Sampling) -> Answer:
@@ -98,36 +81,22 @@ class Rival:
         lines = self._post("/v1/completions", body)
         if lines is None:
             raise NGramSpecError(f"{self.url} has neither /completion nor /v1/completions")
-        return self._streamed(lines)
+        return _streamed(lines)
 
     def _whole(self, raw: bytes) -> Answer:
         try:
             answer = json.loads(raw)
             timings = answer["timings"]
-            return Answer(answer["content"], timings["predicted_n"], timings["predicted_ms"] / 1000)
+            return answer["content"], timings["predicted_n"], timings["predicted_ms"] / 1000
         except (ValueError, KeyError, TypeError) as error:
             raise NGramSpecError(f"{self.url}/completion answered without text or timings") from error
-
-    def _streamed(self, lines: Iterable[bytes]) -> Answer:
-        text, tokens, first, last = "", 0, 0.0, 0.0
-        for line in lines:
-            if not line.startswith(b"data: {"):
-                continue
-            chunk = json.loads(line.removeprefix(b"data: "))
-            piece = "".join(choice.get("text") or "" for choice in chunk.get("choices", ()))
-            if piece:
-                last = time.perf_counter()
-                first = first or last
-                text += piece
-            tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
-        return Answer(text, tokens, last - first)
 
     def _post(self, path: str, body: dict[str, Any]) -> Iterator[bytes] | None:
         """The lines of the answer as they come; None if there is no such address."""
         key = os.environ.get("OPENAI_API_KEY")
         headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {key}"} if key else {})
         try:
-            response = urlopen(Request(self.url + path, json.dumps(body).encode(), headers), timeout=self._patience)
+            response = urlopen(Request(self.url + path, json.dumps(body).encode(), headers), timeout=PATIENCE)
         except HTTPError as error:
             if error.code in (404, 405):
                 return None
@@ -145,6 +114,21 @@ class Rival:
                 raise NGramSpecError(f"{self.url} broke off its answer: {error}") from error
 
 
+def _streamed(lines: Iterable[bytes]) -> Answer:
+    text, tokens, first, last = "", 0, 0.0, 0.0
+    for line in lines:
+        if not line.startswith(b"data: {"):
+            continue
+        chunk = json.loads(line.removeprefix(b"data: "))
+        piece = "".join(choice.get("text") or "" for choice in chunk.get("choices", ()))
+        if piece:
+            last = time.perf_counter()
+            first = first or last
+            text += piece
+        tokens = (chunk.get("usage") or {}).get("completion_tokens", tokens)
+    return text, tokens, last - first
+
+
 def compare(
     decoder: SpeculativeDecoder,
     rival: Rival,
@@ -157,14 +141,10 @@ def compare(
 
     Neither side has the prompt in its cache, and neither is asked twice: a second time is text seen before.
     """
-
-    def ours(case: Case) -> Answer:
+    for number, case in enumerate(cases):
+        before = rival.ask(case.tokens, max_tokens, sampling) if number % 2 else None
         decoder.target.clear()
         steps = list(decoder.generate(case.tokens, max_tokens=max_tokens, sampling=sampling, verify=acceptance))
         text, tokens = "".join(step.text for step in steps), sum(len(step.tokens) for step in steps)
-        return Answer(text, tokens, sum(step.elapsed for step in steps))
-
-    for number, case in enumerate(cases):
-        before = rival.ask(case.tokens, max_tokens, sampling) if number % 2 else None
-        mine = ours(case)
-        yield pair(case, mine, before or rival.ask(case.tokens, max_tokens, sampling))
+        ours = text, tokens, sum(step.elapsed for step in steps)
+        yield pair(case, ours, before or rival.ask(case.tokens, max_tokens, sampling))

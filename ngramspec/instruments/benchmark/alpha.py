@@ -20,6 +20,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting.draft import Chooser, Draft, Drafter
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.exactness.decision import Exact
+from ngramspec.instruments.benchmark.figures import alpha
 from ngramspec.instruments.reports.report import Section, Table, figure
 from ngramspec.policies.policy import FixedPolicy
 from ngramspec.sampling.settings import Sampling
@@ -82,25 +83,17 @@ class AlphaOfOrder:
 
     def __init__(self, order: int, target: Runner, sampling: Sampling, gamma: int, *, exact: Exact = "off") -> None:
         self.order, self.gamma = order, gamma
-        self.stats = Stats()
-        self.judged = 0
-        self.overlap = 0.0
+        self.stats, self.judged, self.overlap = Stats(), 0, 0.0
         self._sampling = sampling
-        self._decoder = SpeculativeDecoder(
-            target,
-            drafter=OrderDrafter(order),
-            policy=FixedPolicy(gamma),
-            exact=exact,
-            # Nothing here is timed.
-            curve=None if exact == "on" else GivenCurve({1: 1.0}),
-        )
+        curve = None if exact == "on" else GivenCurve({1: 1.0})  # nothing here is timed
+        options: dict[str, Any] = {"policy": FixedPolicy(gamma), "exact": exact, "curve": curve}
+        self._decoder = SpeculativeDecoder(target, drafter=OrderDrafter(order), **options)
 
     def run(self, prompt: Sequence[int], max_tokens: int) -> None:
         """Continue a prompt, and count."""
         verify = None if self._sampling.greedy else "rejection"
-        for step in self._decoder.generate(
-            prompt, max_tokens=max_tokens, sampling=self._sampling, verify=verify, detail=True
-        ):
+        settings: dict[str, Any] = {"sampling": self._sampling, "verify": verify, "detail": True}
+        for step in self._decoder.generate(prompt, max_tokens=max_tokens, **settings):
             self.stats.add(step)
             for one in step.detail:
                 if one.accepted is not None:
@@ -115,8 +108,7 @@ class AlphaOfOrder:
     @property
     def inferred(self) -> float | None:
         """Alpha by what was accepted; None if nothing was drafted."""
-        tested = sum(self.stats.tested_at)
-        return sum(self.stats.accepted_at) / tested if tested else None
+        return alpha(self.stats)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -135,7 +127,6 @@ class AlphaOfOrder:
 
 def alpha_section(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> Section:
     """A row per order."""
-    how = "greedy" if greedy else "rejection sampling"
     rows = [
         [
             {1: "1 (unigram)", 2: "2 (bigram)"}.get(one.order, str(one.order)),
@@ -148,5 +139,5 @@ def alpha_section(orders: Sequence[AlphaOfOrder], *, greedy: bool) -> Section:
         for one in orders
     ]
     headings = ["order", "measured", "inferred", "judged", "passes with a draft", "tokens per pass"]
-    about = f"{how}, drafts of up to {orders[0].gamma} tokens."
+    about = f"{'greedy' if greedy else 'rejection sampling'}, drafts of up to {orders[0].gamma} tokens."
     return Section("Alpha of n-gram counts by order", about, [Table(headings, rows)])

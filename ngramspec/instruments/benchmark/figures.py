@@ -30,9 +30,10 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, figures: Sequence[float]) -> Spread | None:
-        """None where there are none."""
-        return cls(median(figures), min(figures), max(figures)) if figures else None
+    def of(cls, figures: Iterable[float | None]) -> Spread | None:
+        """That of the figures that are known; None where there are none."""
+        known = [figure for figure in figures if figure is not None]
+        return cls(median(known), min(known), max(known)) if known else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +51,7 @@ class Summary:
     ratio: Spread | None  # drafted / plain tokens per second, each round by itself
     exact_price: Spread | None  # plain decoding in exact mode / without it, each round by itself; None if not measured
     stats: Stats  # counters of the drafted runs
-    alpha: float | None  # accepted / tested positions of drafts: Leviathan's alpha
+    alpha: float | None  # see `alpha`
     predicted: float | None  # the gain that `predicted_gain` expects
     identical: int  # prompts whose drafted output equalled the plain one in every finished round
 
@@ -84,10 +85,11 @@ def summarise(runs: Iterable[Run], curve: CostCurve | None) -> list[Summary]:
     rounds: dict[tuple[str, str, int], Round] = {}
     for run in runs:
         rounds.setdefault((run.category, run.prompt, run.repeat), {})[run.kind] = run
-    finished = [r for r in rounds.values() if "plain" in r and "drafted" in r]
-    categories = dict.fromkeys(r["plain"].category for r in finished)
-    summaries = [_summary(c, [r for r in finished if r["plain"].category == c], curve) for c in categories]
-    return [*summaries, _summary(OVERALL, finished, curve)] if finished else []
+    finished = [done for done in rounds.values() if {"plain", "drafted"} <= done.keys()]
+    groups: dict[str, list[Round]] = {}
+    for done in finished:
+        groups.setdefault(done["plain"].category, []).append(done)
+    return [_summary(*group, curve) for group in (*groups.items(), (OVERALL, finished))] if finished else []
 
 
 def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) -> Summary:
@@ -102,35 +104,35 @@ def _summary(category: str, rounds: Sequence[Round], curve: CostCurve | None) ->
         stats.merge(drafted.stats)
         batches += drafted.batches
         plain_batches += plain.batches
-    tested = sum(stats.tested_at)
     return Summary(
         category,
         prompts=len(same),
         rounds=len(rounds),
-        plain=_speeds(rounds, "plain"),
-        drafted=_speeds(rounds, "drafted"),
-        default=_speeds(rounds, "default"),
-        ratio=_ratios(rounds, "drafted", "plain"),
-        exact_price=_ratios(rounds, "plain", "default"),
+        plain=Spread.of(_speed(done, "plain") for done in rounds),
+        drafted=Spread.of(_speed(done, "drafted") for done in rounds),
+        default=Spread.of(_speed(done, "default") for done in rounds),
+        ratio=Spread.of(_ratio(done, "drafted", "plain") for done in rounds),
+        exact_price=Spread.of(_ratio(done, "plain", "default") for done in rounds),
         stats=stats,
-        alpha=sum(stats.accepted_at) / tested if tested else None,
+        alpha=alpha(stats),
         predicted=predicted_gain(stats, batches, plain_batches, curve),
         identical=sum(same.values()),
     )
 
 
-def _speeds(rounds: Sequence[Round], kind: Kind) -> Spread | None:
-    speeds = [speed for done in rounds if kind in done and (speed := done[kind].tokens_per_second) is not None]
-    return Spread.of(speeds)
+def _speed(done: Round, kind: Kind) -> float | None:
+    return done[kind].tokens_per_second if kind in done else None
 
 
-def _ratios(rounds: Sequence[Round], above: Kind, below: Kind) -> Spread | None:
-    ratios = []
-    for done in rounds:
-        a, b = (done[kind].tokens_per_second if kind in done else None for kind in (above, below))
-        if a is not None and b is not None:
-            ratios.append(a / b)
-    return Spread.of(ratios)
+def _ratio(done: Round, above: Kind, below: Kind) -> float | None:
+    a, b = _speed(done, above), _speed(done, below)
+    return None if a is None or b is None else a / b
+
+
+def alpha(stats: Stats) -> float | None:
+    """Accepted / tested positions of drafts, Leviathan's alpha; None where nothing was drafted."""
+    tested = sum(stats.tested_at)
+    return sum(stats.accepted_at) / tested if tested else None
 
 
 def expected_tokens(alpha: float, gamma: int) -> float:
@@ -165,11 +167,10 @@ def predicted_gain(
         return 1.0
     if curve is None:
         return None
-    tested = sum(stats.tested_at)
-    alpha = sum(stats.accepted_at) / tested if tested else 0.0
+    rate = alpha(stats) or 0.0
     # Drafts of exactly k tokens: those that had a position k - 1, less those that had a position k.
     lengths = [a - b for a, b in pairwise([*stats.drafted_at, 0])]
-    tokens = stats.passes_without_draft + sum(n * expected_tokens(alpha, k) for k, n in enumerate(lengths, 1))
+    tokens = stats.passes_without_draft + sum(n * expected_tokens(rate, k) for k, n in enumerate(lengths, 1))
     plain = sum(n * curve.ratio(size) for size, n in plain_batches.items()) / sum(plain_batches.values())
     return tokens * plain / sum(n * curve.ratio(size) for size, n in batches.items())
 

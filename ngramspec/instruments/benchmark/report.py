@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ngramspec.drafting.chances import Reliability
 from ngramspec.instruments.benchmark.figures import Spread, Summary
@@ -10,7 +11,6 @@ from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case
 from ngramspec.instruments.reports.report import (
     OVERALL,
-    Bar,
     Bars,
     Passage,
     Report,
@@ -20,6 +20,7 @@ from ngramspec.instruments.reports.report import (
     calibration,
     costs,
     figure,
+    gains,
     joined,
     spans_of,
 )
@@ -42,13 +43,8 @@ def drafted_texts(benchmark: Benchmark, passages: list[Passage], reliability: Re
         first.setdefault(case.category, case)
     for category, case in first.items():
         steps = []
-        for step in decoder.generate(
-            case.tokens,
-            max_tokens=benchmark.max_tokens,
-            sampling=benchmark.sampling,
-            verify=benchmark.acceptance,
-            detail=True,
-        ):
+        how: dict[str, Any] = {"sampling": benchmark.sampling, "verify": benchmark.acceptance, "detail": True}
+        for step in decoder.generate(case.tokens, max_tokens=benchmark.max_tokens, **how):
             reliability.add(step.judged, step.tokens)
             steps.append(step)
         spans = joined(span for step in steps for span in spans_of(step, decoder.vocabulary.piece))
@@ -86,7 +82,7 @@ def benchmark_report(
     return Report(
         title=f"{model}: drafted against plain decoding",
         table=Table([*columns, "test", "plain t/s", "drafted t/s", "gain", "same text"], cells),
-        bars=_bars(rows),
+        bars=_gains(rows),
         origin=origin,
         command=command,
         sections=[*_sections(rows, benchmark), *more],
@@ -98,13 +94,9 @@ Rows = Sequence[tuple[str, Summary]]
 """Figures by the name of their row, the overall ones last."""
 
 
-def _bars(rows: Rows) -> Bars:
-    bars = [
-        Bar(name, s.ratio.median, s.ratio.low, s.ratio.high, f"{s.ratio.median:.2f}x")
-        for name, s in rows
-        if s.ratio is not None
-    ]
-    return Bars("Tokens per second, drafted / plain: median, least and most", bars, even=(1.0, "plain decoding"))
+def _gains(rows: Rows) -> Bars:
+    known = {name: (s.ratio.median, s.ratio.low, s.ratio.high) for name, s in rows if s.ratio is not None}
+    return gains("Tokens per second, drafted / plain: median, least and most", known, ".2f")
 
 
 def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
@@ -123,15 +115,6 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
         ]
         for name, s in rows
     ]
-    passes = [
-        [
-            name,
-            f"{s.stats.tokens_per_pass:.2f}",
-            figure(s.stats.acceptance_rate, ".0%"),
-            figure(s.without_draft, ".0%"),
-        ]
-        for name, s in rows
-    ]
     about = (
         "Tokens per second of decoding, medians over prompts and repeats. ratio: drafted / plain, run by run, so its"
         " median need not be that of the two speeds beside it. theory: what Leviathan et al.'s formula expects, drafts"
@@ -143,8 +126,17 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
     headings = ["", "prompts", "plain", "drafted", "ratio", "from-to", "theory", "identical"]
     tables = [Table(headings, speeds, totals=totals)]
     if benchmark.drafted.drafter is not None:
+        passes = [
+            [
+                name,
+                f"{s.stats.tokens_per_pass:.2f}",
+                figure(s.stats.acceptance_rate, ".0%"),
+                figure(s.without_draft, ".0%"),
+            ]
+            for name, s in rows
+        ]
         tables.append(Table(["", "tokens per pass", "accepted", "no draft"], passes, totals=totals))
-    yield Section("What is gained", about, [_bars(rows), *tables])
+    yield Section("What is gained", about, [_gains(rows), *tables])
     if any(s.exact_price for _, s in rows):
         prices = [[name, speed(s.default), speed(s.plain), *ratio(s.exact_price)] for name, s in rows]
         table = Table(["", "without", "exact", "ratio", "from-to"], prices, totals=totals)

@@ -23,7 +23,7 @@ from ngramspec.drafting.draft import Drafter
 from ngramspec.instruments.prompts import Case
 from ngramspec.policies.policy import Policy
 from ngramspec.sampling.settings import Sampling
-from ngramspec.steps import Stats, Step, StopReason
+from ngramspec.steps import Stats, StopReason
 from ngramspec.tokens import common_prefix
 
 Kind = Literal["plain", "drafted", "default"]
@@ -80,22 +80,18 @@ class Difference:
 
 @dataclass(slots=True)
 class Benchmark:
-    """The runs of a benchmark, filled while `measure` is consumed.
-
-    Raises:
-        ValueError: no cases, a number too small, two decoders with the same policy, on different targets, or with
-            different calibrations.
-    """
+    """The runs of a benchmark, filled while `measure` is consumed."""
 
     drafted: SpeculativeDecoder  # the decoder that is compared with plain decoding on its own target, in the same mode
     cases: Sequence[Case]  # what to run; at least one
     max_tokens: int  # most tokens per run, at least 2
     repeat: int = 3  # runs of each kind per case, at least 1
-    sampling: Sampling | None = None  # of all runs; None is greedy
+    sampling: Sampling = field(default_factory=Sampling)  # of all runs
     acceptance: Acceptance = field(default_factory=Acceptance)  # of drafts, in all runs
     # A plain decoder on a target of the same model without exact mode, or None.
     default: SpeculativeDecoder | None = None
-    # Decoders like `drafted`, with its target and calibration, each with a drafter and a policy of its own.
+    # Decoders like `drafted`, with its target and calibration, each with a drafter and a policy of its own. Exact mode
+    # must use the same batch sizes on all sides, whatever a probe of each would have chosen.
     others: Sequence[SpeculativeDecoder] = ()
     _: KW_ONLY
     # Makes a drafter and a policy like those of a decoder, which have learnt nothing.
@@ -107,16 +103,10 @@ class Benchmark:
     _decoders: dict[Contender, SpeculativeDecoder] = field(init=False)
 
     def __post_init__(self) -> None:
-        if not self.cases or self.max_tokens < 2 or self.repeat < 1:
-            raise ValueError("a benchmark needs a case, 2 tokens per run and 1 repeat, or more")
-        drafted = {decoder.policy.name: decoder for decoder in (self.drafted, *self.others)}
-        target, calibration = self.drafted.target, self.drafted.calibration
-        # Exact mode must use the same batch sizes on all sides, whatever a probe of each would have chosen.
-        alike = all(other.target is target and other.calibration is calibration for other in self.others)
-        if len(drafted) != 1 + len(self.others) or not alike:
-            raise ValueError("the decoders that are compared need one calibration of one target, and a policy each")
-        plain = SpeculativeDecoder(target, drafter=None, exact=self.drafted.exact, calibration=calibration)
-        self._decoders = {("plain", None): plain, **{("drafted", policy): d for policy, d in drafted.items()}}
+        first = self.drafted
+        plain = SpeculativeDecoder(first.target, drafter=None, exact=first.exact, calibration=first.calibration)
+        self._decoders = {("plain", None): plain}
+        self._decoders |= {("drafted", decoder.policy.name): decoder for decoder in (first, *self.others)}
         if self.default is not None:
             self._decoders["default", None] = self.default
 
@@ -140,26 +130,22 @@ class Benchmark:
         return len(self.runs) == self.total
 
     @property
-    def _sampling(self) -> Sampling:
-        return self.sampling or Sampling()
-
-    @property
     def caveat(self) -> str | None:
         """Why plain and drafted outputs are not meant to be equal; None where they are."""
         if self.acceptance.lossy is not None:
             return f"{self.acceptance.lossy} changes the output"
-        if self.acceptance.method == "rejection" and not self._sampling.greedy:
+        if self.acceptance.method == "rejection" and not self.sampling.greedy:
             return "rejection sampling: the output keeps its distribution, not its tokens"
         return None
 
     def warm_up(self) -> None:
         """Run every decoder once, uncounted, after measuring what a drafted run of this length would measure."""
-        prompt, drafted = self.cases[0].tokens, self.drafted
+        drafted = self.drafted
         if drafted.drafter is not None:
-            drafted.read(prompt)
+            drafted.read(self.cases[0].tokens)
             drafted.calibration.ensure_curve(drafted.target, self.max_tokens)
-        for decoder in self._decoders.values():
-            self._generate(decoder, prompt, min(self.max_tokens, WARM_UP_TOKENS))
+        for contender in self._decoders:
+            self._run(self.cases[0], contender, 0, min(self.max_tokens, WARM_UP_TOKENS))
         # Measured once, but from here on refreshed by the passes of each on its own, as in real use.
         for other in self.others:
             other.calibrate(drafted.calibration)
@@ -175,7 +161,7 @@ class Benchmark:
                 first = (number + repeat * (len(self.cases) % len(order) or 1)) % len(order)
                 pair: dict[Contender, Run] = {}
                 for contender in order[first:] + order[:first]:
-                    pair[contender] = self._run(case, contender, repeat)
+                    pair[contender] = self._run(case, contender, repeat, self.max_tokens)
                     self.runs.append(pair[contender])
                     yield pair[contender]
                 for policy in self.policies if self.caveat is None else ():
@@ -197,8 +183,14 @@ class Benchmark:
                 read = {"category": case.category, "prompt": case.id, "tokens": len(case.tokens), "seconds": seconds}
                 self.prefills.append(read)
 
-    def _run(self, case: Case, contender: Contender, repeat: int) -> Run:
-        steps, prefill_seconds, seconds = self._generate(self._decoders[contender], case.tokens, self.max_tokens)
+    def _run(self, case: Case, contender: Contender, repeat: int, most: int) -> Run:
+        how: dict[str, Any] = {"max_tokens": most, "sampling": self.sampling, "verify": self.acceptance}
+        began = time.perf_counter()
+        generation = self._decoders[contender].generate(case.tokens, **how)
+        steps = [next(generation)]
+        first = time.perf_counter()
+        steps.extend(generation)
+        ended = time.perf_counter()
         stats = Stats()
         for step in steps:
             stats.add(step)
@@ -209,25 +201,13 @@ class Benchmark:
             kind,
             repeat,
             output=tuple(token for step in steps for token in step.tokens),
-            seconds=seconds,
-            prefill_seconds=prefill_seconds,
+            seconds=ended - first,
+            prefill_seconds=first - began,
             stats=stats,
             batches=Counter(step.batch for step in steps if step.batch),
             stop=steps[-1].stop,
             policy=policy,
         )
-
-    def _generate(
-        self, decoder: SpeculativeDecoder, prompt: Sequence[int], max_tokens: int
-    ) -> tuple[list[Step], float, float]:
-        """(steps, seconds of the prefill, seconds of the rest)."""
-        steps: list[Step] = []
-        began = time.perf_counter()
-        generation = decoder.generate(prompt, max_tokens=max_tokens, sampling=self.sampling, verify=self.acceptance)
-        steps.append(next(generation))
-        first = time.perf_counter()
-        steps.extend(generation)
-        return steps, first - began, time.perf_counter() - first
 
     def _compare(self, case: Case, plain: Run, drafted: Run) -> None:
         """Note where two outputs of a case differ, unless an earlier repeat's did."""
@@ -237,10 +217,9 @@ class Benchmark:
             return
         position = common_prefix(a, b)
         x, y = (output[position] if position < len(output) else None for output in (a, b))
-        margin = None
-        bare = self._sampling.greedy and not self._sampling.moves_logits
+        margin, target = None, self.drafted.target
+        bare = self.sampling.greedy and not self.sampling.moves_logits
         if bare and x is not None and y is not None:
-            target = self.drafted.target
             target.clear()
             logits = target.prefill([*case.tokens, *a[:position]], aligned=self.drafted.exactness.aligned)
             margin = abs(float(logits[x]) - float(logits[y]))

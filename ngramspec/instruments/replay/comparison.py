@@ -24,16 +24,10 @@ from ngramspec.steps import Step
 Figures = dict[str, Any]
 
 AVERAGED = (
-    "tokens",
-    "passes",
-    "tokens_per_pass",
-    "drafted_per_pass",
-    "acceptance",
-    "no_draft_share",
-    "cpu_us_per_pass",
-    "start_us_per_prompt_token",
-    "calibration_error",
+    *("tokens", "passes", "tokens_per_pass", "drafted_per_pass", "acceptance", "no_draft_share", "cpu_us_per_pass"),
+    *("start_us_per_prompt_token", "calibration_error"),
 )
+"""The figures of which there is a mean of the categories."""
 
 
 def figures(tally: ReplayCounts, curves: Mapping[str, GivenCurve]) -> Figures:
@@ -45,6 +39,7 @@ def figures(tally: ReplayCounts, curves: Mapping[str, GivenCurve]) -> Figures:
     """
     stats = tally.stats
     passes, prompt = max(1, stats.passes), max(1, tally.prompt_tokens)
+    by_position = zip(stats.accepted_at, stats.drafted_at, strict=True)
     return {
         "transcripts": tally.transcripts,
         "prompt_tokens": tally.prompt_tokens,
@@ -56,9 +51,7 @@ def figures(tally: ReplayCounts, curves: Mapping[str, GivenCurve]) -> Figures:
         "no_draft_share": stats.passes_without_draft / passes,
         "max_draft": len(stats.drafted_at),
         "batches": {str(size): count for size, count in sorted(tally.batches.items())},
-        "accept_by_position": [
-            round(accepted / drafted, 4) for accepted, drafted in zip(stats.accepted_at, stats.drafted_at, strict=True)
-        ],
+        "accept_by_position": [round(accepted / drafted, 4) for accepted, drafted in by_position],
         "drafts_reaching_position": list(stats.drafted_at),
         "cpu_us_per_pass": 1e6 * tally.work_seconds / passes,
         "start_us_per_prompt_token": 1e6 * tally.begin_seconds / prompt,
@@ -125,10 +118,7 @@ def least_cost(lengths: NDArray[np.int32], curves: Sequence[CostCurve]) -> NDArr
     cost = np.zeros((len(curves), total + 1))
     for i in range(total - 1, 0, -1):
         most = min(int(lengths[i]), total - 1 - i)
-        if most == 0:
-            cost[:, i] = passes[:, 0] + cost[:, i + 1]
-        else:
-            cost[:, i] = (passes[:, : most + 1] + cost[:, i + 1 : i + most + 2]).min(axis=1)
+        cost[:, i] = (passes[:, : most + 1] + cost[:, i + 1 : i + most + 2]).min(axis=1)
     least: NDArray[np.float64] = cost[:, min(1, total)]
     return least
 
@@ -156,12 +146,9 @@ class CurveComparison:
         oracle: bool = True,
         piece: Piece | None = None,
     ) -> None:
-        self._piece = piece
-        self._texts: dict[str, tuple[str, list[Span]]] = {}
-        self._recordings = recordings
-        self._drafter = drafter
-        self._replays = replays
+        self._recordings, self._drafter, self._replays, self._piece = recordings, drafter, replays, piece
         self._curves = {name: replay.curve for name, replay in replays.items()}
+        self._texts: dict[str, tuple[str, list[Span]]] = {}
         self._lengths: list[NDArray[np.int32]] | None = [] if oracle else None
         self._counts: dict[str, dict[str, ReplayCounts]] = {name: {} for name in replays}
         self.done = 0
@@ -181,7 +168,7 @@ class CurveComparison:
             yield recording
 
     def _watch(self, recording: Recording) -> Callable[[Step], None] | None:
-        """What to tell the steps of a recording, where its text is kept."""
+        """What takes the steps of a recording whose text is kept."""
         piece = self._piece
         if piece is None or recording.category in self._texts:
             return None
@@ -200,11 +187,6 @@ class CurveComparison:
         """The texts that were kept so far."""
         return [Passage(f"{category}: {name}", joined(spans)) for category, (name, spans) in self._texts.items()]
 
-    @property
-    def complete(self) -> bool:
-        """Whether `run` came to its end."""
-        return self.done == len(self._recordings)
-
     def document(self) -> Figures:
         """Everything counted, as JSON, under the keys of the harness for other drafters.
 
@@ -212,29 +194,28 @@ class CurveComparison:
         """
         replayed = self._recordings[: self.done]
         return {
-            "complete": self.complete,
+            "complete": self.done == len(self._recordings),
             "transcripts": self.done,
             "decode_tokens": sum(len(r.response) - 1 for r in replayed),
             "prompt_tokens": sum(len(r.prompt) for r in replayed),
             "categories": dict(Counter(r.category for r in replayed)),
             "curves": {name: curve.stated() for name, curve in self._curves.items()},
             "results": {f"{self._drafter}@{name}": by_category(t, self._curves) for name, t in self._counts.items()},
-            "oracle": None if self._lengths is None else self._oracle(),
+            "oracle": None if self._lengths is None else self._oracle(self._lengths),
         }
 
-    def _oracle(self) -> dict[str, dict[str, Figures]]:
+    def _oracle(self, lengths: Sequence[NDArray[np.int32]]) -> dict[str, dict[str, Figures]]:
         """The copy-oracle's speedups by category, and curve."""
         curves, tokens = list(self._curves.values()), Counter[str]()
         costs: dict[str, NDArray[np.float64]] = {}
-        for recording, lengths in zip(self._recordings, self._lengths or (), strict=False):
-            tokens[recording.category] += len(lengths) - 1
-            costs[recording.category] = costs.get(recording.category, 0.0) + least_cost(lengths, curves)
+        for recording, of_one in zip(self._recordings, lengths, strict=False):
+            tokens[recording.category] += len(of_one) - 1
+            costs[recording.category] = costs.get(recording.category, 0.0) + least_cost(of_one, curves)
         if not costs:
             return {}
         rows = {category: tokens[category] / cost for category, cost in costs.items()}
-        macro = np.mean(list(rows.values()), axis=0)
-        rows[OVERALL] = tokens.total() / np.sum(list(costs.values()), axis=0)
-        rows[MACRO] = macro
+        total = tokens.total() / np.sum(list(costs.values()), axis=0)
+        rows |= {OVERALL: total, MACRO: np.mean(list(rows.values()), axis=0)}
         return {
             category: {name: {"oracle_copy1": round(x, 4)} for name, x in zip(self._curves, row.tolist(), strict=True)}
             for category, row in rows.items()

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -77,10 +78,8 @@ class RecordedTarget(ModelBase):
 
     def evaluate(self, tokens: Sequence[int]) -> Logits:
         size = len(tokens)
-        self.seconds += self._curve.ratio(size)
-        if size != self._last:
-            self.seconds += self._curve.switch
-            self._last = size
+        self.seconds += self._curve.ratio(size) + self._curve.switch * (size != self._last)
+        self._last = size
         self.tokens += tokens
         return self._rows[:size]
 
@@ -114,8 +113,7 @@ class RecordedVerifier:
     blind = False
 
     def __init__(self, recording: Recording) -> None:
-        self._start = len(recording.prompt)
-        self._response = tuple(recording.response)
+        self._start, self._response = len(recording.prompt), tuple(recording.response)
 
     def choose(self, position: int) -> Chooser | None:
         return None
@@ -147,14 +145,10 @@ class ReplayCounts:
 
     def merge(self, other: ReplayCounts) -> None:
         """Add another's counts to these."""
-        self.transcripts += other.transcripts
-        self.prompt_tokens += other.prompt_tokens
         self.stats.merge(other.stats)
-        self.batches += other.batches
-        self.changes += other.changes
-        self.begin_seconds += other.begin_seconds
-        self.work_seconds += other.work_seconds
         self.reliability.merge(other.reliability)
+        for name in ("transcripts", "prompt_tokens", "batches", "changes", "begin_seconds", "work_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def speedup(self, curve: GivenCurve) -> float:
         """Cost of emitting the same tokens in one-token passes / cost of these passes, both by `curve`."""
@@ -180,15 +174,10 @@ class Metered(Speculation):
 
 
 def check_replayable(drafter: Drafter | None, policy: Policy) -> None:
-    """Refuse what needs logits: a record has none.
-
-    Raises:
-        ValueError: the drafter or the policy reads logits.
-    """
-    if drafter is not None and drafter.wants_logits:
-        raise ValueError(f"the drafter {drafter.name!r} needs a model's logits, and a recorded conversation has none")
-    if policy.wants_logits:
-        raise ValueError(f"the policy {policy.name!r} needs a model's logits, and a recorded conversation has none")
+    """Raise ValueError if the drafter or the policy reads logits: a record has none."""
+    for kind, part in (("drafter", drafter), ("policy", policy)):
+        if part is not None and part.wants_logits:
+            raise ValueError(f"the {kind} {part.name!r} needs a model's logits, and a recorded conversation has none")
 
 
 class Replay:
@@ -199,31 +188,19 @@ class Replay:
     """
 
     def __init__(
-        self,
-        drafter: Drafter | None,
-        policy: str | Policy = "cost",
-        draft_max: int | None = None,
-        *,
-        curve: GivenCurve,
+        self, drafter: Drafter | None, policy: str | Policy = "cost", draft_max: int | None = None, *, curve: GivenCurve
     ) -> None:
         self.curve, recorded = curve, RecordedTarget(curve)
-        self.decoder = SpeculativeDecoder(
-            recorded,
-            drafter=drafter,
-            policy=policy,
-            draft_max=draft_max,
-            exact="off",
-            curve=curve,
-            clock=recorded.clock,
-        )
+        options: dict[str, Any] = {"exact": "off", "curve": curve, "clock": recorded.clock}
+        self.decoder = SpeculativeDecoder(recorded, drafter=drafter, policy=policy, draft_max=draft_max, **options)
         check_replayable(drafter, self.decoder.policy)
         self.decoder.speculation = self._meter = Metered(self.decoder.policy, recorded.clock)
         self._last = 1
 
     def run(self, recording: Recording, watch: Callable[[Step], None] | None = None) -> ReplayCounts:
         """Replay one recording, and count; `watch` is told of every step before the next pass."""
-        tally, meter = ReplayCounts(1, len(recording.prompt)), self._meter
-        meter.work_seconds = 0.0
+        tally = ReplayCounts(1, len(recording.prompt))
+        self._meter.work_seconds = 0.0
         emitted, end = 0, len(recording.response)
         steps = self.decoder.generate(recording.prompt, max_tokens=ENDLESS, verify=RecordedVerifier(recording))
         began = time.thread_time()
@@ -243,6 +220,5 @@ class Replay:
             emitted += len(step.tokens)
             if emitted == end:
                 steps.close()
-        assert emitted == end, "the loop stopped before the record did"
-        tally.work_seconds = meter.work_seconds
+        tally.work_seconds = self._meter.work_seconds
         return tally

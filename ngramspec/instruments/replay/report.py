@@ -7,20 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from ngramspec.cost.given import CURVES, SWITCH
 from ngramspec.instruments.replay.comparison import Figures
 from ngramspec.instruments.replay.transcripts import MAX_RESPONSE, MAX_TOTAL
-from ngramspec.instruments.reports.report import (
-    MACRO,
-    OVERALL,
-    Bar,
-    Bars,
-    Passage,
-    Report,
-    Section,
-    Table,
-    acceptance,
-    calibration,
-    costs,
-    figure,
-)
+from ngramspec.instruments.reports import report as reports
+from ngramspec.instruments.reports.report import MACRO, OVERALL, Bars, Passage, Report, Section, Table, figure
 from ngramspec.version import __version__
 
 MEASURED = "measured"
@@ -57,21 +45,13 @@ def replay_report(
     ]
     if not document["complete"]:
         notes.append(f"INCOMPLETE: stopped after {document['transcripts']} of {total} conversations")
-    table = _gains(rows, document["oracle"])
-    return Report(
-        title="What drafting would have gained on recorded conversations",
-        table=Table(["curve", *table.headings], table.rows, text=2),
-        bars=_bars(rows),
-        origin=origin,
-        command=command,
-        sections=sections,
-        notes=notes,
-    )
+    title = "What drafting would have gained on recorded conversations"
+    return Report(title, _table(rows, document["oracle"]), _bars(rows), origin, command, sections, notes)
 
 
-def _gains(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Figures] | None) -> Table:
-    """A row per curve and kind of text, with the curve first, for which there is no heading yet."""
-    headings = ["kind of text", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
+def _table(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Figures] | None) -> Table:
+    """A row per curve and kind of text."""
+    headings = ["curve", "kind of text", "tokens", "per\npass", "accepted", "no\ndraft", "gain"]
     headings += ["copy-oracle"] if oracle else []
     cells = []
     for name, rows in results.items():
@@ -82,29 +62,28 @@ def _gains(results: Mapping[str, Mapping[str, Figures]], oracle: Mapping[str, Fi
             line += [figure(row["acceptance"], ".0%"), f"{row['no_draft_share']:.0%}"]
             line.append(f"{row['speedup'][name]:.3f}x")
             if oracle:
-                limit = oracle.get(category, {}).get(name)
-                line.append("-" if limit is None else f"{limit['oracle_copy1']:.3f}x")
+                limit = oracle.get(category, {}).get(name, {})
+                line.append(figure(limit.get("oracle_copy1"), ".3f", "x"))
             line += [f"{row['cpu_us_per_pass']:.1f}", f"{row['start_us_per_prompt_token']:.2f}"]
             cells.append(line)
-    return Table([*headings, "us per\npass", "us per\nprompt\ntoken"], cells)
+    return Table([*headings, "us per\npass", "us per\nprompt\ntoken"], cells, text=2)
 
 
 def _bars(results: Mapping[str, Mapping[str, Figures]]) -> Bars:
     """The gain by kind of text; of several curves, the mean of the kinds on each, from the least to the greatest."""
-    if len(results) == 1:
-        ((name, rows),) = results.items()
-        gains = {category: row["speedup"][name] for category, row in rows.items()}
-        bars = [Bar(category, gain, None, None, f"{gain:.3f}x") for category, gain in gains.items()]
-        return Bars(f"Tokens per second, drafted / plain, on the curve {name}", bars, even=(1.0, "plain decoding"))
-    bars = []
-    for name, rows in results.items():
-        if not rows:
-            continue
-        gains = {category: row["speedup"][name] for category, row in rows.items()}
-        kinds = [gain for category, gain in gains.items() if category not in (OVERALL, MACRO)]
-        bars.append(Bar(name, gains[MACRO], min(kinds), max(kinds), f"{gains[MACRO]:.3f}x"))
+    by_curve = {
+        name: {category: row["speedup"][name] for category, row in rows.items()} for name, rows in results.items()
+    }
+    if len(by_curve) == 1:
+        ((name, found),) = by_curve.items()
+        about = f"Tokens per second, drafted / plain, on the curve {name}"
+        return reports.gains(about, {category: (gain, None, None) for category, gain in found.items()}, ".3f")
+    spread = {}
+    for name, found in by_curve.items():
+        if kinds := [gain for category, gain in found.items() if category not in (OVERALL, MACRO)]:
+            spread[name] = found[MACRO], min(kinds), max(kinds)
     about = "Tokens per second, drafted / plain, by cost curve: mean over kinds of text, least and most"
-    return Bars(about, bars, even=(1.0, "plain decoding"))
+    return reports.gains(about, spread, ".3f")
 
 
 def _sections(name: str, rows: Mapping[str, Figures], document: Figures) -> Iterator[Section]:
@@ -115,16 +94,16 @@ def _sections(name: str, rows: Mapping[str, Figures], document: Figures) -> Iter
     about = f"{source}. A gain of 1.20x is 1.2 times as many tokens per second."
     if document["oracle"]:
         about += " The copy-oracle is the most that copying one span of the context per pass could gain."
-    one = {name: rows}
-    table = _gains(one, document["oracle"])
-    gains = Table(table.headings, [row[1:] for row in table.rows], totals=2)
-    yield Section(f"What is gained on the curve {name}", about, [_bars(one), gains])
-    yield costs({name: {int(size): value for size, value in seconds.items() if size != SWITCH}}, seconds.get(SWITCH))
+    table = _table({name: rows}, document["oracle"])
+    without_curve = Table(table.headings[1:], [row[1:] for row in table.rows], totals=2)
+    yield Section(f"What is gained on the curve {name}", about, [_bars({name: rows}), without_curve])
+    points = {name: {int(size): value for size, value in seconds.items() if size != SWITCH}}
+    yield reports.costs(points, seconds.get(SWITCH))
     if not rows:
         return
     if rows[OVERALL]["max_draft"]:
         rates = {category: row["accept_by_position"] for category, row in rows.items() if category != MACRO}
-        yield acceptance(rates, "Of the drafts that reach that position.", totals=1)
+        yield reports.acceptance(rates, "Of the drafts that reach that position.", totals=1)
     if (error := rows[OVERALL]["calibration_error"]) is not None:
         about = f"Of all positions of all proposals, sent or not; expected calibration error {error:.4f}."
-        yield calibration(rows[OVERALL]["reliability"], about)
+        yield reports.calibration(rows[OVERALL]["reliability"], about)

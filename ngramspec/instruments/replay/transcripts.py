@@ -26,6 +26,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import PurePath
 from typing import Any
 
@@ -76,41 +77,34 @@ class Transcripts:
         """
         category = PurePath(name).stem
         for place, entry in _entries(raw):
-            if isinstance(entry, _Broken):
-                problem = str(entry)
+            try:
+                transcript = _transcript(entry, category, place)
+            except ValueError as error:
+                problem = f"{name}, {place}: {error}"
+                if strict:
+                    raise NGramSpecError(problem) from None
+                self.broken.append(problem)
+                continue
+            if transcript.response:
+                self.usable.append(transcript)
             else:
-                try:
-                    transcript = _transcript(entry, category, place)
-                except _Broken as error:
-                    problem = str(error)
-                else:
-                    if transcript.response:
-                        self.usable.append(transcript)
-                    else:
-                        self.empty += 1
-                    continue
-            if strict:
-                raise NGramSpecError(f"{name}, {place}: {problem}")
-            self.broken.append(f"{name}, {place}: {problem}")
-
-
-class _Broken(ValueError):  # noqa: N818
-    """Why something is no transcript."""
+                self.empty += 1
 
 
 # --------------------------------------------------------------------------- files
 
 
 def _entries(raw: bytes) -> Iterator[tuple[str, Any]]:
-    """(place, object) of each entry; a _Broken instead of the object where there is none."""
+    """(place, object) of each entry; what is wrong, a ValueError, in place of an object that cannot be read."""
     raw = raw.removeprefix(b"\xef\xbb\xbf")
-    start = raw.lstrip()
-    if start.startswith(b"["):
-        yield from _array(raw)
+    start = raw.strip()
+    whole = _parse(raw) if start.startswith(b"[") or b"\n" in start else None
+    if isinstance(whole, list):
+        yield from ((f"entry {number}", entry) for number, entry in enumerate(whole, 1))
+    elif isinstance(whole, dict) or start.startswith(b"["):
+        yield "the whole file", whole
     elif re.match(rb"=== (prompt|response)\s*?(\n|$)", start):
         yield from _pairs(raw)
-    elif b"\n" in start.rstrip() and isinstance(whole := _parse(raw), dict):
-        yield "the whole file", whole
     else:
         # Not splitlines(): JSON strings may hold U+2028 and others that it splits at.
         for number, line in enumerate(raw.split(b"\n"), 1):
@@ -122,17 +116,9 @@ def _parse(raw: bytes) -> Any:
     try:
         return json.loads(utf8(raw))
     except NotUtf8 as error:
-        return _Broken(str(error))
+        return error
     except (ValueError, RecursionError) as error:
-        return _Broken(f"not valid JSON: {error}")
-
-
-def _array(raw: bytes) -> Iterator[tuple[str, Any]]:
-    data = _parse(raw)
-    if isinstance(data, list):
-        yield from ((f"entry {number}", entry) for number, entry in enumerate(data, 1))
-    else:
-        yield "the whole file", data
+        return ValueError(f"not valid JSON: {error}")
 
 
 def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
@@ -142,13 +128,13 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
 
     def finished() -> tuple[str, Any]:
         if len(pair) < 2:
-            return f"line {began}", _Broken(f"a prompt and a response belong together, but here is only a {part}")
+            return f"line {began}", ValueError(f"a prompt and a response belong together, but here is only a {part}")
         return f"line {began}", {key: "\n".join(lines) for key, lines in pair.items()}
 
     try:
         text = utf8(raw).replace("\r\n", "\n")
     except NotUtf8 as error:
-        yield "the whole file", _Broken(str(error))
+        yield "the whole file", error
         return
     for number, line in enumerate(text.removesuffix("\n").split("\n"), 1):
         separator = line.rstrip()
@@ -168,29 +154,29 @@ def _pairs(raw: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _transcript(entry: Any, category: str, place: str) -> Transcript:
+    if isinstance(entry, ValueError):
+        raise entry
     if not isinstance(entry, dict):
-        raise _Broken("not a JSON object")
-    request = _body(entry["request"]) if "request" in entry else _body(entry)
-    answer = entry.get("response")
+        raise ValueError("not a JSON object")
+    request, answer = _body(entry.get("request", entry)), entry.get("response")
+    response = None
     if isinstance(answer, dict) or "choices" in entry:
         response = _choice(_body(answer) if isinstance(answer, dict) else entry)
     elif "response" in entry:
         response = _text(answer)
-    else:
-        response = None
     prompt: tuple[dict[str, str], ...] | str
     if "messages" in request:
         prompt = _messages(request["messages"])
         if response is None:
             if not prompt or prompt[-1]["role"] != "assistant":
-                raise _Broken("there is no response, and the last message is none of the assistant's")
+                raise ValueError("there is no response, and the last message is none of the assistant's")
             response, prompt = prompt[-1]["content"], prompt[:-1]
     elif isinstance(request.get("prompt"), str):
         prompt = _clean(request["prompt"])
     else:
-        raise _Broken("there are neither messages nor a prompt that is text")
+        raise ValueError("there are neither messages nor a prompt that is text")
     if response is None:
-        raise _Broken("there is no response")
+        raise ValueError("there is no response")
     category = str(entry.get("category") or category)
     category += "_" if category in TOTALS else ""
     return Transcript(category, str(entry.get("id", place)), prompt, response)
@@ -199,7 +185,7 @@ def _transcript(entry: Any, category: str, place: str) -> Transcript:
 def _body(part: Any) -> Mapping[str, Any]:
     """A request or response of OpenAI's, taken out of the envelope of a batch file."""
     if not isinstance(part, dict):
-        raise _Broken("the request is not a JSON object")
+        raise ValueError("the request is not a JSON object")
     body = part.get("body")
     return body if isinstance(body, dict) else part
 
@@ -207,22 +193,22 @@ def _body(part: Any) -> Mapping[str, Any]:
 def _choice(answer: Mapping[str, Any]) -> str:
     choices = answer.get("choices")
     if not isinstance(choices, list) or not choices or not isinstance(choices[0], dict):
-        raise _Broken("the response has no choices")
+        raise ValueError("the response has no choices")
     message = choices[0].get("message")
     if isinstance(message, dict):
         return _text(message.get("content"))
     if "text" in choices[0]:
         return _text(choices[0]["text"])
-    raise _Broken("the response's first choice has neither a message nor a text")
+    raise ValueError("the response's first choice has neither a message nor a text")
 
 
 def _messages(value: Any) -> tuple[dict[str, str], ...]:
     if not isinstance(value, list):
-        raise _Broken("messages is not a list")
+        raise ValueError("messages is not a list")
     messages = []
     for number, message in enumerate(value, 1):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise _Broken(f"message {number} has no role")
+            raise ValueError(f"message {number} has no role")
         messages.append({"role": _clean(message["role"]), "content": _text(message.get("content"))})
     return tuple(messages)
 
@@ -234,7 +220,7 @@ def _text(content: Any) -> str:
     if isinstance(content, list):
         return "".join(_text(part.get("text", "") if isinstance(part, dict) else part) for part in content)
     if not isinstance(content, str):
-        raise _Broken(f"{str(content)[:40]!r} is not text")
+        raise ValueError(f"{str(content)[:40]!r} is not text")
     return _clean(content)
 
 
@@ -251,14 +237,11 @@ def sample(transcripts: Iterable[Transcript], limit: int | None) -> list[Transcr
     groups: dict[str, list[Transcript]] = {}
     for transcript in transcripts:
         groups.setdefault(transcript.category, []).append(transcript)
-    chosen: list[Transcript] = []
-    for group in groups.values():
+    for category, group in groups.items():
         if limit is not None and len(group) > limit:
             keep = np.random.default_rng(SEED).choice(len(group), size=limit, replace=False)
-            chosen += [group[i] for i in sorted(keep.tolist())]
-        else:
-            chosen += group
-    return chosen
+            groups[category] = [group[i] for i in sorted(keep.tolist())]
+    return list(chain.from_iterable(groups.values()))
 
 
 class TranscriptReader:

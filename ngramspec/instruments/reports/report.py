@@ -55,10 +55,6 @@ class Bars:
     even: tuple[float, str] | None = None
 
 
-Points = Sequence[tuple[float, float]]
-"""(across, up), joined in order."""
-
-
 @dataclass(frozen=True, slots=True)
 class Lines:
     """A chart of lines."""
@@ -67,7 +63,7 @@ class Lines:
     # across, up: what the axes count.
     across: str
     up: str
-    series: Mapping[str, Points]  # the lines by name
+    series: Mapping[str, Sequence[tuple[float, float]]]  # the lines by name: points (across, up), joined in order
     guide: str | None = None  # the name of the one that is no measurement, but what others are compared with
 
 
@@ -147,12 +143,18 @@ def figure(value: float | None, form: str, unit: str = "") -> str:
     return "-" if value is None else f"{value:{form}}{unit}"
 
 
+def gains(about: str, known: Mapping[str, tuple[float, float | None, float | None]], form: str) -> Bars:
+    """Speeds over that of plain decoding, by name: the figure, its least and its greatest value."""
+    bars = [Bar(name, value, low, high, f"{value:{form}}x") for name, (value, low, high) in known.items()]
+    return Bars(about, bars, even=(1.0, "plain decoding"))
+
+
 def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, totals: int) -> Section:
     """Acceptance by position in the draft, by name; the chart shows the last `totals`, which sum up the others."""
     longest = max(map(len, rates.values()), default=0)
-    shown = [place for place in POSITIONS if place <= longest]
+    places = [place for place in POSITIONS if place <= longest]
     rows = [
-        [name, *(figure(found[place - 1] if place <= len(found) else None, ".2f") for place in shown)]
+        [name, *(figure(found[place - 1] if place <= len(found) else None, ".2f") for place in places)]
         for name, found in rates.items()
     ]
     series = {
@@ -160,7 +162,7 @@ def acceptance(rates: Mapping[str, Sequence[float | None]], about: str, *, total
         for name, found in list(rates.items())[len(rates) - totals :]
     }
     chart = Lines("Accepted, by position in the draft", "position in the draft", "accepted", series)
-    return Section("Acceptance by position", about, [chart, Table(["", *map(str, shown)], rows, totals=totals)])
+    return Section("Acceptance by position", about, [chart, Table(["", *map(str, places)], rows, totals=totals)])
 
 
 def costs(curves: Mapping[str, Mapping[int, float]], switch: float | None = None) -> Section:
@@ -184,14 +186,12 @@ def calibration(cells: Sequence[Mapping[str, Any]], about: str) -> Section:
     """How right the odds were that drafts were given; `cells`: of `Reliability.to_json`."""
     known = [cell for cell in cells if cell["count"]]
     right = "if the odds were always right"
-    series = {
-        "as it came": [(cell["predicted"], cell["observed"]) for cell in known],
-        right: [(0.0, 0.0), (1.0, 1.0)],
-    }
+    points = [(cell["predicted"], cell["observed"]) for cell in known]
     rows = [
         [f"{c['from']:.1f}-{c['to']:.1f}", str(c["count"]), f"{c['predicted']:.3f}", f"{c['observed']:.3f}"]
         for c in known
     ]
+    series = {"as it came": points, right: [(0.0, 0.0), (1.0, 1.0)]}
     chart = Lines("Odds of acceptance", "predicted", "observed", series, guide=right)
     return Section("Calibration of the odds", about, [chart, Table(["odds", "positions", "mean", "observed"], rows)])
 

@@ -364,21 +364,6 @@ def test_a_difference_names_its_policy() -> None:
     assert summarise(benchmark.runs_of("heuristic"), None)[-1].identical == 0
 
 
-def test_decoders_that_cannot_be_told_apart_or_differ_in_more_are_refused() -> None:
-    target = MockTarget()
-    one = SpeculativeDecoder(target, policy="fixed")
-    known = one.calibration
-    same, fit = (SpeculativeDecoder(target, policy=policy, calibration=known) for policy in ("fixed", "cost"))
-    elsewhere = SpeculativeDecoder(MockTarget(), policy="cost", calibration=known)
-    Benchmark(one, cases(), 8, others=[fit], unlearnt=unlearnt)
-    for other in (same, elsewhere, SpeculativeDecoder(target, policy="cost")):
-        with pytest.raises(ValueError, match="one target, and a policy each"):
-            Benchmark(one, cases(), 8, others=[other], unlearnt=unlearnt)
-    for nothing in (([], 8, 1), (cases(), 1, 1), (cases(), 8, 0)):
-        with pytest.raises(ValueError, match="needs a case"):
-            Benchmark(one, *nothing, unlearnt=unlearnt)
-
-
 def test_outputs_are_compared_where_they_are_meant_to_be_equal() -> None:
     decoder = SpeculativeDecoder(MockTarget())
     for acceptance, temperature, caveat in (
