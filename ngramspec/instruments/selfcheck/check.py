@@ -10,11 +10,13 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from ngramspec.backend import Runner
+import numpy as np
+
+from ngramspec.backend import Logits, Model, Runner
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import LONG, POSITIONS, SHORT, SIZES, ProbeReport, probe
@@ -23,7 +25,6 @@ from ngramspec.drafting import DEFAULT
 from ngramspec.drafting.draft import Drafter
 from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
-from ngramspec.instruments.selfcheck.rollback import ROOM, RollbackTest, rollback_tests
 from ngramspec.instruments.selfcheck.texts import LogitsKeeper, Setting, TextComparison, TextPair, read, settings
 
 Name = Literal["rollback", "greedy", "same seed"]
@@ -33,7 +34,6 @@ LEAST_PROMPT = 8
 
 _ROLLBACK_SHARE = 0.15  # the most of the time that the rollback tests may take
 _PROBE_SHARE = 0.25  # where two depths take more of the time, the probe looks at one
-_GREEDY_SHARE = 0.7  # of a prompt's time; if the greedy texts take more, the sampled ones wait for another prompt
 _READING_SHARE = 0.4  # the most of a prompt's time that reading it may take
 _PACE = 32  # tokens read to see how fast that goes
 
@@ -75,12 +75,8 @@ class SelfCheck:
             raise ValueError("a self-check needs a case, 2 tokens per text, and some time")
         if target.n_ctx - max_tokens < LEAST_PROMPT:
             raise ValueError(f"{max_tokens} tokens leave no room for a prompt in a context of {target.n_ctx}")
-        self.target = target
-        self.cases = cases
-        self.exact = exact
-        self.max_tokens = max_tokens
-        self.seconds = seconds
-        self.seed = seed
+        self.target, self.cases, self.exact = target, cases, exact
+        self.max_tokens, self.seconds, self.seed = max_tokens, seconds, seed
         self.drafter = drafter if isinstance(drafter, str) else drafter.name
         self.rollbacks: list[RollbackTest] = []
         self.pairs: list[TextPair] = []
@@ -91,23 +87,17 @@ class SelfCheck:
         self.complete = False
         self._clock = clock
         self._calibration = Calibration.load(target, calibration_folder)
-        # Only the batch sizes of exact mode depend on what passes cost.
-        curve = None if exact else CostCurve({1: 1.0})
-        recorder = LogitsKeeper(target)
+        keeper = LogitsKeeper(target)
+        options: dict[str, Any] = {"policy": "fixed", "exact": "off", "curve": CostCurve({1: 1.0})}
+        if exact:  # only its batch sizes depend on what passes cost
+            options |= {"exact": "on", "curve": None, "calibration": self._calibration}
         self.plain, self.drafted = (
             SpeculativeDecoder(
-                recorder,
-                vocabulary=target,
-                drafter=name,
-                policy="fixed",
-                exact="on" if exact else "off",
-                calibration_folder=calibration_folder,
-                curve=curve,
-                calibration=self._calibration if exact else None,
+                keeper, vocabulary=target, drafter=name, calibration_folder=calibration_folder, **options
             )
             for name in (None, drafter)
         )
-        self._texts = TextComparison(recorder, self.plain, self.drafted, max_tokens, self.bound, clock)
+        self._texts = TextComparison(keeper, self.plain, self.drafted, max_tokens, self.bound, clock)
         self._next_sampled = 0
         self._read = self._pass = 0.0  # seconds per token of a prompt, and of a pass
         self._began = 0.0
@@ -157,10 +147,6 @@ class SelfCheck:
     def _texts_broken(self) -> bool:
         return not self.broken.keys().isdisjoint(("greedy", "same seed"))
 
-    def _left(self, share: float = 1.0) -> float:
-        """Seconds until this share of the time is over."""
-        return self._began + share * self.seconds - self._clock()
-
     @contextmanager
     def _blaming(self, name: Name) -> Iterator[None]:
         """Add the block's time to a check; an exception in the block is recorded as the check's failure."""
@@ -191,22 +177,22 @@ class SelfCheck:
         text = [token for case in self.cases for token in case.tokens]
         for test in rollback_tests(self.target, (text * -(-ROOM // len(text)))[:ROOM]):
             self.rollbacks.append(test)
-            if test.left_over or self._left(_ROLLBACK_SHARE) < 0:
+            if test.left_over or self._clock() - self._began > _ROLLBACK_SHARE * self.seconds:
                 break
         self.target.clear()
 
     def _check_texts(self) -> Iterator[str]:
-        """Prompts in rounds, one of each category in each, until the time is over."""
+        """Prompts in rounds, one of each category in each, which share the time that is left equally."""
         done, spent = 0, 0.0
         for cases in self._rounds():
             for number, case in enumerate(cases):
-                left = self._left()
+                began = self._clock()
+                left = self._began + self.seconds - began
                 # The first round leaves no category out while there is time; later ones begin what they can finish.
                 usual = 0.0 if done < len(cases) else spent / done
                 if done and left <= usual:
                     return
                 yield f"{case.category}/{case.id}"
-                began = self._clock()
                 self._check_prompt(case, max(usual, left / (len(cases) - number)))
                 if self._texts_broken:
                     return
@@ -235,13 +221,10 @@ class SelfCheck:
             self.pairs.append(self._texts.compare(case, self.settings[0], left / 2))
         sampled = self.settings[1:]
         for _ in range(-(-len(sampled) // len(self.cases))):  # one, unless there are fewer prompts than settings
-            late = self._clock() - began > _GREEDY_SHARE * seconds
-            if self._texts_broken or (late and len(self.pairs) > 1):
-                return
             setting = sampled[self._next_sampled % len(sampled)]
-            self._next_sampled += 1
-            if setting[1].grammar is None or not self.ungrammatical:
+            if not self._texts_broken and (setting[1].grammar is None or not self.ungrammatical):
                 self._check_sampled(case, setting, began + seconds - self._clock())
+            self._next_sampled += 1
 
     def _check_sampled(self, case: Case, setting: Setting, seconds: float) -> None:
         with self._blaming("same seed"):
@@ -249,3 +232,69 @@ class SelfCheck:
                 self.pairs.append(self._texts.compare(case, setting, seconds))
             except GrammarError as error:
                 self.ungrammatical = str(error)
+
+
+# --------------------------------------------------------------------------- rollback
+
+BATCHES = (5, 2, 1, 16)
+"""Sizes of what is evaluated, taken back, and evaluated again. That of a full draft comes first, as time may run out
+before the end of the list."""
+
+DEPTHS = (24, 300)
+"""Tokens of context before the batch."""
+
+ROOM = max(DEPTHS) + 2 * max(BATCHES)
+"""Tokens of text that all tests take."""
+
+
+@dataclass(frozen=True, slots=True)
+class RollbackTest:
+    """A batch evaluated, rolled back, and evaluated again."""
+
+    depth: int  # tokens in the cache before the batch
+    size: int  # tokens in the batch
+    # 0 if the whole batch was taken back and evaluated again. Otherwise this many of its tokens were kept, and what
+    # followed was evaluated twice: after two batches of this size that differ in the tokens taken back.
+    kept: int
+    left_over: int  # tokens that the cache reports beyond those that it was rolled back to
+    difference: float  # largest difference of a logit between the two evaluations; inf where one is nan
+    identical: bool  # whether they are the same bits
+
+
+def rollback_tests(target: Model, text: Sequence[int]) -> Iterator[RollbackTest]:
+    """Test every size at every depth that the text and the context have room for.
+
+    Like is compared with like: whatever is evaluated twice stands in the same place of a batch of the same size.
+    """
+    other = [(token + 1) % target.n_vocab for token in text]
+    room = min(len(text), target.n_ctx)
+
+    def evaluate(batch: Sequence[int], length: int) -> Logits:
+        rows = target.evaluate(batch).copy()
+        target.rollback(length)
+        return rows
+
+    def test(size: int, kept: int, once: Logits, again: Logits) -> RollbackTest:
+        changed = once.view(np.uint32) != again.view(np.uint32)
+        gaps = np.nan_to_num(np.abs(once[changed] - again[changed]), nan=np.inf)
+        left_over = len(target.tokens) - depth
+        return RollbackTest(depth, size, kept, left_over, float(gaps.max(initial=0.0)), not changed.any())
+
+    for depth in sorted({max(1, min(depth, room - 2 * max(BATCHES))) for depth in DEPTHS}):
+        target.clear()
+        target.prefill(text[:depth])
+        target.checkpoint()
+        for size in BATCHES:
+            end = depth + size
+            if end + size > room or size > target.max_batch:
+                continue
+            batch, refused, after = text[depth:end], other[depth:end], text[end : end + size]
+            once = evaluate(batch, depth)
+            evaluate(refused, depth)
+            yield test(size, 0, once, evaluate(batch, depth))
+            if kept := size // 2:
+                rows = []
+                for taken_back in (batch[kept:], refused[kept:]):
+                    evaluate([*batch[:kept], *taken_back], depth + kept)
+                    rows.append(evaluate(after, depth))
+                yield test(size, kept, *rows)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
-from ngramspec.instruments.selfcheck.check import Name, SelfCheck
+from ngramspec.instruments.selfcheck.check import Name, RollbackTest, SelfCheck
 from ngramspec.instruments.selfcheck.texts import GREEDY, TextPair
 
 Status = Literal["passed", "explained", "failed", "skipped"]
@@ -14,7 +14,7 @@ Status = Literal["passed", "explained", "failed", "skipped"]
 NO_ROLLBACK = "this model's state cannot be taken back (recurrent or hybrid), so drafting is off"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Check:
     """One of the things that must hold."""
 
@@ -32,17 +32,25 @@ def report(found: SelfCheck) -> list[Check]:
     equal = "plain and drafted texts are equal"
     if not found.exact:
         equal += ", or differ where the batch size explains it"
-    same_bits, spent = "logits after a rollback are the same bits as before it", found.spent
-    checks = [
-        _rollback(found, Check("rollback", same_bits, spent["rollback"])),
-        _texts(found, Check("greedy", f"at temperature 0 {equal}", spent["greedy"])),
-        _texts(found, Check("same seed", f"at temperature 0.8 and one seed {equal}", spent["same seed"])),
-    ]
-    broken = found.broken
-    return [
-        replace(check, status="failed", reason=broken[check.name], missing="") if check.name in broken else check
-        for check in checks
-    ]
+    claims: dict[Name, str] = {
+        "rollback": "logits after a rollback are the same bits as before it",
+        "greedy": f"at temperature 0 {equal}",
+        "same seed": f"at temperature 0.8 and one seed {equal}",
+    }
+    checks = [Check(name, claim, found.spent[name]) for name, claim in claims.items()]
+    for check in checks:
+        pairs = [pair for pair in found.pairs if (pair.setting == GREEDY) == (check.name == "greedy")]
+        if check.name == "rollback" and found.rollbacks:
+            _judge_rollback(check, found.rollbacks)
+        elif check.name != "rollback" and pairs:
+            _judge_texts(check, found, pairs)
+        else:
+            check.status, check.reason = "skipped", "not reached" if found.target.can_rollback else NO_ROLLBACK
+        if check.name in found.broken:
+            check.status, check.reason = "failed", found.broken[check.name]
+        if check.status == "failed":
+            check.missing = ""
+    return checks
 
 
 def verdict(checks: Sequence[Check], *, complete: bool) -> str:
@@ -63,49 +71,36 @@ def verdict(checks: Sequence[Check], *, complete: bool) -> str:
     return f"{line}; not checked: {skipped}" if skipped else line
 
 
-def _skipped(found: SelfCheck, check: Check) -> Check:
-    return replace(check, status="skipped", reason="not reached" if found.target.can_rollback else NO_ROLLBACK)
-
-
-def _rollback(found: SelfCheck, check: Check) -> Check:
-    tests = found.rollbacks
-    if not tests:
-        return _skipped(found, check)
-    covered = f"{len(tests)} batches of {_listed({test.size for test in tests})} tokens"
-    covered += f" after {_listed({test.depth for test in tests})}"
-    wrong = [test for test in tests if not test.held]
+def _judge_rollback(check: Check, tests: Sequence[RollbackTest]) -> None:
+    sizes, depths = _listed({test.size for test in tests}), _listed({test.depth for test in tests})
+    check.covered = f"{len(tests)} batches of {sizes} tokens after {depths}"
+    wrong = [test for test in tests if test.left_over or not test.identical]
     if not wrong:
-        return replace(check, covered=covered)
-    first = wrong[0]
+        return
+    check.status, first = "failed", wrong[0]
     if first.left_over:
-        reason = f"{first.left_over} tokens too many in the cache after a batch of {first.size} at {first.depth}"
+        check.reason = f"{first.left_over} tokens too many in the cache after a batch of {first.size} at {first.depth}"
     else:
         largest = max(test.difference for test in wrong)
-        reason = f"{len(wrong)} are not, by up to {largest:.3g}; first a batch of {first.size} at {first.depth}"
-    return replace(check, status="failed", covered=covered, reason=reason)
+        check.reason = f"{len(wrong)} are not, by up to {largest:.3g}; first a batch of {first.size} at {first.depth}"
 
 
-def _texts(found: SelfCheck, check: Check) -> Check:
-    pairs = [pair for pair in found.pairs if (pair.setting == GREEDY) == (check.name == "greedy")]
-    if not pairs:
-        return _skipped(found, check)
+def _judge_texts(check: Check, found: SelfCheck, pairs: Sequence[TextPair]) -> None:
     covered = f"{len(pairs)} texts of {len({pair.category for pair in pairs})} categories"
     covered += f", {sum(p.tokens for p in pairs)} tokens"
     if check.name == "same seed":
         covered += f" ({', '.join(dict.fromkeys(p.setting for p in pairs))})"
     covered += f"; {sum(p.accepted for p in pairs)} of {sum(p.drafted for p in pairs)} drafted tokens accepted"
     whole = {(case.category, case.id): len(case.tokens) for case in found.cases}
-    cut = {(p.category, p.prompt) for p in pairs if p.prompt_tokens < whole[p.category, p.prompt]}
-    if cut:
+    if cut := {(p.category, p.prompt) for p in pairs if p.prompt_tokens < whole[p.category, p.prompt]}:
         covered += f"; {len(cut)} prompts cut to their ends"
-    check = replace(check, covered=covered, missing=_missing(found, check.name, pairs))
+    check.covered, check.missing = covered, _missing(found, check.name, pairs)
     differences = [pair.difference for pair in pairs if pair.difference is not None]
-    if unexplained := sum(not difference.explained for difference in differences):
-        return replace(check, status="failed", reason=f"texts that differ unexplained: {unexplained}", missing="")
-    if differences:
-        alone = f"texts that differ by the batch size alone: {len(differences)}"
-        return replace(check, status="explained", reason=alone)
-    return check
+    unexplained = sum(difference.needed is None for difference in differences)
+    if unexplained:
+        check.status, check.reason = "failed", f"texts that differ unexplained: {unexplained}"
+    elif differences:
+        check.status, check.reason = "explained", f"texts that differ by the batch size alone: {len(differences)}"
 
 
 def _missing(found: SelfCheck, name: Name, pairs: Sequence[TextPair]) -> str:

@@ -22,6 +22,7 @@ from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
 from ngramspec.sampling.settings import Sampling
+from ngramspec.steps import Stats
 from ngramspec.tokens import common_prefix
 
 FEWEST = 4
@@ -76,11 +77,6 @@ class TextDifference:
     # How far any of these logits must move at most for the drafted token to be taken; in greedy decoding half the gap
     # between the two. None if `bound` is not enough, or if a token is not what the sampler takes.
     needed: float | None
-
-    @property
-    def explained(self) -> bool:
-        """Whether the batch size alone can make the difference."""
-        return self.needed is not None
 
 
 def movement(
@@ -153,15 +149,9 @@ class LogitsKeeper:
         return self.rows
 
 
-@dataclass(frozen=True, slots=True)
-class _Text:
-    """A text so far. `row`: the logits of its last token, if that token differs from the expected one."""
-
-    tokens: list[int]
-    drafted: int
-    accepted: int
-    cut: bool
-    row: Logits | None
+_Text = tuple[list[int], Stats, bool, Logits | None]
+"""A text so far: its tokens, the counters of its steps, whether it ended for want of time, and the logits of its last
+token, if that token differs from the expected one."""
 
 
 @dataclass(slots=True)
@@ -184,25 +174,19 @@ class TextComparison:
             GrammarError: the setting's grammar and this vocabulary do not go together.
         """
         began = self.clock()
-        a = self._generate(self.plain, case.tokens, setting, self.max_tokens, began + seconds / 2)
+        plain, _, cut, _ = self._generate(self.plain, case.tokens, setting, self.max_tokens, began + seconds / 2)
         try:
-            b = self._generate(self.drafted, case.tokens, setting, len(a.tokens), began + seconds, a.tokens)
+            text, stats, late, row = self._generate(
+                self.drafted, case.tokens, setting, len(plain), began + seconds, plain
+            )
         except GrammarError as error:
             raise RuntimeError(f"a grammar that plain decoding keeps to stops drafting: {error}") from error
-        common = common_prefix(a.tokens, b.tokens)
+        common, difference = common_prefix(plain, text), None
         # Tokens that the second text had no time to reach are not compared.
-        differs = b.row is not None or (len(b.tokens) < len(a.tokens) and not b.cut)
-        return TextPair(
-            case.category,
-            case.id,
-            setting[0],
-            len(case.tokens),
-            common,
-            b.drafted,
-            b.accepted,
-            a.cut or b.cut,
-            self._explain(case.tokens, setting, a, b) if differs else None,
-        )
+        if row is not None or (len(text) < len(plain) and not late):
+            difference = self._explain(case.tokens, setting, plain, text, row)
+        counts = len(case.tokens), common, stats.drafted, stats.accepted
+        return TextPair(case.category, case.id, setting[0], *counts, cut or late, difference)
 
     def _generate(
         self,
@@ -214,13 +198,11 @@ class TextComparison:
         expected: Sequence[int] | None = None,
     ) -> _Text:
         tokens: list[int] = []
-        drafted = accepted = 0
-        row = stop = None
+        stats, row, stop = Stats(), None, None
         _, sampling, verify = setting
         generation = decoder.generate(prompt, max_tokens=most, sampling=sampling, verify=verify)
         for step in generation:
-            drafted += len(step.drafted)
-            accepted += step.accepted
+            stats.add(step)
             stop = step.stop
             for token, logits in zip(step.tokens, self.target.rows, strict=False):
                 tokens.append(token)
@@ -230,25 +212,27 @@ class TextComparison:
             if row is not None or (len(tokens) >= FEWEST and self.clock() > until):
                 generation.close()
                 break
-        return _Text(tokens, drafted, accepted, stop is None and row is None, row)
+        return tokens, stats, stop is None and row is None, row
 
-    def _explain(self, prompt: Sequence[int], setting: Setting, plain: _Text, drafted: _Text) -> TextDifference:
+    def _explain(
+        self, prompt: Sequence[int], setting: Setting, plain: list[int], drafted: list[int], drafted_row: Logits | None
+    ) -> TextDifference:
         """Look into the first difference of two texts, which is where the second one ends."""
-        common = common_prefix(plain.tokens, drafted.tokens)
+        common = common_prefix(plain, drafted)
         bound, target, (_, sampling, _) = self.bound(), self.target, setting
         vocabulary = self.plain.vocabulary
         read(target, prompt, exact=self.plain.exact == "on")  # the probe may have emptied the cache
         self._generate(self.plain, prompt, setting, common + 1, math.inf)
         row = target.rows[0]
-        a, b, needed = plain.tokens[common], None, None
-        if drafted.row is not None:
-            b = drafted.tokens[common]
+        a, b, needed = plain[common], None, None
+        if drafted_row is not None:
+            b = drafted[common]
             sampler = vocabulary.sampler(sampling)
             sampler.begin(prompt)
-            for token in plain.tokens[:common]:
+            for token in plain[:common]:
                 sampler.accept(token)
             draw = partial(sampler.draw, pick=partial(gumbel_pick, sampling.seed, len(prompt) + common))
-            needed = movement(draw, row, drafted.row, a, b, bound)
+            needed = movement(draw, row, drafted_row, a, b, bound)
         texts = ["" if t is None else vocabulary.piece(t).decode("utf-8", "replace") for t in (a, b)]
         logit = None if b is None else float(row[b])
         return TextDifference(common, a, b, texts[0], texts[1], float(row[a]), logit, bound, needed)
