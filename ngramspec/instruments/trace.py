@@ -1,7 +1,7 @@
 """A trace: the steps of the decoding loop, a line of JSON each. `TraceWriter` writes a file, `read_trace` reads one.
 
 with TraceWriter(path) as trace:
-    trace.begin(prompt, target.piece, TraceHeader.of(decoder, "my model", sampling))
+    trace.begin(prompt, target.piece, TraceHeader.of(decoder, "my model", sampling, Acceptance()))
     for step in decoder.generate(prompt, max_tokens=200, sampling=sampling, detail=True):
         trace.add(step)
 
@@ -68,17 +68,9 @@ class TraceHeader:
     program: str
 
     @classmethod
-    def of(
-        cls,
-        decoder: SpeculativeDecoder,
-        model: str,
-        sampling: Sampling | None = None,
-        verify: Acceptance | str | None = None,
-    ) -> TraceHeader:
-        """The header of a generation; `sampling`, `verify` and errors as in `SpeculativeDecoder.generate`."""
-        sampling = sampling or Sampling()
-        how = verify if isinstance(verify, Acceptance) else Acceptance(verify)
-        rule = how.resolve(sampling)
+    def of(cls, decoder: SpeculativeDecoder, model: str, sampling: Sampling, acceptance: Acceptance) -> TraceHeader:
+        """The header of a generation; errors as in `SpeculativeDecoder.generate`."""
+        rule = acceptance.resolve(sampling)
         return cls(
             model=model,
             sampling=encode(asdict(sampling)),
@@ -128,8 +120,7 @@ class TraceWriter:
     def begin(self, prompt: Sequence[int], piece: Piece, header: TraceHeader) -> None:
         """Begin a generation: `prompt` is its context; `header` is written unless the last generation had the same."""
         self._piece = piece
-        self._context.clear()
-        self._context.extend(prompt[-CONTEXT:])
+        self._context = deque(prompt[-CONTEXT:], maxlen=CONTEXT)
         if header != self._header:
             self._header = header
             dated = replace(header, date=datetime.now(UTC).isoformat(timespec="seconds"))
@@ -139,14 +130,11 @@ class TraceWriter:
         """Write a step of the generation that began.
 
         Raises:
-            ValueError: it was generated without `detail=True`.
-            RuntimeError: none began.
+            ValueError: none began, or the step was generated without `detail=True`.
             NGramSpecError: the file cannot be written.
         """
-        if self._piece is None:
-            raise RuntimeError("a trace needs begin() before add()")
-        if not step.detail:
-            raise ValueError("only steps that were generated with detail=True can be traced")
+        if self._piece is None or not step.detail:
+            raise ValueError("a trace needs begin() before add(), and steps that were generated with detail=True")
         step = _brief(step)
         tokens = sorted({*self._context, *_tokens_of(step)})
         texts = {str(token): self._piece(token).decode("utf-8", "surrogateescape") for token in tokens}
@@ -195,15 +183,10 @@ def _brief(step: Step) -> Step:
     return replace(step, judged=replace(step.judged, q=tuple(laws), entropy=None))
 
 
-def _tokens_of(step: Step) -> Iterator[int]:
-    yield from step.tokens
-    yield from step.drafted
-    yield from step.judged.tokens
-    yield from (token for q in step.judged.q for token in q)
-    yield from (decision.token for decision in step.detail)
-    for entry in step.logprobs:
-        yield entry.token
-        yield from (token for token, _ in entry.top)
+def _tokens_of(step: Step) -> set[int]:
+    found = {*step.tokens, *step.drafted, *step.judged.tokens, *(one.token for one in step.detail)}
+    found |= {entry.token for entry in step.logprobs}
+    return found.union(*step.judged.q, *(dict(entry.top) for entry in step.logprobs))
 
 
 def read_trace(lines: Iterable[bytes]) -> Iterator[TraceHeader | TracedPass | BrokenLine]:

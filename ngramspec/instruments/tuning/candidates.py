@@ -33,8 +33,7 @@ def candidates(
     Args:
         physical, logical: cores and hyper-threads.
         on_cpu: whether the CPU computes any of the model.
-        flash_free: whether flash attention can be switched.
-        quantised_cache: whether a cache of 8 bits is possible and not yet taken.
+        flash_free, quantised_cache: whether flash attention can be switched, and a cache of 8 bits be taken.
     """
     found: list[Candidate] = []
 

@@ -31,11 +31,8 @@ TRYING, COMPARING = 0.5, 0.8
 ENOUGH = 30
 """More rounds would say nothing that these do not."""
 
-NO_TIME = "there was no time for it"
-"""Why a candidate was left out that more time would let in."""
-
-TOGETHER = "together"
-"""The name of the winners in the last comparison."""
+NO_TIME = "there was no time for it"  # why a candidate was left out that more time would let in
+TOGETHER = "together"  # the name of the winners in the last comparison
 
 WEIGHTS: Mapping[int, float] = {1: 128, 4: 64, 8: 32, LEAST_READ: 1000, 1024: 1000}
 """A request that reads 1,000 tokens and then has 128 passes over one token, 64 over four and 32 over eight. It decides
@@ -86,20 +83,16 @@ def compare(present: Sequence[Times], other: Sequence[Times], candidates: int = 
     def beyond_noise(found: Sequence[float]) -> bool:
         return statistics.median(found) <= 1 - LEAST_GAIN and sign_chance(found) <= FALSE_ALARMS / candidates
 
-    ratios = [score(b) / score(a) for a, b in zip(present, other, strict=True)]
+    rounds = list(zip(present, other, strict=True))
+    ratios = [score(b) / score(a) for a, b in rounds]
     low, _, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else (0.0, 0.0, 0.0)
-    each = {m: [b[m] / a[m] for a, b in zip(present, other, strict=True)] for m in sorted(other[0])}
+    each = {m: [b[m] / a[m] for a, b in rounds] for m in sorted(other[0])}
+    faster = tuple(m for m, found in each.items() if beyond_noise(found))
     slower = tuple(m for m, found in each.items() if beyond_noise([1 / ratio for ratio in found]))
-    return Comparison(
-        len(ratios),
-        statistics.median(ratios),
-        high - low,
-        {m: statistics.median(found) for m, found in each.items()},
-        sign_chance(ratios),
-        slower=slower,
-        faster=tuple(m for m, found in each.items() if beyond_noise(found)),
-        gains=beyond_noise(ratios) and not slower,
-    )
+    medians = {m: statistics.median(found) for m, found in each.items()}
+    gains = beyond_noise(ratios) and not slower
+    chance, spread = sign_chance(ratios), high - low
+    return Comparison(len(ratios), statistics.median(ratios), spread, medians, chance, slower, faster, gains)
 
 
 @dataclass(slots=True)
@@ -229,19 +222,18 @@ class Tuning:
     def winners(self) -> dict[str, str]:
         """Of each knob the candidate that gains most, if any gains; advice aside."""
         found: dict[str, str] = {}
-        for name in self._gaining():
-            if not self.candidates[name].advice:
-                found.setdefault(self.candidates[name].knob, name)
+        for name in self._gaining(advice=False):
+            found.setdefault(self.candidates[name].knob, name)
         return found
 
     @property
     def advised(self) -> list[str]:
         """The candidates that gain, and change too much to be applied."""
-        return [name for name in self._gaining() if self.candidates[name].advice]
+        return self._gaining(advice=True)
 
-    def _gaining(self) -> list[str]:
+    def _gaining(self, *, advice: bool) -> list[str]:
         gaining = {name: comparison.ratio for name, comparison in self.compared.items() if comparison.gains}
-        return sorted(gaining, key=gaining.__getitem__)
+        return sorted((name for name in gaining if self.candidates[name].advice == advice), key=gaining.__getitem__)
 
     @property
     def trades(self) -> list[str]:

@@ -34,10 +34,10 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 
 HOT = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7)
-HOW: dict[str, tuple[Sampling, Acceptance | str | None]] = {
-    "greedy": (Sampling(), None),
-    "coupled": (HOT, None),
-    "rejection": (HOT, "rejection"),
+HOW: dict[str, tuple[Sampling, Acceptance]] = {
+    "greedy": (Sampling(), Acceptance()),
+    "coupled": (HOT, Acceptance()),
+    "rejection": (HOT, Acceptance("rejection")),
     "lenient greedy": (Sampling(), Acceptance(lenience=0.2)),
     "lenient rejection": (HOT, Acceptance(lenience=0.5)),
     "typical": (HOT, Acceptance(typical=True)),
@@ -133,17 +133,17 @@ def test_what_json_lacks_comes_back(tmp_path: Path) -> None:
 
 def test_the_header_of_a_generation(tmp_path: Path) -> None:
     plain = SpeculativeDecoder(MockTarget(), drafter=None, exact="on", calibration_folder=tmp_path)
-    header = TraceHeader.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)))
+    header = TraceHeader.of(plain, "m", Sampling(0.5, logit_bias=((3, float("-inf")),)), Acceptance())
     assert (header.drafter, header.policy, header.verify, header.lossy) == ("", "cost", "coupled", None)
     assert header.exact
     assert (header.sampling["temperature"], header.sampling["logit_bias"]) == (0.5, [[3, "-inf"]])
     with pytest.raises(ValueError, match="temperature"):
-        TraceHeader.of(plain, "m", Sampling(0.5), "greedy")
+        TraceHeader.of(plain, "m", Sampling(0.5), Acceptance("greedy"))
 
 
 def test_a_step_without_its_detail_is_refused(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t") as trace:
-        with pytest.raises(RuntimeError, match="begin"):
+        with pytest.raises(ValueError, match="begin"):
             trace.add(Step((1,), ("",)))
         trace.begin([1], lambda _token: b"", HEADER)
         with pytest.raises(ValueError, match="detail=True"):
