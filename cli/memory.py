@@ -18,10 +18,10 @@ from ngramspec.drafting.mixture import learnt
 from ngramspec.instruments.memory_statistics import Statistics, bytes_per_token, report, statistics
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import MemoryFileError, Store
-from ngramspec.memory.documents import total
 from ngramspec.memory.files import SECRET
 from ngramspec.memory.indexing import Added, add_files, list_skipped, remove_files
 from ngramspec.memory.memory import DEFAULT, memory_folder, memory_names, remembers, settings_path, write_remember
+from ngramspec.memory.snapshot import total
 from ngramspec.memory.store import Contents
 from ngramspec.models.check import has_gguf_magic
 

@@ -8,7 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 from ngramspec.instruments.reports.report import Bar, Bars, Report, Section, Table
-from ngramspec.memory.documents import total
+from ngramspec.memory.snapshot import total
 from ngramspec.memory.store import Contents
 from ngramspec.version import __version__
 
@@ -51,13 +51,11 @@ def bytes_per_token(one: Statistics) -> float:
 def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
     """The report on the memory `name`, with a line for each tokenizer; `command`: what was typed."""
     headings = ["tokenizer", "files", "tokens of files", "answers", "tokens of answers", "MiB", "bytes a token"]
+    counts = ("files", "file_tokens", "answers", "answer_tokens")
     rows = [
         [
             one["model"],
-            f"{one['files']:,}",
-            f"{one['file_tokens']:,}",
-            f"{one['answers']:,}",
-            f"{one['answer_tokens']:,}",
+            *(f"{one[count]:,}" for count in counts),
             f"{one['size_bytes'] / 2**20:.1f}",
             f"{bytes_per_token(one):.1f}",
         ]
@@ -65,14 +63,9 @@ def report(name: str, stores: Sequence[Statistics], command: str) -> Report:
     ]
     table = Table(headings, rows)
     charts = [_bars(one) for one in stores]
-    return Report(
-        title=f"The memory {name!r}",
-        table=table,
-        bars=charts[0] if charts else Bars("nothing", ()),
-        origin=f"ngramspec {__version__}",
-        command=command,
-        sections=[Section("What it holds", "Texts that drafts are looked up in.", [table, *charts])],
-    )
+    sections = [Section("What it holds", "Texts that drafts are looked up in.", [table, *charts])]
+    first = charts[0] if charts else Bars("nothing", ())
+    return Report(f"The memory {name!r}", table, first, f"ngramspec {__version__}", command, sections)
 
 
 def _bars(one: Statistics) -> Bars:
@@ -83,7 +76,5 @@ def _bars(one: Statistics) -> Bars:
         found.append((f"{len(kinds) - MOST_KINDS} other kinds", rest))
     if one["answers"]:
         found.append(("answers", one["answer_tokens"]))
-    return Bars(
-        f"Tokens by kind of file, for the tokenizer of {one['model']}",
-        [Bar(kind, tokens, None, None, f"{tokens:,}") for kind, tokens in found],
-    )
+    bars = [Bar(kind, tokens, None, None, f"{tokens:,}") for kind, tokens in found]
+    return Bars(f"Tokens by kind of file, for the tokenizer of {one['model']}", bars)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from ngramspec.memory.documents import Document
 from ngramspec.memory.memory import Memory
-from ngramspec.memory.snapshot import MemoryFileError
+from ngramspec.memory.snapshot import Document, MemoryFileError
 from ngramspec.memory.store import Store
 
 __all__ = ["Document", "Memory", "MemoryFileError", "Store"]

@@ -14,9 +14,8 @@ from threading import Event
 import numpy as np
 
 from ngramspec.backend import Progress
-from ngramspec.memory.documents import Document, total
 from ngramspec.memory.files import BINARY, IGNORED, NOT_UTF8, UNREADABLE, Times, find_files, read_text
-from ngramspec.memory.snapshot import MemoryFileError
+from ngramspec.memory.snapshot import Document, MemoryFileError, total
 from ngramspec.memory.store import Store
 from ngramspec.storage import NotUtf8
 from ngramspec.tokens import Tokenizer
@@ -36,11 +35,6 @@ class Added:
     gone: int
     tokens: int  # of the new and the changed ones
     skipped: Mapping[str, int]  # files left out, by reason
-
-    @property
-    def updated(self) -> bool:
-        """Whether the memory is another one than before."""
-        return bool(self.new or self.changed or self.gone)
 
 
 def add_files(
@@ -62,18 +56,22 @@ def add_files(
         MemoryFileError: a path does not exist or holds no text (unless it `may_be_empty`), or the store cannot be used
             or written.
     """
-    known = {d.name: d for d in store.read().documents() if d.kind == "file"}
+    known = {d.name: (d.size, d.mtime) for d in store.read().documents() if d.kind == "file"}
     roots = [path.resolve() for path in paths]
     found: dict[str, Times] = {}
     left_out: dict[str, str] = {}
     for root in roots:
-        files, passed_over = _find(root)
+        try:
+            files, passed_over = find_files(root)
+        except FileNotFoundError:
+            raise MemoryFileError(f"{root}: there is no such file or folder") from None
+        except OSError as error:
+            raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
         found.update((str(path), times) for path, times in files.items())
         left_out.update((str(path), why) for path, why in passed_over.items())
     # One root may name what another leaves out.
     skipped = {name: why for name, why in left_out.items() if name not in found}
-    old = {name: (document.size, document.mtime) for name, document in known.items()}
-    fresh = {name: times for name, times in found.items() if old.get(name) != times}
+    fresh = {name: times for name, times in found.items() if known.get(name) != times}
     texts: dict[str, Document] = {}
     for name, text in _tokenized(fresh, tokenizer, threads, progress):
         if isinstance(text, str):
@@ -87,7 +85,7 @@ def add_files(
     dropped = {name for name in known if _is_gone(name, found, skipped, roots)}
     if texts or dropped:
         # The newest come last, where chains begin.
-        store.update(lambda before: [d for d in before if not _replaced(d, texts, dropped)] + [*texts.values()])
+        store.update(lambda before: [*_without(before, {*texts, *dropped}), *texts.values()])
     changed = sum(name in known for name in texts)
     return Added(
         new=len(texts) - changed,
@@ -109,25 +107,16 @@ def remove_files(store: Store, path: Path) -> int:
     names = {d.name for d in store.read().documents() if d.kind == "file"}
     gone = {name for name in names if _below(name, root) or _below(name, path.resolve())}
     if gone:
-        store.update(lambda before: [d for d in before if not _replaced(d, {}, gone)])
+        store.update(lambda before: _without(before, gone))
     return len(gone)
-
-
-def _find(root: Path) -> tuple[dict[Path, Times], dict[Path, str]]:
-    try:
-        return find_files(root)
-    except FileNotFoundError:
-        raise MemoryFileError(f"{root}: there is no such file or folder") from None
-    except OSError as error:
-        raise MemoryFileError(f"cannot read {root}: {error.strerror or error}") from error
 
 
 def _below(name: str, root: Path) -> bool:
     return Path(name).is_relative_to(root)
 
 
-def _replaced(document: Document, texts: Mapping[str, Document], dropped: set[str]) -> bool:
-    return document.kind == "file" and (document.name in texts or document.name in dropped)
+def _without(documents: Sequence[Document], files: set[str]) -> list[Document]:
+    return [one for one in documents if one.kind != "file" or one.name not in files]
 
 
 def _is_gone(name: str, found: Mapping[str, Times], skipped: Mapping[str, str], roots: Sequence[Path]) -> bool:

@@ -52,11 +52,6 @@ class Memory(Recall):
         """Whether answers are kept for later sessions."""
         return self._keeps and self._store is not None
 
-    def remember(self, tokens: Sequence[int]) -> None:
-        """Remember an answer: `hear` and `keep` it."""
-        self.hear(tokens)
-        self.keep(tokens)
-
     def keep(self, tokens: Sequence[int]) -> None:
         """Remember an answer for later sessions, if there is a store to keep it in.
 

@@ -1,14 +1,14 @@
-"""The snapshot in a memory file: a text as tokens with its index, and the documents it is made of.
+"""The snapshot in a memory file: the texts of a memory as tokens, with their index and a list of what they are.
 
 Layout, in the machine's own byte order, every section padded to 4096 bytes:
 
     header      see `_HEADER`; its last 16 bytes are the BLAKE2b of those before
-    tokens      int32 x size      negative: a seam between two documents
+    tokens      int32 x size      each document's, then one seam (a negative token): no context runs into the next
     links       int32 x size      see `ngramspec.drafting.token_index`
     heads       int32 x chains    a power of two
-    documents   JSON, see `ngramspec.memory.documents`
+    documents   JSON: the documents in the order of the text, and the model whose tokenizer made them
 
-What follows is the journal (`ngramspec.memory.documents`). The sections are used where they lie, in a private
+What follows is the journal (`ngramspec.memory.store`). The sections are used where they lie, in a private
 mapping of the file: 10 million tokens open in some 20 ms, all of which goes into checking them. The checksum
 is the BLAKE2b of the sums of the 64-bit words of each 4096 bytes: numpy makes it as fast as RAM is read, and no byte
 can change without changing it. It guards against accidents, not against forgers, so the ranges of all numbers are
@@ -18,17 +18,18 @@ checked too: no file can lead a reader outside its arrays.
 from __future__ import annotations
 
 import hashlib
+import json
 import mmap
 import os
 import struct
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import IO, Any, BinaryIO
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import IO, Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ngramspec.drafting.token_index import ORDER, TokenIndex
+from ngramspec.drafting.token_index import ORDER, SEAM, TokenIndex
 from ngramspec.errors import NGramSpecError
 
 MAGIC = b"NGSPECM\n"
@@ -51,6 +52,56 @@ class MemoryFileError(NGramSpecError):
     """A memory file cannot be used or written."""
 
 
+def _unusable(name: str, what: str) -> MemoryFileError:
+    """The error for a file that is only good for deleting."""
+    return MemoryFileError(f"{name} {what}; delete it (ngramspec memory clear) and add your files again")
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One text of a memory."""
+
+    kind: Literal["file", "answer"]  # a file that was added, or an answer that was remembered
+    name: str  # the file's absolute path; an answer's date and time
+    tokens: Ints  # of the text
+    # size, mtime: the file's bytes and its time of modification (nanoseconds) when it was read; an answer: 0.
+    size: int = 0
+    mtime: int = 0
+
+
+def total(documents: Iterable[Document]) -> int:
+    """Tokens of all of them."""
+    return sum(len(document.tokens) for document in documents)
+
+
+def read_table(name: str, raw: bytes, tokens: Ints) -> tuple[str, list[Document]]:
+    """The model, and the documents with their shares of the text, which are views of it.
+
+    Raises:
+        MemoryFileError: `raw`, of the file `name`, is no list of this text's documents.
+    """
+    found: list[Document] = []
+    at = 0
+    try:
+        data = json.loads(raw)
+        model = data["model"]
+        for row in data["documents"]:
+            document = Document(**row)
+            count: Any = document.tokens
+            numbers = (count, document.size, document.mtime)
+            if document.kind not in ("file", "answer") or not isinstance(document.name, str):
+                raise ValueError("no document")
+            if not all(type(number) is int for number in numbers) or count < 0:
+                raise ValueError("no numbers")
+            found.append(replace(document, tokens=tokens[at : at + count]))
+            at += count + 1
+        if not isinstance(model, str) or at != len(tokens):
+            raise ValueError("another text's")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise _unusable(name, "is damaged: its list of documents does not fit its text") from None
+    return model, found
+
+
 @dataclass(frozen=True, slots=True)
 class FileHeader:
     """What a snapshot says of itself."""
@@ -62,28 +113,17 @@ class FileHeader:
     vocabulary: bytes  # 16 bytes, see `Vocabulary.vocabulary_hash`
     checksum: bytes = bytes(_DIGEST)  # of the sections
 
-    def sections(self) -> tuple[int, int, int, int, int]:
+    def sections(self) -> list[int]:
         """Offsets of tokens, links, heads and documents, and where the snapshot ends."""
         offsets = [BLOCK]
         for length in (4 * self.size, 4 * self.size, 4 * self.chains, self.documents):
-            offsets.append(offsets[-1] + _padded(length))
-        return offsets[0], offsets[1], offsets[2], offsets[3], offsets[4]
+            offsets.append(offsets[-1] + -(-length // BLOCK) * BLOCK)
+        return offsets
 
     def pack(self) -> bytes:
         """Its first block."""
-        raw = _HEADER.pack(
-            MAGIC,
-            VERSION,
-            _ORDER_MARK,
-            ORDER,
-            self.n_vocab,
-            self.size,
-            self.chains,
-            self.documents,
-            self.vocabulary,
-            self.checksum,
-            bytes(_DIGEST),
-        )[:-_DIGEST]
+        numbers = VERSION, _ORDER_MARK, ORDER, self.n_vocab, self.size, self.chains, self.documents
+        raw = _HEADER.pack(MAGIC, *numbers, self.vocabulary, self.checksum, bytes(_DIGEST))[:-_DIGEST]
         return (raw + _digest(raw)).ljust(BLOCK, b"\0")
 
 
@@ -93,26 +133,33 @@ def chains_for(size: int, documents: int) -> int:
     return max(least, 1 << (room.bit_length() - 1)) if room > 0 else least
 
 
-def write_snapshot(file: BinaryIO, vocabulary: bytes, n_vocab: int, tokens: Ints, documents: bytes) -> None:
-    """Index `tokens` and write the snapshot of them.
+def write_snapshot(file: BinaryIO, vocabulary: bytes, n_vocab: int, model: str, documents: Sequence[Document]) -> None:
+    """Index documents, tokens of the model's tokenizer, and write the snapshot of them.
 
     Raises:
         MemoryFileError: there are more tokens than 32-bit positions.
         OSError: the file cannot be written.
     """
-    if len(tokens) > MAX_TOKENS:
-        raise MemoryFileError(f"{len(tokens):,} tokens are more than a memory holds ({MAX_TOKENS:,})")
-    index = TokenIndex.build(tokens.data, chains_for(len(tokens), len(documents)))
+    size = total(documents) + len(documents)
+    if size > MAX_TOKENS:
+        raise MemoryFileError(f"{size:,} tokens are more than a memory holds ({MAX_TOKENS:,})")
+    seam = np.full(1, SEAM, np.int32)
+    tokens = np.concatenate([np.zeros(0, np.int32), *(part for one in documents for part in (one.tokens, seam))])
+    rows = [
+        {"kind": one.kind, "name": one.name, "tokens": len(one.tokens), "size": one.size, "mtime": one.mtime}
+        for one in documents
+    ]
+    # In ASCII, so that names that are no Unicode survive.
+    table = json.dumps({"model": model, "documents": rows}, separators=(",", ":")).encode("ascii")
+    index = TokenIndex.build(tokens.data, chains_for(size, len(table)))
     checksum = hashlib.blake2b(digest_size=_DIGEST)
-    header = FileHeader(n_vocab, len(tokens), len(index.heads), len(documents), vocabulary)
     file.write(bytes(BLOCK))
-    for section in (index.tokens, index.links, index.heads, documents):
+    for section in (index.tokens, index.links, index.heads, table):
         for block in _blocks(memoryview(section)):
             checksum.update(_sums(np.frombuffer(block, np.uint64)))
             file.write(block)
-    header = FileHeader(n_vocab, header.size, header.chains, header.documents, vocabulary, checksum.digest())
     file.seek(0)
-    file.write(header.pack())
+    file.write(FileHeader(n_vocab, size, len(index.heads), len(table), vocabulary, checksum.digest()).pack())
     file.seek(0, os.SEEK_END)
 
 
@@ -128,42 +175,37 @@ def _blocks(section: memoryview) -> Iterator[bytes | memoryview]:
         yield bytes(raw[whole:]).ljust(BLOCK, b"\0")
 
 
-def read_header(start: bytes, vocabulary: bytes | None) -> FileHeader:
-    """The header in the first block of a file, or in what there is of it; `vocabulary`: the hash that it must have.
+def read_header(file: IO[bytes], vocabulary: bytes) -> FileHeader:
+    """The header at the start of a file, whose snapshot is there to its end; `vocabulary`: the hash that it must have.
 
     Raises:
-        MemoryFileError: worded to follow the name of the file.
+        MemoryFileError: the file is none of these; the message names it.
+        OSError: it cannot be read.
     """
+    name, start = file.name, file.read(BLOCK)
     if len(start) < _HEADER.size:
-        raise unusable("is truncated: not even its header is whole")
+        raise _unusable(name, "is truncated: not even its header is whole")
     raw = start[: _HEADER.size]
     magic, version, mark, order, n_vocab, size, chains, documents, found, checksum, own = _HEADER.unpack(raw)
     if magic != MAGIC:
-        raise MemoryFileError("is not a memory file of ngramspec")
+        raise MemoryFileError(f"{name} is not a memory file of ngramspec")
     if mark != _ORDER_MARK:
-        raise MemoryFileError("was made on a machine of another byte order, or is damaged")
+        raise MemoryFileError(f"{name} was made on a machine of another byte order, or is damaged")
     if version > VERSION:
-        raise MemoryFileError(f"has format {version}, and this ngramspec reads {VERSION}: update ngramspec")
+        raise MemoryFileError(f"{name} has format {version}, and this ngramspec reads {VERSION}: update ngramspec")
     if own != _digest(raw[:-_DIGEST]) or start[_HEADER.size :].strip(b"\0"):
-        raise unusable("is damaged: its header's checksum is wrong")
+        raise _unusable(name, "is damaged: its header's checksum is wrong")
     if version != VERSION or order != ORDER:
-        raise MemoryFileError(f"has format {version}.{order}, which this ngramspec no longer reads")
-    if vocabulary is not None and found != vocabulary:
-        raise MemoryFileError("was made with another tokenizer")
+        raise MemoryFileError(f"{name} has format {version}.{order}, which this ngramspec no longer reads")
+    if found != vocabulary:
+        raise MemoryFileError(f"{name} was made with another tokenizer")
     if size > MAX_TOKENS or not 0 < chains < 2**31 or chains & (chains - 1) or documents > 2**40:
-        raise unusable("is damaged: its header speaks of impossible sizes")
-    return FileHeader(n_vocab, size, chains, documents, found, checksum)
-
-
-def check_length(file: IO[bytes], end: int) -> None:
-    """Check that a snapshot which ends at `end` is there to its end.
-
-    Raises:
-        MemoryFileError: it is not; worded to follow the name of the file.
-    """
-    there = os.fstat(file.fileno()).st_size
+        raise _unusable(name, "is damaged: its header speaks of impossible sizes")
+    header = FileHeader(n_vocab, size, chains, documents, found, checksum)
+    there, end = os.fstat(file.fileno()).st_size, header.sections()[-1]
     if there < end:
-        raise unusable(f"is truncated: {there:,} of {end:,} bytes are there")
+        raise _unusable(name, f"is truncated: {there:,} of {end:,} bytes are there")
+    return header
 
 
 class Snapshot:
@@ -172,32 +214,31 @@ class Snapshot:
     The mapping is private: what is written to it stays in the process. The file may be closed afterwards.
 
     Raises:
-        MemoryFileError: the file is damaged, truncated, foreign, or of another vocabulary; worded to follow its name.
+        MemoryFileError: the file is damaged, truncated, foreign, or of another vocabulary; the message names it.
         OSError: the file cannot be read.
     """
 
-    def __init__(self, file: BinaryIO, vocabulary: bytes | None = None) -> None:
-        file.seek(0)
-        self.header = header = read_header(file.read(BLOCK), vocabulary)
+    def __init__(self, file: BinaryIO, vocabulary: bytes) -> None:
+        self.header = header = read_header(file, vocabulary)
+        self._name = file.name
         at_tokens, at_links, at_heads, self._at_documents, end = header.sections()
-        check_length(file, end)
         self._mapped = mmap.mmap(file.fileno(), end, access=mmap.ACCESS_COPY)
         words = np.frombuffer(self._mapped, np.uint64, offset=BLOCK)
-        if hashlib.blake2b(_sums(words), digest_size=_DIGEST).digest() != header.checksum:
-            raise unusable("is damaged: its checksum is wrong")
+        if _digest(_sums(words)) != header.checksum:
+            raise _unusable(file.name, "is damaged: its checksum is wrong")
         self.tokens: Ints = self._ints(at_tokens, header.size)
         links, heads = self._ints(at_links, header.size), self._ints(at_heads, header.chains)
         if not _sound(self.tokens, links, heads, header.n_vocab):
-            raise unusable("is damaged: it holds impossible numbers")
+            raise _unusable(file.name, "is damaged: it holds impossible numbers")
         self.index = TokenIndex.over(self.tokens.data, links.data, heads.data, header.size)
 
     def _ints(self, offset: int, count: int) -> Ints:
         return np.frombuffer(self._mapped, np.int32, count, offset)
 
-    @property
-    def documents(self) -> bytes:
-        """The JSON of its documents."""
-        return self._mapped[self._at_documents : self._at_documents + self.header.documents]
+    def table(self) -> tuple[str, list[Document]]:
+        """See `read_table`."""
+        raw = self._mapped[self._at_documents : self._at_documents + self.header.documents]
+        return read_table(self._name, raw, self.tokens)
 
 
 def _sound(tokens: Ints, links: Ints, heads: Ints, n_vocab: int) -> bool:
@@ -228,14 +269,5 @@ def _sums(words: NDArray[np.uint64]) -> Any:
     return words.reshape(-1, BLOCK // 8).sum(axis=1, dtype=np.uint64)
 
 
-def unusable(what: str) -> MemoryFileError:
-    """The error for a file that is only good for deleting."""
-    return MemoryFileError(f"{what}; delete it (ngramspec memory clear) and add your files again")
-
-
-def _padded(length: int) -> int:
-    return -(-length // BLOCK) * BLOCK
-
-
-def _digest(raw: bytes) -> bytes:
+def _digest(raw: Any) -> bytes:
     return hashlib.blake2b(raw, digest_size=_DIGEST).digest()

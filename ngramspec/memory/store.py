@@ -5,35 +5,35 @@
 
 A snapshot never changes. Rewriting makes the next generation under a temporary name, sees it on the disk, renames
 it and only then deletes the one before; so a reader takes no lock, nothing is half there after a crash, and on
-Windows, which deletes no mapped file, the old generation stays until a later writer can. What is remembered in
-between is appended to the journal of the highest generation.
+Windows, which deletes no mapped file, the old generation stays until a later writer can.
+
+The answers that are remembered in between are appended to the journal at the end of the highest generation. A record is
+`_RECORD` and its tokens (int32), appended in one write under the lock; a process that dies in the middle leaves a piece
+of one, which readers leave out and the next writer writes over. Two checksums (CRC-32) tell a record that is there from
+one that is not: the record's own, so that its length can be trusted, and that of the tokens, so that one damaged text
+costs no other.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import struct
 import time
+import zlib
+from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
+from io import RawIOBase
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from filelock import FileLock, Timeout
 
-from ngramspec.memory.documents import (
-    Document,
-    answer,
-    append_record,
-    joined,
-    read_journal,
-    read_table,
-    record,
-    table_of,
-    total,
-)
-from ngramspec.memory.snapshot import BLOCK, MemoryFileError, Snapshot, check_length, read_header, write_snapshot
+from ngramspec.memory.snapshot import Document, Ints, MemoryFileError, Snapshot, read_header, total, write_snapshot
 from ngramspec.storage import replacing
 
 PATIENCE = 60.0
@@ -58,22 +58,14 @@ class Contents:
     damaged: int = 0  # how many answers were left out, as they are damaged
     inode: int = 0  # of the file; with the path it tells the file from one that took its name
 
-    def _table(self) -> tuple[str, list[Document]]:
-        if self.snapshot is None:
-            return "", []
-        try:
-            return read_table(self.snapshot.documents, self.snapshot.tokens)
-        except MemoryFileError as error:
-            raise MemoryFileError(f"{self.path} {error}") from None
-
     @property
     def model(self) -> str:
         """The model whose tokenizer made the tokens; "" if there is no file."""
-        return self._table()[0]
+        return self.snapshot.table()[0] if self.snapshot is not None else ""
 
     def documents(self) -> list[Document]:
         """All of them, what was remembered last at the end."""
-        return [*self._table()[1], *self.answers]
+        return [*(self.snapshot.table()[1] if self.snapshot is not None else ()), *self.answers]
 
 
 NOTHING = Contents()
@@ -82,6 +74,8 @@ NOTHING = Contents()
 class Store:
     """The memory file of one tokenizer in one folder, which is made when something is written.
 
+    Its methods raise MemoryFileError, which names the file, where it cannot be used or written; it is then as before.
+
     Args:
         vocabulary: the tokenizer's `vocabulary_hash`, 16 bytes.
         n_vocab: size of its vocabulary; needed to make the first file only.
@@ -89,16 +83,12 @@ class Store:
     """
 
     def __init__(self, folder: Path, vocabulary: bytes, n_vocab: int = 0, model: str = "") -> None:
-        self.folder = folder
-        self.vocabulary = vocabulary
-        self.n_vocab = n_vocab
-        self.model = model
+        self.folder, self.vocabulary, self.n_vocab, self.model = folder, vocabulary, n_vocab, model
 
     @classmethod
     def all_in(cls, folder: Path) -> list[Store]:
         """The stores of all tokenizers in a folder, by hash."""
-        names = (_NAME.fullmatch(path.name) for path in _files(folder))
-        return [cls(folder, bytes.fromhex(h)) for h in sorted({name[1] for name in names if name})]
+        return [cls(folder, bytes.fromhex(name)) for name in sorted({name for name, _, _ in _files(folder)})]
 
     def path(self) -> Path | None:
         """The file that counts, or None."""
@@ -106,42 +96,28 @@ class Store:
         return generations[max(generations)] if generations else None
 
     def _generations(self) -> dict[int, Path]:
-        names = ((path, _NAME.fullmatch(path.name)) for path in _files(self.folder))
-        return {int(name[2]): path for path, name in names if name and name[1] == self.vocabulary.hex()}
+        return {number: path for name, number, path in _files(self.folder) if name == self.vocabulary.hex()}
 
     def read(self) -> Contents:
-        """What is there now; takes no lock.
-
-        Raises:
-            MemoryFileError: the file cannot be used; the message names it.
-        """
+        """What is there now; takes no lock."""
         tried: Path | None = None
-        while True:
-            path = self.path()
-            if path is None:
-                return Contents()
-            try:
-                with path.open("rb") as file:
-                    snapshot = Snapshot(file, self.vocabulary)
-                    end, n_vocab = snapshot.header.sections()[-1], snapshot.header.n_vocab
-                    answers, _, damaged = read_journal(file, end, n_vocab)
-                    return Contents(path, snapshot, answers, damaged, os.fstat(file.fileno()).st_ino)
-            except FileNotFoundError as error:
-                # Replaced by the next generation since the folder was listed.
-                if path == tried:
-                    raise _cannot("read", path, error) from error
-                tried = path
-            except MemoryFileError as error:
-                raise MemoryFileError(f"{path} {error}") from None
-            except OSError as error:
-                raise _cannot("read", path, error) from error
+        while (path := self.path()) is not None:
+            with _naming(path, "read"):
+                try:
+                    with path.open("rb") as file:
+                        snapshot = Snapshot(file, self.vocabulary)
+                        end, n_vocab = snapshot.header.sections()[-1], snapshot.header.n_vocab
+                        answers, _, damaged = read_journal(file, end, n_vocab)
+                        return Contents(path, snapshot, answers, damaged, os.fstat(file.fileno()).st_ino)
+                except FileNotFoundError:
+                    # Replaced by the next generation since the folder was listed.
+                    if path == tried:
+                        raise
+                    tried = path
+        return NOTHING
 
     def is_current(self, contents: Contents) -> bool:
-        """Whether the file that was read is still the one that counts; what was remembered since does not matter.
-
-        Raises:
-            MemoryFileError: the folder cannot be read.
-        """
+        """Whether the file that was read is still the one that counts; what was remembered since does not matter."""
         path = self.path()
         try:
             return path == contents.path and (path is None or path.stat().st_ino == contents.inode)
@@ -149,38 +125,23 @@ class Store:
             return False
 
     def update(self, change: Callable[[list[Document]], Sequence[Document]]) -> None:
-        """Replace all documents by what `change` makes of them, whole or not at all.
-
-        Raises:
-            MemoryFileError: the old file cannot be used, or the new one not be written; the old one stays.
-        """
+        """Replace all documents by what `change` makes of them, whole or not at all."""
         with self._lock():
             now = self.read()
             self._write(now, change(now.documents()))
 
     def append(self, tokens: Sequence[int]) -> None:
-        """Remember an answer.
-
-        Raises:
-            MemoryFileError: the file cannot be used or written; it is as before.
-        """
+        """Remember an answer."""
         with self._lock():
             path = self.path()
             if path is None:
-                self._write(Contents(), [answer(np.array(tokens, np.int32), time.time())])
+                self._write(NOTHING, [_answer(np.array(tokens, np.int32), time.time())])
                 return
-            try:
-                with path.open("r+b", buffering=0) as file:
-                    # Not the whole snapshot: what it holds is no matter here.
-                    header = read_header(file.read(BLOCK), self.vocabulary)
-                    end = header.sections()[-1]
-                    check_length(file, end)
-                    answers, end, _ = read_journal(file, end, header.n_vocab)
-                    append_record(file, end, record(tokens, time.time()))
-            except MemoryFileError as error:
-                raise MemoryFileError(f"{path} {error}") from None
-            except OSError as error:
-                raise _cannot("write", path, error) from error
+            with _naming(path, "write"), path.open("r+b", buffering=0) as file:
+                # Not the whole snapshot: what it holds is no matter here.
+                header = read_header(file, self.vocabulary)
+                answers, end, _ = read_journal(file, header.sections()[-1], header.n_vocab)
+                append_record(file, end, record(tokens, time.time()))
             if total(answers) + len(tokens) > LONG_JOURNAL:
                 # The answer is safe; a snapshot that cannot be written now will be later.
                 with suppress(MemoryFileError):
@@ -189,54 +150,43 @@ class Store:
 
     def _write(self, now: Contents, documents: Sequence[Document]) -> None:
         """The next generation; the lock is held."""
-        before = self._generations()
-        generation = max(before, default=0) + 1
-        path = self.folder / f"{self.vocabulary.hex()}-{generation:06d}.memory"
+        before, name = self._generations(), self.vocabulary.hex()
+        path = self.folder / f"{name}-{max(before, default=0) + 1:06d}.memory"
         n_vocab = now.snapshot.header.n_vocab if now.snapshot else self.n_vocab
-        try:
+        with _naming(path, "write"):
             # Left by a writer that died.
-            for left in self.folder.glob(f"{self.vocabulary.hex()}-*.tmp"):
+            for left in self.folder.glob(f"{name}-*.tmp"):
                 left.unlink()
-            with replacing(path, prefix=f"{self.vocabulary.hex()}-") as file:
-                table = table_of(now.model or self.model, documents)
-                write_snapshot(file, self.vocabulary, n_vocab, joined(documents), table)
+            with replacing(path, prefix=f"{name}-") as file:
+                write_snapshot(file, self.vocabulary, n_vocab, now.model or self.model, documents)
                 file.flush()
                 os.fsync(file.fileno())
             _sync_folder(self.folder)
-        except OSError as error:
-            raise _cannot("write", path, error) from error
         for old in before.values():
             # Windows keeps a file that another process has mapped.
             with suppress(OSError):
                 old.unlink()
 
     def clear(self) -> None:
-        """Delete the file, whatever is in it.
-
-        Raises:
-            MemoryFileError: it cannot be deleted.
-        """
+        """Delete the file, whatever is in it."""
         with self._lock():
             for path in self._generations().values():
-                try:
+                with _naming(path, "delete"):
                     path.unlink(missing_ok=True)
-                except OSError as error:
-                    raise _cannot("delete", path, error) from error
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
         name = self.folder / f"{self.vocabulary.hex()}.lock"
         lock = FileLock(name, timeout=PATIENCE)
-        try:
+        with _naming(name, "write"):
             # The user's own texts are nobody else's business.
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            lock.acquire()
-        except Timeout:
-            raise MemoryFileError(
-                f"another ngramspec has been writing to this memory for {PATIENCE:.0f} seconds ({name}); try again"
-            ) from None
-        except OSError as error:
-            raise _cannot("write", name, error) from error
+            try:
+                lock.acquire()
+            except Timeout:
+                raise MemoryFileError(
+                    f"another ngramspec has been writing to this memory for {PATIENCE:.0f} seconds ({name}); try again"
+                ) from None
         try:
             yield
         finally:
@@ -255,18 +205,22 @@ def _newest(documents: Sequence[Document]) -> list[Document]:
     return kept[::-1]
 
 
-def _files(folder: Path) -> list[Path]:
+def _files(folder: Path) -> Iterator[tuple[str, int, Path]]:
+    """(hash, generation, path) of each memory file in a folder."""
+    with _naming(folder, "read"), suppress(FileNotFoundError, NotADirectoryError):
+        for path in folder.iterdir():
+            if name := _NAME.fullmatch(path.name):
+                yield name[1], int(name[2]), path
+
+
+@contextmanager
+def _naming(path: Path, what: str) -> Iterator[None]:
+    """Name the file in errors of the system in the block, which does to it `what`."""
     try:
-        return sorted(folder.iterdir())
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        yield
     except OSError as error:
-        raise _cannot("read", folder, error) from error
-
-
-def _cannot(what: str, path: Path, error: OSError) -> MemoryFileError:
-    kept = "; the memory is as it was" if what == "write" else ""
-    return MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{kept}")
+        kept = "; the memory is as it was" if what == "write" else ""
+        raise MemoryFileError(f"cannot {what} {path}: {error.strerror or error}{kept}") from error
 
 
 def _sync_folder(folder: Path) -> None:
@@ -277,3 +231,67 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+# --------------------------------------------------------------------------- the journal
+
+_RECORD = struct.Struct("=4sIdQII")
+"""Magic, checksum of the tokens, time, number of tokens, nothing, checksum of the fields before."""
+_MAGIC = b"NGSJ"
+_LATEST = 2.0**36
+"""Seconds since the epoch that a date can still be made of (the year 4147)."""
+
+
+def record(tokens: Sequence[int], time: float) -> bytes:
+    """The bytes of one record; `time`: seconds since the epoch."""
+    body = array("i", tokens).tobytes()
+    head = _RECORD.pack(_MAGIC, zlib.crc32(body), time, len(tokens), 0, 0)[:-4]
+    return head + struct.pack("=I", zlib.crc32(head)) + body
+
+
+def read_journal(file: BinaryIO, start: int, n_vocab: int) -> tuple[list[Document], int, int]:
+    """The journal that begins at `start` of a file; what is incomplete or damaged is left out.
+
+    Returns:
+        The answers, oldest first; where the next record is to begin; and how many are whole in length and wrong in
+        content.
+    """
+    file.seek(start)
+    raw = file.read()
+    answers: list[Document] = []
+    at = damaged = 0
+    while len(raw) - at >= _RECORD.size:
+        magic, body_sum, time, count, _, own_sum = _RECORD.unpack_from(raw, at)
+        body = at + _RECORD.size
+        if magic != _MAGIC or own_sum != zlib.crc32(raw[at : body - 4]) or count > (len(raw) - body) // 4:
+            break
+        at = body + 4 * count
+        tokens = np.array(array("i", raw[body:at]), np.int32)
+        possible = tokens.min(initial=0) >= 0 and tokens.max(initial=0) < n_vocab and 0 <= time < _LATEST
+        if possible and zlib.crc32(raw[body:at]) == body_sum:
+            answers.append(_answer(tokens, time))
+        else:
+            damaged += 1
+    return answers, start + at, damaged
+
+
+def _answer(tokens: Ints, time: float) -> Document:
+    return Document("answer", datetime.fromtimestamp(time).isoformat(sep=" ", timespec="seconds"), tokens)
+
+
+def append_record(file: RawIOBase, end: int, raw: bytes) -> None:
+    """Write a record at `end` of an unbuffered file and see it on the disk, or leave the file as long as it was."""
+    left = memoryview(raw)
+    try:
+        # What a process that died left behind.
+        with suppress(OSError):
+            file.truncate(end)
+        file.seek(end)
+        while left:
+            left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    except BaseException:
+        # Where even that fails, the piece is left out by every reader.
+        with suppress(OSError):
+            file.truncate(end)
+        raise

@@ -115,7 +115,7 @@ def made(name: str, small: Callable[[], MockTarget], known: Sequence[int] = ()) 
     if name not in REMEMBERING:
         return make_drafter(name)
     memory = Memory()
-    memory.remember(known)
+    memory.hear(known)
     return make_drafter(name, memory=memory)
 
 

@@ -86,7 +86,7 @@ def test_a_memory_is_looked_up_and_left_alone() -> None:
     drafter.accept([1, 2])
     drafter.begin(NOVEL[20:23])
     assert drafter.propose(5).tokens == ()  # its owner did not say to remember
-    memory.remember(NOVEL)
+    memory.hear(NOVEL)
     assert drafter.propose(5).tokens == tuple(NOVEL[23:28])
     drafter.begin([])
     assert memory.indexes[-1].size == len(NOVEL) + 1

@@ -11,8 +11,8 @@ from support.memories import N_VOCAB, VOCABULARY, a_text, answers, filled, names
 
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory import snapshot as snapshot_module
-from ngramspec.memory.documents import joined, read_table, record
-from ngramspec.memory.snapshot import BLOCK, Snapshot, chains_for, read_header, write_snapshot
+from ngramspec.memory.snapshot import BLOCK, Snapshot, chains_for, read_header, read_table, write_snapshot
+from ngramspec.memory.store import record
 
 
 @pytest.fixture
@@ -100,7 +100,8 @@ def test_every_byte_of_the_header_and_every_section_counts(store: Store) -> None
 
     for offset in [*range(snapshot_module._HEADER.size), 200, BLOCK - 1]:
         damaged(offset, 0x10)
-    *starts, end = read_header(whole[:BLOCK], VOCABULARY).sections()
+    with path.open("rb") as file:
+        *starts, end = read_header(file, VOCABULARY).sections()
     for start, stop in zip(starts, [*starts[1:], end], strict=True):
         for offset in [start, stop - 1, *rng.integers(start, stop, 20).tolist()]:
             damaged(offset, 1 << int(rng.integers(8)), "is damaged", "memory clear")
@@ -170,7 +171,7 @@ def test_numbers_that_lead_outside(
     texts = [a_text(f"file {i}", [i] * 700) for i in range(3)]
     path = tmp_path / "lie"
     with path.open("wb") as file:
-        write_snapshot(file, VOCABULARY, N_VOCAB, joined(texts), b"{}")
+        write_snapshot(file, VOCABULARY, N_VOCAB, "m", texts)
     monkeypatch.undo()
     with path.open("rb") as file, pytest.raises(MemoryFileError, match="impossible numbers"):
         Snapshot(file, VOCABULARY)
@@ -188,9 +189,10 @@ def test_a_table_that_does_not_fit() -> None:
         b"[" * 100_000,
     ):
         with pytest.raises(MemoryFileError, match="list of documents"):
-            read_table(table, np.zeros(701, np.int32))
+            read_table("name", table, np.zeros(701, np.int32))
+    other = b'{"model":"m","documents":[{"kind":"file","name":"x","tokens":700}]}'
     with pytest.raises(MemoryFileError, match="list of documents"):
-        read_table(b'{"model":"m","documents":[{"kind":"file","name":"x","tokens":700}]}', np.zeros(702, np.int32))
+        read_table("name", other, np.zeros(702, np.int32))
 
 
 # ---------------------------------------------------------------------- journal

@@ -17,8 +17,7 @@ from support.memories import VOCABULARY, a_text, answers, ended, filled, forked,
 
 from ngramspec.memory import Memory, MemoryFileError, Store
 from ngramspec.memory import store as store_module
-from ngramspec.memory.documents import total
-from ngramspec.memory.snapshot import BLOCK
+from ngramspec.memory.snapshot import BLOCK, total
 
 POSIX = pytest.mark.skipif(os.name != "posix", reason="needs POSIX signals and limits")
 
@@ -93,8 +92,9 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
         store.append([1])
     # In this process the answer is remembered all the same.
     memory = Memory(store=store, keeps=True)
+    memory.hear([4, 5, 6])
     with pytest.raises(MemoryFileError):
-        memory.remember([4, 5, 6])
+        memory.keep([4, 5, 6])
     assert memory.indexes[-1].size == 4
 
 
@@ -275,8 +275,8 @@ def held(memory: Memory) -> list[list[int]]:
 def test_remembering_in_the_process_only_and_for_later_sessions(tmp_path: Path) -> None:
     store = filled(tmp_path / "filled")
     memory = Memory(store.read())
-    memory.remember([4, 5, 6])
-    memory.remember([])
+    memory.hear([4, 5, 6])
+    memory.hear([])
     memory.keep([1, 2])
     assert (memory.keeps, Memory(store=store).keeps) == (False, False)
     assert held(memory)[-1] == [4, 5, 6, -1]
@@ -284,7 +284,9 @@ def test_remembering_in_the_process_only_and_for_later_sessions(tmp_path: Path) 
     store = new_store(tmp_path)
     memory = Memory(store.read(), store=store, keeps=True)
     assert (memory.keeps, len(memory.indexes), memory.stored) == (True, 1, 0)
-    memory.remember([4, 5, 6])
+    memory.hear([4, 5, 6])
+    memory.keep([4, 5, 6])
+    memory.keep([])
     assert answers(store) == [[4, 5, 6]]
     assert held(memory)[-1] == [4, 5, 6, -1]
     memory.hear([7])
@@ -337,7 +339,8 @@ def test_own_answers_are_not_taken_up_twice(tmp_path: Path) -> None:
     store = filled(tmp_path)
     memory = Memory(store.read(), store=store, keeps=True)
     assert held(memory)[1:] == [[7, 7, 7, 7, 1, -1, 8, 8, 8, 8, 2, -1], []]
-    memory.remember([3, 3])
+    memory.hear([3, 3])
+    memory.keep([3, 3])
     memory.refresh()
     assert held(memory)[2] == [3, 3, -1]
     store.update(lambda texts: texts)

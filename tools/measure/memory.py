@@ -25,9 +25,8 @@ from ngramspec import machine
 from ngramspec.drafting import make_drafter, token_index
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.memory import Memory, Store
-from ngramspec.memory.documents import Document
 from ngramspec.memory.indexing import add_files
-from ngramspec.memory.snapshot import Ints
+from ngramspec.memory.snapshot import Document, Ints
 
 RUNS = 9
 TEXT, PROMPT, LONGEST = 20_000, 1_000, 15
