@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from watchfiles import watch
 
@@ -58,8 +59,7 @@ def watch_folders(
             for root, identity in zip(roots, began, strict=True):
                 if _identity(root) != identity:
                     raise MemoryFileError(f"{root} is not the folder any more that was watched; watch it again")
-            paths = [Path(name) for _, name in events]
-            if first or any(concerns((path for path in paths if root in path.parents), root) for root in roots):
+            if first or _concern(events, roots):
                 first = False
                 start = time.monotonic()
                 added = add_files(store, tokenizer, roots, threads=threads, may_be_empty=True)
@@ -69,6 +69,11 @@ def watch_folders(
     except (OSError, RuntimeError) as error:
         names = ", ".join(map(str, roots))
         raise MemoryFileError(f"cannot watch {names}: {error} (WATCHFILES_FORCE_POLLING=1 polls instead)") from error
+
+
+def _concern(events: set[tuple[Any, str]], roots: Sequence[Path]) -> bool:
+    paths = [Path(name) for _, name in events]
+    return any(concerns((path for path in paths if root in path.parents), root) for root in roots)
 
 
 def _identity(root: Path) -> tuple[int, int]:
