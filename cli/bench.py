@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import Annotated
-
-import typer
 
 from ngramspec.decoding.decoder import SpeculativeDecoder
 from ngramspec.drafting import make_drafter
@@ -29,22 +28,13 @@ from ngramspec.machine_settings import recalled
 from ngramspec.memory.memory import DEFAULT
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import Policy
+from ngramspec.sampling.option import option, within
 from ngramspec.sampling.settings import Sampling
 
 from .about import columns, exact_mode, model_lines, origin, provenance
 from .bench_view import document, show, show_against
 from .console import Outcome, leave, note, usage_error
-from .options import (
-    Model,
-    PromptFiles,
-    check_lossy,
-    find,
-    flags_in_errors,
-    load_flag,
-    open_found,
-    open_target,
-    prepared,
-)
+from .options import PROMPTS, Model, check_lossy, find, flags_in_errors, open_found, open_target, prepared
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
 from .view import run_counted, slow_core, tuned_line
@@ -108,30 +98,20 @@ def bench(
     sampling: SamplingOptions,
     post: PostOptions,
     model: Model = None,
-    policy: Annotated[str, load_flag("policy", f"How much to draft: {', '.join(POLICIES)}; {ALL}: compare.")] = "cost",
-    prompts: PromptFiles = None,
-    category: Annotated[
-        list[str] | None, typer.Option("--category", help="Only this category; may be repeated.")
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", min=1, help="Most prompts per category; default: all.")
-    ] = None,
-    repeat: Annotated[
-        int | None, typer.Option("--repeat", min=1, help="Runs of each kind per prompt; default: 3.")
-    ] = None,
-    predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per run.")] = 128,
-    alpha: Annotated[
-        bool, typer.Option("--alpha", help="Measure alpha of n-gram counts too, by order; two ways, untimed.")
-    ] = False,
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="URL",
-            help="Compare with a running server of the same model: llama-server, or any that speaks OpenAI's API.",
-        ),
-    ] = None,
-    as_json: Annotated[str | None, json_option("every run")] = None,
+    policy: str = option("cost", "--policy", help=f"How much to draft: {', '.join(POLICIES)}; {ALL}: compare."),
+    prompts: Path | None = PROMPTS,
+    category: list[str] | None = option(None, "--category", help="Only this category; may be repeated."),
+    limit: int | None = option(None, "--limit", help="Most prompts per category; default: all.", allowed=within(1)),
+    repeat: int | None = option(None, "--repeat", help="Runs of each kind per prompt; default: 3.", allowed=within(1)),
+    predict: int = option(128, "-n", "--predict", help="Most tokens per run.", allowed=within(2)),
+    alpha: bool = option(False, "--alpha", help="Measure alpha of n-gram counts too, by order; two ways, untimed."),
+    against: str | None = option(
+        None,
+        "--against",
+        metavar="URL",
+        help="Compare with a running server of the same model: llama-server, or any that speaks OpenAI's API.",
+    ),
+    as_json: str | None = json_option("every run"),
 ) -> None:
     """Measure plain against drafted decoding, interleaved, on the same prompts.
 

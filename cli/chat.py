@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
 
 import typer
 from prompt_toolkit.completion import (
@@ -28,6 +27,7 @@ from ngramspec.instruments.trace import TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.memory.memory import settings_path
 from ngramspec.models.find import names
+from ngramspec.sampling.option import option
 from ngramspec.storage import state_folder
 
 from . import chat_commands
@@ -35,7 +35,7 @@ from .chat_input import Terminal, no_echo, piped_lines
 from .chat_session import ChatSampling, Session, last_kept, open_model
 from .chat_settings import SETTINGS
 from .console import FAILED, complain, counted, fail, note, printable, read_stdin, read_text, usage_error
-from .options import Model, Stop, TraceFile, check_lossy, check_predict, check_stop, find
+from .options import STOP, TRACE, Model, check_lossy, check_predict, check_stop, find
 from .sampling_options import check_sampling
 
 
@@ -43,29 +43,21 @@ def chat(
     load: LoadSettings,
     sampling: ChatSampling,
     model: Model = None,
-    predict: Annotated[
-        int, typer.Option("-n", "--predict", help="Most tokens of an answer; -1: until the context is full.")
-    ] = -1,
-    system: Annotated[str | None, typer.Option("-sys", "--system", help="System message.")] = None,
-    file: Annotated[
-        str | None, typer.Option("-f", "--file", help="First user message, from a file; -: from the whole of stdin.")
-    ] = None,
-    stop: Stop = None,
-    show_drafts: Annotated[
-        bool,
-        typer.Option(
-            "--show-drafts",
-            help="Show accepted draft tokens in green, refused ones struck through in red, corrections in blue.",
-        ),
-    ] = False,
-    no_markdown: Annotated[
-        bool, typer.Option("--no-markdown", help="Show answers as they are written, Markdown and all.")
-    ] = False,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the conversation on this disk, for --resume.")] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the conversation that was kept last, and keep it.")
-    ] = False,
-    trace: TraceFile = None,
+    predict: int = option(-1, "-n", "--predict", help="Most tokens of an answer; -1: until the context is full."),
+    system: str | None = option(None, "-sys", "--system", help="System message."),
+    file: str | None = option(
+        None, "-f", "--file", help="First user message, from a file; -: from the whole of stdin."
+    ),
+    stop: list[str] | None = STOP,
+    show_drafts: bool = option(
+        False,
+        "--show-drafts",
+        help="Show accepted draft tokens in green, refused ones struck through in red, corrections in blue.",
+    ),
+    no_markdown: bool = option(False, "--no-markdown", help="Show answers as they are written, Markdown and all."),
+    keep: bool = option(False, "--keep", help="Keep the conversation on this disk, for --resume."),
+    resume: bool = option(False, "--resume", help="Go on with the conversation that was kept last, and keep it."),
+    trace: Path | None = TRACE,
 ) -> None:
     """Chat with a model: ngramspec chat model.gguf (/help lists the commands)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -28,7 +28,7 @@ from .chat_input import StopKey, no_echo
 from .chat_view import AnswerView
 from .console import Terminated, complain, fail, guarded_stdout, note, prefill_bar
 from .options import keep, open_found
-from .sampling_options import SamplingOptions, flag
+from .sampling_options import SamplingOptions, setting
 from .view import no_gain, rounding, slow_core, summary
 
 _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is full"}
@@ -38,7 +38,7 @@ _CUT = {"length": "cut off by -n/--predict", "context": "cut off: the context is
 class ChatSampling(SamplingOptions):
     """llama.cpp's temperature for chat."""
 
-    temperature: Annotated[float, flag("temperature")] = 0.8
+    temperature: float = setting("temperature", 0.8)
 
 
 def open_model(found: Found, settings: LoadSettings) -> Loaded:

@@ -20,21 +20,14 @@ from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import is_model_argument
 from ngramspec.sampling.distribution import Logprobs
+from ngramspec.sampling.option import between, option, within
 from ngramspec.steps import Stats, Step
 
 from .complete_beams import check_beams, complete_with_beams
 from .complete_text import Texts, prompt_of, read_texts
 from .completion import models
-from .console import (
-    guarded_stdout,
-    leave,
-    note,
-    outcome,
-    prefill_bar,
-    usage_error,
-    write_stdout,
-)
-from .options import Stop, TraceFile, check_lossy, check_predict, check_stop, find, keep, open_found
+from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
+from .options import STOP, TRACE, check_lossy, check_predict, check_stop, find, keep, open_found
 from .sampling_options import SamplingOptions, check_sampling
 from .view import no_gain, rounding, slow_core, summary
 
@@ -53,43 +46,37 @@ def complete(
     file: Annotated[
         str | None, typer.Argument(metavar="FILE|-", help="Text to continue; -, or nothing: stdin.")
     ] = None,
-    text_file: Annotated[str | None, typer.Option("-f", "--file", help="Text to continue, as an option.")] = None,
-    predict: Annotated[int, typer.Option("-n", "--predict", help="Most tokens; -1: until the context is full.")] = 256,
-    stop: Stop = None,
-    suffix: Annotated[
-        str | None,
-        typer.Option("--suffix", metavar="FILE|-", help="Fill a gap: the text behind it. For models that can."),
-    ] = None,
-    prediction: Annotated[
-        str | None,
-        typer.Option(
-            "--prediction", metavar="FILE", help="Text that the continuation is likely to copy: drafted from first."
-        ),
-    ] = None,
-    truncate: Annotated[
-        bool, typer.Option("--truncate", help="Keep the tail of a text that is too long, instead of refusing it.")
-    ] = False,
-    echo: Annotated[
-        bool, typer.Option("--echo", help="Print the text before its continuation, and what --suffix names after it.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            "--logprobs", metavar="N", min=0, help="With --json: logprobs of each token and of the N likeliest."
-        ),
-    ] = None,
-    trace: TraceFile = None,
-    beams: Annotated[
-        int | None,
-        typer.Option(
-            "--beams",
-            metavar="W",
-            min=1,
-            max=SEQUENCES - 1,
-            help="Beam search: the likeliest text of W kept at each step.",
-        ),
-    ] = None,
+    text_file: str | None = option(None, "-f", "--file", help="Text to continue, as an option."),
+    predict: int = option(256, "-n", "--predict", help="Most tokens; -1: until the context is full."),
+    stop: list[str] | None = STOP,
+    suffix: str | None = option(
+        None, "--suffix", metavar="FILE|-", help="Fill a gap: the text behind it. For models that can."
+    ),
+    prediction: str | None = option(
+        None, "--prediction", metavar="FILE", help="Text that the continuation is likely to copy: drafted from first."
+    ),
+    truncate: bool = option(
+        False, "--truncate", help="Keep the tail of a text that is too long, instead of refusing it."
+    ),
+    echo: bool = option(
+        False, "--echo", help="Print the text before its continuation, and what --suffix names after it."
+    ),
+    as_json: bool = option(False, "--json", help="Print one JSON object instead of the text."),
+    logprobs: int | None = option(
+        None,
+        "--logprobs",
+        metavar="N",
+        help="With --json: logprobs of each token and of the N likeliest.",
+        allowed=within(0),
+    ),
+    trace: Path | None = TRACE,
+    beams: int | None = option(
+        None,
+        "--beams",
+        metavar="W",
+        help="Beam search: the likeliest text of W kept at each step.",
+        allowed=between(1, SEQUENCES - 1),
+    ),
 ) -> None:
     """Continue a text: cat app.py | ngramspec complete model.gguf -n 200 > rest.py
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Annotated
 
-import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -20,6 +19,7 @@ from ngramspec.llama.target import Target
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine_settings import recalled
+from ngramspec.sampling.option import option
 
 from .console import guarded_stdout, note
 from .options import Model, find, open_target
@@ -29,7 +29,7 @@ from .view import facts_table, report_console, tuned_line
 def info(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
-    fresh: Annotated[bool, typer.Option("--fresh", help="Measure again instead of showing what is cached.")] = False,
+    fresh: bool = option(False, "--fresh", help="Measure again instead of showing what is cached."),
 ) -> None:
     """Show the build, the model, its cost curve and its bit-identical batch sizes.
 

@@ -200,7 +200,7 @@ def clear(memory: Name = DEFAULT) -> None:
 def stats(
     post: PostOptions,
     memory: Name = DEFAULT,
-    as_json: Annotated[str | None, json_option("all figures")] = None,
+    as_json: str | None = json_option("all figures"),
 ) -> None:
     """Show what a memory holds and takes, and whether answers are remembered.
 

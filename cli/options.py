@@ -1,15 +1,16 @@
 """The options that commands share, named as llama.cpp users know them, and what they are turned into.
 
-A group of options is a dataclass; a command takes the whole group as one parameter, and `grouped` spreads its
-fields over the command's own signature for typer to see.
+An option is told by `ngramspec.sampling.option.option`, as a field of a dataclass or as the default of a command's
+parameter. A group of options is a dataclass; a command takes the whole group as one parameter, and `grouped` makes all
+of them options that typer sees.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -25,7 +26,7 @@ from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_whole
 from ngramspec.models.find import ModelSource, resolve
-from ngramspec.sampling.option import Option, options
+from ngramspec.sampling.option import KEY, Option, option, options
 
 from .completion import models
 from .console import download_bar, fail, note, signals_deferred, usage_error
@@ -42,15 +43,13 @@ Model = Annotated[
     ),
 ]
 
-PromptFiles = Annotated[
-    Path | None, typer.Option("--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec.")
-]
-
-TraceFile = Annotated[
-    Path | None, typer.Option("--trace", metavar="FILE", help="Write every pass to FILE; see ngramspec trace --help.")
-]
-
-Stop = Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")]
+PROMPTS: Path | None = option(
+    None, "--prompts", metavar="DIR|FILE", help="Your own prompts; default: those of ngramspec."
+)
+TRACE: Path | None = option(
+    None, "--trace", metavar="FILE", help="Write every pass to FILE; see ngramspec trace --help."
+)
+STOP: list[str] | None = option(None, "--stop", help="End before this text; may be repeated.")
 
 NO_LIMIT = 2**31
 """More tokens than any context holds."""
@@ -142,7 +141,12 @@ def keep(memory: Memory | None, tokens: Sequence[int]) -> None:
 # --------------------------------------------------------------------------- groups of options
 
 _FLAGS = {name: known.flags[0] for name, known in options(LoadSettings).items()}
-_DEFAULTS = {one.name: one.default for one in fields(LoadSettings)}
+_TYPERS: dict[str, dict[str, Any]] = {
+    "draft_model": {"autocompletion": models},
+    "model_file": {"autocompletion": models},
+    "api_key": {"envvar": "NGRAMSPEC_API_KEY"},
+}
+"""What typer is told of some options that others do not have, by their names."""
 
 
 @contextmanager
@@ -154,32 +158,24 @@ def flags_in_errors() -> Iterator[None]:
         usage_error(error.worded(_FLAGS))
 
 
-def flag(known: Option, default: object, help: str | None = None, **more: Any) -> Any:
-    """The command line's option for a setting, with another line of help if one is given."""
+def _parameter(name: str, hint: Any, one: Field[Any], help: str | None = None) -> inspect.Parameter:
+    """The parameter that typer sees for a field that `option` made; `help`: another line of help."""
+    known: Option = one.metadata[KEY]
     # A default that is None, or is parsed from text, says nothing to the user; the help text does.
-    shown = known.parse is None and default is not None
+    shown = known.parse is None and one.default is not None
     least, most = (None, None) if known.allowed is None else (known.allowed.least, known.allowed.most)
-    help = known.help if help is None else help
-    return typer.Option(*known.flags, help=help, metavar=known.metavar, show_default=shown, min=least, max=most, **more)
-
-
-def load_flag(name: str, help: str | None = None) -> Any:
-    """The option for a setting of `LoadSettings`, where a command has it by itself."""
-    return flag(options(LoadSettings)[name], _DEFAULTS[name], help)
-
-
-def _fields(group: type, names: Sequence[str] | None, helps: Mapping[str, str]) -> Iterator[inspect.Parameter]:
-    """The fields of a group as parameters of a command."""
-    hints = get_type_hints(group, include_extras=True)
-    for one in fields(group):
-        if names is not None and one.name not in names:
-            continue
-        assert one.default is not MISSING
-        hint = hints[one.name]
-        if (known := options(group).get(one.name)) is not None:
-            more = {"autocompletion": models} if one.name == "draft_model" else {}
-            hint = Annotated[hint, flag(known, one.default, helps.get(one.name), **more)]
-        yield inspect.Parameter(one.name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=hint)
+    made = typer.Option(
+        *known.flags,
+        help=help or known.help,
+        metavar=known.metavar,
+        show_default=shown,
+        min=least,
+        max=most,
+        **_TYPERS.get(name, {}),
+    )
+    return inspect.Parameter(
+        name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=Annotated[hint, made]
+    )
 
 
 def grouped(command: Command) -> Command:
@@ -191,16 +187,19 @@ def grouped(command: Command) -> Command:
     groups: dict[str, tuple[type, list[str]]] = {}
     parameters: list[inspect.Parameter] = []
     hints = get_type_hints(command, include_extras=True)
-    for parameter in inspect.signature(command).parameters.values():
-        hint = hints[parameter.name]
+    for name, parameter in inspect.signature(command).parameters.items():
+        hint = hints[name]
         group, *chosen = get_args(hint) if get_origin(hint) is Annotated else (hint,)
-        if not is_dataclass(group):
+        if isinstance(parameter.default, Field):
+            parameters.append(_parameter(name, hint, parameter.default))
+        elif not is_dataclass(group):
             parameters.append(parameter.replace(annotation=hint, kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        assert isinstance(group, type)
-        spread_out = list(_fields(group, chosen[0] if chosen else None, chosen[1] if len(chosen) > 1 else {}))
-        groups[parameter.name] = group, [one.name for one in spread_out]
-        parameters += spread_out
+        else:
+            assert isinstance(group, type)
+            typed, helps = get_type_hints(group), chosen[1] if len(chosen) > 1 else {}
+            some = [one for one in fields(group) if not chosen or one.name in chosen[0]]
+            groups[name] = group, [one.name for one in some]
+            parameters += [_parameter(one.name, typed[one.name], one, helps.get(one.name)) for one in some]
 
     def spread(**values: Any) -> None:
         with flags_in_errors():

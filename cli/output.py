@@ -10,36 +10,32 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, fields
 from errno import EACCES
 from pathlib import Path
-from typing import Annotated, Any, Self, get_type_hints
-
-import typer
+from typing import Any, Self
 
 from ngramspec.instruments.reports.render import html, markdown
 from ngramspec.instruments.reports.report import Report
 from ngramspec.instruments.reports.svg import svg
-from ngramspec.sampling.option import options
+from ngramspec.sampling.option import option, options
 
 from .console import fail, guarded_stdout, usage_error, write_stdout
 
 
 def json_option(what: str) -> Any:
     """The option that names the file, of a command that writes `what` to it."""
-    return typer.Option(
-        "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout, and no table.", show_default=False
-    )
+    return option(None, "--json", metavar="FILE|-", help=f"Write {what} as JSON; -: to stdout, and no table.")
 
 
 @dataclass(frozen=True, slots=True)
 class PostOptions:
     """What is made to be posted."""
 
-    markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print a Markdown table with the line that reproduces it, and no more.")
-    ] = False
-    svg: Annotated[str | None, typer.Option("--svg", metavar="FILE|-", help="Draw a chart; -: to stdout.")] = None
-    html: Annotated[
-        str | None, typer.Option("--html", metavar="FILE|-", help="Write a page with tables and charts; -: to stdout.")
-    ] = None
+    markdown: bool = option(
+        False, "--markdown", help="Print a Markdown table with the line that reproduces it, and no more."
+    )
+    svg: str | None = option(None, "--svg", metavar="FILE|-", help="Draw a chart; -: to stdout.")
+    html: str | None = option(
+        None, "--html", metavar="FILE|-", help="Write a page with tables and charts; -: to stdout."
+    )
 
 
 class Output:
@@ -151,26 +147,17 @@ def command_line(command: str, arguments: Sequence[str | None], told: Mapping[st
         groups: of options; those that are not as by default are told, but for flags that stand in `told`.
     """
     words = ["ngramspec", *command.split(), *(_file_name(one) for one in arguments if one is not None)]
-    grouped = {flag: value for group in groups for flag, value in _flags(group)}
+    grouped = {
+        options(group)[field.name].flags[0]: value
+        for group in groups
+        for field in fields(group)
+        if (value := getattr(group, field.name)) != field.default
+    }
     for flag, value in (dict(told) | {flag: value for flag, value in grouped.items() if flag not in told}).items():
         for one in value if isinstance(value, list | tuple) else [value]:
             if one is not None and one is not False:
                 words += [flag] if one is True else [flag, _file_name(str(one))]
     return shlex.join(words)
-
-
-def _flags(group: Any) -> Iterator[tuple[str, Any]]:
-    hints = get_type_hints(type(group), include_extras=True)
-    for field in fields(group):
-        value = getattr(group, field.name)
-        if value != field.default:
-            if (setting := options(group).get(field.name)) is not None:
-                yield setting.flags[0], value
-                continue
-            (known,) = hints[field.name].__metadata__
-            # typer takes the first flag for a default where the description stands in an annotation.
-            flags = [flag for flag in (known.default, *(known.param_decls or ())) if isinstance(flag, str)]
-            yield (flags or [f"--{field.name.replace('_', '-')}"])[0], value
 
 
 def _file_name(text: str) -> str:

@@ -24,6 +24,7 @@ from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.policies import make_policy
+from ngramspec.sampling.option import option, within
 
 from .console import fail, leave, note, prefill_bar, usage_error
 from .options import find, open_target, open_vocabulary
@@ -32,6 +33,8 @@ from .view import LISTED, print_report, run_counted, section_parts, slow_core
 
 FRONT = 512
 """Tokens of context on which the passes of --model are timed."""
+
+_CURVES = ", ".join(CURVES)
 
 UNNAMED = "no --vocab or --model: the texts are cut into the tokens of"
 
@@ -51,36 +54,34 @@ def replay(
         list[str],
         typer.Argument(metavar="FILE...", help="Recorded conversations, JSONL or plain text pairs; -: from stdin."),
     ],
-    drafter: Annotated[str, typer.Option(help=f"What drafts: {', '.join(DRAFTERS)}.")] = DEFAULT,
-    memory: Annotated[
-        Literal["on", "off"], typer.Option(help="Remember the answers of earlier conversations of the run.")
-    ] = "off",
-    curve: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME|FILE",
-            help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
-            f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
-            f" of: {', '.join(CURVES)}.",
-        ),
-    ] = None,
-    model: Annotated[str | None, typer.Option(metavar="MODEL", help="Measure the costs of this model.")] = None,
-    vocab: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.gguf",
-            help="Whose tokens; weights need not be in it. Default: the model's, or the default model's.",
-        ),
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Most conversations per category, drawn at random once; default: all.")
-    ] = None,
-    no_oracle: Annotated[bool, typer.Option("--no-oracle", help="Leave the copy-oracle out.")] = False,
-    strict: Annotated[bool, typer.Option("--strict", help="Refuse broken entries instead of skipping them.")] = False,
-    with_texts: Annotated[
-        bool, typer.Option("--with-texts", help="Show in --html what was drafted of the first answer of each category.")
-    ] = False,
-    as_json: Annotated[str | None, json_option("all figures")] = None,
+    drafter: str = option(DEFAULT, "--drafter", help=f"What drafts: {', '.join(DRAFTERS)}."),
+    memory: Literal["on", "off"] = option(
+        "off", "--memory", help="Remember the answers of earlier conversations of the run."
+    ),
+    curve: list[str] | None = option(
+        None,
+        "--curve",
+        metavar="NAME|FILE",
+        help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
+        f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
+        f" of: {_CURVES}.",
+    ),
+    model: str | None = option(None, "--model", metavar="MODEL", help="Measure the costs of this model."),
+    vocab: Path | None = option(
+        None,
+        "--vocab",
+        metavar="FILE.gguf",
+        help="Whose tokens; weights need not be in it. Default: the model's, or the default model's.",
+    ),
+    limit: int | None = option(
+        None, "--limit", help="Most conversations per category, drawn at random once; default: all.", allowed=within(1)
+    ),
+    no_oracle: bool = option(False, "--no-oracle", help="Leave the copy-oracle out."),
+    strict: bool = option(False, "--strict", help="Refuse broken entries instead of skipping them."),
+    with_texts: bool = option(
+        False, "--with-texts", help="Show in --html what was drafted of the first answer of each category."
+    ),
+    as_json: str | None = json_option("all figures"),
 ) -> None:
     """Replay recorded conversations: what would drafting have gained?
 

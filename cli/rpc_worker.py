@@ -5,27 +5,25 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from typing import Annotated
-
-import typer
 
 from ngramspec import machine
 from ngramspec.llama import rpc
+from ngramspec.loading.settings import THREADS
+from ngramspec.sampling.option import between, option
 from ngramspec.storage import cache_folder
 
 from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, note
-from .options import load_flag
 
 
 def rpc_worker(
-    host: Annotated[str, typer.Option(help="IPv4 address to listen on: this machine's, in a network you trust.")] = (
-        "127.0.0.1"
+    host: str = option(
+        "127.0.0.1", "--host", help="IPv4 address to listen on: this machine's, in a network you trust."
     ),
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port.")] = 50052,
-    threads: Annotated[int | None, load_flag("threads")] = None,
-    cache: Annotated[
-        bool, typer.Option("--cache", help="Keep large tensors on this disk, so that they are sent once.")
-    ] = False,
+    port: int = option(50052, "--port", help="Port.", allowed=between(1, 65535)),
+    threads: int | None = option(
+        None, "-t", "--threads", help="CPU threads; default: the physical cores.", allowed=THREADS
+    ),
+    cache: bool = option(False, "--cache", help="Keep large tensors on this disk, so that they are sent once."),
 ) -> None:
     """Lend this machine to a model run elsewhere: ngramspec rpc-worker --host 10.0.0.2
 

@@ -8,31 +8,28 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, get_type_hints
-
-import typer
+from typing import Any, Literal, TypeVar, get_type_hints
 
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
-from ngramspec.sampling import option
+from ngramspec.sampling.option import option, options
 from ngramspec.sampling.settings import Sampling
 
-from . import options
 from .console import fail, note, read_text, usage_error
 
 T = TypeVar("T")
 
 
-_SETTINGS = {f.name: f for f in fields(Sampling)}
-_OPTIONS = option.options(Sampling)
+_SETTINGS = {one.name: one for one in fields(Sampling)}
+_OPTIONS = options(Sampling)
 
 
-def flag(name: str) -> Any:
-    """The command line's option for a setting of `Sampling`."""
-    return options.flag(_OPTIONS[name], _SETTINGS[name].default)
+def setting(name: str, default: Any) -> Any:
+    """A field for a setting of `Sampling`, with another default."""
+    return field(default=default, metadata=_SETTINGS[name].metadata)
 
 
 def with_settings(group: type[T]) -> type[T]:
@@ -40,11 +37,9 @@ def with_settings(group: type[T]) -> type[T]:
     own, hints = inspect.get_annotations(group), get_type_hints(Sampling)
     added: dict[str, Any] = {}
     for name, known in _OPTIONS.items():
-        if name in own:
-            continue
-        given = hints[name] if known.parse is None else (list[str] if known.repeatable else str) | None
-        added[name] = Annotated[given, flag(name)]
-        setattr(group, name, None if known.parse is not None else _SETTINGS[name].default)
+        if name not in own:
+            added[name] = hints[name] if known.parse is None else (list[str] if known.repeatable else str) | None
+            setattr(group, name, setting(name, None if known.parse is not None else _SETTINGS[name].default))
     group.__annotations__ = added | own
     return dataclass(frozen=True, slots=True)(group)
 
@@ -65,29 +60,24 @@ class SamplingOptions:
     Commands with another default temperature subclass this.
     """
 
-    grammar: Annotated[str | None, flag("grammar")] = None
-    grammar_file: Annotated[
-        Path | None, typer.Option("--grammar-file", metavar="FILE", help="The same, from a file.")
-    ] = None
-    json_schema: Annotated[
-        str | None, typer.Option("-j", "--json-schema", metavar="JSON", help="JSON schema of the text.")
-    ] = None
-    json_schema_file: Annotated[
-        Path | None, typer.Option("-jf", "--json-schema-file", metavar="FILE", help="The same, from a file.")
-    ] = None
-    seed: Annotated[int, flag("seed")] = -1
-    rule: Annotated[
-        Literal["coupled", "match", "rejection"] | None,
-        typer.Option(
-            "--acceptance", help="Above temperature 0: coupled (default), match (both keep a seed's text) or rejection."
-        ),
-    ] = None
-    lenience: Annotated[
-        float, typer.Option("--lenience", metavar="L", help="CHANGES THE OUTPUT: accept drafts 1/L times as readily.")
-    ] = 1.0
-    typical_acceptance: Annotated[
-        bool, typer.Option("--typical-acceptance", help="CHANGES THE OUTPUT: accept drafts that are plausible enough.")
-    ] = False
+    grammar: str | None = setting("grammar", None)
+    grammar_file: Path | None = option(None, "--grammar-file", metavar="FILE", help="The same, from a file.")
+    json_schema: str | None = option(None, "-j", "--json-schema", metavar="JSON", help="JSON schema of the text.")
+    json_schema_file: Path | None = option(
+        None, "-jf", "--json-schema-file", metavar="FILE", help="The same, from a file."
+    )
+    seed: int = setting("seed", -1)
+    rule: Literal["coupled", "match", "rejection"] | None = option(
+        None,
+        "--acceptance",
+        help="Above temperature 0: coupled (default), match (both keep a seed's text) or rejection.",
+    )
+    lenience: float = option(
+        1.0, "--lenience", metavar="L", help="CHANGES THE OUTPUT: accept drafts 1/L times as readily."
+    )
+    typical_acceptance: bool = option(
+        False, "--typical-acceptance", help="CHANGES THE OUTPUT: accept drafts that are plausible enough."
+    )
 
     def sampling(self) -> Sampling:
         """The sampling asked for; ends the program if a value is out of its range, or two contradict each other."""

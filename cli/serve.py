@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
 from ngramspec.loading.settings import LOADING, LoadSettings
+from ngramspec.sampling.option import option
 
-from .completion import models
 from .console import fail, note, usage_error
 from .options import Model
-from .serve_options import LONGEST_DRAFT, AccessOptions, AnywayOptions, DefaultSampling, EmbeddingOptions, EngineOptions
+from .serve_options import LONGEST_DRAFT, DefaultSampling, ServeOptions, UnneededOptions
 
 SETTINGS = (
     (
@@ -30,19 +28,13 @@ SETTINGS = (
 
 def serve(
     load: Annotated[LoadSettings, SETTINGS[0], SETTINGS[1]],
-    access: AccessOptions,
-    engine: EngineOptions,
-    embedding: EmbeddingOptions,
+    serving: ServeOptions,
     sampling: DefaultSampling,
-    anyway: AnywayOptions,
+    unneeded: UnneededOptions,
     model: Model = None,
-    model_file: Annotated[
-        str | None, typer.Option("-m", "--model", metavar="MODEL", autocompletion=models, help="The same as MODEL.")
-    ] = None,
-    alias: Annotated[
-        str | None, typer.Option("-a", "--alias", metavar="NAME", help="Name of the model; default: the file's.")
-    ] = None,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the chat page in a browser.")] = False,
+    model_file: str | None = option(None, "-m", "--model", metavar="MODEL", help="The same as MODEL."),
+    alias: str | None = option(None, "-a", "--alias", metavar="NAME", help="Name of the model; default: the file's."),
+    open_page: bool = option(False, "--open", help="Open the chat page in a browser."),
 ) -> None:
     """Serve a model over HTTP: ngramspec serve model.gguf (then http://127.0.0.1:8080/ shows a chat page)
 
@@ -65,9 +57,9 @@ def serve(
 
     if model is not None and model_file is not None:
         usage_error(f"two models are named: {model} and, with -m, {model_file}; give one")
-    anyway.tell()
-    if load.ctx_size and engine.parallel > 1:
-        shared = max(16, load.ctx_size // engine.parallel)
-        each = f"-c {load.ctx_size} is the context of each of {engine.parallel} requests"
+    unneeded.tell()
+    if load.ctx_size and serving.parallel > 1:
+        shared = max(16, load.ctx_size // serving.parallel)
+        each = f"-c {load.ctx_size} is the context of each of {serving.parallel} requests"
         note(f"{each}; llama-server shares it among them (-c {shared} is that)")
-    run(load, access, engine, embedding, sampling.defaults(), model or model_file, alias, open_page)
+    run(load, serving, sampling.defaults(), model or model_file, alias, open_page=open_page)

@@ -1,23 +1,20 @@
-"""The options of `ngramspec serve`, in groups, and what they are turned into."""
+"""The options of `ngramspec serve`, and what they are turned into."""
 
 from __future__ import annotations
 
 import ssl
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, cast, get_type_hints
 
-import psutil
-import typer
-
-from ngramspec.llama.embedder import POOLINGS, Pooling
+from ngramspec.llama.embedder import POOLINGS
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.llama.vocabulary import CHATML
+from ngramspec.sampling.option import between, option, options, within
 from ngramspec.sampling.settings import Sampling
 
 from .console import fail, note, read_text, usage_error
 from .options import check_predict
-from .sampling_options import flag, settings_of, with_settings
+from .sampling_options import setting, settings_of, with_settings
 
 LONGEST_DRAFT = MAX_EVALUATE - 1
 
@@ -29,8 +26,8 @@ MOST_EMBEDDED = 8192
 class DefaultSampling:
     """How a token is chosen where a request does not say so."""
 
-    temperature: Annotated[float, flag("temperature")] = 0.8
-    seed: Annotated[int, typer.Option("-s", "--seed", min=-1, help="Seed; -1: a random one for each request.")] = -1
+    temperature: float = setting("temperature", 0.8)
+    seed: int = option(-1, "-s", "--seed", help="Seed; -1: a random one for each request.", allowed=within(-1))
 
     def defaults(self) -> tuple[Sampling, int | None]:
         """The settings, and the seed, None for random ones; ends the program where they cannot be."""
@@ -42,36 +39,75 @@ class DefaultSampling:
 
 
 @dataclass(frozen=True, slots=True)
-class AccessOptions:
-    """Where the server listens, and to whom."""
+class ServeOptions:
+    """Where the server listens and to whom, how requests share the model, and whether texts are made vectors of."""
 
-    host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0: all of this machine's.")] = "127.0.0.1"
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0: any that is free.")] = 8080
-    api_key: Annotated[
-        str | None,
-        typer.Option(
-            "--api-key",
-            envvar="NGRAMSPEC_API_KEY",
-            help="Key that requests must show; default: $NGRAMSPEC_API_KEY, or none.",
-        ),
-    ] = None
-    api_key_file: Annotated[
-        Path | None, typer.Option("--api-key-file", metavar="FILE", help="Keys that requests may show, one a line.")
-    ] = None
-    ssl_key_file: Annotated[
-        Path | None, typer.Option("--ssl-key-file", metavar="FILE", help="Answer by HTTPS, with this private key.")
-    ] = None
-    ssl_cert_file: Annotated[
-        Path | None, typer.Option("--ssl-cert-file", metavar="FILE", help="The certificate of that key, PEM.")
-    ] = None
-    cors: Annotated[
-        list[str] | None,
-        typer.Option("--cors", metavar="ORIGIN", help="Pages that may ask: https://example.org; *: all; repeatable."),
-    ] = None
-    allow_host: Annotated[
-        list[str] | None,
-        typer.Option("--allow-host", metavar="NAME", help="A further name of this server; repeatable."),
-    ] = None
+    host: str = option("127.0.0.1", "--host", help="Address to listen on; 0.0.0.0: all of this machine's.")
+    port: int = option(8080, "--port", help="Port; 0: any that is free.", allowed=between(0, 65535))
+    api_key: str | None = option(
+        None, "--api-key", help="Key that requests must show; default: $NGRAMSPEC_API_KEY, or none."
+    )
+    api_key_file: Path | None = option(
+        None, "--api-key-file", metavar="FILE", help="Keys that requests may show, one a line."
+    )
+    ssl_key_file: Path | None = option(
+        None, "--ssl-key-file", metavar="FILE", help="Answer by HTTPS, with this private key."
+    )
+    ssl_cert_file: Path | None = option(
+        None, "--ssl-cert-file", metavar="FILE", help="The certificate of that key, PEM."
+    )
+    cors: list[str] | None = option(
+        None, "--cors", metavar="ORIGIN", help="Pages that may ask: https://example.org; *: all; repeatable."
+    )
+    allow_host: list[str] | None = option(
+        None, "--allow-host", metavar="NAME", help="A further name of this server; repeatable."
+    )
+    parallel: int = option(
+        4, "-np", "--parallel", help="Requests at once; others wait.", allowed=between(1, MAX_EVALUATE)
+    )
+    cache_ram: int | None = option(
+        None,
+        "--cache-ram",
+        metavar="MIB",
+        help="RAM for conversations that left their slot; default: a quarter of what is free.",
+        allowed=within(0),
+    )
+    slot_save_path: Path | None = option(
+        None,
+        "--slot-save-path",
+        metavar="FOLDER",
+        help="POST /slots/N?action=save|restore may write and read files here; default: it may not.",
+    )
+    predict: int = option(-1, "-n", "--predict", help="Most tokens where a request does not say; -1: the context's.")
+    chat_template: str | None = option(
+        None, "--chat-template", metavar="JINJA|chatml", help="Lay conversations out by this template, not the model's."
+    )
+    chat_template_file: Path | None = option(
+        None, "--chat-template-file", metavar="FILE", help="The same, from a file."
+    )
+    spm_infill: bool = option(
+        False, "--spm-infill", help="Gaps are shown with what is behind them first, as Codestral wants it."
+    )
+    embeddings: bool = option(
+        False,
+        "--embeddings",
+        "--embedding",
+        help="Answer /v1/embeddings too. Takes memory for a context as large as a request's, at most"
+        f" {MOST_EMBEDDED} tokens.",
+    )
+    pooling: str | None = option(
+        None,
+        "--pooling",
+        metavar="|".join(POOLINGS),
+        help="What a text's vector is made of: its tokens' mean, the first, the last; none: one for each token;"
+        " default: what the file says.",
+    )
+    embd_normalize: int | None = option(
+        None,
+        "--embd-normalize",
+        help="How vectors are scaled: -1 not at all, 0 to 16 bits, 2 to length 1, p to p-norm 1; default: 2.",
+        allowed=within(-1),
+    )
 
     def __post_init__(self) -> None:
         if self.api_key is not None and not self.api_key.strip():
@@ -83,6 +119,19 @@ class AccessOptions:
                 ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.ssl_cert_file, self.ssl_key_file)
             except (OSError, ssl.SSLError) as error:
                 fail(f"cannot use the certificate {self.ssl_cert_file}: {error.strerror or error}")
+        check_predict(self.predict)
+        if self.slot_save_path is not None and not self.slot_save_path.is_dir():
+            fail(f"--slot-save-path: there is no folder {self.slot_save_path}")
+        if self.chat_template is not None and self.chat_template_file is not None:
+            usage_error("--chat-template and --chat-template-file exclude each other")
+        if self.chat_template not in (None, "chatml") and "{" not in str(self.chat_template):
+            usage_error("--chat-template takes a template of Jinja, or chatml")
+        if self.pooling == "rank":
+            usage_error("--pooling rank: documents are not ranked here")
+        if self.pooling not in (None, *POOLINGS):
+            usage_error(f"--pooling is {self.pooling!r}, but must be one of: {', '.join(POOLINGS)}")
+        if not self.embeddings and (self.pooling is not None or self.embd_normalize is not None):
+            usage_error("--pooling and --embd-normalize are for --embeddings")
 
     @property
     def keys(self) -> list[str]:
@@ -95,56 +144,6 @@ class AccessOptions:
                 fail(f"{self.api_key_file} holds no key")
         return keys
 
-
-@dataclass(frozen=True, slots=True)
-class EngineOptions:
-    """How requests share the model, and what they are drafted from."""
-
-    parallel: Annotated[
-        int, typer.Option("-np", "--parallel", min=1, max=MAX_EVALUATE, help="Requests at once; others wait.")
-    ] = 4
-    cache_ram: Annotated[
-        int | None,
-        typer.Option(
-            "--cache-ram",
-            metavar="MIB",
-            min=0,
-            help="RAM for conversations that left their slot; default: a quarter of what is free.",
-        ),
-    ] = None
-    slot_save_path: Annotated[
-        Path | None,
-        typer.Option(
-            "--slot-save-path",
-            metavar="FOLDER",
-            help="POST /slots/N?action=save|restore may write and read files here; default: it may not.",
-        ),
-    ] = None
-    predict: Annotated[
-        int, typer.Option("-n", "--predict", help="Most tokens where a request does not say; -1: the context's.")
-    ] = -1
-    chat_template: Annotated[
-        str | None,
-        typer.Option(
-            "--chat-template", metavar="JINJA|chatml", help="Lay conversations out by this template, not the model's."
-        ),
-    ] = None
-    chat_template_file: Annotated[
-        Path | None, typer.Option("--chat-template-file", metavar="FILE", help="The same, from a file.")
-    ] = None
-    spm_infill: Annotated[
-        bool, typer.Option("--spm-infill", help="Gaps are shown with what is behind them first, as Codestral wants it.")
-    ] = False
-
-    def __post_init__(self) -> None:
-        check_predict(self.predict)
-        if self.slot_save_path is not None and not self.slot_save_path.is_dir():
-            fail(f"--slot-save-path: there is no folder {self.slot_save_path}")
-        if self.chat_template is not None and self.chat_template_file is not None:
-            usage_error("--chat-template and --chat-template-file exclude each other")
-        if self.chat_template not in (None, "chatml") and "{" not in str(self.chat_template):
-            usage_error("--chat-template takes a template of Jinja, or chatml")
-
     @property
     def template(self) -> str | None:
         """The chat template in place of the model's; None: the model's own. Ends the program if it cannot be read."""
@@ -152,71 +151,21 @@ class EngineOptions:
             return read_text(self.chat_template_file)
         return CHATML if self.chat_template == "chatml" else self.chat_template
 
-    @property
-    def cache_room(self) -> int:
-        """Bytes for conversations that left their slot."""
-        return int(psutil.virtual_memory().available) // 4 if self.cache_ram is None else self.cache_ram * 2**20
+
+def _unneeded(*flags: str, help: str) -> bool:
+    return option(False, *flags, help=f"Changes nothing: {help}.")
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingOptions:
-    """Whether texts are made vectors of, and how."""
-
-    embeddings: Annotated[
-        bool,
-        typer.Option(
-            "--embeddings",
-            "--embedding",
-            help="Answer /v1/embeddings too. Takes memory for a context as large as a request's, at most"
-            f" {MOST_EMBEDDED} tokens.",
-        ),
-    ] = False
-    pooling: Annotated[
-        str | None,
-        typer.Option(
-            "--pooling",
-            metavar="|".join(POOLINGS),
-            help="What a text's vector is made of: its tokens' mean, the first, the last; none: one for each token;"
-            " default: what the file says.",
-        ),
-    ] = None
-    embd_normalize: Annotated[
-        int | None,
-        typer.Option(
-            "--embd-normalize",
-            min=-1,
-            help="How vectors are scaled: -1 not at all, 0 to 16 bits, 2 to length 1, p to p-norm 1; default: 2.",
-        ),
-    ] = None
-
-    def __post_init__(self) -> None:
-        if self.pooling == "rank":
-            usage_error("--pooling rank: documents are not ranked here")
-        if self.pooling not in (None, *POOLINGS):
-            usage_error(f"--pooling is {self.pooling!r}, but must be one of: {', '.join(POOLINGS)}")
-        if not self.embeddings and (self.pooling is not None or self.embd_normalize is not None):
-            usage_error("--pooling and --embd-normalize are for --embeddings")
-
-    @property
-    def pooled(self) -> Pooling | None:
-        """`pooling`, checked."""
-        return cast("Pooling | None", self.pooling)
-
-
-def _anyway(*flags: str, help: str) -> Any:
-    return typer.Option(*flags, help=f"Changes nothing: {help}.")
-
-
-@dataclass(frozen=True, slots=True)
-class AnywayOptions:
+class UnneededOptions:
     """Options of llama-server's that are taken so that its command lines carry over."""
 
-    jinja: Annotated[bool, _anyway("--jinja", help="chat templates are Jinja")] = False
-    cont_batching: Annotated[bool, _anyway("-cb", "--cont-batching", help="requests share passes")] = False
-    metrics: Annotated[bool, _anyway("--metrics", help="/metrics is there")] = False
-    slots: Annotated[bool, _anyway("--slots", help="/slots is there")] = False
-    verbose: Annotated[bool, _anyway("-v", "--verbose", help="requests are logged, their texts are not")] = False
-    lora: Annotated[str | None, typer.Option("--lora", metavar="FILE", help="Refused: adapters are not loaded.")] = None
+    jinja: bool = _unneeded("--jinja", help="chat templates are Jinja")
+    cont_batching: bool = _unneeded("-cb", "--cont-batching", help="requests share passes")
+    metrics: bool = _unneeded("--metrics", help="/metrics is there")
+    slots: bool = _unneeded("--slots", help="/slots is there")
+    verbose: bool = _unneeded("-v", "--verbose", help="requests are logged, their texts are not")
+    lora: str | None = option(None, "--lora", metavar="FILE", help="Refused: adapters are not loaded.")
 
     def __post_init__(self) -> None:
         if self.lora is not None:
@@ -224,9 +173,6 @@ class AnywayOptions:
 
     def tell(self) -> None:
         """Say on stderr which of them were given."""
-        hints = get_type_hints(AnywayOptions, include_extras=True)
-        for field in fields(self):
-            if getattr(self, field.name) is True:
-                (option,) = hints[field.name].__metadata__
-                # typer takes the first flag for a default where the description stands in an annotation.
-                note(f"{option.default} {option.help[0].lower()}{option.help[1:].rstrip('.')} anyway")
+        for name, known in options(self).items():
+            if getattr(self, name):
+                note(f"{known.flags[0]} {known.help[0].lower()}{known.help[1:].rstrip('.')} anyway")

@@ -15,7 +15,9 @@ import webbrowser
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import cast
 
+import psutil
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
@@ -23,7 +25,7 @@ from ngramspec.batching.engine import Engine
 from ngramspec.batching.scheduler import warm_up
 from ngramspec.cost.calibration import Calibration
 from ngramspec.drafting.mixture.drafter import MixtureDrafter
-from ngramspec.llama.embedder import Embedder
+from ngramspec.llama.embedder import Embedder, Pooling
 from ngramspec.llama.rpc import wait_for_loss
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import Found, open_found
@@ -34,7 +36,7 @@ from ngramspec.server.state import EUCLIDEAN, Counters, ServedModel, Server
 
 from .console import INTERRUPTED, Terminated, complain, fail, note, signals_deferred
 from .options import find
-from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, AccessOptions, EmbeddingOptions, EngineOptions
+from .serve_options import LONGEST_DRAFT, MOST_EMBEDDED, ServeOptions
 
 DRAIN_SECONDS = 8.0
 """How long running requests may go on after a signal: less than the 10 s after which docker kills."""
@@ -42,42 +44,34 @@ DRAIN_SECONDS = 8.0
 HEADER_SECONDS = 20.0
 """How long the headers of a request may take."""
 
-NO_EMBEDDINGS = EmbeddingOptions()
-
 _LOOPBACK = ("127.", "::1", "localhost")
 
 
 def run(
     load: LoadSettings,
-    access: AccessOptions,
-    options: EngineOptions,
-    embedding: EmbeddingOptions,
+    options: ServeOptions,
     defaults: tuple[Sampling, int | None],
     model: str | None,
     alias: str | None,
+    *,
     open_page: bool,
 ) -> None:
     """Serve until a signal comes."""
-    keys = access.keys
+    keys = options.keys
     found = find(model, load)
     sampling, seed = defaults
     server = Server(sampling, seed, slot_folder=options.slot_save_path)
-    app = make_app(
-        server,
-        keys=keys,
-        origins=access.cors or (),
-        hosts=[access.host, *(access.allow_host or ())],
-        log=log,
-    )
-    with _listening(access.host, access.port) as listener:
-        address = _address(access, listener.getsockname()[1])
-        with _answering(app, listener, access) as stop_answering:
+    hosts = [options.host, *(options.allow_host or ())]
+    app = make_app(server, keys=keys, origins=options.cors or (), hosts=hosts, log=log)
+    with _listening(options.host, options.port) as listener:
+        address = _address(options, listener.getsockname()[1])
+        with _answering(app, listener, options) as stop_answering:
             note(f"listening on {address}")
-            if not keys and not access.host.startswith(_LOOPBACK):
+            if not keys and not options.host.startswith(_LOOPBACK):
                 note("anybody who can reach this address can use the model; --api-key asks for a key")
             if open_page:
                 webbrowser.open(address)
-            server.model = open_served(load, options, found, alias, sampling.grammar, embedding)
+            server.model = open_served(load, options, found, alias, sampling.grammar)
             note(f"drafts: {server.model.drafter or 'none, one token per pass'}")
             room = f"{options.parallel} requests at once, {server.model.n_ctx} tokens each"
             note(f"{server.model.name} is ready: {room}, --exact {'on' if server.model.exact else 'off'}")
@@ -93,12 +87,7 @@ def run(
 
 
 def open_served(
-    load: LoadSettings,
-    options: EngineOptions,
-    found: Found,
-    alias: str | None,
-    grammar: str | None = None,
-    embedding: EmbeddingOptions = NO_EMBEDDINGS,
+    load: LoadSettings, options: ServeOptions, found: Found, alias: str | None, grammar: str | None = None
 ) -> ServedModel:
     """The model, ready to answer, and a small one that drafts for it, if there is one; `grammar`: of its default.
 
@@ -116,7 +105,7 @@ def open_served(
     assert drafter is None or isinstance(drafter, MixtureDrafter)
     if grammar is not None:
         target.grammar(grammar)  # one that cannot be used ends the start, not every request
-    embedder = executor.submit(open_embedder, target, embedding).result()
+    embedder = executor.submit(_open_embedder, target, options).result()
     # What is not known of the model's costs is measured first.
     new = Calibration.load(target.sequences[0]).curve is None
     if new:
@@ -125,6 +114,8 @@ def open_served(
     calibration, exactness = executor.submit(warm_up, target, exact=target.exact == "on").result()
     if new:
         note(f"measured in {time.monotonic() - began:.0f} s")
+    ram = options.cache_ram
+    room = psutil.virtual_memory().available // 4 if ram is None else ram * 2**20
     engine = Engine(
         target,
         target,
@@ -134,7 +125,7 @@ def open_served(
         drafter=drafter,
         draft_max=load.draft_max or LONGEST_DRAFT,
         memory=loaded.memory,
-        cache_room=options.cache_room,
+        cache_room=room,
         crashed=lambda error: complain(f"the engine failed: {type(error).__name__}: {error}"),
         executor=executor,
     )
@@ -143,15 +134,15 @@ def open_served(
     drafts = "" if drafter is None else drafter.name
     predict = None if options.predict == -1 else options.predict
     known = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
-    scale = EUCLIDEAN if embedding.embd_normalize is None else embedding.embd_normalize
+    scale = EUCLIDEAN if options.embd_normalize is None else options.embd_normalize
     return ServedModel(engine, target, name, str(path), meta, *known, embd_normalize=scale)
 
 
-def open_embedder(target: Target, options: EmbeddingOptions) -> Embedder | None:
+def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:
     """What makes vectors of texts, if that is wanted."""
     if not options.embeddings:
         return None
-    embedder = target.embedder(options.pooled, min(target.n_ctx, MOST_EMBEDDED))
+    embedder = target.embedder(cast("Pooling | None", options.pooling), min(target.n_ctx, MOST_EMBEDDED))
     note(f"embeddings: pooling {embedder.pooling}, texts of up to {embedder.n_ctx} tokens, in a context of their own")
     if embedder.pooling == "none":
         note("/v1/embeddings needs vectors of whole texts: --pooling mean makes some; /embedding has those of tokens")
@@ -185,15 +176,15 @@ def _listening(host: str, port: int) -> Iterator[socket.socket]:
         yield listener
 
 
-def _address(access: AccessOptions, port: int) -> str:
+def _address(options: ServeOptions, port: int) -> str:
     """Where a browser on this machine finds the server."""
-    host, scheme = access.host, "http" if access.ssl_cert_file is None else "https"
+    host, scheme = options.host, "http" if options.ssl_cert_file is None else "https"
     name = "127.0.0.1" if host == "0.0.0.0" else f"[{host if host != '::' else '::1'}]" if ":" in host else host
     return f"{scheme}://{name}:{port}"
 
 
 @contextmanager
-def _answering(app: object, listener: socket.socket, access: AccessOptions) -> Iterator[Callable[[], None]]:
+def _answering(app: object, listener: socket.socket, options: ServeOptions) -> Iterator[Callable[[], None]]:
     """Answer requests on a thread until the block ends."""
     config = uvicorn.Config(
         app,  # type: ignore[arg-type]
@@ -202,8 +193,8 @@ def _answering(app: object, listener: socket.socket, access: AccessOptions) -> I
         access_log=False,
         lifespan="off",
         ws="none",
-        ssl_keyfile=access.ssl_key_file,
-        ssl_certfile=access.ssl_cert_file,
+        ssl_keyfile=options.ssl_key_file,
+        ssl_certfile=options.ssl_cert_file,
         timeout_graceful_shutdown=2,
     )
     served = uvicorn.Server(config)

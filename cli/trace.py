@@ -21,6 +21,7 @@ from rich.text import Text
 from ngramspec.acceptance.rules import TokenDecision
 from ngramspec.instruments.trace import BrokenLine, TracedPass, TraceHeader, read_trace
 from ngramspec.json_data import encode
+from ngramspec.sampling.option import option
 from ngramspec.sampling.settings import Sampling
 from ngramspec.steps import Stats, Step
 
@@ -36,9 +37,7 @@ LONGEST = 1 << 26
 
 def trace(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="What --trace wrote; -: from stdin.")],
-    numbers: Annotated[
-        bool, typer.Option("--numbers", help="Below each pass: p, q and what else decided on each token.")
-    ] = False,
+    numbers: bool = option(False, "--numbers", help="Below each pass: p, q and what else decided on each token."),
 ) -> None:
     """Show a trace, one line a pass: ngramspec trace run.jsonl
 

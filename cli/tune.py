@@ -10,7 +10,6 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
-import typer
 from rich.table import Table
 
 from ngramspec import machine
@@ -28,6 +27,7 @@ from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.machine_settings import DRAFTS, SINGLE, Settings, Tuned, keep, recalled
 from ngramspec.models.find import ModelSource
 from ngramspec.models.gguf import read_header
+from ngramspec.sampling.option import between, option, within
 
 from .about import model_lines, provenance
 from .console import leave, note, signals_deferred, usage_error
@@ -45,17 +45,15 @@ BUSY = 0.1
 def tune(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=5, max=86400, help="Time to measure, once the model is loaded, about.")
-    ] = 60.0,
-    depth: Annotated[
-        int, typer.Option("--depth", min=STRETCH, max=2**20, help="Tokens of what counts as a long context.")
-    ] = 2048,
-    apply: Annotated[
-        bool, typer.Option("--apply", help="Keep what is found: the other commands use it for this model here.")
-    ] = False,
-    forget: Annotated[bool, typer.Option("--forget", help="Measure nothing; take away what is kept.")] = False,
-    as_json: Annotated[str | None, json_option("all that was found")] = None,
+    seconds: float = option(
+        60.0, "--seconds", help="Time to measure, once the model is loaded, about.", allowed=within(5, 86400)
+    ),
+    depth: int = option(
+        2048, "--depth", help="Tokens of what counts as a long context.", allowed=between(STRETCH, 2**20)
+    ),
+    apply: bool = option(False, "--apply", help="Keep what is found: the other commands use it for this model here."),
+    forget: bool = option(False, "--forget", help="Measure nothing; take away what is kept."),
+    as_json: str | None = json_option("all that was found"),
 ) -> None:
     """Find the settings under which a model is fastest here: ngramspec tune model.gguf --apply
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Annotated, Any
 
-import typer
 from rich.box import SIMPLE_HEAD
 from rich.console import RenderableType
 from rich.table import Table
@@ -21,10 +21,11 @@ from ngramspec.instruments.selfcheck.texts import TextDifference
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
+from ngramspec.sampling.option import between, option, within
 
 from .about import exact_mode, load_settings, model_lines, provenance
 from .console import fail, leave, note, printable, signals_deferred, usage_error
-from .options import Model, PromptFiles, find, flags_in_errors, open_target, prepared
+from .options import PROMPTS, Model, find, flags_in_errors, open_target, prepared
 from .output import Output, json_option
 from .view import LISTED, print_report, run_timed, skipped_lines
 
@@ -34,13 +35,13 @@ MODELS = ("draft_model", "gpu_layers_draft", "threads_draft", "mtp", "drafter")
 def verify(
     load: Annotated[LoadSettings, (*LOADING, *MODELS)],
     model: Model = None,
-    prompts: PromptFiles = None,
-    predict: Annotated[int, typer.Option("-n", "--predict", min=2, help="Most tokens per text.")] = 64,
-    seconds: Annotated[
-        float, typer.Option("--seconds", min=1, max=86400, help="Time for the checks, once the model is loaded.")
-    ] = 50.0,
-    seed: Annotated[int, typer.Option("-s", "--seed", min=0, max=2**32 - 1, help="Seed of all sampling.")] = 0,
-    as_json: Annotated[str | None, json_option("all that was found")] = None,
+    prompts: Path | None = PROMPTS,
+    predict: int = option(64, "-n", "--predict", help="Most tokens per text.", allowed=within(2)),
+    seconds: float = option(
+        50.0, "--seconds", help="Time for the checks, once the model is loaded.", allowed=within(1, 86400)
+    ),
+    seed: int = option(0, "-s", "--seed", help="Seed of all sampling.", allowed=between(0, 2**32 - 1)),
+    as_json: str | None = json_option("all that was found"),
 ) -> None:
     """Check on your model and machine that drafts change nothing.
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import llama_cpp
 import pytest
 from ngramspec_cli.options import find
-from ngramspec_cli.serve_options import EngineOptions
+from ngramspec_cli.serve_options import ServeOptions
 from ngramspec_cli.serve_run import open_served
 from support.cli_runner import DEMO, environment, run
 from support.http import asking
@@ -156,7 +156,7 @@ def serve(opened: ExitStack, *, second: bool = False) -> Ask:
     """The server's application, on an engine as `ngramspec serve` opens it."""
     small = str(DEMO) if second else None
     load = LoadSettings(ctx_size=N_CTX, threads=1, exact="on", draft_model=small, draft_max=16, no_memory=True)
-    model = open_served(load, EngineOptions(parallel=2, cache_ram=16), find(str(DEMO), load), "demo")
+    model = open_served(load, ServeOptions(parallel=2, cache_ram=16), find(str(DEMO), load), "demo")
     opened.callback(model.service.stop)
     server = Server(model=model)
 

@@ -20,7 +20,7 @@ from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import FixedPolicy
-from ngramspec.sampling.option import Allowed, between, one_of, option, options
+from ngramspec.sampling.option import Allowed, between, one_of, option, options, within
 
 ALONE = "model"
 """What `drafter` calls a draft model that drafts alone."""
@@ -77,7 +77,7 @@ class LoadSettings:
         None,
         "--rpc-timeout",
         help=f"Seconds without an answer after which a machine counts as lost; default: {PATIENCE:g}.",
-        allowed=Allowed(lambda x: x >= 1, "at least 1", 1),
+        allowed=within(1),
     )
     threads: int | None = option(
         None, "-t", "--threads", help="CPU threads; default: the physical cores.", allowed=THREADS

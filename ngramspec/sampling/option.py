@@ -13,7 +13,8 @@ import numpy as np
 
 T = TypeVar("T")
 
-_KEY = "option"
+KEY = "option"
+"""Where the metadata of a dataclass field has its `Option`."""
 
 
 class Allowed(NamedTuple):
@@ -50,12 +51,12 @@ class Option:
 
 def option(default: T, *flags: str, help: str, **known: Any) -> T:
     """A dataclass field with this default that carries an `Option`; typed as the value, as `dataclasses.field` is."""
-    return field(default=default, metadata={_KEY: Option(flags, help, **known)})
+    return field(default=default, metadata={KEY: Option(flags, help, **known)})
 
 
 def options(settings: Any) -> dict[str, Option]:
     """The options of a dataclass, or of an instance of one, by the names of their fields."""
-    return {f.name: f.metadata[_KEY] for f in fields(settings) if _KEY in f.metadata}
+    return {f.name: f.metadata[KEY] for f in fields(settings) if KEY in f.metadata}
 
 
 # --------------------------------------------------------------------------- ranges
@@ -72,6 +73,12 @@ def whole(least: int, most: int = 2**31 - 1, words: str | None = None) -> Allowe
 def between(least: int, most: int) -> Allowed:
     """Whole numbers in a range that the command line's help shows."""
     return Allowed(lambda x: isinstance(x, int) and least <= x <= most, f"from {least} to {most}", least, most)
+
+
+def within(least: float, most: float | None = None) -> Allowed:
+    """Numbers in a range that the command line's help shows."""
+    words = f"at least {least:g}" if most is None else f"from {least:g} to {most:g}"
+    return Allowed(lambda x: least <= x and (most is None or x <= most), words, least, most)
 
 
 def one_of(*values: str) -> Allowed:
