@@ -24,9 +24,9 @@ from ngramspec.acceptance.rules import (
     Verdict,
     Watch,
     gumbel_pick,
-    keep_while_equal,
+    likeliest,
     probability,
-    whole,
+    verify_each,
 )
 from ngramspec.drafting.draft import Chooser
 from ngramspec.sampling import noise
@@ -70,11 +70,7 @@ def verify_rejection(
     tokens, stays exact with q[i] = {draft[i]: 1}.
 
     Args:
-        rows, sampler, position: as in `ngramspec.acceptance.rules`; the rows may end where the draft has a
-            token that the sampler cannot emit.
-        draft: token ids.
-        q: for each of them, token id -> probability, summing to 1.
-        watch: see `Watch`.
+        q: for each drafted token the distribution it was drawn from: token id -> probability, summing to 1.
         lenience: what q is multiplied by, above 0; below 1 the tokens are no longer draws from p.
     """
     if len(q) != len(draft):
@@ -83,13 +79,12 @@ def verify_rejection(
         if not (drawn_from.get(token, 0) > 0 and math.isclose(sum(drawn_from.values()), 1, rel_tol=1e-6)):
             raise ValueError(f"drafted token {token} was not drawn from its q, {dict(drawn_from)}")
     seed = sampler.sampling.seed
-    guesses = zip(draft, q, strict=True)
-    count = 0
-    for offset, row in enumerate(rows):
-        at, count = position + offset, offset + 1
-        p = sampler.distribution(row)
-        guess, q_here = next(guesses, (None, {}))  # past the draft: q = 0 everywhere, refuse
+
+    def decide(offset: int, row: Row, guess: int | None) -> tuple[int, bool]:
+        p, at = sampler.distribution(row), position + offset
+        q_here: Mapping[int, float] = {}  # past the draft: q = 0 everywhere
         if guess is not None:
+            q_here = q[offset]
             ratio = p.probability(guess) / (lenience * q_here[guess])
             u = noise.uniform(seed, at, _ACCEPT)
             if watch is not None:
@@ -97,14 +92,13 @@ def verify_rejection(
                 why = {"q": q_here[guess], "u": u, "overlap": overlap}
                 watch(TokenDecision(guess, u < ratio, p.probability(guess), why))
             if u < ratio:
-                sampler.accept(guess)
-                continue
+                return guess, True
         token = _draw(p.ids, _residual(p, q_here, lenience), noise.uniform(seed, at, _SAMPLE))
-        sampler.accept(token)
         if watch is not None:
             watch(TokenDecision(token, None, p.probability(token), {}))
-        return Verdict((*draft[:offset], token), offset)
-    return whole(draft, count)
+        return token, False
+
+    return verify_each(rows, draft, sampler, decide)
 
 
 def rejection_choice(sampling: Sampling, position: int) -> Chooser:
@@ -143,20 +137,20 @@ def verify_lenient_greedy(
     """Keep each drafted token with p(x) >= L max p; the target's own token is the likeliest."""
     slack = -math.log(lenience)
 
-    def decide(offset: int, row: Row, guess: int | None) -> int:
-        best = sampler.draw(row, lambda p, _attempt: int(p.ids[0]))
+    def decide(_offset: int, row: Row, guess: int | None) -> tuple[int, bool]:
+        best = sampler.draw(row, likeliest)
         if guess is not None:
             margin = float(row[best]) - float(row[guess])
             kept = margin <= slack
             if watch is not None:
                 watch(TokenDecision(guess, kept, probability(row, guess), {"margin": margin, "slack": slack}))
             if kept:
-                return guess
+                return guess, True
         if watch is not None:
             watch(TokenDecision(best, None, probability(row, best), {}))
-        return best
+        return best, False
 
-    return keep_while_equal(rows, draft, sampler, decide)
+    return verify_each(rows, draft, sampler, decide)
 
 
 # The entropy of p sets the bar: where many tokens are plausible, a plausible one will do.
@@ -166,22 +160,20 @@ def verify_typical(
     rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None
 ) -> Verdict:
     """Keep each drafted token with p(x) > min(epsilon, delta exp(-H(p))); else the token is a draw from p."""
-    count = 0
-    for offset, row in enumerate(rows):
-        at, count = position + offset, offset + 1
+
+    def decide(offset: int, row: Row, guess: int | None) -> tuple[int, bool]:
         p = sampler.distribution(row)
-        if offset < len(draft):
+        if guess is not None:
             some = p.probs[p.probs > 0]
-            guess, bar = draft[offset], min(EPSILON, DELTA * math.exp(float((some * np.log(some)).sum())))
+            bar = min(EPSILON, DELTA * math.exp(float((some * np.log(some)).sum())))
             kept = p.probability(guess) > bar
             if watch is not None:
                 watch(TokenDecision(guess, kept, p.probability(guess), {"threshold": bar}))
             if kept:
-                sampler.accept(guess)
-                continue
-        token = gumbel_pick(sampler.sampling.seed, at, p)
-        sampler.accept(token)
+                return guess, True
+        token = gumbel_pick(sampler.sampling.seed, position + offset, p)
         if watch is not None:
             watch(TokenDecision(token, None, p.probability(token), {}))
-        return Verdict((*draft[:offset], token), offset)
-    return whole(draft, count)
+        return token, False
+
+    return verify_each(rows, draft, sampler, decide)

@@ -3,9 +3,9 @@
 Every function takes the target's logits `rows`, an iterable of at least len(draft) + 1 rows of shape (n_vocab,) where
 row i holds the logits after draft[:i]; it returns the accepted prefix of the draft plus one token of the target's own,
 and reads no row past the first refusal. A draft whose last token ends the text comes with len(draft) rows. `position`
-is the absolute index in the sequence of the token that row 0 decides. `sampler` turns a row into a distribution or a
-token, and is told every emitted token. They raise BadLogits and GrammarError (see `sampling.Sampler`), and ValueError
-when the rows run out.
+is the index in the sequence of the token that row 0 decides. `sampler` turns a row into a distribution or a token, and
+is told every emitted token. They raise BadLogits and GrammarError (see `sampling.Sampler`), and ValueError when the
+rows run out.
 
     greedy     the emitted tokens are those of plain greedy decoding
     coupled    the emitted tokens are those of plain sampling with the same seed, whatever the draft
@@ -33,6 +33,8 @@ from ngramspec.sampling.settings import Sampling
 
 Row = NDArray[np.float32]
 Rows = Iterable[Row]
+Decide = Callable[[int, Row, int | None], tuple[int, bool]]
+"""(offset, row, drafted token or None past the draft) -> the token to emit, and whether it is the drafted one, kept."""
 
 # Added to token ids, which are all smaller: a draw that follows a token the grammar forbids has noise of its own.
 _SECOND_DRAW = 1 << 32
@@ -73,17 +75,22 @@ def verify_greedy(
 ) -> Verdict:
     """Keep the draft while it equals the likeliest token; equal logits go to the lowest id."""
 
-    def decide(offset: int, row: Row, guess: int | None) -> int:
-        token = sampler.draw(row, lambda p, _attempt: int(p.ids[0]))
+    def decide(_offset: int, row: Row, guess: int | None) -> tuple[int, bool]:
+        token = sampler.draw(row, likeliest)
         if watch is not None:
             if guess is not None:
                 why = {"margin": float(row[token]) - float(row[guess])}
                 watch(TokenDecision(guess, token == guess, probability(row, guess), why))
             if token != guess:
                 watch(TokenDecision(token, None, probability(row, token), {}))
-        return token
+        return token, token == guess
 
-    return keep_while_equal(rows, draft, sampler, decide)
+    return verify_each(rows, draft, sampler, decide)
+
+
+def likeliest(p: Distribution, _attempt: int) -> int:
+    """The draw of greedy decoding: what is left has all mass on one token."""
+    return int(p.ids[0])
 
 
 # Coupled. With G_x independent standard Gumbel noise, argmax_x(log p(x) + G_x) is a draw from p. Here G is
@@ -100,7 +107,7 @@ def verify_coupled(
 ) -> Verdict:
     """Keep the draft while it equals the token that plain sampling with this seed would emit."""
 
-    def decide(offset: int, row: Row, guess: int | None) -> int:
+    def decide(offset: int, row: Row, guess: int | None) -> tuple[int, bool]:
         seen: list[Distribution] = []
 
         def pick(p: Distribution, attempt: int) -> int:
@@ -113,9 +120,9 @@ def verify_coupled(
                 watch(TokenDecision(guess, token == guess, seen[0].probability(guess), {}))
             if token != guess:
                 watch(TokenDecision(token, None, seen[-1].probability(token), {}))
-        return token
+        return token, token == guess
 
-    return keep_while_equal(rows, draft, sampler, decide)
+    return verify_each(rows, draft, sampler, decide)
 
 
 def gumbel_pick(seed: int, position: int, p: Distribution, attempt: int = 0) -> int:
@@ -143,28 +150,16 @@ def probability(row: Row, token: int) -> float:
     return float(np.exp(row[token] - row.max()) / np.exp(row - row.max(), dtype=np.float64).sum())
 
 
-def keep_while_equal(
-    rows: Rows, draft: Sequence[int], sampler: Sampler, decide: Callable[[int, Row, int | None], int]
-) -> Verdict:
-    """The target's own tokens up to and with the first that the draft did not guess.
-
-    Args:
-        rows, draft, sampler: as in the module docstring.
-        decide: (offset, row, drafted token or None past the draft) -> the target's token.
-    """
+def verify_each(rows: Rows, draft: Sequence[int], sampler: Sampler, decide: Decide) -> Verdict:
+    """Decide row by row, up to the first drafted token that is not kept."""
     tokens: list[int] = []
     for offset, row in enumerate(rows):
         guess = draft[offset] if offset < len(draft) else None
-        token = decide(offset, row, guess)
+        token, kept = decide(offset, row, guess)
         sampler.accept(token)
         tokens.append(token)
-        if token != guess:
+        if not kept:
             return Verdict(tuple(tokens), offset)
-    return whole(draft, len(tokens))
-
-
-def whole(draft: Sequence[int], rows: int) -> Verdict:
-    """The verdict on a draft that was accepted whole, with the last of its `rows` rows of logits."""
-    if not draft or rows != len(draft):
-        raise ValueError(f"a draft of {len(draft)} tokens came with {rows} rows of logits")
-    return Verdict(tuple(draft), len(draft))
+    if not draft or len(tokens) != len(draft):
+        raise ValueError(f"a draft of {len(draft)} tokens came with {len(tokens)} rows of logits")
+    return Verdict(tuple(tokens), len(tokens))

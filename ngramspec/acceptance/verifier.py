@@ -47,17 +47,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """How drafts are accepted. Raises ValueError for a value out of range, or options that contradict each other.
+    """How drafts are accepted. Raises ValueError for a value out of range, or options that contradict each other."""
 
-    Attributes:
-        method: one of `METHODS`; None is greedy at temperature 0, rejection with lenience, else coupled.
-        lenience: below 1, drafted tokens are accepted more often than their probabilities allow; above 0.
-        typical: typical acceptance, as Medusa does it.
-    """
-
-    method: str | None = None
-    lenience: float = 1.0
-    typical: bool = False
+    method: str | None = None  # one of `METHODS`; None: greedy at temperature 0, rejection with lenience, else coupled
+    lenience: float = 1.0  # above 0; below 1 drafted tokens are accepted more often than their probabilities allow
+    typical: bool = False  # typical acceptance, as Medusa does it
 
     def __post_init__(self) -> None:
         if self.method is not None and self.method not in METHODS:
@@ -96,12 +90,12 @@ class Acceptance:
         if sampling.selects or self.method == "match":
             return Rule("match", _of_tokens(verify_coupled))
         if self.method == "rejection" or self.lossy:
-            choose = partial(rejection_choice, sampling)
-            return Rule("rejection", self._verify_by_rejection, choose, blind=True, lossy=self.lossy)
-        return Rule("coupled", _of_tokens(verify_coupled), partial(coupled_choice, sampling))
 
-    def _verify_by_rejection(self, rows: Rows, draft: Draft, *rest: Any) -> Verdict:
-        return verify_rejection(rows, draft.tokens, draft.q, *rest, lenience=self.lenience)
+            def verify(rows: Rows, draft: Draft, *rest: Any) -> Verdict:
+                return verify_rejection(rows, draft.tokens, draft.q, *rest, lenience=self.lenience)
+
+            return Rule("rejection", verify, partial(rejection_choice, sampling), blind=True, lossy=self.lossy)
+        return Rule("coupled", _of_tokens(verify_coupled), partial(coupled_choice, sampling))
 
 
 def _of_tokens(verify: Callable[..., Verdict], **settings: float) -> Callable[..., Verdict]:
@@ -110,11 +104,9 @@ def _of_tokens(verify: Callable[..., Verdict], **settings: float) -> Callable[..
 
 
 class Verifier(Protocol):
-    """The interface that the decoding loop expects of a verifier, which decides on the tokens; see `RuleVerifier`."""
+    """What decides on the tokens of a text; `RuleVerifier` does so by a model's logits."""
 
-    @property
-    def blind(self) -> bool:
-        """Whether a draft's length must be settled before its tokens are drawn; see `Drafter.propose`."""
+    blind: bool  # whether a draft's length must be settled before its tokens are drawn; see `Drafter.propose`
 
     def choose(self, position: int) -> Chooser | None: ...
 
@@ -125,29 +117,22 @@ class Verifier(Protocol):
 
 
 class RuleVerifier:
-    """One way of verifying logits, at work on one text.
+    """Verifies the drafts of one text. Raises ValueError for an acceptance that contradicts the sampling.
 
     Args:
         sampler: chooses the tokens; it has begun the text.
         acceptance: how drafts are accepted, or the method's name.
         watch: is told of every judgement.
-
-    Raises:
-        ValueError: an acceptance that contradicts the sampling.
     """
 
     def __init__(
         self, sampler: Sampler, acceptance: Acceptance | str | None = None, watch: Watch | None = None
     ) -> None:
         how = acceptance if isinstance(acceptance, Acceptance) else Acceptance(acceptance)
-        self.rule = how.resolve(sampler.sampling)  # what the acceptance comes to
+        self.rule = how.resolve(sampler.sampling)
+        self.blind = self.rule.blind
         self.sampler = sampler
         self._watch = watch
-
-    @property
-    def blind(self) -> bool:
-        """See `Rule`."""
-        return self.rule.blind
 
     def choose(self, position: int) -> Chooser | None:
         """What the drafter is to pick with, for a draft whose first token has index `position`."""
@@ -171,11 +156,10 @@ class RuleVerifier:
         return int(p.ids[p.probs.argmax()])
 
     def verify(self, rows: Rows, draft: Draft, position: int) -> Verdict:
-        """Verify a draft (an empty one: just choose a token); see `ngramspec.acceptance.rules`.
+        """Verify a draft; an empty one: just choose a token.
 
         Raises BadLogits and GrammarError, with the position, at the first row only. At a later one the verdict holds
-        the error and what was accepted before: the sampler has moved on by that, and plain decoding would have emitted
-        it.
+        the error and what was accepted before, which plain decoding would have emitted.
         """
         read = 0
 
