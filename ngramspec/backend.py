@@ -13,7 +13,7 @@ object may offer both (`Runner`), as `ngramspec.llama.target.Target` does. Write
 4. `fingerprint`: while it is "", costs of passes are measured in every process.
 
 Optional for good: `fill_in_tokens` (`ngramspec.fill_in.FillInTokens`), `exactness` (an `ExactnessMode`), `Headed`,
-`SharedModel` (`ngramspec.shared_model`) for several texts at once, `Asked` (`ngramspec.decoding.branches`).
+`SharedModel` (`ngramspec.shared_model`) for several texts at once, `leaves` and `ask` (`Target.ask`) for branches.
 
 Test it with `pytest tests/test_backend.py`, with your runner added to its list, then on a real model with
 `ngramspec.instruments.selfcheck.check.SelfCheck(runner, cases)`. Only `cli/` imports the room.

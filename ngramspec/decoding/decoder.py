@@ -20,7 +20,6 @@ from ngramspec.acceptance.verifier import Acceptance, Verifier
 from ngramspec.backend import Headed, Logits, Model, Progress, Vocabulary
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
-from ngramspec.decoding.branches import Asked
 from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.generation import Generation
 from ngramspec.decoding.step import Speculation
@@ -90,7 +89,6 @@ class SpeculativeDecoder:
             make_drafter(drafter) if isinstance(drafter, str) else drafter,
             make_policy(policy, draft_max) if isinstance(policy, str) else policy,
         )
-        self._asked = target if isinstance(target, Asked) else None
         self.exact = exact
         decided: ExactnessMode | None = getattr(target, "exactness", None)  # when it was loaded
         # the mode of requests; with "on" from the first one on
@@ -244,6 +242,5 @@ class SpeculativeDecoder:
         if exactness.sizes is not None:
             # Larger ones that agree would be right as well, but slow to take back.
             sizes = tuple(size for size in exactness.sizes if size <= most) or exactness.sizes[:1]
-        leaves = self._asked.leaves if self._asked is not None else 0
         self.speculation.exactness = exactness
-        self.speculation.prepare(curve, sizes, self.calibration.restore, leaves)
+        self.speculation.prepare(curve, sizes, self.calibration.restore, getattr(self.target, "leaves", 0))

@@ -28,7 +28,9 @@ class Plan(NamedTuple):
     judged: Draft
     size: int  # of the batch: one token more than the draft, or padded further
     ends: bool  # whether the draft's last token ends the text
-    # evaluated beside the draft, in the same batch; see `ngramspec.decoding.branches`.
+    # Evaluated beside the draft, by `Target.ask`, for what the target says after them; never accepted. If the text goes
+    # on so, the next draft begins with the target's own answer, which is worth 1.5 to 2.5 % where a drafted token is
+    # nearly free, as on some GPUs, and nothing elsewhere.
     questions: Sequence[Question] = ()
 
     def batch(self, last: int) -> list[int]:
@@ -68,10 +70,9 @@ class Drafts:
         is_eog: Callable[[int], bool] | None = None,
         blind: bool = False,
     ) -> None:
-        """Start a text.
+        """Start a text, whose context so far is `prompt`.
 
         Args:
-            prompt: its context so far.
             guide: what its grammar knows of the next tokens; None: any may follow.
             is_eog: whether a token ends the text; None: none does.
             blind: as in `Drafter.propose`.
@@ -88,13 +89,9 @@ class Drafts:
             self.drafter.accept((token,))
 
     def proposing(self, limit: int, price: TokenPrice | None, choose: Chooser | None = None) -> Drafting:
-        """What may follow, with estimates, as the grammar allows it; nothing where `limit` is below 1.
+        """What may follow, with estimates, as the grammar allows it; arguments as in `Drafter.propose`.
 
-        It is a generator, like `Drafter.drafting`, so that several texts can be drafted for in step.
-
-        Args:
-            limit: most tokens.
-            price, choose: as in `Drafter.propose`.
+        It is a generator, like `Drafter.drafting`, so that several texts can be drafted for together.
         """
         self.proposal = None
         if self.drafter is None or limit < 1:
@@ -104,14 +101,10 @@ class Drafts:
         return draft if self._guide is None else self._guide.shape(draft, limit, blind=self._blind)
 
     def plan(self, draft: Draft, size: int, sizes: Sequence[int]) -> Plan:
-        """The plan to send a draft in a batch of `size` or less, cut after the token that ends the text.
+        """The plan to send a draft in a batch of `size`, or of a smaller one of `sizes`, which ascend.
 
-        A draft that was drawn blindly is also cut before the first token that the grammar forbids.
-
-        Args:
-            draft: what to send.
-            size: of the batch.
-            sizes: batch sizes that may be used, ascending.
+        The draft is cut after the token that ends the text; one that was drawn blindly is also cut before the first
+        token that the grammar forbids.
         """
         end = None
         if self._is_eog is not None:
@@ -139,11 +132,7 @@ class Drafts:
             self._watcher.see(rows[accepted])
 
     def settle(self, step: Step) -> float:
-        """Learn what came of the proposal, and tell the record of the pass how much of it was right.
-
-        Returns:
-            the seconds of the proposal that went into reading the text; see `Drafter`.
-        """
+        """Learn what came of the proposal, and fill in `Step.guessed`; the proposal's `Drafter.read_seconds`."""
         assert self.drafter is not None
         reading = 0.0 if self.proposal is None else self.drafter.read_seconds
         self._record.settle(step.tokens)
@@ -154,19 +143,12 @@ class Drafts:
 
 
 class Text:
-    """A text that passes are made over; `ngramspec.decoding.generation.Generation` is one that chooses its tokens.
+    """A text that passes are made over; `ngramspec.decoding.generation.Generation` is one that chooses its tokens."""
 
-    Attributes:
-        drafts: made for it.
-        sequence: of the model, which holds it but for its last token.
-        last: that token.
-        left: most tokens that may still be emitted.
-    """
-
-    drafts: Drafts
-    sequence: Model
-    last: int
-    left: int
+    drafts: Drafts  # made for it
+    sequence: Model  # holds it without its last token
+    last: int  # that token
+    left: int  # most tokens that may still be emitted
 
     def __init__(self, drafts: Drafts, sequence: Model) -> None:
         self.drafts, self.sequence = drafts, sequence
@@ -179,9 +161,8 @@ class Text:
 class Batch:
     """Sequences whose texts share a pass, and how large the batches are that llama.cpp makes of it.
 
-    Where each sequence has a cache of its own, a batch takes in sequences only as long as their numbers follow each
-    other. An idle sequence in a gap then goes along with a token that is taken back, if that is cheaper than another
-    batch.
+    An idle sequence in a gap between theirs goes along with a token that is taken back, where that is cheaper than
+    another batch (see `SharedModel.batches`).
 
     Args:
         model: whose sequences they are.
@@ -197,13 +178,9 @@ class Batch:
         self._fillers: list[SequenceModel] = []
         self._plain = self.batches([1] * len(sequences))
         numbers = [sequence.number for sequence in sequences]
-        if not model.drafts_alone and len(sequences) < max(numbers) - min(numbers) + 1:
-            between = range(min(numbers), max(numbers))
-            self._fillers = [
-                sequence
-                for sequence in model.sequences
-                if sequence.number in between and sequence.number not in numbers
-            ]
+        between = {*range(min(numbers), max(numbers))} - {*numbers}
+        if between and not model.drafts_alone:
+            self._fillers = [sequence for sequence in model.sequences if sequence.number in between]
             bare, self._plain = self._plain, self.batches([1] * len(sequences))
             if self.plain_cost(curve) >= sum(map(curve.ratio, bare)) or len(sequences) + len(self._fillers) > most:
                 self._fillers, self._plain = [], bare
@@ -217,13 +194,11 @@ class Batch:
         return sum(map(curve.ratio, self._plain))
 
     def evaluate(self, batches: Sequence[Sequence[int]]) -> list[Logits]:
-        """Evaluate tokens of each text, and return the logits after each of them.
-
-        Raises:
-            TargetError: the pass failed; the sequences are as before.
-        """
-        filler = [0] * min(map(len, batches))
+        """Evaluate tokens of each text; the logits after each. TargetError: failed, the sequences are as before."""
         parts = [Part(sequence, tokens, len(tokens)) for sequence, tokens in zip(self.sequences, batches, strict=True)]
+        if not self._fillers:
+            return self._model.evaluate_together(parts)
+        filler = [0] * min(map(len, batches))
         before = [len(sequence.tokens) for sequence in self._fillers]
         rows = self._model.evaluate_together([*parts, *(Part(sequence, filler, 0) for sequence in self._fillers)])
         for sequence, length in zip(self._fillers, before, strict=True):

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from ngramspec.acceptance.rules import TokenDecision, Verdict
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
 from ngramspec.backend import Logits, Model, Vocabulary
-from ngramspec.decoding import branches
 from ngramspec.decoding.drafts import Drafts, Plan, Text, no_draft
 from ngramspec.decoding.text import GenerationText
 from ngramspec.drafting.draft import NO_DRAFT, Chooser
@@ -102,12 +101,7 @@ class Generation(Text):
         self.error: NGramSpecError | ValueError | None = None
 
     def begin(self, drafts: Drafts, sequence: Model) -> None:
-        """Let a text be drafted for.
-
-        Args:
-            drafts: made for it.
-            sequence: of the model, which holds the prompt before the first step.
-        """
+        """Let a text be drafted for; `sequence` holds the prompt before the first step."""
         self.drafts, self.sequence = drafts, sequence
         if drafts.drafter is not None and self._sampling is not None:
             drafts.drafter.follow(self._sampling)
@@ -117,18 +111,14 @@ class Generation(Text):
         return self._verifier.choose(self.settled + 1)
 
     def first(self, rows: Logits) -> Step:
-        """The step of the prefill's token, which takes no pass of its own.
-
-        Args:
-            rows: the logits after the prompt, shape (1, n_vocab).
-        """
+        """The step of the prefill's token; `rows`: the logits after the prompt, shape (1, n_vocab)."""
         verdict = self._verifier.verify(rows, NO_DRAFT, self.settled)
         self.drafts.see(self.last, NO_DRAFT, rows)
         step = self._step(verdict, rows, _PREFILL, self.settled)
         self.last = step.tokens[-1]
         return step
 
-    def take(self, plan: Plan, rows: Logits, *, batch: int, seconds: float, bound: float = 0.0) -> Step | None:
+    def take(self, plan: Plan, rows: Logits, bound: float = 0.0) -> Step | None:
         """The step that comes of a pass: the accepted prefix and one token of the target's, up to the text's end.
 
         None where no token could be chosen: `error` says why.
@@ -136,7 +126,6 @@ class Generation(Text):
         Args:
             plan: what was sent.
             rows: the pass's logits, at least one for the last token and each of the draft.
-            batch, seconds: as in `Step`.
             bound: how far the size of this pass may have moved a logit; 0: not at all.
         """
         if self._calls is not None and bound:
@@ -149,25 +138,30 @@ class Generation(Text):
             return None
         self.drafts.see(self.last, plan.sent, rows, len(verdict.tokens) - 1)
         step = self._step(verdict, rows, plan, self.settled + 1)
-        step.batch, step.seconds = batch, seconds
         self.settled += len(step.tokens)
         self.last = step.tokens[-1]
         if self.stop is None:
             self.error = verdict.error
             if plan.questions and self.drafts.drafter is not None:
-                said = branches.answers(plan, rows, self._verifier, step.tokens, self.settled + 1)
-                self.drafts.drafter.hear(said)
+                self.drafts.drafter.hear(self._answers(plan, rows, step.tokens))
         return step
 
-    def _step(self, verdict: Verdict, rows: Logits, plan: Plan, position: int) -> Step:
-        """What a verdict on a pass emits, up to the end of the text.
+    def _answers(self, plan: Plan, rows: Logits, tokens: Sequence[int]) -> list[int]:
+        """What the target said after the last token, where a question was asked there."""
+        behind = zip(plan.questions, rows[plan.size - len(plan.questions) :], strict=True)
+        asked = {question.path: row for question, row in behind if question.fork == len(tokens) - 1}
+        path: tuple[int, ...] = (tokens[-1],)
+        said: list[int] = []
+        while path in asked:
+            token = self._verifier.answer(asked[path], self.settled + 1 + len(said))
+            if token is None:
+                break
+            said.append(token)
+            path = (*path, token)
+        return said
 
-        Args:
-            verdict: on the pass.
-            rows: its logits, of shape (n, n_vocab); at least one for each token of the verdict.
-            plan: what the pass was made of.
-            position: absolute index of the first token that it decided.
-        """
+    def _step(self, verdict: Verdict, rows: Logits, plan: Plan, position: int) -> Step:
+        """What a verdict on a pass emits, up to the end of the text; `position`: index of its first token."""
         text = self._text
         pieces = text.take(verdict.tokens)
         self.left, self.stop = text.left, text.stop
@@ -182,10 +176,9 @@ class Generation(Text):
             position=position,
             stop=text.stop,
             stop_string=text.stop_string,
-            logprobs=()
-            if self._top is None
-            else tuple(logprobs(row, token, self._top) for row, token in zip(rows, tokens, strict=False)),
         )
+        if self._top is not None:
+            step.logprobs = tuple(logprobs(row, token, self._top) for row, token in zip(rows, tokens, strict=False))
         if self._judgements is not None:
             step.judged, step.detail = plan.judged, tuple(self._judgements)
             self._judgements.clear()

@@ -22,15 +22,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple, cast
 
 from ngramspec.backend import Logits
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import RestoreCost
-from ngramspec.decoding import branches
 from ngramspec.decoding.drafts import Batch, Plan, Text, no_draft
 from ngramspec.decoding.generation import Generation
 from ngramspec.drafting.draft_model.passes import draft_together
+from ngramspec.drafting.mixture.answers import CHEAP
+from ngramspec.drafting.price import TokenPrice
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.policies.policy import Policy, smallest
 from ngramspec.steps import Step
@@ -69,12 +70,10 @@ class Speculation:
         Args:
             curve, sizes: see `Speculation`.
             restore: what taking a draft back costs; None: nothing.
-            leaves: most branches of questions beside a draft.
+            leaves: most branches of questions beside a draft; see `Plan.questions`.
         """
-        self.curve = curve
-        self.sizes = sizes
-        self._restore = restore
-        self._leaves = leaves
+        self.curve, self.sizes = curve, sizes
+        self._restore, self._leaves = restore, leaves
         self._plain = [no_draft(curve.padded(sizes)[1][0] if curve else smallest(1, sizes))]
 
     def begin(self) -> None:
@@ -93,16 +92,14 @@ class Speculation:
         """
         sent = self.send(texts, batch)
         alone, exactness, back = len(texts) == 1, self.exactness, 0.0
-        size = sent.plans[0].size if alone else sum(plan.size for plan in sent.plans)
+        size = sum(plan.size for plan in sent.plans)
         steps: list[Step | None] = []
         for text, plan, rows in zip(texts, sent.plans, sent.rows, strict=True):
-            step = text.take(
-                plan,
-                rows,
-                batch=plan.size + sent.owed if alone else plan.size,
-                seconds=sent.seconds * (plan.size / size),
-                bound=0.0 if alone and plan.size in exactness.agreeing else exactness.bound,
-            )
+            bound = 0.0 if alone and size in exactness.agreeing else exactness.bound
+            step = text.take(plan, rows, bound)
+            if step is not None:
+                step.batch = size + sent.owed if alone else plan.size
+                step.seconds = sent.seconds * (plan.size / size)
             steps.append(step)
             if len(text.sequence.tokens) > text.settled:
                 began = self._clock()
@@ -131,12 +128,13 @@ class Speculation:
                 sequence.checkpoint()
         asked = clock()
         rows: Sequence[Logits]
+        tokens = [plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)]
         if batch is not None:
-            rows = batch.evaluate([plan.batch(text.last) for text, plan in zip(texts, plans, strict=True)])
+            rows = batch.evaluate(tokens)
         elif plans[0].questions:
-            rows = [branches.evaluate(texts[0].sequence, plans[0], texts[0].last)]
+            rows = [cast(Any, texts[0].sequence).ask(tokens[0], plans[0].questions)]
         else:
-            rows = [texts[0].sequence.evaluate(plans[0].batch(texts[0].last))]
+            rows = [texts[0].sequence.evaluate(tokens[0])]
         return Sent(plans, rows, owed, asked - began, clock() - asked)
 
     def plan(self, texts: Sequence[Text], batch: Batch | None = None) -> list[Plan]:
@@ -169,24 +167,29 @@ class Speculation:
                 text.drafts.plan(proposal.head(length), size, (size,))
                 for text, proposal, (length, size) in zip(texts, proposals, chosen, strict=True)
             ]
-        drafts, restore = texts[0].drafts, self._restore
+        restore = self._restore
         if restore is not None and owed:  # there is a checkpoint already
             restore = restore._replace(save=0.0, recompute=owed)
         length, size = policy.plan(proposals[0], curve, sizes, restore)
         if not length:
             return [no_draft(size)]
-        plan = drafts.plan(proposals[0].head(length), size, sizes)
-        if self._leaves:
-            plan = branches.with_questions(plan, drafts.drafter, policy, price, curve, sizes, self._leaves)
-        return [plan]
+        plan = texts[0].drafts.plan(proposals[0].head(length), size, sizes)
+        return [plan if price is None or not self._leaves else self._with_questions(plan, texts[0], price)]
+
+    def _with_questions(self, plan: Plan, text: Text, price: TokenPrice) -> Plan:
+        """A plan with the questions that are worth asking beside its draft."""
+        drafter, sent = text.drafts.drafter, len(plan.sent)
+        if drafter is None or price.slopes[0] > CHEAP or not sent:
+            return plan
+        # Behind the text's end nobody asks.
+        found = drafter.questions(sent - plan.ends, self.sizes[-1] - 1 - sent, self._leaves, price)
+        count, size = self.policy.ask(found, sent, plan.size, self.curve, self.sizes)
+        return plan._replace(size=size, questions=found[:count])
 
     # ------------------------------------------------------------------ what came of it
 
     def learn(self, text: Text, step: Step, overhead: float = 0.0) -> None:
-        """Learn from a pass over one text, and fill in what its record lacks.
-
-        `overhead`: seconds spent on planning, and on taking a draft back; counted only if the drafter was asked.
-        """
+        """Learn from a pass over one text, and fill in its record. `overhead`: seconds spent on the draft."""
         drafts, curve = text.drafts, self.curve
         if curve is not None:
             step.plain_seconds = curve.seconds(self._plain[0].size)

@@ -223,7 +223,7 @@ class Branches:
         self._batch = llama.llama_batch_init(MAX_EVALUATE, 0, 1 + leaves)
 
     def evaluate(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
-        """See `ngramspec.decoding.branches.Asked.ask`.
+        """See `Target.ask`.
 
         Raises:
             ValueError: too many tokens or branches, or more than the context has room for.

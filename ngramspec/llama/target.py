@@ -521,7 +521,12 @@ class Target(Weights, CacheSequence):
     # ------------------------------------------------------------------ branches beside the text
 
     def ask(self, tokens: Sequence[int], questions: Sequence[Question]) -> Logits:
-        """Append tokens in one pass, with questions beside them; see `ngramspec.decoding.branches.Asked`.
+        """Append tokens as `evaluate` does; the logits after each token, then after each question.
+
+        Args:
+            tokens: at least one; with the questions at most `max_batch`. Their logits are those that `evaluate` gives
+                with as many tokens more, bit for bit.
+            questions: all different, each after those that it rests on; they leave nothing in the cache.
 
         Raises:
             ValueError: more than `leaves` branches, or than there is room for.

@@ -12,7 +12,6 @@ import pytest
 from support.held_pass import one_pass_held
 from support.tiny_models import write_model
 
-from ngramspec.decoding.branches import Asked
 from ngramspec.drafting.draft import LEAVES, Question
 from ngramspec.errors import TargetError
 from ngramspec.llama.target import Target
@@ -51,7 +50,6 @@ def test_the_text_has_the_bits_that_it_has_without_and_questions_those_of_their_
     rng = random.Random(3)
     one = Target(model, **{**OPTIONS, **settings, "n_seq": 1})  # type: ignore[arg-type]
     asked = Target(model, **{**OPTIONS, **settings})  # type: ignore[arg-type]
-    assert isinstance(asked, Asked)
     text = [rng.randrange(3, one.n_vocab) for _ in range(20)]
     assert (one.prefill(text) == asked.prefill(text)).all()
     for turn in range(30):
