@@ -5,8 +5,7 @@
     engine.stop(drain=10)
 
 A pass evaluates the last token of every text that is being written, with what the budget gives its draft; between
-passes come chunks of prompts that are still being read. Texts that end leave their tokens in their sequence, for
-whoever goes on from there.
+passes come chunks of prompts that are still being read. Texts that end leave their tokens in their sequence.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ from functools import partial
 from typing import Any
 
 from ngramspec.backend import Vocabulary
-from ngramspec.batching.active_request import ActiveRequest
-from ngramspec.batching.request import ClosedError, Listener, Report, Request, Slot
+from ngramspec.batching.request import ActiveRequest, ClosedError, Listener, Report, Request, Slot
 from ngramspec.batching.scheduler import Scheduler, Writer
 from ngramspec.batching.slots import Slots
 from ngramspec.cost.calibration import Calibration
@@ -32,6 +30,8 @@ from ngramspec.errors import NGramSpecError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.shared_model import SequenceModel, SharedModel
 from ngramspec.steps import Stats
+
+CLOSED = "the server is shutting down"
 
 KEPT_SECONDS = 60.0
 """How often what the drafter learnt is written down, where requests end that often; it takes 10 to 80 milliseconds."""
@@ -53,8 +53,7 @@ class Engine:
         crashed: told of an error that nobody expected, with which all requests at work ended.
         clock: tells the seconds that passes and drafting take.
         executor: of one thread, on which the engine then runs until `stop`; None: a thread of its own. It should be the
-            thread that measured the model: OpenMP keeps a pool of threads for each thread that ever made a pass, and
-            once there are more of them than cores, passes take a third longer.
+            thread that measured the model (see README.md).
     """
 
     def __init__(
@@ -119,42 +118,33 @@ class Engine:
                 self._queue.append(active)
                 self._wake.notify()
         if closed:
-            active.finish(ClosedError("the server is shutting down"))
+            active.finish(ClosedError(CLOSED))
         return active
 
     def on_slot(self, number: int, work: Callable[[SequenceModel], Any]) -> Future[Any]:
-        """Do something with what a slot holds, on the engine's thread, once no request is at work there.
-
-        Args:
-            number: of the slot.
-            work: gets its sequence; what it returns or raises is what the future gives.
-        """
-        told = Future[Any]()
-        with self._wake:
-            if self._closing is None:
-                self._errands.append((number, work, told))
-                self._wake.notify()
-            else:
-                told.set_exception(ClosedError("the server is shutting down"))
-        return told
+        """Do something with a slot's sequence, on the engine's thread, once no request is at work there."""
+        return self._queue_up(self._errands, (number, work))
 
     def aside(self, work: Callable[[Callable[[], int]], Generator[object, None, Any]]) -> Future[Any]:
         """Do work that needs none of the slots on the engine's thread, a step of it between two passes.
 
-        A thread of its own would take the processor from the passes, and OpenMP keeps further threads for it.
+        A thread of its own would take the processor from the passes, and OpenMP keeps further threads for it. One piece
+        of work ends before the next one begins; a future that is cancelled ends it.
 
         Args:
-            work: gives the steps; is told by a function how many tokens the next step may evaluate. One piece of work
-                ends before the next one begins. What it returns or raises is what the future gives; a future that is
-                cancelled ends it.
+            work: gives the steps; the function that it gets tells how many tokens the next one may evaluate.
         """
+        return self._queue_up(self._asides, (work(partial(self._chunk, short=True)),))
+
+    def _queue_up(self, works: Any, work: tuple[Any, ...]) -> Future[Any]:
+        """Let the engine's thread do some work; the future of its outcome."""
         told = Future[Any]()
         with self._wake:
             if self._closing is None:
-                self._asides.append((work(partial(self._chunk, short=True)), told))
+                works.append((*work, told))
                 self._wake.notify()
             else:
-                told.set_exception(ClosedError("the server is shutting down"))
+                told.set_exception(ClosedError(CLOSED))
         return told
 
     def report(self) -> Report:
@@ -164,15 +154,8 @@ class Engine:
             stats = Stats()
             for counted in (self._stats, *(active.stats for active in self._working)):
                 stats.merge(counted)
-            return Report(
-                slots,
-                len(self._queue),
-                stats,
-                self._prompt_tokens,
-                self._cached_tokens,
-                self._writer.passes,
-                self._writer.busy,
-            )
+            read, writer = (self._prompt_tokens, self._cached_tokens), self._writer
+            return Report(slots, len(self._queue), stats, *read, writer.passes, writer.busy)
 
     def stop(self, drain: float = 0.0) -> None:
         """Take no more requests, let those at work go on for `drain` seconds, then end them; returns when all ended."""
@@ -220,19 +203,20 @@ class Engine:
                 self._recover(error)
         for _, told in self._asides:
             if told.set_running_or_notify_cancel():
-                told.set_exception(ClosedError("the server is shutting down"))
+                told.set_exception(ClosedError(CLOSED))
         self._calibration.save()
         if self._drafter is not None:
             self._drafter.keep()
         self._ended.set_result(None)
 
     def _drop_cancelled(self) -> None:
-        with self._wake:
-            dropped = [active for active in self._queue if active.cancelled]
+        if self._queue:
+            with self._wake:
+                dropped = [active for active in self._queue if active.cancelled]
+                for active in dropped:
+                    self._queue.remove(active)
             for active in dropped:
-                self._queue.remove(active)
-        for active in dropped:
-            active.finish()
+                active.finish()
         for active in [active for active in self._working if active.cancelled]:
             self._end(active)
 
@@ -243,7 +227,7 @@ class Engine:
         busy = {active.sequence.number for active in self._working if active.sequence is not None}
         with self._wake:
             ready = [errand for errand in self._errands if errand[0] not in busy]
-            self._errands = [errand for errand in self._errands if errand[0] in busy]
+            self._errands[:] = [errand for errand in self._errands if errand[0] in busy]
         for number, work, told in ready:
             if told.set_running_or_notify_cancel():
                 try:
@@ -314,8 +298,8 @@ class Engine:
 
     def _work(self) -> None:
         """One pass: a chunk of a prompt, or a token and a draft for the texts whose turn it is."""
-        readers = [active for active in self._working if active.reader is not None]
         writers = self._writers
+        readers = [active for active in self._working if active.reader is not None]
         reader = self._scheduler.reads(readers, writers)
         if reader is not None:
             self._read(reader)

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 
 from ngramspec.backend import Headed
-from ngramspec.batching.active_request import ActiveRequest
+from ngramspec.batching.request import ActiveRequest
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.measure import SHARED_ORDER
 from ngramspec.decoding.drafts import Batch
@@ -75,7 +75,7 @@ class Scheduler:
         self._beside -= seconds
 
     def goes_aside(self, writers: Sequence[object]) -> bool:
-        """Whether it is the turn of work beside requests, while texts are being written."""
+        """Whether it is the turn of work for no request, while texts are being written."""
         if not writers:
             self._beside = 0.0
         return self._beside <= 0
@@ -96,12 +96,10 @@ class Writer:
     """Makes passes over the texts of requests that share a model.
 
     Args:
-        model: whose sequences the requests work in.
-        calibration: what was measured of it, with a curve.
+        calibration: what was measured of the model, with a curve.
         exactness: which batch sizes may be used.
         drafts: whether anything is drafted.
         draft_max: most tokens in a draft.
-        clock: tells the seconds that passes and drafting take.
 
     Attributes:
         passes: how many there were.
@@ -138,11 +136,8 @@ class Writer:
     def step(
         self, requests: Sequence[ActiveRequest]
     ) -> tuple[list[tuple[ActiveRequest, Step]], list[tuple[ActiveRequest, NGramSpecError | ValueError | None]]]:
-        """One pass over the texts whose turn it is.
-
-        Returns:
-            the steps that came of it; and the requests that ended with it, with the error where one ended them.
-        """
+        """One pass over the texts whose turn it is: the steps that came of it, and the requests that ended with it,
+        with the error where one ended them."""
         if len(requests) > self._together:
             at = self._turn % len(requests)
             requests = [*requests[at:], *requests[:at]][: self._together]
@@ -175,7 +170,6 @@ def warm_up(model: SharedModel, *, exact: bool, folder: Path | None = None) -> t
     """Measure a model whose sequences are empty, or take up what was measured before.
 
     Args:
-        model: to measure, in its first sequence.
         exact: whether texts must be the same bit for bit whatever is drafted, and whoever else is in a pass.
         folder: where measurements are kept; None for the user's cache folder.
     """

@@ -7,7 +7,7 @@ place.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from contextlib import suppress
 
 from ngramspec.errors import TargetError
 from ngramspec.shared_model import SequenceModel
@@ -21,68 +21,48 @@ COPIED = 16
 to 30, by what the other sequence holds. Chats often share a system prompt that is no longer."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Kept:
-    """The state of a sequence that held `tokens`."""
-
-    tokens: tuple[int, ...]
-    state: bytes
-
-
 class PromptCache:
-    """States of texts, the least recently used first: these go when the space is used up.
+    """States of texts, the least recently used first: these go when there are more than `room` bytes of them.
 
     A text that another one begins with is not kept twice.
-
-    Args:
-        room: most bytes of all states.
     """
 
     def __init__(self, room: int) -> None:
         self.room = room
-        self._kept: list[Kept] = []
+        self._states: dict[tuple[int, ...], bytes] = {}
 
     @property
     def size(self) -> int:
-        return sum(len(kept.state) for kept in self._kept)
+        return sum(map(len, self._states.values()))
 
     def put(self, tokens: Sequence[int], state: bytes) -> None:
         """Keep a state, unless it is larger than all the room there is."""
-        new = Kept(tuple(tokens), state)
-        self._kept = [kept for kept in self._kept if common_prefix(kept.tokens, new.tokens) < len(kept.tokens)]
+        for known in [known for known in self._states if common_prefix(known, tokens) == len(known)]:
+            del self._states[known]
         if len(state) <= self.room:
-            self._kept.append(new)
+            self._states[tuple(tokens)] = state
         while self.size > self.room:
-            del self._kept[0]
+            del self._states[next(iter(self._states))]
 
     def holds(self, tokens: Sequence[int]) -> bool:
         """Whether a text that begins with these tokens is kept."""
-        return any(common_prefix(kept.tokens, tokens) == len(tokens) for kept in self._kept)
+        return any(common_prefix(known, tokens) == len(tokens) for known in self._states)
 
-    def best(self, prompt: Sequence[int]) -> tuple[Kept | None, int]:
-        """The state with the most tokens in common with a prompt from its start, and how many those are."""
-        best, most = None, 0
-        for kept in self._kept:
-            common = common_prefix(kept.tokens, prompt)
-            if common > most:
-                best, most = kept, common
+    def best(self, prompt: Sequence[int]) -> tuple[tuple[int, ...], int]:
+        """The text with the most tokens in common with a prompt from its start, and how many those are."""
+        common = ((common_prefix(known, prompt), known) for known in self._states)
+        most, best = max(common, key=lambda found: found[0], default=(0, ()))
         return best, most
 
-    def used(self, kept: Kept) -> None:
-        """A state was of use: it is the last to go."""
-        self._kept.remove(kept)
-        self._kept.append(kept)
-
-    def drop(self, kept: Kept) -> None:
-        """Forget a state that turned out to be of no use."""
-        self._kept.remove(kept)
+    def take(self, tokens: tuple[int, ...]) -> bytes:
+        """The state of a text, which is not kept any longer."""
+        return self._states.pop(tokens)
 
 
 class Slots:
     """The sequences of a model, and the texts that left them.
 
     Args:
-        sequences: all of them.
         room: most bytes of the states of texts that left their sequence.
         apart: whether sequences whose numbers do not follow each other are evaluated one after the other.
     """
@@ -98,12 +78,7 @@ class Slots:
         return bool(self._free)
 
     def take(self, prompt: Sequence[int], preferred: int | None = None) -> SequenceModel:
-        """A free sequence that holds the longest known beginning of a prompt.
-
-        Args:
-            prompt: token ids.
-            preferred: number of the sequence to take if it is free.
-        """
+        """A free sequence, that numbered `preferred` if it is free, made to hold what is known of a prompt's start."""
         sequence = self._choose(prompt, preferred)
         self._fill(sequence, prompt)
         self._free.remove(sequence)
@@ -116,14 +91,12 @@ class Slots:
         others = ((common_prefix(other.tokens, prompt), other) for other in self._sequences if other is not sequence)
         # Of several the one that holds least: all that it holds may be copied.
         there, other = max(others, key=lambda x: (x[0], -len(x[1].tokens)), default=(0, sequence))
-        kept, saved = self._cache.best(prompt)
-        if kept is not None and saved > there and saved >= here + WORTH:
-            try:
-                sequence.restore(kept.tokens, kept.state)
-            except TargetError:
-                self._cache.drop(kept)
-            else:
-                self._cache.used(kept)
+        tokens, saved = self._cache.best(prompt)
+        if saved > there and saved >= here + WORTH:
+            state = self._cache.take(tokens)
+            with suppress(TargetError):
+                sequence.restore(tokens, state)
+                self._cache.put(tokens, state)  # it was of use: it is the last to go
         elif there >= here + COPIED:
             sequence.adopt(other, there)
 
@@ -150,10 +123,7 @@ class Slots:
 
     def _leave(self, sequence: SequenceModel, common: int) -> None:
         """Save what a sequence holds, if its next text goes on from far before the end of it."""
-        if len(sequence.tokens) - common < WORTH or self._cache.room == 0 or self._cache.holds(sequence.tokens):
-            return
-        try:
-            tokens = tuple(sequence.tokens)
-            self._cache.put(tokens, sequence.saved())
-        except TargetError:
-            return
+        tokens = tuple(sequence.tokens)
+        if len(tokens) - common >= WORTH and self._cache.room and not self._cache.holds(tokens):
+            with suppress(TargetError):
+                self._cache.put(tokens, sequence.saved())

@@ -17,8 +17,7 @@ from support.grid import grid
 from support.mock_shared import MockShared
 from support.mock_target import MockTarget, plain_generate
 
-from ngramspec.batching.active_request import ActiveRequest
-from ngramspec.batching.request import Request
+from ngramspec.batching.request import ActiveRequest, Request
 from ngramspec.batching.scheduler import Writer
 from ngramspec.cost.calibration import Calibration
 from ngramspec.cost.curve import CostCurve
