@@ -1,7 +1,6 @@
 """`Slots`: which sequence a request works in, and how it comes to hold what is known of its prompt.
 
-That is what it holds already, what another sequence holds, or what `PromptCache` kept in RAM when another took its
-place.
+That is what it holds already, what another sequence holds, or what `PromptCache` kept in RAM.
 """
 
 from __future__ import annotations

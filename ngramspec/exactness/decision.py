@@ -21,7 +21,7 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,7 +42,7 @@ TOLERANCE = 1.05  # the most that bit-identical text may cost: time of the reque
 
 @dataclass(slots=True)
 class Measured:
-    """What is known of one model, build, machine and settings: what was found at each of `DEPTHS`, as far as it was."""
+    """What was found at each of `DEPTHS`, as far as it was measured, of one model, build, machine and settings."""
 
     identities: dict[str, tuple[Identity, ...]] = field(default_factory=dict)  # by setting, "fast" or "exact"
     times: tuple[Mapping[str, Times], ...] = ()  # of every way to decode
@@ -52,7 +52,7 @@ class Measured:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "identities": {setting: [asdict(one) for one in found] for setting, found in self.identities.items()},
+            "identities": {setting: [one._asdict() for one in found] for setting, found in self.identities.items()},
             "times": self.times,
             "rounding": self.rounding,
         }
@@ -154,17 +154,15 @@ class ExactAuto:
     """What is known of a model, and what that decides.
 
     Args:
+        model: a `Target`, or what has the names of its `settings` ("fast" first), an `identity`, the key of all that
+            measurements depend on ("": do not keep them), and opens a `Trial` of a setting by `trial(setting)`.
         ways: to decode that may be chosen, "fast" among them.
         text: what rounding is measured on, where drafts may move last bits; empty: it is not.
         folder: where measurements are kept; None for the user's cache folder.
     """
 
     def __init__(
-        self,
-        model: trial.Measurable,
-        ways: Sequence[Way] = WAYS,
-        text: Sequence[int] = (),
-        folder: Path | None = None,
+        self, model: Any, ways: Sequence[Way] = WAYS, text: Sequence[int] = (), folder: Path | None = None
     ) -> None:
         self.known = Measured()
         self._model, self._text = model, text

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
@@ -35,8 +34,7 @@ COST, ROUNDING_COST = 50, 170
 """The most that `identity` and `times` take, and `rounding`, roughly, in passes over one token."""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """Which batch sizes agree under one setting."""
 
     agreeing: tuple[int, ...]  # the compared sizes that agree bit for bit with single tokens, 1 among them, ascending
@@ -90,28 +88,16 @@ class Trial(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
 
-class Measurable(Protocol):
-    """A loaded model that can be run under several settings, of which one may make batch sizes agree bit for bit."""
-
-    @property
-    def settings(self) -> tuple[str, ...]:
-        """Their names: "fast" first, then "exact" where that is another one."""
-
-    @property
-    def identity(self) -> str:
-        """Key of all that measurements under all of them depend on; "": do not keep them."""
-
-    def trial(self, setting: str) -> Trial:
-        """A context to measure a setting in. TargetError: there is no memory for it."""
-
-
 def random_tokens(n_vocab: int, seed: int, count: int) -> list[int]:
     """Random tokens; kernels are chosen by shape, not by content."""
     return [int(t) for t in np.random.default_rng(seed).integers(0, n_vocab, count)]
 
 
-def _text(trial: Trial, depth: int, count: int) -> list[int]:
-    return random_tokens(trial.n_vocab, depth, count)
+def _begin(trial: Trial, depth: int, *, contents: bool = True) -> None:
+    """Keep `depth` tokens of context and two real ones."""
+    trial.start(depth, contents=contents)
+    trial.evaluate(random_tokens(trial.n_vocab, depth, 2))
+    trial.keep()
 
 
 def _time(trial: Trial, tokens: Sequence[int]) -> float:
@@ -125,16 +111,14 @@ def _time(trial: Trial, tokens: Sequence[int]) -> float:
 
 def single(trial: Trial) -> float:
     """Seconds of a pass over one token, to tell what measuring will take. The trial then holds some real tokens."""
-    trial.start(0)
-    trial.evaluate(_text(trial, 0, 2))
-    trial.keep()
+    _begin(trial, 0)
     _time(trial, [1])
     return _time(trial, [1])
 
 
 def identity(trial: Trial, depth: int) -> Identity:
     """Compare batch sizes bit by bit, after a context of `depth` tokens and a few real ones."""
-    text = _text(trial, depth, REAL + SIZES[-1])
+    text = random_tokens(trial.n_vocab, depth, REAL + SIZES[-1])
     trial.start(depth)
     trial.evaluate(text[:REAL])
     trial.keep()
@@ -147,10 +131,9 @@ def identity(trial: Trial, depth: int) -> Identity:
 
 
 def rounding(trial: Trial, text: Sequence[int]) -> float:
-    """The largest difference of one logit between batches and single tokens.
+    """The largest difference of one logit between batches and single tokens, in a text such as people write.
 
-    Args:
-        text: such as people write, repeated as need be: contents that no text has exaggerate.
+    It is repeated as need be; contents that no text has exaggerate.
     """
     text = [*text] * -(-READ // len(text))
     trial.start(0)
@@ -185,13 +168,11 @@ def times(trials: Mapping[str, Trial], depth: int) -> dict[str, Times]:
     best: dict[tuple[str, int], float] = {}
 
     def note(name: str, size: int) -> None:
-        seconds = _time(trials[name], _text(trials[name], depth, size))
+        seconds = _time(trials[name], random_tokens(trials[name].n_vocab, depth, size))
         best[name, size] = min(best.get((name, size), math.inf), seconds)
 
     for name, trial in trials.items():
-        trial.start(depth, contents=False)
-        trial.evaluate(_text(trial, depth, 2))
-        trial.keep()
+        _begin(trial, depth, contents=False)
         note(name, CHUNK)
     for name in [*trials] * ROUNDS:
         for size in (1, 2) if name == "fast" else (1,):

@@ -74,7 +74,7 @@ def obstacle(owner: LlamaCpp) -> str | None:
 
 
 class BorrowedSequence(CacheSequence):
-    """The text of a `Llama`, which is also `ngramspec.exactness.trial.Measurable`.
+    """The text of a `Llama`, whose settings `ngramspec.exactness.decision.ExactAuto` can compare.
 
     Args:
         owner: a `Llama` without an `obstacle`.
