@@ -1,8 +1,8 @@
-"""`AskedModel`: a draft model that is asked for single guesses, behind tokens that others guessed.
+"""`AskedModel`: a draft model that is asked for single guesses, after tokens that others guessed.
 
 model.open(price)                        # a draft begins
 model.costs(2, price)                    # the time of two tokens and the guess behind them
-rows = yield from model.reads([5, 9], 0) # the logits behind the text, behind 5, and behind 5 9
+rows = yield from model.reads([5, 9], 0) # the logits after the text, after 5, and after 5 9
 model.guess(rows[-1], 2, choose)         # what the model would put there
 """
 
@@ -48,8 +48,7 @@ class AskedModel(ModelDrafter):
     def costs(self, guesses: int, price: TokenPrice) -> float:
         """The time of reading so many guesses before the model's own, in units of the price; see `entry` for the text.
 
-        Infinite where the model cannot, and where more would be lost by a refusal than may be; what it has to catch up
-        with in a text that it reads is lost then too.
+        Infinite where the model cannot, and where a refusal would lose more than may be lost, catching up included.
         """
         room = min(self.model.n_ctx - len(self._text), self.model.max_batch - 1) - guesses
         if self._mute or not self._readable or room < 0:
@@ -73,10 +72,10 @@ class AskedModel(ModelDrafter):
         return price.texts if self._passes.joint else 1
 
     def entry(self, price: TokenPrice) -> float:
-        """How much more the first question of a draft must be worth, in units of the price.
+        """How much more asking first in a draft must be worth, in units of the price.
 
-        It is what reading the text takes that the model has not read, over the passes made without it since, and those
-        that are expected where it has read nothing yet: see `ModelDrafter` for the reason.
+        That is the time of reading what the model has not read, over the passes made without it since, and those that
+        are expected where it has read nothing yet: see `ModelDrafter` for the reason.
         """
         unread = len(self._text) - self._held
         if self._caught_up or unread <= 1 or not price.seconds:
@@ -92,15 +91,14 @@ class AskedModel(ModelDrafter):
     def reads(
         self, guesses: Sequence[int], known: int, gain: float = math.inf
     ) -> Generator[PassRequest, Logits | None, Logits | None]:
-        """Let the model read more of the chain, in one pass.
+        """Let the model read `guesses`, the next of the chain, in one pass; the first time in a draft maybe none.
 
         Args:
-            guesses: the tokens behind those; the first time in a draft there may be none.
             known: how many tokens of the chain it has read that still stand; 0 the first time.
             gain: what that is expected to bring; see `PassRequest`.
 
         Returns:
-            The logits behind each of them; the first time also those behind the text. None: it was declined.
+            The logits after each of them; the first time also those after the text. None: it was declined.
         """
         first = not self._caught_up
         last = len(self._text) - 1
@@ -137,14 +135,7 @@ class AskedModel(ModelDrafter):
         return PassRequest(self._passes, self.model, keep, tokens, rows, gain)
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
-        """The model's guess by some logits; None where they hold no guess: it is then not asked again in this draft.
-
-        Args:
-            row: the logits.
-            offset: its place in the chain.
-            choose: as in `Drafter.propose`.
-        """
+        """The guess by the logits at a place in the chain; None: none, and the model is not asked again this time."""
         guess = self._sampler.guess(row, offset, choose)
-        if guess is None:
-            self._mute = True
+        self._mute = guess is None
         return guess

@@ -4,9 +4,6 @@
 >>> row = np.log(np.array([0.25, 0.5, 0.25, 9.0]))  # the last one means nothing to the target
 >>> sampler.guess(row, 0, None)  # greedy
 (1, 0.5, {})
->>> token, m, q = sampler.guess(row, 0, lambda offset, q: max(q))
->>> token, {token: round(p, 3) for token, p in q.items()}
-(2, {0: 0.167, 1: 0.667, 2: 0.167})
 """
 
 from __future__ import annotations
@@ -39,12 +36,7 @@ from, empty in greedy decoding."""
 
 
 class DraftSampler:
-    """Guesses by rows of logits.
-
-    Args:
-        n_vocab: so many tokens, from 0 on, may be guessed.
-        sampling: of the target. A guess is drawn at its temperature.
-    """
+    """Guesses the tokens below `n_vocab` by rows of logits, drawn at the temperature of the target's `sampling`."""
 
     def __init__(self, n_vocab: int, sampling: Sampling) -> None:
         self._n_vocab = n_vocab
@@ -74,11 +66,7 @@ class DraftSampler:
 
 
 class Payoff:
-    """What a draft model's guesses are expected to gain beyond their time, by how those at the same place fared lately.
-
-    Args:
-        pace: what the model's passes take.
-    """
+    """What a draft model's guesses are expected to gain beyond their time, by how those at the same place fared."""
 
     def __init__(self, pace: Pace) -> None:
         self._pace = pace
@@ -112,8 +100,7 @@ class Payoff:
     def goes_on(self, reach: float, length: int, price: TokenPrice | None) -> bool:
         """Whether to make one more guess, after `length` that are all accepted with probability `reach`.
 
-        It must be expected to pay for its time and for its place in the target's pass, and all together may not take
-        more than may be lost (`TokenPrice.loss_budget`).
+        It must pay for its time and for its place in the target's pass, and all may not take more than may be lost.
         """
         if reach < HOPELESS or price is None:
             return reach >= HOPELESS

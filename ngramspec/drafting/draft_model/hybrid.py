@@ -3,11 +3,10 @@
 Copying is free, a model is not. So n-grams guess first, as far as a guess may pay. The model is asked where what it is
 expected to add is worth more than its time. It then reads the n-grams' guesses in one pass, as far as that pays, and
 says of each what it would have guessed: where both agree the guess is surer, where they differ the likelier one stands.
-Behind it the n-grams go on, free again, and the question comes anew, so that either continues the other's chain.
+After it the n-grams go on, free again, and the model may be asked anew, so that either continues the other's chain.
 
-What a question is worth is thought through before it is asked: for each answer that may come, how much the chain that
-is then best gains by the cost of its pass. The first token of a draft may cost more than the next ten, and then a guess
-that is likely right is worth nothing unless others follow it.
+Asking is worth, over all answers that may come, what the chain that is then best gains by the cost of its pass. The
+first token of a draft may cost more than the next ten: a likely guess is then worth nothing unless others follow it.
 
 That a model checks cheaper guesses before the target does is known as staged speculation (Spector and Re 2023, arXiv
 2308.04623); here the price decides where.
@@ -73,11 +72,7 @@ class HybridDrafter(MixtureDrafter):
     """Drafts with n-grams, and with a model where that is expected to pay.
 
     Where a draft is drawn blindly (see `Drafter.propose`) one of the two makes all of it: the one whose draft promises
-    more by what is known before anything is drawn.
-
-    Args:
-        model: drafts with the model, which is this drafter's alone.
-        memory, kept: as in `MixtureDrafter`.
+    more by what is known before anything is drawn. `memory`, `kept`: as in `MixtureDrafter`.
     """
 
     name = "hybrid"
@@ -177,21 +172,12 @@ class HybridDrafter(MixtureDrafter):
                 length = settled
                 break
         chain = self._chain[:length]
-        return Draft(
-            tuple(guess.token for guess in chain),
-            () if choose is None else tuple(guess.q for guess in chain),
-            (),
-            (),
-            tuple(guess.chance for guess in chain),
-            self.name,
-        )
+        q = () if choose is None else tuple(guess.q for guess in chain)
+        chances = tuple(guess.chance for guess in chain)
+        return Draft(tuple(guess.token for guess in chain), q, (), (), chances, self.name)
 
     def _guess(self, settled: int, limit: int, choose: Chooser | None, price: TokenPrice, reach: float) -> int:
-        """Let the n-grams go on behind the first `settled` guesses, and one further than pays.
-
-        Returns:
-            How long the chain is without that one.
-        """
+        """Let the n-grams go on after the first `settled` guesses, and one further than pays; the length without it."""
         guesser = self._guesser
         chain = self._chain = self._chain[:settled]
         if guesser.pending != settled:
@@ -225,8 +211,8 @@ class HybridDrafter(MixtureDrafter):
             self._guesser.put(at, guess.token)
 
     def _worth_asking(self, settled: int, limit: int, price: TokenPrice, read: int) -> tuple[int | None, float]:
-        """How many guesses behind the settled ones the model is to read before its own, and the gain before the time
-        that it takes; None: it is not asked."""
+        """How many guesses after the settled ones the model is to read before its own (None: it is not asked), and
+        what that gains before its time is counted."""
         ps = [guess.p for guess in self._chain[settled:]]
         value = ChainValue()
         for guess in self._chain[:settled]:
@@ -279,11 +265,10 @@ class HybridDrafter(MixtureDrafter):
     def _ask(
         self, settled: int, along: int, read: int, choose: Chooser | None, reach: float, gain: float
     ) -> Generator[PassRequest, Logits | None, tuple[int, float, int] | None]:
-        """Let the model read `along` guesses, and settle these and the next.
+        """Let the model read `along` guesses, and settle these and the next; None: the request was declined.
 
         Returns:
-            How many guesses are settled now, the probability that all of them are right, and how many of them the model
-            has read. None: the request was declined.
+            How many guesses are settled now, the probability that all are right, and how many the model has read.
         """
         chain, opinion = self._chain, self.opinion
         end = settled + along

@@ -32,14 +32,14 @@ Asking = Generator[PassRequest, Logits, Logits]  # part of a draft in the making
 
 
 class ModelDrafter(Drafter):
-    """Drafts what a model of the same vocabulary holds likely, token by token.
+    """Drafts what a model of the same vocabulary holds likely, token by token, while the next guess should pay.
 
     Where the price of a token is known in seconds, so is what the model gains (see `Payoff`). Where that is not
-    positive the model is not asked, but for a rare probe, whose time is at most PROBES of all. A text is not read
+    positive the model is not asked, except for a rare probe, whose time is at most PROBES of all. A text is not read
     before the passes made without the model could have gained what reading takes, so that one that ends early has not
     paid for what it cannot use (ski rental: Karlin et al. 1988, "Competitive snoopy caching"); passes that are yet to
     come count too, as many as the latest texts lead to expect (Purohit, Svitkina, Kumar 2018, "Improving online
-    algorithms via ML predictions"). A draft goes on while the next guess is expected to pay.
+    algorithms via ML predictions").
 
     Args:
         model: drafts; its cache is this drafter's alone.
@@ -85,11 +85,9 @@ class ModelDrafter(Drafter):
         return type(self)(self.model, n_vocab=self.n_vocab, clock=self._passes.clock)
 
     def beside(self) -> Self:
-        """A drafter for another text at the same time, in the next sequence of the model. What is learnt of the model,
-        its pace and how its guesses fare, is learnt by both.
+        """A drafter for another text at the same time, in the next sequence of the model; ValueError: none is left.
 
-        Raises:
-            ValueError: there is no sequence left.
+        What is learnt of the model, its pace and how its guesses fare, is learnt by both.
         """
         if not self._free:
             raise ValueError("the draft model has no further sequence to draft in")
@@ -135,7 +133,7 @@ class ModelDrafter(Drafter):
     def _forget(self) -> None:
         """Nothing waits for its outcome."""
         self._guesses: tuple[int, ...] = ()
-        self._asked: list[tuple[OutcomeMap, float]] = []
+        self._asked: list[tuple[OutcomeMap, float]] = []  # for each guess the map of what its probability means
         self._before: float | None = None  # how sure the model was of the first token, before that was drawn
 
     def _can_read(self, tokens: Sequence[int]) -> bool:
@@ -165,10 +163,7 @@ class ModelDrafter(Drafter):
     def _draft(
         self, row: Logits, limit: int, choose: Chooser | None, *, blind: bool, price: TokenPrice | None
     ) -> Drafting:
-        """The model's guesses, from the logits after the text on.
-
-        What is drawn decides whether a token after it is drawn too, never whether it stays itself: see `blind`.
-        """
+        """The model's guesses, from the logits after the text on; what is drawn never decides whether it stays."""
         tokens: list[int] = []
         q: list[Mapping[int, float]] = []
         chances: list[float] = []
@@ -219,7 +214,7 @@ class ModelDrafter(Drafter):
         return True
 
     def _left(self) -> float:
-        """How many passes more a text is expected to take that is not read yet, by the latest texts; else 0."""
+        """How many passes more a text that is not read yet should take, by the latest texts; else 0."""
         if self._has_read or not self._lengths:
             return 0.0
         return sum(max(0, length - self._length) for length in self._lengths) / len(self._lengths)
@@ -247,10 +242,7 @@ class ModelDrafter(Drafter):
         return row
 
     def _read(self, end: int) -> Logits:
-        """Let the cache hold the first `end` tokens of the text, of which it lacks the last; the logits after them.
-
-        Of several tokens `prefill` gives the last one's logits alone, at a smaller price than `evaluate`.
-        """
+        """Let the cache hold the first `end` tokens of the text, of which it lacks the last; the logits after them."""
         if self._has_read:
             self.model.rollback(self._held)
         passed = self.model.owed + end - self._held
@@ -264,7 +256,7 @@ class ModelDrafter(Drafter):
         return row
 
     def _evaluate(self, keep: int, tokens: Sequence[int]) -> Asking:
-        """One pass of the model behind the first `keep` tokens of its cache; the logits after the last token."""
+        """One pass of the model after the first `keep` tokens of its cache; the logits after the last token."""
         rows = yield PassRequest(self._passes, self.model, keep, tokens, 1)
         row: Logits = rows[-1]
         return row

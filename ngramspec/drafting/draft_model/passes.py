@@ -81,11 +81,9 @@ class PassRequest(NamedTuple):
     passes: ModelPasses  # makes it
     model: Model  # whose cache holds the text: a sequence, where several texts share the model
     keep: int  # so many tokens of the cache stay
-    # are appended to them; none: it asks to read a longer text by itself, and is answered GRANTED.
-    tokens: Sequence[int]
+    tokens: Sequence[int]  # are appended to them; none: it asks to read a longer text by itself, answered GRANTED
     rows: int  # for how many of the last of them logits are wanted
-    # what it is expected to bring, in tokens, before its time is counted. One of several requests is declined where
-    # that is too little: the answer to it is None.
+    # what it should bring, in tokens, before its time is counted; where too little, one of several is answered None
     gain: float = math.inf
 
 
@@ -93,15 +91,7 @@ GRANTED: Logits = np.empty((0, 0), np.float32)
 
 
 class ModelPasses:
-    """Makes the passes of a draft model, and times them.
-
-    Args:
-        clock: seconds; None is `time.perf_counter`.
-        shared: the model, where several texts have a sequence in it.
-
-    Attributes:
-        joint: whether a pass may be over several texts.
-    """
+    """Makes the passes of a draft model, and times them; `shared`: the model, where several texts share it."""
 
     def __init__(self, clock: Callable[[], float] | None = None, shared: SharedModel | None = None) -> None:
         self.clock = clock or time.perf_counter
@@ -109,7 +99,8 @@ class ModelPasses:
         self.texts = 1  # over how many the last one was
         self._shared = shared
         sequences = shared.sequences if shared is not None else ()
-        # Where each sequence has a cache of its own, texts that append more than others go on in batches of their own.
+        # Whether a pass may be over several texts: where each has a cache of its own, those that append more than
+        # others go on in batches of their own.
         self.joint = (
             shared is not None
             and len(sequences) > 1
@@ -134,10 +125,9 @@ class ModelPasses:
         return rows
 
     def worthwhile(self, requests: Mapping[int, PassRequest], price: TokenPrice | None) -> list[int]:
-        """Whose requests are worth a pass together: those that bring most beyond its time.
+        """Whose requests are worth a pass together: those that bring most beyond its time, about a + b n for n tokens.
 
-        A pass over n tokens takes about a + b n. So requests compete by what they bring beyond b for each of their
-        tokens, and enough of them have to share a. What a text has to catch up with is read some time in any case.
+        They compete by what they bring beyond b for each of their tokens, and enough of them have to share a.
         """
         if not self.joint or price is None or not price.seconds:
             return list(requests)

@@ -1,9 +1,9 @@
 """`SecondOpinion`: how likely a guess is right once a model was asked too, and, before that, what asking would give.
 
 At a position n-grams guess a token for nothing, with a chance p that is right on average; a draft model, asked at its
-price, guesses one with a probability m of its own. Each of four cases (the guess that both make; where they differ,
-the model's and the n-grams'; where n-grams have none, the model's) has a chance that is mixed of p and m in the domain
-of log-odds, by weights learnt online: logistic mixing, as in compressors of the PAQ family (Mahoney 2005, section 3).
+price, guesses one with a probability m of its own. Each of four cases has a chance that is mixed of p and m in the
+domain of log-odds, by weights learnt online: logistic mixing, as in compressors of the PAQ family (Mahoney 2005,
+section 3).
 
 Before the model is asked only p is known. By classes of p it is counted how often the two agreed, how often they were
 right then, and otherwise how likely the guess that stood seemed, and how often it was right. A mean of all this would
@@ -49,6 +49,24 @@ Answered = tuple[float, float, int, int, int]
 that was taken; 0 and -1: n-grams had none."""
 
 
+class Rate(FadingRate):
+    """How often something lately came true, shrunk towards what is expected."""
+
+    __slots__ = ("_expected",)
+
+    def __init__(self, expected: float) -> None:
+        super().__init__(fade=FADE)
+        self._expected = expected
+
+    @property
+    def value(self) -> float:
+        return self.towards(self._expected, STRENGTH)
+
+    def carry(self) -> None:
+        """What was counted counts for less from now on."""
+        self._hits, self._tries = CARRIED * self.value, CARRIED
+
+
 class Prospects:
     """What asking gave, and may give, where n-grams gave their guess about the chance p; 0: they had none."""
 
@@ -77,25 +95,6 @@ class Prospects:
         """Otherwise, how likely the guess that stands is of each class of LEVELS, and its chance then."""
         total = sum(share.value for share, _ in self._others)
         return tuple((share.value / total, right.value) for share, right in self._others)
-
-
-class Rate:
-    """How often something lately came true, beginning with what is expected."""
-
-    def __init__(self, expected: float) -> None:
-        self._expected = expected
-        self._counted = FadingRate(fade=FADE)
-
-    @property
-    def value(self) -> float:
-        return self._counted.towards(self._expected, STRENGTH)
-
-    def add(self, hit: bool) -> None:
-        self._counted.add(hit)
-
-    def carry(self) -> None:
-        """What was counted counts for less from now on."""
-        self._counted = FadingRate(CARRIED * self.value, CARRIED, fade=FADE)
 
 
 class SecondOpinion:
