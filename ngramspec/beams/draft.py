@@ -47,7 +47,7 @@ class Place:
     state: int  # of the automaton, for the longest suffix that was seen
     match: int  # its length
     copy: int = -1  # the token proposed; -1: none
-    trust: FadingRate | None = None  # how far such copies are trusted, by the probabilities that the target gave them
+    trust: FadingRate | None = None  # the probability that the target gives such copies
 
 
 class BeamDrafter:
@@ -55,7 +55,7 @@ class BeamDrafter:
 
     def begin(self, prompt: Sequence[int], root: Node) -> None:
         """Start a search; `root` stands for the prompt."""
-        self._prompt_end = prompt[-ORDERS:]
+        self._prompt_end = tuple(prompt[-ORDERS:])
         self._text = SuffixAutomaton()
         self._text.extend(prompt)
         # The prompt as a whole was seen once, so this is its longest suffix that was seen before.
@@ -79,12 +79,9 @@ class BeamDrafter:
     def guess(self, node: Node) -> tuple[Likely, int]:
         """What may follow `node`, and how many tokens of context that rests on, at most LONGEST; 0: not known."""
         tail = self._tail(node)
-        order, row = 0, None
-        for start in range(len(tail)):
-            row = self._rows.get(tail[start:])
-            if row is not None:
-                order = len(tail) - start
-                break
+        contexts = (tail[start:] for start in range(len(tail)))
+        known = next((context for context in contexts if context in self._rows), ())
+        order, row = len(known), self._rows.get(known)
         place = self._place(node)
         if place.match < order + AHEAD:
             return row or (), order
@@ -112,11 +109,9 @@ class BeamDrafter:
         tail: list[int] = []
         at = node
         while at.parent is not None and len(tail) < ORDERS:
-            tail.append(at.token)
+            tail.insert(0, at.token)
             at = at.parent
-        if len(tail) < ORDERS:
-            tail += self._prompt_end[len(tail) - ORDERS :][::-1]
-        return tuple(tail[::-1])
+        return (*self._prompt_end, *tail)[-ORDERS:]
 
     def _place(self, node: Node) -> Place:
         """Where a node stands, from where the node before it stands."""
@@ -185,12 +180,9 @@ class BeamPlan:
     """Drafts for one search.
 
     Args:
-        drafter: guesses what may follow a node.
         curve: cost of a pass by its size; None: all cost the same.
         width: how many texts each step takes.
         farthest: most steps ahead.
-        is_eog: whether a token ends a text.
-        clock: seconds.
     """
 
     def __init__(
@@ -202,13 +194,9 @@ class BeamPlan:
         is_eog: Callable[[int], bool],
         clock: Callable[[], float],
     ) -> None:
-        self._drafter = drafter
-        self._curve = curve
-        self._width = width
+        self._drafter, self._curve, self._is_eog, self._clock = drafter, curve, is_eog, clock
+        self._width, self._farthest = width, farthest
         self._partly = PARTLY * (1.0 - 1.0 / width)
-        self._farthest = farthest
-        self._is_eog = is_eog
-        self._clock = clock
         self._covered: dict[tuple[int, int], FadingRate] = {}  # by shortest context and number of guesses
         self._layers: list[Layer] = []
         self._scale = 1.0  # of the curve's seconds
@@ -223,8 +211,7 @@ class BeamPlan:
 
         Args:
             live: score and last token of each text of the next step; some of their rows are missing.
-            steps: most steps ahead that can be of use.
-            room: most nodes to be evaluated ahead.
+            steps, room: most steps ahead that can be of use, and most nodes to be evaluated ahead.
             leaves: most leaves of what is kept and evaluated, the live texts among them.
         """
         began = self._clock()
@@ -273,7 +260,7 @@ class BeamPlan:
         return layers
 
     def _coverage(self, contexts: Sequence[int]) -> FadingRate | None:
-        """How often a step held all that the search chose, where its guesses rested on contexts of these lengths."""
+        """How often a step held all that the search chose, by the contexts' lengths that its guesses rested on."""
         if not contexts:
             return None
         key = min(contexts), min(len(contexts), MANY)
@@ -321,8 +308,8 @@ class BeamPlan:
         return TokenPrice(self._rate(curve), slopes)
 
     def learn(self, size: int, seconds: float, besides: float, taken: Sequence[Sequence[Node]]) -> None:
-        """Learn how the last planned pass went: `size` tokens in `seconds`, with `besides` for planning it, reading its
-        rows and choosing by them; and the live texts of each step `taken` since."""
+        """Learn how the last planned pass went: `size` tokens in `seconds`, and `besides` for all other work; and the
+        live texts of each step `taken` since."""
         for layer, nodes in zip(self._layers, taken, strict=False):
             chosen = {(node.parent, node.token) for node in layer.nodes}
             hit = all((node.parent, node.token) in chosen for node in nodes)

@@ -20,6 +20,7 @@ import math
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING
 
 from ngramspec.backend import Logits, Progress
@@ -97,11 +98,8 @@ class BeamSearch:
             raise ValueError(f"beams is {beams}, but must be 1 to {target.n_seq - 1}")
         if draft_max < 1:
             raise ValueError(f"draft_max is {draft_max}, but must be at least 1")
-        self.target = target
-        self.beams = beams
-        self.drafter = drafter
-        self.calibration = calibration
-        self.draft_max = draft_max
+        self.target, self.beams, self.drafter = target, beams, drafter
+        self.calibration, self.draft_max = calibration, draft_max
         self.stats = BeamStats()
         self._clock = clock or time.perf_counter
         self._state: BeamState | None = None
@@ -207,7 +205,7 @@ class BeamSearch:
         return bool(state.live) and state.steps < self._limit
 
     def _take_steps(self, state: BeamState) -> list[list[Node]]:
-        """Take all steps whose rows are known; returns the last tokens of the texts still alive after each."""
+        """Take all steps whose rows are known; the last tokens of the texts still alive after each."""
         taken: list[list[Node]] = []
         while self._goes_on(state):
             extensions = state.extensions(self._read)
@@ -221,22 +219,16 @@ class BeamSearch:
 
     def _choose(self, tree: CacheTree, state: BeamState, plan: BeamPlan | None) -> list[Node]:
         """The nodes that the next pass evaluates; nodes that are no longer needed leave the cache."""
-        missing: list[Node] = []
-        kept: list[Node] = []
-        for beam in state.live:
-            if self._read(beam.node) is None:
-                missing.append(beam.node)
-                assert beam.node.parent is not None
-                kept.append(beam.node.parent)
-            else:
-                kept.append(beam.node)
+        nodes = [beam.node for beam in state.live]
+        missing = [node for node in nodes if self._read(node) is None]
+        kept = [node if node.likely is not None or node.parent is None else node.parent for node in nodes]
         ahead: list[Node] = []
         if plan is not None:
             if tree.windowed:  # nothing may stay that is ahead of the texts
-                for beam in state.live:
-                    beam.node.children = {}
-            self._read_all([beam.node for beam in state.live])
-            self._commit(state)
+                for node in nodes:
+                    node.children = {}
+            self._read_all([*nodes])
+            self._commit(nodes)
             live = [(beam.score, beam.node) for beam in state.live]
             steps = self._limit - state.steps - 1
             ahead, known = plan.plan(live, steps, tree.max_batch - len(missing), tree.leaves)
@@ -245,11 +237,9 @@ class BeamSearch:
         tree.keep(kept)
         return missing + ahead
 
-    def _commit(self, state: BeamState) -> None:
+    def _commit(self, nodes: Sequence[Node]) -> None:
         """Tell the drafter what all texts agree on."""
-        common = state.live[0].node
-        for beam in state.live:
-            common = common_ancestor(common, beam.node)
+        common = reduce(common_ancestor, nodes)
         if common is not self._trunk and self.drafter is not None:
             self.drafter.commit(common.path()[self._trunk.length - common.length :])
             self._trunk = common

@@ -21,11 +21,6 @@ class Hypothesis(NamedTuple):
     score: float  # sum of the natural logarithms of their probabilities
     stop: StopReason | None  # why it ended; None while it is alive
 
-    @property
-    def finished(self) -> bool:
-        """Whether it ended by itself, and not for want of room."""
-        return self.stop in ("eog", "stop")
-
 
 class Beam(NamedTuple):
     """A text: its score, its last token, and its characters for the check of stop strings (None: there are none)."""
@@ -76,17 +71,16 @@ class BeamState:
         children: dict[Node, dict[int, Node]] = {beam.node: {} for beam in self.live}
         for score, beam, token in extensions:
             node = children[beam.node][token] = beam.node.child(token)
-            stream = beam.stream
-            if self._vocabulary.is_eog(token):
-                finished.append((Beam(score, node, stream), "eog"))
-                continue
-            if stream is not None:
-                stream = deepcopy(stream)
+            stop: StopReason | None = "eog" if self._vocabulary.is_eog(token) else None
+            stream = deepcopy(beam.stream)
+            if stream is not None and stop is None:
                 stream.push(self._vocabulary.piece(token))
-            if stream is not None and stream.stopped is not None:
-                finished.append((Beam(score, node, stream), "stop"))
+                stop = "stop" if stream.stopped is not None else None
+            found = Beam(score, node, stream)
+            if stop is None:
+                live.append(found)
             else:
-                live.append(Beam(score, node, stream))
+                finished.append((found, stop))
         for parent, kept in children.items():
             parent.children = kept
         finished.sort(key=lambda found: -found[0].score)

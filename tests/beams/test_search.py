@@ -67,7 +67,7 @@ def search(target: MockBranchingTarget, beams: int, drafts: bool | BeamDrafter =
 
 
 def told(hypotheses: Sequence[Hypothesis]) -> list[Found]:
-    return [(one.tokens, one.score, one.finished) for one in hypotheses]
+    return [(one.tokens, one.score, one.stop in ("eog", "stop")) for one in hypotheses]
 
 
 MOCK = st.fixed_dictionaries(
