@@ -16,8 +16,8 @@ from ngramspec.decoding.drafts import Drafts
 from ngramspec.decoding.generation import Generation
 from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs, logprobs
+from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.shared_model import SequenceModel
 from ngramspec.steps import Stats, Step, StopReason
 

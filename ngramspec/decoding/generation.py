@@ -17,8 +17,8 @@ from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.errors import NGramSpecError, PromptError
 from ngramspec.exactness.close_calls import CloseCalls
 from ngramspec.sampling.distribution import logprobs
+from ngramspec.sampling.sampler import NO_RULES, Forbidding, TextRules
 from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import NO_RULES, Forbidding, TextRules
 from ngramspec.steps import Step, StopReason
 from ngramspec.tokens import ending_tokens
 

@@ -34,11 +34,7 @@ def _out(state: int, counter: int) -> int: ...
 @overload
 def _out(state: int, counter: NDArray[np.uint64]) -> NDArray[np.uint64]: ...
 def _out(state: int, counter: Any) -> Any:
-    """Output number `counter` (from 0) of SplitMix64 started at `state`; 64 bits.
-
-    One body for Python ints and for uint64 arrays (where the masks change nothing), so both agree
-    bit for bit.
-    """
+    """Output number `counter` (from 0) of SplitMix64 started at `state`: the same of ints and of uint64 arrays."""
     z = ((counter + 1) * _GOLDEN + state) & _MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
@@ -65,11 +61,7 @@ def gumbel(seed: int, position: int, ids: NDArray[np.integer]) -> NDArray[np.flo
 
 
 def gumbel_one(seed: int, position: int, token: int) -> float:
-    """`gumbel` of one token id, equal to the last bit and without the cost of small arrays.
-
-    The logarithm is numpy's here too: its vector code and the C library's may differ in the last
-    bit.
-    """
+    """`gumbel` of one token id, equal to the last bit: the logarithm is numpy's, the C library's may differ."""
     u = ((_out(_row(seed, position), token) >> 12) + 0.5) * 2.0**-52
     return float(-np.log(-np.log(u)))
 

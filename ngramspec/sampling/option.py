@@ -18,17 +18,11 @@ KEY = "option"
 
 
 class Allowed(NamedTuple):
-    """The values that a setting may have.
+    """The values that a setting may have."""
 
-    Attributes:
-        holds: whether a value is one of them.
-        words: which they are, to stand behind "but must be".
-        least, most: the range that the command line's help shows; None: it shows none.
-    """
-
-    holds: Callable[[Any], bool]
-    words: str
-    least: float | None = None
+    holds: Callable[[Any], bool]  # whether a value is one of them
+    words: str  # which they are, to stand after "but must be"
+    least: float | None = None  # the range that the command line's help shows; None: it shows none
     most: float | None = None
 
 

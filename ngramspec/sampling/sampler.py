@@ -1,8 +1,13 @@
-"""`Sampler`: a `Sampling` at work on one text, and what it needs of a grammar. `ngramspec.llama` has the real ones."""
+"""`Sampler`: a `Sampling` at work on one text, and what it needs of a grammar; `ngramspec.llama` has the real ones.
+
+`Forbidding` is one that also keeps to `TextRules`, in vLLM's way: where a text may end, and which words it may not
+hold. What such a rule forbids depends on the tokens before it, so no logit bias can say it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Protocol, Self
 
 import numpy as np
@@ -51,8 +56,7 @@ class Sampler(Protocol):
     def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
         """The next token, given its logits of shape (n_vocab,); `pick` draws from the distribution they come to.
 
-        As llama.cpp does it: a token is drawn without the grammar; if the grammar forbids it, another is drawn
-        from that of the tokens that the grammar allows.
+        If the grammar forbids the token drawn, another is drawn from those that it allows, as llama.cpp does it.
 
         Raises:
             BadLogits: a nan or +inf among the logits that matter, or no finite one.
@@ -64,3 +68,54 @@ class Sampler(Protocol):
 
     def accept(self, token: int) -> None:
         """A token was emitted."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """Rules of one text."""
+
+    least: int = 0  # tokens that come before the text may end, by a token or a stop string
+    ends: frozenset[int] = frozenset()  # tokens that end it, in addition to the vocabulary's own
+    words: tuple[tuple[int, ...], ...] = ()  # token ids that may not follow each other in it, two or more each
+
+
+NO_RULES = TextRules()
+
+
+class Forbidding:
+    """A sampler that does not see the logits of tokens that may not come now; `ends`: all tokens that end the text."""
+
+    def __init__(self, sampler: Sampler, rules: TextRules, ends: Sequence[int]) -> None:
+        self.sampling: Sampling = sampler.sampling
+        self._sampler, self._ends, self._words = sampler, list(ends), rules.words
+        self._early = rules.least
+        self._longest = max(map(len, rules.words), default=1) - 1
+        self._last: tuple[int, ...] = ()
+
+    @property
+    def grammar(self) -> GrammarState | None:
+        return self._sampler.grammar
+
+    def begin(self, prompt: Sequence[int]) -> None:
+        self._sampler.begin(prompt)
+
+    def accept(self, token: int) -> None:
+        self._early -= 1
+        self._last = (*self._last, token)[-self._longest :] if self._longest else ()
+        self._sampler.accept(token)
+
+    def draw(self, logits: NDArray[np.float32], pick: Draw) -> int:
+        return self._sampler.draw(self._left(logits), pick)
+
+    def distribution(self, logits: NDArray[np.float32]) -> Distribution:
+        return self._sampler.distribution(self._left(logits))
+
+    def _left(self, logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        """The logits without those of forbidden tokens."""
+        forbidden = self._ends[:] if self._early > 0 else []
+        forbidden += [last for *before, last in self._words if self._last[-len(before) :] == tuple(before)]
+        if not forbidden:
+            return logits
+        left = logits.copy()
+        left[forbidden] = -np.inf
+        return left

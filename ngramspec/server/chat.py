@@ -18,8 +18,8 @@ from ngramspec.batching.request import Request
 from ngramspec.chat_prompt import ChatPrompt
 from ngramspec.errors import GrammarError
 from ngramspec.llama.json_schema import schema_rules
+from ngramspec.sampling.sampler import NO_RULES, TextRules
 from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import NO_RULES, TextRules
 from ngramspec.server.common_fields import several_seeds
 from ngramspec.server.fields import ApiError, Fields, bad_field
 from ngramspec.server.generate import TextEvent, generate

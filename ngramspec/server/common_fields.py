@@ -16,8 +16,8 @@ from typing import Any, get_type_hints
 
 from ngramspec.batching.request import Request
 from ngramspec.sampling.option import options
+from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import LARGEST_BIAS, Sampling, parse_samplers
-from ngramspec.sampling.text_rules import TextRules
 from ngramspec.server.constraints import read_grammar
 from ngramspec.server.fields import ApiError, Fields, bad_field, shown
 from ngramspec.server.state import Call, ServedModel

@@ -24,8 +24,8 @@ from ngramspec.drafting.mixture.drafter import MixtureDrafter, Recall
 from ngramspec.errors import PromptError, TargetError
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.sampling.distribution import logprobs
+from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import TextRules
 from ngramspec.shared_model import Part
 from ngramspec.steps import Step
 

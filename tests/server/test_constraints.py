@@ -10,8 +10,8 @@ from support.cli_runner import DEMO
 from support.fake_service import Script
 from support.http import ThinkingVocabulary, ask, demo_vocabulary, scripted, send
 
+from ngramspec.sampling.sampler import TextRules
 from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import TextRules
 
 CHATS, TEXTS, NATIVE = "/v1/chat/completions", "/v1/completions", "/completion"
 BODIES: dict[str, dict[str, Any]] = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 from support.numpy_sampler import NumpySampler
 
-from ngramspec.sampling.sampler import Sampler
+from ngramspec.sampling.sampler import Forbidding, Sampler, TextRules
 from ngramspec.sampling.settings import Sampling
-from ngramspec.sampling.text_rules import Forbidding, TextRules
 
 LOGITS = np.arange(8, dtype=np.float32)
 
