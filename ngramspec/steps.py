@@ -15,10 +15,7 @@ StopReason = Literal["eog", "stop", "length", "context"]
 
 @dataclass(slots=True)
 class Step:
-    """The record of one target pass, or of the prefill and the token it yields (`batch` 0).
-
-    It is filled in while the pass is made. Policies and readers of steps find it complete, and must not change it.
-    """
+    """The record of one target pass, or of the prefill and the token it yields (`batch` 0); not to be changed."""
 
     tokens: tuple[int, ...]  # token ids emitted, in order; the last is the target's own, those before it were drafted
     # The text that each token released; text is held back while a character or a stop string may still be incomplete.
@@ -32,25 +29,17 @@ class Step:
     disturbed: float = 0.0  # how many of them an interruption by the system added (see `CostCurve.undisturbed`)
     draft_seconds: float = 0.0  # spent on asking the drafter, and on being able to take a refused draft back
     plain_seconds: float = 0.0  # what a pass without a draft costs now; 0 when that was not measured
-    # Seconds since the step before, on the wall: choosing tokens, grammar, and what a reader of the steps did in
-    # between are in it; 0 at the first step, and where nobody took the time.
-    elapsed: float = 0.0
+    elapsed: float = 0.0  # since the step before, on the wall, its reader's time included; 0: the first, or not taken
     source: str = ""  # the drafter, or "" without a draft
-    # Tokens that rounding could have decided otherwise than in undrafted decoding (see
-    # `ngramspec.exactness.close_calls`), where `exact="auto"` did not take settings that rule it out.
-    close_calls: int = 0
-    # The numbers behind the policy's decision; see `Policy.explain`.
-    explained: Mapping[str, float] = field(default_factory=dict)
+    close_calls: int = 0  # tokens that rounding could have decided, where it was counted (see `CloseCalls`)
+    explained: Mapping[str, float] = field(default_factory=dict)  # behind the policy's decision; see `Policy.explain`
     position: int = 0  # absolute index in the sequence of the first token that the pass decided
     stop: StopReason | None = None  # why the generation ended with this step, or None
     stop_string: str | None = None  # the stop string that ended it, where one did
     logprobs: tuple[Logprobs, ...] = ()  # of each emitted token, where they were asked for
-    # How the tokens were decided on, where that was asked for: a judgement for each drafted token that was reached, and
-    # one for each token of the target's own, in order.
+    # How each drafted token that was reached, and each of the target's own, was decided on, if that was asked for.
     detail: tuple[TokenDecision, ...] = ()
-    # The draft that `detail` speaks of: what was sent. Where a grammar cut a draft that was drawn blindly, the
-    # forbidden token follows; it is refused unsent.
-    judged: Draft = NO_DRAFT
+    judged: Draft = NO_DRAFT  # the draft that `detail` speaks of; see `Plan.judged`
 
     @property
     def text(self) -> str:
@@ -138,9 +127,9 @@ class Stats:
 
     @property
     def estimated_gain(self) -> float | None:
-        """Plain decoding's time for these tokens, by the cost curve, over the time taken; None if nobody measured that.
+        """Plain decoding's time for these tokens, by the cost curve, over the time taken; None: unknown, or no drafts.
 
-        None too where nothing was drafted: the curve was measured at another moment, and would be compared with that.
+        Without drafts two measurements of the same, made at different moments, would be compared.
         """
         seconds = self.seconds + self.draft_seconds
         known = self.drafted and seconds > 0 and self.plain_seconds > 0

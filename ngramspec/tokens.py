@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 
 class Tokenizer(Protocol):
-    """Text to token ids and back. `n_vocab`: size of the vocabulary; token ids are 0 to n_vocab - 1."""
+    """Text to token ids, 0 to n_vocab - 1, and back."""
 
     @property
     def n_vocab(self) -> int: ...
@@ -17,7 +17,7 @@ class Tokenizer(Protocol):
         """Token ids of `text`; `special` parses special tokens in it, `add_bos` adds what the model wants in front."""
 
     def piece(self, token: int) -> bytes:
-        """The bytes that a token stands for, which need not be whole characters; none for control tokens."""
+        """The bytes of a token, which need not be whole characters; none for control tokens."""
 
     def is_eog(self, token: int) -> bool:
         """Whether the token ends a generation (end of text, of turn, of message)."""
@@ -96,10 +96,8 @@ class Node:
 def common_ancestor(a: Node, b: Node) -> Node:
     """The last node that two paths of one tree have in common."""
     while a is not b:
-        later = a if a.length >= b.length else b
-        assert later.parent is not None
-        if later is a:
-            a = later.parent
-        else:
-            b = later.parent
+        if a.length < b.length:
+            a, b = b, a
+        assert a.parent is not None
+        a = a.parent
     return a

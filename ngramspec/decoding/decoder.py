@@ -51,9 +51,7 @@ class SpeculativeDecoder:
         calibration: measurements of the target, which the decoder adds to; None: what the folder holds.
         clock: tells the seconds that passes and drafting take; None is `time.perf_counter`.
 
-    Raises:
-        ValueError: an unknown drafter, policy or `exact`, a `draft_max` below 1, or one beside a policy object; a
-            curve beside a calibration; no vocabulary.
+    Raises ValueError for names that are unknown, and for arguments that contradict each other.
     """
 
     def __init__(
@@ -148,9 +146,7 @@ class SpeculativeDecoder:
 
         Raises:
             PromptError: the prompt is empty, or fills the context.
-            ValueError: `max_tokens` below 1, `logprobs` below 0, an empty stop string, a `verify` that is unknown or
-                contradicts `sampling`, a logit bias of an unknown token, `sampling` or `detail` beside a
-                verifier that is passed in, or a prediction for a drafter that cannot draft from one.
+            ValueError: an argument is out of its range, or contradicts another, or the drafter.
             GrammarError: the grammar is not one; during the generation: it leaves no token to choose.
             BadLogits: during the generation, at a nan in the target's logits. Before this error or a GrammarError,
                 all that plain decoding would have emitted is emitted.

@@ -27,14 +27,9 @@ class TextStream:
     """
 
     def __init__(self, stop: Sequence[str] = (), least: int = 0) -> None:
-        """Start an empty text.
+        """Start an empty text, which ends before any of the strings `stop`; they do not count in `least` tokens.
 
-        Args:
-            stop: strings that end the text, in any order; the text does not include them.
-            least: tokens in whose text none of them counts.
-
-        Raises:
-            ValueError: a stop string is empty, or `stop` is itself a string.
+        Raises ValueError: a stop string is empty, or `stop` is itself a string.
         """
         if isinstance(stop, str):
             raise ValueError(f"stop must be a sequence of strings, not the string {stop!r}")
@@ -45,9 +40,8 @@ class TextStream:
         self._decoder = utf_8.IncrementalDecoder(errors="replace")
         self._held = ""
         self._early = least
-        # the stop string that ended the text, None while none has. The one that begins first; of several that begin at
-        # one place, the longest that is complete by then (a longer one is not waited for: the text would be the same,
-        # and each token costs a pass of the target).
+        # the stop string that ended the text: the one that begins first; of several that begin at one place, the
+        # longest that is complete by then (waiting for a longer one costs passes, and gives the same text).
         self.stopped: str | None = None
 
     def push(self, piece: bytes) -> str:
@@ -70,8 +64,8 @@ class TextStream:
         return text[:open_at]
 
     def finish(self) -> str:
-        """What was held back, when the text ends for another reason than a stop string. One that was complete and
-        waited for an earlier one ends the text here (and sets `stopped`)."""
+        """What was held back, when the text ends for another reason; a stop string that was complete, and waited for
+        one that began earlier, ends it here."""
         text, self._held = self._held, ""
         self._decoder.reset()
         stop_at = self._find(text)
@@ -103,10 +97,9 @@ class GenerationText:
     Args:
         piece: the bytes that a token stands for.
         is_eog: whether a token ends the text; it is not shown.
-        stop: strings that end the text.
+        stop, least: as in `TextStream`.
         limit: most tokens.
         out_of: why the text ends at `limit`.
-        least: tokens before which no stop string counts.
     """
 
     def __init__(
@@ -127,18 +120,16 @@ class GenerationText:
 
     def take(self, tokens: Sequence[int]) -> tuple[str, ...]:
         """One piece of text per token, up to the token that ends the text."""
-        pieces = []
+        pieces: list[str] = []
+        stream = self._stream
         for token in tokens:
             self.left -= 1
             eog = self._is_eog(token)
-            piece = "" if eog else self._stream.push(self._piece(token))
-            if not eog and self.left > 0 and self._stream.stopped is None:
-                pieces.append(piece)
-                continue
-            if self._stream.stopped is None:
-                piece += self._stream.finish()
-            self.stop_string = self._stream.stopped
-            self.stop = "stop" if self.stop_string else "eog" if eog else self._out_of
-            pieces.append(piece)
-            break
+            pieces.append("" if eog else stream.push(self._piece(token)))
+            if eog or self.left <= 0 or stream.stopped is not None:
+                if stream.stopped is None:
+                    pieces[-1] += stream.finish()
+                self.stop_string = stream.stopped
+                self.stop = "stop" if self.stop_string else "eog" if eog else self._out_of
+                break
         return tuple(pieces)
