@@ -27,7 +27,8 @@ from typing import Any, Literal
 
 from ngramspec.errors import TargetError
 from ngramspec.exactness import trial
-from ngramspec.exactness.trial import DEPTHS, PROMPT, SIZES, Identity, Times
+from ngramspec.exactness.trial import DEPTHS, PROMPT, Identity, Times
+from ngramspec.json_data import decode, encode
 from ngramspec.storage import cache_folder, keep_json, recall
 
 Exact = Literal["auto", "on", "off"]
@@ -44,38 +45,22 @@ TOLERANCE = 1.05  # the most that bit-identical text may cost: time of the reque
 class Measured:
     """What was found at each of `DEPTHS`, as far as it was measured, of one model, build, machine and settings."""
 
-    identities: dict[str, tuple[Identity, ...]] = field(default_factory=dict)  # by setting, "fast" or "exact"
+    identities: Mapping[str, tuple[Identity, ...]] = field(default_factory=dict)  # by setting, "fast" or "exact"
     times: tuple[Mapping[str, Times], ...] = ()  # of every way to decode
-    # Largest absolute difference of one logit between batches and single tokens under the fastest settings; None: not
-    # measured.
+    # largest difference of one logit between batches and single tokens under the fastest settings; None: not measured
     rounding: float | None = None
 
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "identities": {setting: [one._asdict() for one in found] for setting, found in self.identities.items()},
-            "times": self.times,
-            "rounding": self.rounding,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measured:
-        """The inverse of `to_json`; raises KeyError, TypeError, ValueError or AttributeError on anything else."""
-        identities = {
-            str(setting): tuple(Identity(_sizes(one["agreeing"]), _sizes(one["padded"])) for one in found)
-            for setting, found in data["identities"].items()
-        }
-        times = tuple(
-            {str(way): Times(float(single), float(prefill)) for way, (single, prefill) in found.items()}
-            for found in data["times"]
-        )
-        if max(map(len, (times, *identities.values()))) > len(DEPTHS):
+    def __post_init__(self) -> None:
+        if max(map(len, (self.times, *self.identities.values()))) > len(DEPTHS):
             raise ValueError(f"more than was measured at the depths {DEPTHS}")
-        return cls(identities, times, None if data["rounding"] is None else float(data["rounding"]))
 
     def join(self, other: Measured) -> None:
         """Take over what another one knows: as to what both know, it is right."""
-        for setting, found in other.identities.items():
-            self.identities[setting] = found + self.identities.get(setting, ())[len(found) :]
+        mine = self.identities
+        self.identities = {
+            **mine,
+            **{name: one + mine.get(name, ())[len(one) :] for name, one in other.identities.items()},
+        }
         self.times = other.times + self.times[len(other.times) :]
         self.rounding = self.rounding if other.rounding is None else other.rounding
 
@@ -88,8 +73,8 @@ class Measured:
         """Expected time of a usual request without drafts; None if unmeasured."""
         if len(self.times) < len(DEPTHS) or any(way not in found for found in self.times):
             return None
-        shallow, deep = (found[way] for found in self.times)
-        return PROMPT * (shallow.prefill + deep.prefill) / 2 + ANSWER * deep.single
+        (_, shallow_prefill), (single, prefill) = (found[way] for found in self.times)
+        return PROMPT * (shallow_prefill + prefill) / 2 + ANSWER * single
 
     def relative_time(self, way: Way) -> float | None:
         """Expected time of a usual request decoded that way / that of the fastest way; None if unmeasured."""
@@ -124,13 +109,6 @@ class Measured:
         if exact is not None and exact.whole and "exact" in ways and self._affordable("exact"):
             return "exact"
         return "fast"
-
-
-def _sizes(values: Sequence[Any]) -> tuple[int, ...]:
-    sizes = tuple(int(n) for n in values)
-    if not set(sizes) <= set(SIZES):
-        raise ValueError(f"a trial of the sizes {sizes}, not of {SIZES}")
-    return sizes
 
 
 # --------------------------------------------------------------------------- measuring
@@ -192,7 +170,7 @@ class ExactAuto:
             while (missing := self._missing()) is not None and self._measure(missing, ends):
                 self._read()
                 if self._model.identity:
-                    keep_json(self._path, self.known.to_json())
+                    keep_json(self._path, encode(self.known))
 
     def _missing(self) -> str | None:
         """What is to be measured next; None if nothing is."""
@@ -217,14 +195,15 @@ class ExactAuto:
                 known.rounding = trial.rounding(trials["fast"], self._text)
             else:
                 before = known.identities.get(what, ())
-                known.identities[what] = *before, trial.identity(trials[what], DEPTHS[len(before)])
+                found = (*before, trial.identity(trials[what], DEPTHS[len(before)]))
+                known.identities = {**known.identities, what: found}
         return True
 
     def _read(self) -> None:
         """Take over what the file says: what was settled first, by whatever process, counts."""
         if self._model.identity:
-            with suppress(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, IndexError):
-                self.known.join(Measured.from_json(json.loads(recall(self._path) or "")))
+            with suppress(OSError, ValueError):
+                self.known.join(decode(Measured, json.loads(recall(self._path) or "")))
 
     def forget(self) -> None:
         """Drop what is known, in the file too; other texts may then be decoded another way."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, Protocol, Self
+from dataclasses import dataclass
+from typing import Protocol, Self
 
 import numpy as np
 
@@ -34,7 +35,8 @@ COST, ROUNDING_COST = 50, 170
 """The most that `identity` and `times` take, and `rounding`, roughly, in passes over one token."""
 
 
-class Identity(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Identity:
     """Which batch sizes agree under one setting."""
 
     agreeing: tuple[int, ...]  # the compared sizes that agree bit for bit with single tokens, 1 among them, ascending
@@ -58,11 +60,8 @@ class Identity(NamedTuple):
         )
 
 
-class Times(NamedTuple):
-    """Seconds of one way to decode, after a context of one depth."""
-
-    single: float  # of a pass without a draft
-    prefill: float  # per token of a prompt
+Times = tuple[float, float]
+"""Seconds of one way to decode, after a context of one depth: of a pass without a draft, and per token of a prompt."""
 
 
 class Trial(Protocol):
@@ -179,6 +178,6 @@ def times(trials: Mapping[str, Trial], depth: int) -> dict[str, Times]:
             # The first pass of a new size rebuilds the graph, so each size is timed twice in a row.
             note(name, size)
             note(name, size)
-    found = {name: Times(best[name, 1], best[name, CHUNK] / CHUNK) for name in trials}
-    found["padded"] = found["fast"]._replace(single=best["fast", 2])
+    found = {name: (best[name, 1], best[name, CHUNK] / CHUNK) for name in trials}
+    found["padded"] = best["fast", 2], found["fast"][1]
     return found

@@ -31,7 +31,7 @@ class Model:
         self.single = single
         self.opened: list[str] = []
         self.identity_of = {"fast": SPLIT, "exact": ALL}
-        self.times_of = {"fast": Times(0.01, 0.001), "exact": Times(0.01, 0.001), "padded": Times(0.02, 0.001)}
+        self.times_of = {"fast": (0.01, 0.001), "exact": (0.01, 0.001), "padded": (0.02, 0.001)}
 
     def trial(self, setting: str) -> Any:
         self.opened.append(setting)
@@ -106,7 +106,7 @@ def test_the_least_that_decides_is_measured(tmp_path: Path, measured: list[str])
 
 def test_dear_settings_are_not_taken_and_rounding_is_known(tmp_path: Path, measured: list[str]) -> None:
     model = Model()
-    model.times_of["exact"] = Times(0.011, 0.001)
+    model.times_of["exact"] = (0.011, 0.001)
     assert chosen(model, tmp_path) == ("fast", ExactnessMode(bound=UNMEASURED))
     assert measured == FAST_STEPS
     assert chosen(model, tmp_path, text=[1, 2]) == ("fast", ExactnessMode(bound=0.5))
@@ -122,7 +122,7 @@ def test_sizes_from_two_on_are_taken_where_a_pass_of_two_costs_what_one_does(tmp
 def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Path, measured: list[str]) -> None:
     first = chosen(Model(), tmp_path)
     later = Model()
-    later.times_of["exact"] = Times(9.0, 9.0)
+    later.times_of["exact"] = (9.0, 9.0)
     later.identity_of["exact"] = SPLIT
     assert chosen(later, tmp_path) == first
     assert (measured, later.opened) == (ALL_STEPS, [])
@@ -130,7 +130,7 @@ def test_a_later_process_chooses_the_same_whatever_it_would_measure(tmp_path: Pa
 
 def test_of_two_processes_at_once_the_first_word_counts(tmp_path: Path) -> None:
     late = Model()
-    late.times_of["exact"] = Times(9.0, 9.0)
+    late.times_of["exact"] = (9.0, 9.0)
     both = [ExactAuto(model, folder=tmp_path) for model in (Model(), late)]  # both have read an empty folder
     for auto in both:
         auto.measure()
