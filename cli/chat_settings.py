@@ -68,7 +68,7 @@ def _sampling(field: str, known: Option) -> Setting:
 
 def _parsed(known: Option, kind: Any, value: str) -> Any:
     if known.parse is not None:
-        return known.parse(_texts(value) if known.repeatable else value)
+        return known.read(_texts(value) if known.repeatable else value)
     if kind not in (int, float):
         return value
     try:

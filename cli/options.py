@@ -8,7 +8,7 @@ of them options that typer sees.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import Field, fields, is_dataclass
 from pathlib import Path
@@ -173,9 +173,24 @@ def _parameter(name: str, hint: Any, one: Field[Any], help: str | None = None) -
         max=most,
         **_TYPERS.get(name, {}),
     )
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=one.default, annotation=Annotated[hint, made]
-    )
+    default = one.default
+    if _is_read(one):
+        hint, default = list[str] | None, None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, made])
+
+
+def _is_read(one: Field[Any]) -> bool:
+    """Whether a field holds what is read from texts that are typed; the sampling options read theirs by themselves."""
+    return one.metadata[KEY].repeatable and one.default is not None
+
+
+def _built(group: type, typed: Mapping[str, Any]) -> Any:
+    """A group of what was typed for its fields."""
+    values = dict(typed)
+    for one in fields(group):
+        if one.name in values and _is_read(one):
+            values[one.name] = one.metadata[KEY].read(values[one.name] or ())
+    return group(**values)
 
 
 def grouped(command: Command) -> Command:
@@ -203,7 +218,7 @@ def grouped(command: Command) -> Command:
 
     def spread(**values: Any) -> None:
         with flags_in_errors():
-            built = {name: group(**{n: values.pop(n) for n in names}) for name, (group, names) in groups.items()}
+            built = {name: _built(group, {n: values.pop(n) for n in names}) for name, (group, names) in groups.items()}
         command(**values, **built)
 
     spread.__name__, spread.__doc__ = command.__name__, command.__doc__

@@ -49,7 +49,7 @@ def settings_of(group: Any, given: Mapping[str, Any]) -> Sampling:
     found = dict(given)
     for name, known in _OPTIONS.items():
         if name not in found and (value := getattr(group, name)) is not None:
-            found[name] = value if known.parse is None else known.parse(value)
+            found[name] = known.read(value)
     return Sampling(**found)
 
 

@@ -165,11 +165,6 @@ class UnneededOptions:
     metrics: bool = _unneeded("--metrics", help="/metrics is there")
     slots: bool = _unneeded("--slots", help="/slots is there")
     verbose: bool = _unneeded("-v", "--verbose", help="requests are logged, their texts are not")
-    lora: str | None = option(None, "--lora", metavar="FILE", help="Refused: adapters are not loaded.")
-
-    def __post_init__(self) -> None:
-        if self.lora is not None:
-            usage_error("--lora: adapters are not loaded; merge it into the model with llama.cpp's llama-export-lora")
 
     def tell(self) -> None:
         """Say on stderr which of them were given."""

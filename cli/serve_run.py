@@ -135,7 +135,8 @@ def open_served(
     predict = None if options.predict == -1 else options.predict
     known = drafter is not None, options.spm_infill, exact, drafts, predict, embedder
     scale = EUCLIDEAN if options.embd_normalize is None else options.embd_normalize
-    return ServedModel(engine, target, name, str(path), meta, *known, embd_normalize=scale)
+    lora = [(str(file), factor) for file, factor in load.adapters]
+    return ServedModel(engine, target, name, str(path), meta, *known, embd_normalize=scale, adapters=lora)
 
 
 def _open_embedder(target: Target, options: ServeOptions) -> Embedder | None:

@@ -28,6 +28,7 @@ from ngramspec.llama.llama_class import (
     BorrowedVocabulary,
     DraftModel,
     LlamaCpp,
+    adapted,
     mend,
     obstacle,
     spread,
@@ -65,7 +66,8 @@ class Llama(LlamaCpp):  # type: ignore[misc]
     Raises:
         ValueError: an unknown `exact`, a list of machines that is none, or no layer for them; and as the parent.
         TypeError: a `draft_model` that is a `Llama`.
-        ModelError: the draft model cannot be used; this build has no RPC backend, or a machine cannot be reached.
+        ModelError: the draft model or the adapter cannot be used; this build has no RPC backend, or a machine cannot be
+            reached.
         TargetError: a machine was lost; every later call raises it too.
         RuntimeError: of all that evaluates or samples, while another thread does with this object.
     """
@@ -97,6 +99,7 @@ class Llama(LlamaCpp):  # type: ignore[misc]
         if rpc_servers is not None:
             settings["n_gpu_layers"] = layers
             spread(rpc_servers)
+        adapted(model_path, settings.get("lora_path"), settings.get("lora_scale", 1.0))
         mend(settings.get("n_gpu_layers", 0))
         super().__init__(model_path, draft_model=draft_model if self._small is None else None, **settings)
         self.no_drafts = obstacle(self)

@@ -23,6 +23,7 @@ import numpy as np
 
 from ngramspec.backend import Logits, Progress
 from ngramspec.llama import bindings
+from ngramspec.llama.adapters import Adapter
 from ngramspec.llama.head_passes import HeadFeed, HeadPasses, HeadRows
 from ngramspec.llama.hidden_states import HiddenStates, States
 from ngramspec.llama.passes import MAX_EVALUATE
@@ -38,6 +39,8 @@ ARCHITECTURES = frozenset({"deepseek2", "deepseek32", "glm4moe", "nemotron_h_moe
 """Values of general.architecture whose heads are tested here. llama.cpp has graphs for more, and ends the process in
 some of them where a tensor is not as it expects."""
 
+LAYER = ".nextn.eh_proj.weight"  # how the name of a tensor ends that each such layer has once
+
 
 def head_missing(path: Path) -> str:
     """Why the head of a model cannot be run with this build of llama.cpp, in a few words; "" if it can."""
@@ -46,7 +49,7 @@ def head_missing(path: Path) -> str:
     if not has_gguf_magic(path):
         return ""  # the loader says what it is
     headers = [read_header(part) for part in parts_of(path) if has_gguf_magic(part)]
-    count = sum(header.heads for header in headers)
+    count = sum(name.endswith(LAYER) for header in headers for name in header.shapes)
     architecture = headers[0].metadata.get("general.architecture")
     if not count:
         return "its file holds no NextN layer"
@@ -202,6 +205,7 @@ class Heads:
         states: the target's, for each of its texts.
         n_ctx: most tokens of a text that may stay in the cache.
         pooled: whether the context's sequences share one pool of cells, so that a pass over several is one batch.
+        adapters: the model's.
 
     Raises:
         ModelError: llama.cpp makes no such context, for lack of memory.
@@ -210,8 +214,17 @@ class Heads:
     max_rows = MAX_EVALUATE
     drafts_alone = False
 
-    def __init__(self, model: Any, params: Any, states: Sequence[HiddenStates], *, n_ctx: int, pooled: bool) -> None:
-        self._passes = HeadPasses(model, params)
+    def __init__(
+        self,
+        model: Any,
+        params: Any,
+        states: Sequence[HiddenStates],
+        *,
+        n_ctx: int,
+        pooled: bool,
+        adapters: Sequence[Adapter],
+    ) -> None:
+        self._passes = HeadPasses(model, params, adapters)
         self.n_ctx, self.max_tokens = n_ctx, self._passes.n_batch
         self._pooled = pooled
         self.sequences = [Head(self._passes, own, number=number, n_ctx=n_ctx) for number, own in enumerate(states)]

@@ -16,6 +16,7 @@ import numpy as np
 from ngramspec.backend import Logits
 from ngramspec.errors import ModelError, TargetError
 from ngramspec.llama import bindings
+from ngramspec.llama.adapters import Adapter, open_context
 from ngramspec.llama.hidden_states import States, rows_at
 
 
@@ -42,15 +43,16 @@ class HeadPasses:
     Args:
         model: llama.cpp's handle.
         params: of the context, for as many sequences as there are texts.
+        adapters: the model's.
 
     Raises:
         ModelError: llama.cpp makes no such context, for lack of memory.
     """
 
-    def __init__(self, model: Any, params: Any) -> None:
+    def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter]) -> None:
         params.ctx_type = llama.LLAMA_CONTEXT_TYPE_MTP
         params.n_rs_seq = 0
-        self._ctx = llama.llama_init_from_model(model, params)
+        self._ctx = open_context(model, params, adapters)
         if not self._ctx:
             raise ModelError(
                 "there is no memory for the context of the model's NextN layer; try a smaller -c/--ctx-size"

@@ -17,8 +17,10 @@ import llama_cpp.llama_cpp as llama
 from llama_cpp import Llama as LlamaCpp
 from llama_cpp.llama_speculative import LlamaDraftModel as DraftModel
 
+from ngramspec.errors import ModelError
 from ngramspec.exactness.trial import ROOM
-from ngramspec.llama import amx, log, rpc
+from ngramspec.llama import adapters, amx, log, rpc
+from ngramspec.llama.adapters import Adapter
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
@@ -32,6 +34,7 @@ __all__ = [
     "BorrowedVocabulary",
     "DraftModel",
     "LlamaCpp",
+    "adapted",
     "mend",
     "obstacle",
     "spread",
@@ -42,6 +45,14 @@ def mend(n_gpu_layers: int) -> None:
     """Before a `Llama` is made: leave AMX out for the rest of the process if this build's kernels for it are broken."""
     if has_broken_amx(n_gpu_layers):
         amx.hide()
+
+
+def adapted(model_path: str, lora_path: str | None, lora_scale: float) -> str:
+    """Before a `Llama` is made: refuse what is no adapter, over which llama-cpp-python ends the process.
+
+    Returns what tells the adapter from others; "" without one. Raises ModelError.
+    """
+    return adapters.check([(lora_path, lora_scale)], Path(model_path)) if lora_path else ""
 
 
 def spread(rpc_servers: str) -> None:
@@ -85,6 +96,7 @@ class BorrowedSequence(CacheSequence):
     def __init__(self, owner: LlamaCpp) -> None:
         model, context = owner.model, owner.ctx
         self._model, self._context_params = model, owner.context_params
+        self._adapters = [Adapter(owner._lora_adapter, owner.lora_scale)] if owner.lora_path else []
         cache = Cache(context, recurrent=is_recurrent(model), window=llama.llama_model_n_swa(model))
         # Rows keep what they were given alive, and the owner holds rows.
         passes = Passes(context, [cache], owner._ctx, n_batch=owner.n_batch)
@@ -123,7 +135,7 @@ class BorrowedSequence(CacheSequence):
         """
         params = type(self._context_params).from_buffer_copy(self._context_params)
         params.n_ctx = ROOM
-        return TrialContext(self._model, params)
+        return TrialContext(self._model, params, self._adapters)
 
     def release(self) -> None:
         """End the loan."""
@@ -147,16 +159,18 @@ class BorrowedVocabulary(Vocabulary):
 
 
 def _key(owner: LlamaCpp) -> str:
-    """What costs of passes depend on: file, build, machine and settings; "" if the file cannot be read."""
+    """What costs of passes depend on: file, build, machine and settings; "" if a file cannot be read."""
     model, context = owner.model_params, owner.context_params
     parts = [getattr(model, name) for name in ("n_gpu_layers", "split_mode", "main_gpu")]
-    parts += [owner.tensor_split, owner.lora_path]
+    parts.append(owner.tensor_split)
     names = (
         *("n_batch", "n_ubatch", "n_threads", "n_threads_batch", "flash_attn_type", "type_k", "type_v"),
         *("offload_kqv", "op_offload", "swa_full", "attention_type"),
     )
     parts += [getattr(context, name) for name in names]
     try:
-        return machine_key(Path(owner.model_path), f"Llama {parts}")
-    except OSError:
+        return machine_key(
+            Path(owner.model_path), f"Llama {parts}{adapted(owner.model_path, owner.lora_path, owner.lora_scale)}"
+        )
+    except (OSError, ModelError):
         return ""

@@ -28,6 +28,7 @@ from ngramspec.errors import ModelError
 from ngramspec.exactness.decision import EXACT, UNMEASURED, WAYS, Exact, ExactAuto, ExactnessMode, Way
 from ngramspec.exactness.trial import ROOM
 from ngramspec.llama import bindings, devices, log
+from ngramspec.llama.adapters import Lora, open_context
 from ngramspec.llama.cache import CACHE_TYPES, UNQUANTISED, Cache, CacheType
 from ngramspec.llama.cache_tree import Branches, CacheTree
 from ngramspec.llama.embedder import POOLINGS, Embedder, Pooling
@@ -100,6 +101,7 @@ class Target(Weights, CacheSequence):
             (None: SNAPSHOTS), or fewer if the machine is short of memory (`notes` then says so).
         head: also load the model's own head, which drafts for each of its texts, where the file holds one and this
             build runs it (`notes` says why not, else).
+        lora: files of LoRA adapters, each with its scale, for all that is computed with this model.
 
     Attributes:
         texts: as above.
@@ -115,7 +117,8 @@ class Target(Weights, CacheSequence):
 
     Raises:
         ValueError: an argument is out of its range.
-        ModelError: the file cannot be loaded, cannot generate text, or the context does not fit.
+        ModelError: the file cannot be loaded, cannot generate text, or the context does not fit; or an adapter cannot
+            be applied to it.
     """
 
     heads: Heads | None = None
@@ -143,6 +146,7 @@ class Target(Weights, CacheSequence):
         n_seq: int | None = None,
         draft_max: int | None = None,
         head: bool = False,
+        lora: Sequence[Lora] = (),
     ) -> None:
         self.texts, self._texts = texts, 1 if texts is None else texts
         for name, count, least, most in (
@@ -175,6 +179,7 @@ class Target(Weights, CacheSequence):
             mmap=mmap,
             extra_buffers=extra_buffers,
             head=head,
+            lora=lora,
         )
         self._micro_batch = micro_batch
         self.cache_types = (cache_type_k, cache_type_v)
@@ -202,7 +207,9 @@ class Target(Weights, CacheSequence):
             for states in self._states:
                 states.of_prompts = self.exact != "on"
             params = self._params(self._texts * (self.n_ctx + MAX_EVALUATE), 0, self.setting)
-            self.heads = Heads(self._model, params, self._states, n_ctx=self.n_ctx, pooled=self._pooled)
+            self.heads = Heads(
+                self._model, params, self._states, n_ctx=self.n_ctx, pooled=self._pooled, adapters=self._adapters
+            )
 
     @property
     def head(self) -> Head | None:
@@ -300,7 +307,7 @@ class Target(Weights, CacheSequence):
             log.tail.clear()
             # Room for the dummy tokens of a padded batch, which never stay in the cache.
             params = self._params(self._texts * (n_ctx + MAX_EVALUATE), snapshots, setting)
-            self._ctx = llama.llama_init_from_model(self._model, params)
+            self._ctx = open_context(self._model, params, self._adapters)
             if self._ctx or snapshots <= 1:
                 break
             snapshots //= 2
@@ -381,7 +388,7 @@ class Target(Weights, CacheSequence):
         params.flash_attn_type = _FLASH[settings.flash_attn]
         params.type_k, params.type_v = (CACHE_TYPES[cast(CacheType, t)][0] for t in settings.cache_types)
         params.n_batch = params.n_ubatch = settings.micro_batch or _usual_micro(settings.flash_attn)
-        return TrialContext(self._model, params), int(params.n_ubatch)
+        return TrialContext(self._model, params, self._adapters), int(params.n_ubatch)
 
     def trial(self, setting: str) -> TrialContext:
         """A separate small context to measure a setting in; what the target holds does not matter.
@@ -390,7 +397,7 @@ class Target(Weights, CacheSequence):
             TargetError: the machine lacks the memory for it.
         """
         self._check_open()
-        return TrialContext(self._model, self._params(ROOM, 0, setting, alone=True))
+        return TrialContext(self._model, self._params(ROOM, 0, setting, alone=True), self._adapters)
 
     def embedder(self, pooling: Pooling | None, n_ctx: int) -> Embedder:
         """What makes vectors of texts with this model's weights, in a context of its own; `close` frees it too.
@@ -412,7 +419,7 @@ class Target(Weights, CacheSequence):
             pooling = POOLINGS[number]
         params = self._params(n_ctx + MAX_EVALUATE, 0, self.setting, alone=True)
         params.pooling_type = llama.LLAMA_POOLING_TYPE_NONE
-        context = llama.llama_init_from_model(self._model, params)
+        context = open_context(self._model, params, self._adapters)
         if not context:
             raise ModelError(f"{self.path}: there is no memory for a context of {n_ctx} tokens to make embeddings in")
         made = Embedder(context, pooling, n_ctx=n_ctx, n_batch=int(params.n_batch))

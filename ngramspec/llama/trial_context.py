@@ -17,6 +17,7 @@ import llama_cpp.llama_cpp as llama
 from ngramspec.backend import Logits
 from ngramspec.errors import TargetError
 from ngramspec.exactness.trial import random_tokens
+from ngramspec.llama.adapters import Adapter, open_context
 from ngramspec.llama.cache import Cache, is_recurrent
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.sequence import CacheSequence, append
@@ -32,13 +33,14 @@ class TrialContext:
         model: its handle.
         params: of the context, for one sequence, in micro-batches of at least 16 tokens; a batch holds STRETCH tokens
             in any case.
+        adapters: the model's.
 
     Raises:
         TargetError: the machine lacks the memory for it; here and in the methods: llama.cpp failed.
     """
 
-    def __init__(self, model: Any, params: Any) -> None:
-        self._model, self._params = model, params
+    def __init__(self, model: Any, params: Any, adapters: Sequence[Adapter]) -> None:
+        self._model, self._params, self._adapters = model, params, adapters
         params.n_batch = max(params.n_batch, STRETCH)
         params.n_rs_seq = 0
         self._recurrent = is_recurrent(model)
@@ -47,7 +49,7 @@ class TrialContext:
         self.n_vocab = self._passes.n_vocab
 
     def _open(self, params: Any) -> tuple[Any, Passes, CacheSequence]:
-        context = llama.llama_init_from_model(self._model, params)
+        context = open_context(self._model, params, self._adapters)
         if not context:
             raise TargetError("there is no memory for a second context to measure in")
         cache = Cache(context, recurrent=self._recurrent, window=0)

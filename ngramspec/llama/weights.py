@@ -14,7 +14,7 @@ from llama_cpp._ggml import libggml
 
 from ngramspec import machine
 from ngramspec.errors import ModelError
-from ngramspec.llama import amx, bindings, crash_check, devices, log, rpc
+from ngramspec.llama import adapters, amx, bindings, crash_check, devices, log, rpc
 from ngramspec.llama.cache import CacheType, bytes_per_token, fitting_context, is_recurrent
 from ngramspec.llama.devices import build
 from ngramspec.llama.head import head_missing
@@ -36,6 +36,7 @@ class Weights(Vocabulary):
         mmap: bool,
         extra_buffers: bool | None,
         head: bool,
+        lora: Sequence[adapters.Lora],
     ) -> None:
         self.path = Path(path)
         self.notes: list[str] = []  # what the user should know about how it was loaded
@@ -44,12 +45,14 @@ class Weights(Vocabulary):
         self._mapped, self._repacks = mmap, extra_buffers is not False
         log.init_backend()
         self.has_head = head and self._can_load_head()  # whether its own head was asked for, and is loaded
+        adapted = adapters.check(lora, self.path)
         self._load(n_gpu_layers, extra_buffers)
+        self._adapters = adapters.load(lora, self._model)
         self.on_gpu = n_gpu_layers != 0 and any(d.is_gpu for d in self.devices)  # whether a GPU holds any of it
         # A build whose kernels get mended keeps its name, and its passes then cost half.
         marks = [" amx=off"] * self.amx_broken + [" extra=off"] * (extra_buffers is False) + [" mmap=off"] * (not mmap)
         marks += [" head"] * self.has_head
-        self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}"
+        self._loaded_as = f"{_placed(n_gpu_layers)}{''.join(marks)}{adapted}"
 
     def _can_load_head(self) -> bool:
         """Whether the model's own head can be run here; a note says why not."""

@@ -48,9 +48,8 @@ def prompt_options() -> type[llm.Options]:
 def _field(known: Option, kind: Any) -> tuple[Any, Any]:
     def check(value: Any) -> Any:
         if value is not None:
-            if known.parse is not None:
-                known.parse(value)
-            if known.allowed is not None and not known.allowed.holds(value) and (known is not _SEED or value != -1):
+            read = known.read(value)
+            if known.allowed is not None and not known.allowed.holds(read) and (known is not _SEED or value != -1):
                 raise ValueError(f"must be {known.allowed.words}")
         return value
 
@@ -61,7 +60,7 @@ def _field(known: Option, kind: Any) -> tuple[Any, Any]:
 def load_settings(given: llm.Options) -> LoadSettings:
     """How options ask for a model to be loaded. Raises ValueError: two of them contradict each other."""
     values = {name: getattr(given, name) for name in _LOADING}
-    return LoadSettings(**{name: value for name, value in values.items() if value is not None})
+    return LoadSettings(**{name: _LOADING[name].read(value) for name, value in values.items() if value is not None})
 
 
 def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
@@ -70,7 +69,7 @@ def sampling_of(given: llm.Options, grammar: str | None) -> Sampling:
     for name, known in _SAMPLING.items():
         value = getattr(given, name)
         if value is not None and (known is not _SEED or value != -1):
-            asked[name] = value if known.parse is None else known.parse(value)
+            asked[name] = known.read(value)
     if grammar is not None:
         if "grammar" in asked:
             raise ValueError("the option grammar and a schema exclude each other; leave one out")

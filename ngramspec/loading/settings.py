@@ -6,13 +6,15 @@ A setting is a field with its type, its default, the values it may have, its fla
 
 from __future__ import annotations
 
+import csv
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, get_args
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
 from ngramspec.exactness.decision import EXACT, Exact
+from ngramspec.llama.adapters import Lora
 from ngramspec.llama.cache import UNQUANTISED, CacheType
 from ngramspec.llama.rpc import PATIENCE, workers
 from ngramspec.machine_settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Flash, Tuned, wanted
@@ -20,7 +22,7 @@ from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder
 from ngramspec.policies import POLICIES, make_policy
 from ngramspec.policies.policy import FixedPolicy
-from ngramspec.sampling.option import Allowed, between, one_of, option, options, within
+from ngramspec.sampling.option import FINITE, Allowed, between, one_of, option, options, within
 
 ALONE = "model"
 """What `drafter` calls a draft model that drafts alone."""
@@ -37,6 +39,11 @@ THREADS = between(1, MOST_THREADS)
 TYPES = one_of(*get_args(CacheType))
 
 
+def _adapters(words: str) -> Allowed:
+    """Files of adapters, each with its scale."""
+    return Allowed(lambda x: all(str(name) and FINITE.holds(scale) for name, scale in x), words)
+
+
 class LoadSettingsError(ValueError):
     """A setting cannot have its value, or two contradict each other; the text has settings as {draft_model}."""
 
@@ -46,6 +53,20 @@ class LoadSettingsError(ValueError):
     def worded(self, names: Mapping[str, str]) -> str:
         """What is wrong, with the settings called by these names, by their fields'; those left out keep theirs."""
         return re.sub(r"\{(\w+)\}", lambda found: names.get(found[1], found[1]), self.args[0])
+
+
+def _parse_lora(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """FILE,FILE, as often as was given; a name with a comma stands in quotation marks."""
+    return tuple((name, 1.0) for row in csv.reader(texts) for name in row or [""])
+
+
+def _parse_scaled(texts: Sequence[str]) -> tuple[tuple[str, float], ...]:
+    """FILE:SCALE,FILE:SCALE in the same way."""
+    pairs = [item.rpartition(":") for item, _ in _parse_lora(texts)]
+    try:
+        return tuple((name, float(scale)) for name, _, scale in pairs)
+    except ValueError:
+        raise LoadSettingsError(f"{{lora_scaled}} is {','.join(texts)!r}, but must be FILE:SCALE") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +122,24 @@ class LoadSettings:
     )
     cache_type_k: CacheType = option("f16", "-ctk", "--cache-type-k", help="Type of the K cache.", allowed=TYPES)
     cache_type_v: CacheType = option("f16", "-ctv", "--cache-type-v", help="Type of the V cache.", allowed=TYPES)
+    lora: tuple[Lora, ...] = option(
+        (),
+        "--lora",
+        metavar="FILE,...",
+        help="LoRA adapters of the model, GGUF files; repeatable.",
+        allowed=_adapters("the names of files"),
+        parse=_parse_lora,
+        repeatable=True,
+    )
+    lora_scaled: tuple[Lora, ...] = option(
+        (),
+        "--lora-scaled",
+        metavar="FILE:SCALE,...",
+        help="The same, each made so many times as strong.",
+        allowed=_adapters("names of files, each with a finite scale"),
+        parse=_parse_scaled,
+        repeatable=True,
+    )
     no_mmap: bool = option(False, "--no-mmap", help="Read the model instead of mapping it.")
     no_repack: bool = option(
         False, "--no-repack", help="Leave the weights in the file's order, not that of CPU kernels."
@@ -238,7 +277,13 @@ class LoadSettings:
             # In exact mode the sizes of passes must not depend on whether or how much is drafted.
             "draft_max": None if self.exact == "on" else self.longest_draft,
             "exact": self.exact,
+            "lora": self.adapters,
         }
+
+    @property
+    def adapters(self) -> tuple[Lora, ...]:
+        """The files of all LoRA adapters, each with its scale."""
+        return self.lora + self.lora_scaled
 
     def for_draft_model(self, n_ctx: int, threads: int) -> LoadSettings:
         """The settings of the draft model of a target with such a context and so many threads.

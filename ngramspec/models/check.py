@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from ngramspec.errors import ModelError
@@ -38,6 +39,10 @@ _SIGNATURES = {
     b"version https://git-lfs": "is a Git LFS pointer, not the model; run `git lfs pull` in its folder",
 }
 _PEEK = 512
+_A, _B = ".lora_a", ".lora_b"
+_EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
+_MULTIPLIED = frozenset({0, 1, 2, 3, 6, 7, 8, 10, 11, 12, 13, 14, 20, 23, 30})
+"""ggml types of an adapter: F32, F16, BF16, and quantised ones that every backend multiplies by."""
 _MAX_LAYERS = 512  # llama.cpp's src/llama-hparams.h, LLAMA_MAX_LAYERS
 
 
@@ -85,23 +90,71 @@ def check_values(path: Path, header: GGUFHeader) -> None:
         raise ModelError(f"{path} is damaged: {key} is {value}, {wanted}; get it again")
 
 
-def check_whole(path: Path) -> GGUFHeader:
+def check_adapter_file(path: Path, model: Path) -> None:
+    """Check that `path` is a whole LoRA adapter that llama.cpp can apply to the model in the file `model`.
+
+    llama.cpp itself finds only some of what is wrong, and ends the process over the rest. Raises ModelError as above.
+    """
+    header = check_whole(path, "adapter")
+    base = [check_whole(part) for part in parts_of(model)]
+    for key, wanted in (
+        ("general.type", "adapter"),
+        ("adapter.type", "lora"),
+        ("general.architecture", base[0].metadata.get("general.architecture")),
+    ):
+        found = header.metadata.get(key)
+        if found != wanted:
+            raise ModelError(f"{path} is no LoRA adapter for {model.name}: its {key} is {found!r}, not {wanted!r}")
+    if not isinstance(header.metadata.get("adapter.lora.alpha"), float):
+        raise ModelError(f"{path} is no LoRA adapter: it does not say how strong it is (adapter.lora.alpha)")
+    if unknown := [kind for kind in header.types if kind not in _MULTIPLIED]:
+        raise ModelError(f"{path} holds numbers of a type that llama.cpp cannot multiply by ({unknown[0]})")
+    weights = {name: shape for part in base for name, shape in part.shapes.items()}
+    pairs = {name[: -len(_A)] for name in header.shapes if name.endswith((_A, _B))}
+    if not pairs:
+        raise ModelError(f"{path} is no LoRA adapter: it changes nothing")
+    for name in sorted(pairs):
+        _check_pair(path, model, name, header.shapes, weights)
+
+
+def _check_pair(
+    path: Path, model: Path, name: str, shapes: Mapping[str, tuple[int, ...]], weights: Mapping[str, tuple[int, ...]]
+) -> None:
+    """Check the two matrices by which an adapter changes one of the model's tensors."""
+    if name not in weights:
+        raise ModelError(f"{path} is not for {model.name}: it changes {name}, which is not there")
+    if not (name + _A in shapes and name + _B in shapes):
+        raise ModelError(f"{path} is damaged: it holds only one of the two matrices that change {name}; get it again")
+    weight, a, b = ((*shape, 1, 1, 1, 1)[:4] for shape in (weights[name], shapes[name + _A], shapes[name + _B]))
+    if name == _EMBEDDINGS:  # of which A has a row for each token
+        fits = (a[1], b[1], a[0]) == (weight[1], weight[0], b[0])
+        if _OUTPUT not in weights:
+            raise ModelError(
+                f"{path} changes {name}, which in {model.name} is the output matrix too: llama.cpp cannot apply that"
+            )
+    else:
+        fits = (a[0], b[1], a[1]) == (weight[0], weight[1], b[0])
+    if not (fits and a[2:] == b[2:] == weight[2:]):
+        raise ModelError(f"{path} is not for {model.name}: it changes {name}, which has another shape there")
+
+
+def check_whole(path: Path, what: str = "model") -> GGUFHeader:
     """The header of a file that is there, is GGUF and is not truncated, with or without weights; else ModelError."""
     try:
         if path.is_dir():
             raise ModelError(_about_folder(path))
         if not path.exists():
             if path.is_symlink():
-                raise ModelError(f"{path} is a link to {path.readlink()}, which is not there; get the model again")
-            raise ModelError(f"no such model file: {path}{_suggestion(path)}")
+                raise ModelError(f"{path} is a link to {path.readlink()}, which is not there; get the {what} again")
+            raise ModelError(f"no such {what} file: {path}{_suggestion(path)}")
         if not path.is_file():
-            raise ModelError(f"{path} is not a regular file; a model is read from a .gguf file")
+            raise ModelError(f"{path} is not a regular file; a {what} is read from a .gguf file")
         with path.open("rb") as file:
             start = file.read(_PEEK)
         if not start:
             raise ModelError(f"{path} is empty; get it again")
         if not start.startswith(MAGIC):
-            raise ModelError(f"{path} is not a GGUF model: it {_looks_like(start)}")
+            raise ModelError(f"{path} is not a GGUF {what}: it {_looks_like(start)}")
         header = read_header(path)
         size = path.stat().st_size
     except (OSError, ValueError) as error:
@@ -138,7 +191,7 @@ def _check_kind(path: Path, kind: object, architecture: object) -> None:
             kind == "mmproj" or named == "clip",
             "is the image or audio part (mmproj) of a model; pass the language model itself",
         ),
-        (kind == "adapter", "is an adapter (LoRA), not a model; merge it into its model first"),
+        (kind == "adapter", "is an adapter (LoRA), not a model; name its model, and the adapter with --lora"),
         (kind == "imatrix", "is an importance matrix, not a model"),
         (not named, "names no architecture (general.architecture); it is not a language model"),
         (

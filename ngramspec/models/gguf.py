@@ -72,7 +72,6 @@ _SCALARS = {
 _STRING = 8
 _ARRAY = 9
 _TOKENS = "tokenizer.ggml.tokens"
-_HEAD = ".nextn.eh_proj.weight"
 _MAX_DIMENSIONS = 4  # GGML_MAX_DIMS
 _DEFAULT_ALIGNMENT = 32
 
@@ -86,7 +85,7 @@ class GGUFHeader:
     vocabulary: bytes  # 16 bytes that name the vocabulary: a hash of the texts of all its tokens, each with its length
     needed: int  # bytes the file must have for its header and every tensor whose type is in `BLOCKS`
     types: Mapping[int, int]  # bytes of the file's tensors by ggml type, as far as `BLOCKS` has it
-    heads: int  # layers in the file that guess the token after the next one (NextN, also called MTP)
+    shapes: Mapping[str, tuple[int, ...]]  # of the tensors, by name, as ggml has them: rows are the last dimension
 
 
 def read_header(path: Path) -> GGUFHeader:
@@ -164,15 +163,15 @@ def _parse(reader: _Reader) -> GGUFHeader:
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment <= 0 or alignment & (alignment - 1):
         raise reader.corrupt(f"alignment {alignment!r}")
-    end, types, heads = 0, Counter[int](), 0
+    end, types, shapes = 0, Counter[int](), dict[str, tuple[int, ...]]()
     for _ in range(tensors):
-        name, kind, offset, size = _tensor(reader)
+        name, shape, kind, offset, size = _tensor(reader)
         types[kind] += size
-        heads += name.endswith(_HEAD)
+        shapes[name] = shape
         end = max(end, offset + size)
     data_start = -(-reader.position // alignment) * alignment
     needed = data_start + end if end else reader.position
-    return GGUFHeader(tensors, metadata, blake2b(tokens, digest_size=16).digest(), needed, dict(types), heads)
+    return GGUFHeader(tensors, metadata, blake2b(tokens, digest_size=16).digest(), needed, dict(types), shapes)
 
 
 def _about_version(version: int) -> str:
@@ -204,15 +203,15 @@ def _value(reader: _Reader, key: str) -> Scalar | None:
     return None
 
 
-def _tensor(reader: _Reader) -> tuple[str, int, int, int]:
-    """The next tensor's name, type, where it begins in the tensor data, and bytes; of an unknown type both are 0."""
+def _tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int, int]:
+    """The next tensor's name, shape and type, where it begins in the data, and bytes; of an unknown type both are 0."""
     name = reader.string()
     count = reader.number(_U32)
     if count > _MAX_DIMENSIONS:
         raise reader.corrupt(f"tensor {name!r} has {count} dimensions")
-    shape = [reader.number() for _ in range(count)]
+    shape = tuple(int(reader.number()) for _ in range(count))
     kind, offset = reader.number(_U32), reader.number()
     if kind not in BLOCKS:
-        return name, kind, 0, 0
+        return name, shape, kind, 0, 0
     weights, size = BLOCKS[kind]
-    return name, kind, offset, math.prod(shape) // weights * size
+    return name, shape, kind, offset, math.prod(shape) // weights * size

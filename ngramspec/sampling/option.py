@@ -42,6 +42,12 @@ class Option:
     moves: bool = False  # whether it can change which token is the likeliest
     draws: bool = False  # whether it chooses among tokens, and so contradicts temperature 0
 
+    def read(self, given: Any) -> Any:
+        """The value of what was given on a command line, or as one text in its place. Raises ValueError."""
+        if self.parse is None:
+            return given
+        return self.parse([given] if self.repeatable and isinstance(given, str) else given)
+
 
 def option(default: T, *flags: str, help: str, **known: Any) -> T:
     """A dataclass field with this default that carries an `Option`; typed as the value, as `dataclasses.field` is."""

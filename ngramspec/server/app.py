@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ngramspec.server import anthropic, openai_chat, responses
+from ngramspec.server.common_fields import ADAPTERS_STAY
 from ngramspec.server.embeddings import embedding, embeddings
 from ngramspec.server.fields import ApiError
 from ngramspec.server.http import Endpoint, EndpointApp, Log, Logged, refusal
@@ -27,7 +28,7 @@ from ngramspec.server.openai_completions import completions
 from ngramspec.server.page import markdown, page
 from ngramspec.server.slot_files import slot_action
 from ngramspec.server.state import Server
-from ngramspec.server.status import health, metrics, model, models, props, slots
+from ngramspec.server.status import health, lora_adapters, metrics, model, models, props, slots
 
 
 class Access:
@@ -110,6 +111,7 @@ ENDPOINTS = (
     Endpoint(("/v1/models", "/models"), models, "GET"),
     Endpoint(("/v1/models/{id:path}", "/models/{id:path}"), model, "GET"),
     Endpoint(("/props",), props, "GET"),
+    Endpoint(("/lora-adapters",), lora_adapters, "GET"),
     Endpoint(("/slots",), slots, "GET"),
     Endpoint(("/slots/{id_slot:int}",), slot_action),
     Endpoint(("/metrics",), metrics, "GET"),
@@ -137,7 +139,7 @@ _RANKS = "this server generates text; it ranks no documents"
 NOT_THERE = {
     **dict.fromkeys(("/v1/rerank", "/rerank", "/v1/reranking", "/reranking"), _RANKS),
     "/props": "settings are given when the server is started, and cannot be changed",
-    "/lora-adapters": "this server loads no LoRA adapters",
+    "/lora-adapters": ADAPTERS_STAY,
     "/v1/audio/transcriptions": "this server reads only text",
     "/v1/audio/speech": "this server writes only text",
     "/v1/images/generations": "this server writes only text",

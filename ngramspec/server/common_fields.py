@@ -170,6 +170,17 @@ def read_slot(call: Call) -> int | None:
     return None if slot is None or slot == -1 else slot % len(call.model.service.report().slots)
 
 
+ADAPTERS_STAY = "LoRA adapters and their scales are given when the server is started, and cannot be changed"
+
+
+def check_adapters(call: Call) -> None:
+    """Refuse a request that wants other scales of LoRA adapters (`lora`: [{"id": 0, "scale": 0.5}]) than there are."""
+    wanted = {one.whole("id"): one.number("scale") for one in call.given.objects("lora")}
+    for number, (_, scale) in enumerate(call.model.adapters):
+        if wanted and wanted.get(number, 0.0) != scale:
+            raise ApiError(501, ADAPTERS_STAY)
+
+
 def read_answers(given: Fields, prompts: int = 1) -> int:
     """How many answers to each prompt are asked for."""
     count = given.whole(given.name("n", "n_cmpl"), 1, least=1, most=MOST_ANSWERS)
@@ -189,6 +200,7 @@ def read_requests(
     call: Call, prompts: Sequence[Sequence[int]], sampling: Sampling, logprobs: int | None, **more: Any
 ) -> list[Request]:
     """Requests that continue each prompt as often as answers are wanted; `more`: of what `Request` has."""
+    check_adapters(call)
     given, count = call.given, read_answers(call.given, len(prompts))
     most, slot, rules = call.model.most(read_max_tokens(given)), read_slot(call), read_rules(call)
     asked = Request((), most, sampling, read_stop(given), logprobs, slot=slot, rules=rules, **more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -38,6 +38,7 @@ class ServedModel:
     predict: int | None = None  # most tokens of a text where a request does not say; None: as many as the context holds
     embedder: Embedder | None = None  # makes vectors of texts; None: nobody does
     embd_normalize: int = EUCLIDEAN  # how they are scaled where a request does not say; see `embeddings.normalized`
+    adapters: Sequence[tuple[str, float]] = ()  # files of LoRA adapters that are always applied, and their scales
 
     @property
     def n_ctx(self) -> int:

@@ -73,6 +73,12 @@ async def props(call: Call) -> Response:
     )
 
 
+async def lora_adapters(call: Call) -> Response:
+    """The LoRA adapters that every text is generated with."""
+    found = enumerate(call.model.adapters)
+    return JsonAnswer([{"id": number, "path": path, "scale": scale} for number, (path, scale) in found])
+
+
 async def slots(call: Call) -> Response:
     """What each slot does. With `fail_on_no_slot` the answer is 503 while none is free."""
     model = call.model
