@@ -40,10 +40,9 @@ CONTRADICTIONS = [
     ("complete -c 1", "-c is 1, but must be 0, or from 16 to 16777216"),
     ("complete -ub 1", "Invalid value for '-ub' / '--ubatch-size': 1 is less than 64 (see"),
     ("serve a.gguf -m b.gguf", "two models are named: a.gguf and, with -m, b.gguf"),
-    (
-        "serve --lora a.gguf",
-        "--lora: adapters are not loaded; merge it into the model with llama.cpp's llama-export-lora",
-    ),
+    ("serve --lora-scaled a.gguf", "--lora-scaled is 'a.gguf', but must be FILE:SCALE"),
+    ("complete --lora-scaled a.gguf:inf", "--lora-scaled is (('a.gguf', inf),), but must be names of files, each with"),
+    ("chat --lora a.gguf,", "--lora is (('a.gguf', 1.0), ('', 1.0)), but must be the names of files"),
     ("serve --ssl-key-file key.pem", "--ssl-key-file and --ssl-cert-file need each other"),
     ("serve --chat-template llama2", "--chat-template takes a template of Jinja, or chatml"),
     ("serve --chat-template x --chat-template-file y", "--chat-template and --chat-template-file exclude each other"),

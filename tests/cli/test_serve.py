@@ -23,6 +23,9 @@ import pytest
 from architectures.files import write_model as write_with_head
 from ngramspec_cli import serve_run
 from support.cli_runner import COMMAND, DEMO, PATIENCE, Done, run
+from support.tiny_adapters import write_adapter
+
+from ngramspec import SpeculativeDecoder, Target
 
 SMALL = ("-t", "1", "-c", "512", "--exact", "off", "--port")
 STREAM = {"stream": True}
@@ -112,6 +115,30 @@ def test_what_embeddings_need_is_said_at_the_start(env: dict[str, str]) -> None:
         serve(env, lambda _: None, *options).failed("are for --embeddings", code=2)
     wrong = serve(env, lambda _: None, "--embeddings", "--pooling", "max")
     wrong.failed("must be one of: none, mean", code=2)
+
+
+def test_texts_are_those_of_the_adapters_that_are_named(env: dict[str, str], tmp_path: Path) -> None:
+    lora = str(write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight"], rank=2))
+    body = {"prompt": "def add(a, b):\n    return", "n_predict": 12, "temperature": 0}
+    found: list[Any] = []
+    statuses: list[int] = []
+
+    def client(http: httpx.Client) -> None:
+        found.extend([http.post("/completion", json=body).json()["content"], http.get("/lora-adapters").json()])
+        scales = [{"id": 0, "scale": 0.5}, {"id": 1, "scale": 1}]
+        refused = http.post("/lora-adapters", json=scales)
+        assert "are given when the server is started" in refused.json()["error"]["message"]
+        asked = [http.post("/completion", json=body | {"lora": some}) for some in (scales, scales[:1], [])]
+        statuses.extend(one.status_code for one in (refused, *asked))
+
+    serve(env, client, "--lora-scaled", f"{lora}:0.5", "--lora", lora).ok()
+    text, adapters = found
+    assert adapters == [{"id": 0, "path": lora, "scale": 1.0}, {"id": 1, "path": lora, "scale": 0.5}]
+    assert statuses == [501, 501, 501, 200]
+    with Target(DEMO, n_ctx=512, threads=1, exact="off", lora=[(lora, 1.5)]) as target:
+        plain = SpeculativeDecoder(target, drafter=None)
+        steps = plain.generate(target.tokenize(str(body["prompt"])), max_tokens=12)
+        assert text == "".join(step.text for step in steps)
 
 
 def test_the_model_drafts_for_its_clients_with_its_own_layer(env: dict[str, str], tmp_path: Path) -> None:

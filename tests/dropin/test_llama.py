@@ -19,10 +19,11 @@ from llama_cpp import LlamaGrammar, LlamaRAMCache, LogitsProcessorList, Stopping
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 from support.cli_runner import DEMO, environment, run_process
 from support.held_pass import one_pass_held
+from support.tiny_adapters import write_adapter
 from support.twins import Twins, bare, cached, look, watched
 
 import ngramspec
-from ngramspec.errors import TargetError
+from ngramspec.errors import ModelError, TargetError
 from ngramspec.exactness import decision
 from ngramspec.llama.llama_class import BorrowedSequence
 
@@ -320,7 +321,28 @@ def test_a_pass_that_fails_is_made_without_drafts(pair: Twins, monkeypatch: pyte
     assert passes > 4
 
 
-def test_bad_arguments_are_refused() -> None:
+def test_an_adapter_is_the_parents_also_in_what_is_measured(twins: Callable[..., Twins], tmp_path: Path) -> None:
+    file = write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight"], rank=2)
+    pair = twins(lora_path=str(file), lora_scale=0.5)
+    pair.same(lambda llama: watched(llama, prompt(llama), 20, **SETTINGS["greedy"]))
+    assert pair.drafted
+    borrowed = BorrowedSequence(pair.ours)
+    with borrowed.trial("fast") as trial:
+        rows = trial.evaluate(prompt(pair.ours), 1)
+    borrowed.release()
+    pair.ours.reset()
+    pair.ours.eval(prompt(pair.ours))
+    row = llama_cpp.llama_get_logits_ith(pair.ours.ctx, -1)
+    assert rows[0] == pytest.approx(row[: pair.ours.n_vocab()], abs=0.05)
+    other = twins(lora_path=str(file), lora_scale=0.25)
+    assert BorrowedSequence(other.ours).fingerprint != borrowed.fingerprint
+
+
+def test_bad_arguments_are_refused(tmp_path: Path) -> None:
+    # Over these llama-cpp-python ends the process.
+    for path, words in ((tmp_path / "a.gguf", "no such adapter file"), (DEMO, "is no LoRA adapter for demo.gguf")):
+        with pytest.raises(ModelError, match=words):
+            ngramspec.Llama(str(DEMO), lora_path=str(path), verbose=False)
     with pytest.raises(ValueError, match="exact is 'yes'"):
         ngramspec.Llama(str(DEMO), exact="yes")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="does not exist"):
@@ -411,6 +433,7 @@ def test_sampling_where_another_generation_left_no_logits_does_not_end_the_proce
 _LEFT_OPEN = """
 import sys
 from pathlib import Path
+from support.tiny_adapters import write_adapter
 from support.twins import FREE
 from ngramspec import Llama
 from ngramspec.cost.calibration import Calibration

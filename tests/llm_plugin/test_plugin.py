@@ -147,6 +147,8 @@ def test_an_option_that_cannot_be_is_refused_before_anything_is_loaded() -> None
         ({"ctx_size": 3}, "must be 0, or from 16 to"),
         ({"heat": 1}, "Extra inputs"),
         ({"seed": -2}, "2\\^64"),
+        ({"lora_scaled": "a.gguf"}, "lora_scaled is 'a.gguf', but must be FILE:SCALE"),
+        ({"lora_scaled": "a.gguf:nan"}, "must be names of files, each with a finite scale"),
     ):
         with pytest.raises(ValueError, match=complaint):
             NGramSpec("no such file").Options(**given)
@@ -161,6 +163,8 @@ def test_every_setting_of_one_value_is_an_option_and_a_seed_is_random_unless_it_
     assert len(seeds) == 3
     assert sampling_of(options(seed=5), None).seed == 5
     assert sampling_of(options(samplers="top_k;temperature"), None).samplers == ("top_k", "temperature")
+    adapters = load_settings(options(lora="a.gguf,b.gguf", lora_scaled="c.gguf:0.5")).adapters
+    assert adapters == (("a.gguf", 1.0), ("b.gguf", 1.0), ("c.gguf", 0.5))
 
 
 def test_what_cannot_be_answered_is_one_line() -> None:

@@ -13,6 +13,7 @@ from support.cli_runner import DEMO
 from support.ear import WAIT, Ear
 from support.http import scripted, send
 from support.mock_shared import MockShared
+from support.tiny_adapters import write_adapter
 
 from ngramspec.batching.engine import Engine
 from ngramspec.batching.request import ClosedError, Done, Event, Request, Started
@@ -105,11 +106,14 @@ def test_a_file_that_cannot_be_used_is_refused_and_leaves_the_slot_empty(tmp_pat
             assert refusal(server, "/slots/1?action=restore", {"filename": name}) == f"{name} {why}"
             assert held(server) == [0, 0]
         assert "cannot be read: No such file" in refusal(server, "/slots/1?action=restore", {"filename": "none"})
-    with serving(tmp_path, cache_type_k="q8_0", flash_attn="on") as server:
-        answer(server, 0)
-        told = refusal(server, "/slots/0?action=restore", {"filename": "a.bin"})
-        assert "was saved with another model, machine, version or settings" in told
-        assert held(server) == [0, 0]
+    lora = [(write_adapter(tmp_path / "lora.gguf", DEMO, ["attn_q.weight"]), 1.0)]
+    others: tuple[dict[str, Any], ...] = ({"cache_type_k": "q8_0", "flash_attn": "on"}, {"lora": lora})
+    for settings in others:
+        with serving(tmp_path, **settings) as server:
+            answer(server, 0)
+            told = refusal(server, "/slots/0?action=restore", {"filename": "a.bin"})
+            assert "was saved with another model, machine, version or settings" in told
+            assert held(server) == [0, 0]
 
 
 @pytest.mark.parametrize("action", ["save", "restore"])
