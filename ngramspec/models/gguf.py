@@ -209,7 +209,7 @@ def _tensor(reader: _Reader) -> tuple[str, tuple[int, ...], int, int, int]:
     count = reader.number(_U32)
     if count > _MAX_DIMENSIONS:
         raise reader.corrupt(f"tensor {name!r} has {count} dimensions")
-    shape = tuple(int(reader.number()) for _ in range(count))
+    shape = tuple(reader.number() for _ in range(count))
     kind, offset = reader.number(_U32), reader.number()
     if kind not in BLOCKS:
         return name, shape, kind, 0, 0
