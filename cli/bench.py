@@ -31,9 +31,9 @@ from ngramspec.policies.policy import Policy
 from ngramspec.sampling.option import option, within
 from ngramspec.sampling.settings import Sampling
 
-from .about import columns, exact_mode, model_lines, origin, provenance
 from .bench_view import document, show, show_against
 from .console import Outcome, leave, note, usage_error
+from .info import columns, exact_mode, model_lines, origin, provenance
 from .options import PROMPTS, Model, check_lossy, find, flags_in_errors, open_found, open_target, prepared
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling

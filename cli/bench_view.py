@@ -19,7 +19,7 @@ from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
 
-from .about import load_settings, provenance
+from .info import load_settings, provenance
 from .view import LISTED, figures_table, print_report, section_parts, skipped_lines
 
 

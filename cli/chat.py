@@ -128,14 +128,10 @@ def _talk(session: Session, first: str | None) -> None:
     terminal = Terminal(ChatCompleter(), lambda: _toolbar(session), lambda: _edited(session))
     with suppress(EOFError):
         for line in terminal:
-            editing, session.editing = session.editing, False
-            if not line.strip():
-                continue
-            parsed = chat_commands.parse(line)
-            if editing and isinstance(parsed, str):
-                session.ask_again(parsed)
-            else:
+            if line.strip():
                 _handle(session, line)
+            else:
+                session.editing = False
 
 
 def _suggest_remembering() -> None:
@@ -177,29 +173,24 @@ def _edited(session: Session) -> str | None:
 
 def _answer_all(session: Session, first: str | None) -> bool:
     """Every line of stdin, or the first message alone; whether all went well."""
-    if first is not None:
-        well = session.ask(first)
-        _leave_if_stopped(session)
-        return well
     well = True
     with suppress(EOFError):
-        for line in piped_lines():
+        for line in piped_lines() if first is None else [first]:
             if line is None:
                 complain("a line of standard input is not UTF-8 text; it is left out")
-            well = line is not None and _handle(session, line) and well
-            _leave_if_stopped(session)
+            well = line is not None and (session.ask(line) if line is first else _handle(session, line)) and well
+            if session.stop_key.pressed:
+                raise KeyboardInterrupt
     return well
-
-
-def _leave_if_stopped(session: Session) -> None:
-    if session.stop_key.pressed:
-        raise KeyboardInterrupt
 
 
 def _handle(session: Session, line: str) -> bool:
     """Carry out a command or answer a message: whether it went well. Raises EOFError if the user leaves."""
+    editing, session.editing = session.editing, False
     parsed = chat_commands.parse(line)
-    return session.ask(parsed) if isinstance(parsed, str) else chat_commands.run(session, *parsed)
+    if not isinstance(parsed, str):
+        return chat_commands.run(session, *parsed)
+    return session.ask_again(parsed) if editing else session.ask(parsed)
 
 
 # --------------------------------------------------------------------------- what Tab completes

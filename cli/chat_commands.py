@@ -20,16 +20,13 @@ from ngramspec.storage import NotUtf8, utf8
 from . import chat_settings
 from .chat_session import Session, kept_path
 from .chat_view import totals, without_thoughts
-from .console import command_terminal, complain, counted, note, printable, stderr
+from .console import complain, counted, note, printable, stderr
 from .markdown_rows import code_blocks
 from .options import find
 from .view import ACCEPTED, CORRECTION, REFUSED
 
 LARGEST = 8 * 2**20
 """Bytes of a file that is read."""
-
-_SHOWN = 60
-"""Characters of a message that was taken back."""
 
 ALIASES = {"?": "help", "clear": "reset", "exit": "quit", "bye": "quit"}
 """Other names of commands, without the slash."""
@@ -125,7 +122,7 @@ def _undo(session: Session, _argument: str) -> None:
     """Take the last message and its answer back."""
     _last(session)
     message = " ".join(session.undo().user.split())
-    note(f"took back: {message if len(message) <= _SHOWN else message[: _SHOWN - 3] + '...'}")
+    note(f"took back: {message if len(message) <= 60 else message[:57] + '...'}")
 
 
 def _file(session: Session, name: str) -> None:
@@ -195,7 +192,7 @@ def _copy(session: Session, number: str) -> None:
     if not text:
         raise NGramSpecError(f"there is nothing in {what}")
     raw = base64.b64encode(text.encode("utf-8", "replace")).decode()
-    command_terminal(f"\x1b]52;c;{raw}\x07")
+    print(f"\x1b]52;c;{raw}\x07", end="", flush=True)  # shows nothing
     note(f"{what} went to the terminal for its clipboard: {len(text)} characters")
 
 
@@ -216,7 +213,7 @@ def _set(session: Session, argument: str) -> None:
         note(f"{name} is {setting.show(session)}. {setting.help}")
         return
     try:
-        setting.change(session, value)
+        setting.change(session, None if value == chat_settings.DEFAULT else value)
     except (ValueError, NGramSpecError) as error:
         raise NGramSpecError(f"/set {name}: {error}") from error
     note(f"{name} is {setting.show(session)}")

@@ -18,6 +18,7 @@ from .options import NO_LIMIT
 from .sampling_options import settings_of
 
 DEFAULT = "default"
+"""The value that takes back what was set."""
 
 LOADED = ("threads", "threads_batch", "ctx_size", "no_draft", "drafter", "policy", "draft_max", "memory", "no_memory")
 """Settings of `LoadSettings` that a chat can change; the model is loaded anew."""
@@ -32,8 +33,8 @@ class Setting(NamedTuple):
 
     help: str  # a line on it
     show: Callable[[Session], str]  # its value, in words
-    # Takes a value in words, "default" included; raises NGramSpecError or ValueError.
-    change: Callable[[Session, str], None]
+    # Takes a value in words, or None for the usual one; raises NGramSpecError or ValueError.
+    change: Callable[[Session, str | None], None]
 
 
 def _flag_name(known: Option) -> str:
@@ -59,8 +60,8 @@ def find(name: str) -> Setting:
 def _sampling(field: str, known: Option) -> Setting:
     kind = _HINTS[field]
 
-    def change(session: Session, value: str) -> None:
-        given = getattr(_CHAT, field) if value == DEFAULT else _parsed(known, kind, value)
+    def change(session: Session, value: str | None) -> None:
+        given = getattr(_CHAT, field) if value is None else _parsed(known, kind, value)
         _use(session, replace(session.sampling, **{field: given}))
 
     return Setting(known.help, lambda session: _words(getattr(session.sampling, field)), change)
@@ -69,12 +70,20 @@ def _sampling(field: str, known: Option) -> Setting:
 def _parsed(known: Option, kind: Any, value: str) -> Any:
     if known.parse is not None:
         return known.read(_texts(value) if known.repeatable else value)
+    if kind is bool:
+        return _on(value)
     if kind not in (int, float):
         return value
     try:
         return kind(value)
     except ValueError:
         raise NGramSpecError(f"{value!r} is no {'whole ' if kind is int else ''}number") from None
+
+
+def _on(value: str) -> bool:
+    if value not in ("on", "off"):
+        raise NGramSpecError(f"{value!r} must be on or off")
+    return value == "on"
 
 
 def _texts(value: str) -> list[str]:
@@ -86,6 +95,8 @@ def _texts(value: str) -> list[str]:
 
 def _words(value: Any) -> str:
     """A value as it would be typed."""
+    if isinstance(value, bool):
+        return "on" if value else "off"
     if value is None or value == ():
         return "none"
     if isinstance(value, tuple):
@@ -100,8 +111,8 @@ def _use(session: Session, sampling: Sampling) -> None:
     session.sampling = sampling
 
 
-def _set_seed(session: Session, value: str) -> None:
-    seed = -1 if value == DEFAULT else _parsed(options(Sampling)["seed"], int, value)
+def _set_seed(session: Session, value: str | None) -> None:
+    seed = -1 if value is None else _parsed(options(Sampling)["seed"], int, value)
     if seed == -1:
         session.draw_seed()
     else:
@@ -109,35 +120,31 @@ def _set_seed(session: Session, value: str) -> None:
     session.random_seed = seed == -1
 
 
-def _set_schema(session: Session, value: str) -> None:
-    _use(session, replace(session.sampling, grammar=None if value == DEFAULT else schema_grammar(value)))
+def _set_schema(session: Session, value: str | None) -> None:
+    _use(session, replace(session.sampling, grammar=None if value is None else schema_grammar(value)))
 
 
 # ---------------------------------------------------------------------- the rest
 
 
-def _set_limit(session: Session, value: str) -> None:
-    limit = -1 if value == DEFAULT else int(value) if value.removeprefix("-").isdecimal() else 0
-    if limit != -1 and limit < 1:
+def _set_limit(session: Session, value: str | None) -> None:
+    if value in (None, "-1"):
+        session.limit = NO_LIMIT
+    elif value.isdecimal() and int(value) > 0:
+        session.limit = int(value)
+    else:
         raise NGramSpecError(f"{value!r} must be a whole number of at least 1, or -1: until the context is full")
-    session.limit = NO_LIMIT if limit == -1 else limit
 
 
-def _set_stop(session: Session, value: str) -> None:
-    stop = [] if value == DEFAULT else _texts(value)
+def _set_stop(session: Session, value: str | None) -> None:
+    stop = _texts(value or "")
     if not all(stop):
         raise NGramSpecError("a text that ends answers must not be empty")
     session.stop = tuple(stop)
 
 
-def _on(value: str) -> bool:
-    if value not in ("on", "off"):
-        raise NGramSpecError(f"{value!r} must be on or off")
-    return value == "on"
-
-
-def _set_think(session: Session, value: str) -> None:
-    if value == DEFAULT:
+def _set_think(session: Session, value: str | None) -> None:
+    if value is None:
         session.variables.pop(_THINK, None)
         return
     on = _on(value)
@@ -146,19 +153,18 @@ def _set_think(session: Session, value: str) -> None:
     session.variables[_THINK] = on
 
 
-def _set_keep(session: Session, value: str) -> None:
-    on = value != DEFAULT and _on(value)
+def _set_keep(session: Session, value: str | None) -> None:
+    on = _on(value or "off")
     if not on:
         session.forget_kept()
     session.keep = on
     session.changed()
 
 
-def _set_markdown(session: Session, value: str) -> None:
-    on = value == DEFAULT or _on(value)
+def _set_markdown(session: Session, value: str | None) -> None:
     if value == "on" and not session.view.can_render:
         raise NGramSpecError("it can be shown on a terminal with styles and some room only")
-    session.view.markdown = on
+    session.view.markdown = _on(value or "on")
 
 
 # ---------------------------------------------------------------------- how the model is loaded, and what drafts
@@ -168,20 +174,15 @@ def _loading(field: str, known: Option) -> Setting:
     kind = next((one for one in (get_args(_LOADING[field]) or (_LOADING[field],)) if one is not type(None)), str)
     usual = getattr(LoadSettings(), field)
 
-    def change(session: Session, value: str) -> None:
-        given: Any = usual if value == DEFAULT else _on(value) if kind is bool else _parsed(known, kind, value)
-        changes: dict[str, Any] = {field: given}
+    def change(session: Session, value: str | None) -> None:
+        changes = {field: usual if value is None else _parsed(known, kind, value)}
         session.exchange(session.found, replace(session.load, **changes))
 
     def show(session: Session) -> str:
         value = getattr(session.load, field)
-        return _switch(value) if kind is bool else DEFAULT if value is None else _words(value)
+        return DEFAULT if value is None else _words(value)
 
     return Setting(known.help, show, change)
-
-
-def _switch(value: bool) -> str:
-    return "on" if value else "off"
 
 
 _OPTIONS = options(Sampling) | {name: known for name, known in options(LoadSettings).items() if name in LOADED}
@@ -200,15 +201,13 @@ SETTINGS = {
     "stop": Setting("Texts that end an answer, quoted as in a shell.", lambda s: _words(tuple(s.stop)), _set_stop),
     "think": Setting(
         "Whether the model thinks first, where its chat template asks: on or off.",
-        lambda s: _switch(s.variables[_THINK]) if _THINK in s.variables else "as the model does",
+        lambda s: _words(s.variables[_THINK]) if _THINK in s.variables else "as the model does",
         _set_think,
     ),
-    "markdown": Setting(
-        "Show Markdown as what it means, on or off.", lambda s: _switch(s.view.markdown), _set_markdown
-    ),
+    "markdown": Setting("Show Markdown as what it means, on or off.", lambda s: _words(s.view.markdown), _set_markdown),
     "keep": Setting(
         "Keep this conversation for chat --resume: on, or off, which deletes what is kept.",
-        lambda session: _switch(session.keep),
+        lambda s: _words(s.keep),
         _set_keep,
     ),
 }

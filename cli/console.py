@@ -266,12 +266,6 @@ def write_stdout(text: str) -> None:
         _line_open.set()
 
 
-def command_terminal(command: str) -> None:
-    """Write a control sequence, which shows nothing."""
-    sys.stdout.write(command)
-    sys.stdout.flush()
-
-
 @contextmanager
 def guarded_stdout() -> Iterator[None]:
     """End the program properly when stdout fails: quietly on a closed pipe, with a message on a full disk."""

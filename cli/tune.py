@@ -29,8 +29,8 @@ from ngramspec.models.find import ModelSource
 from ngramspec.models.gguf import read_header
 from ngramspec.sampling.option import between, option, within
 
-from .about import model_lines, provenance
 from .console import leave, note, signals_deferred, usage_error
+from .info import model_lines, provenance
 from .options import Model, find, open_target
 from .output import Output, json_option
 from .view import figures_table, print_report, run_timed

@@ -23,8 +23,8 @@ from ngramspec.loading.load import open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
 from ngramspec.sampling.option import between, option, within
 
-from .about import exact_mode, load_settings, model_lines, provenance
 from .console import fail, leave, note, printable, signals_deferred, usage_error
+from .info import exact_mode, load_settings, model_lines, provenance
 from .options import PROMPTS, Model, find, flags_in_errors, open_target, prepared
 from .output import Output, json_option
 from .view import LISTED, print_report, run_timed, skipped_lines
