@@ -21,13 +21,11 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from time import process_time
-from typing import Literal, get_args
 
 from ngramspec.drafting.predictor import NGramPredictor
 
 VOCABULARY = 151_936  # Qwen2.5's and Qwen3's
 DRAFT = 4
-Evict = Literal["keep", "decrement"]
 
 
 def random_stream(count: int) -> list[int]:
@@ -69,8 +67,7 @@ class Result:
     Attributes:
         first, last, mean: microseconds per update + predict; first and last tenth, whole stream.
         drafted: mean tokens per draft.
-        prefill: microseconds per token of `update_batch`, over 20,000 tokens ("decrement" skips all
-            but the last window).
+        prefill: microseconds per token of `update_batch`, over 20,000 tokens.
         tables: bytes that the process's peak memory grew by.
         peak: bytes of the process's peak memory, the stream included.
     """
@@ -90,11 +87,11 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def measure(stream: str, evict: Evict, count: int) -> Result:
+def measure(stream: str, count: int) -> Result:
     """Run one case in this process."""
     tokens = STREAMS[stream](count)
     before = peak_memory()
-    predictor = NGramPredictor(evict=evict)
+    predictor = NGramPredictor()
     update, predict = predictor.update, predictor.predict
     tenth = count // 10
     marks = [process_time()]
@@ -124,18 +121,18 @@ def measure(stream: str, evict: Evict, count: int) -> Result:
 
 
 def main() -> None:
-    """Print one line per stream and eviction behaviour."""
+    """Print one line per stream."""
     parser = argparse.ArgumentParser(description="Measure NGramPredictor.")
     parser.add_argument("--tokens", type=int, default=200_000, help="length of each stream")
     count = parser.parse_args().tokens
     print(f"{count:,} tokens; microseconds per update + predict({DRAFT})")
-    print("stream evict     | first10% last10%   mean | drafted batch/token | tables MiB  peak MiB")
+    print("stream | first10% last10%   mean | drafted batch/token | tables MiB  peak MiB")
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, mp_context=context, max_tasks_per_child=1) as pool:
-        for stream, evict in itertools.product(STREAMS, get_args(Evict)):
-            r = pool.submit(measure, stream, evict, count).result()
+        for stream in STREAMS:
+            r = pool.submit(measure, stream, count).result()
             print(
-                f"{stream:6} {evict:9} | {r.first:8.2f} {r.last:7.2f} {r.mean:6.2f} "
+                f"{stream:6} | {r.first:8.2f} {r.last:7.2f} {r.mean:6.2f} "
                 f"| {r.drafted:7.2f} {r.prefill:11.2f} "
                 f"| {r.tables / 2**20:10.1f} {r.peak / 2**20:9.1f}",
                 flush=True,

@@ -7,14 +7,14 @@ keys, the longest known context first.
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Literal
 
+from ngramspec.drafting.chances import pick
 from ngramspec.drafting.draft import Chooser, Draft
 
-MAX_PAIRS = 65_536  # most (context, next token) pairs in a bounded `CountTable`
-MAX_CONTINUATIONS = 256  # most distinct next tokens of one context in a bounded `CountTable`
+MAX_PAIRS = 65_536  # most (context, next token) pairs in a `CountTable`
+MAX_CONTINUATIONS = 256  # most distinct next tokens of one context
 
 
 class Shares(Mapping[int, float]):
@@ -55,18 +55,6 @@ class Continuations:
         if token != self.best and count >= counts[self.best]:
             self.best = token
 
-    def subtract(self, token: int) -> None:
-        """Undo the oldest `add(token)`. O(1), or O(distinct tokens) if `token` was the best."""
-        counts = self.counts
-        count = counts[token] - 1
-        if count:
-            counts[token] = count
-        else:
-            del counts[token]
-        self.total -= 1
-        if token == self.best:
-            self.best = max(reversed(counts), key=counts.__getitem__)
-
     def drop_stale(self) -> None:
         """Forget the least recently seen token, but never the best: so the best stays known."""
         stale, next_stale = islice(self.counts, 2)
@@ -88,14 +76,13 @@ Entry = int | Continuations
 class CountTable(OrderedDict[int, Entry]):
     """Context key -> `Entry`, least recently updated first.
 
-    A bounded one drops the least recently updated contexts beyond `MAX_PAIRS`; beyond `MAX_CONTINUATIONS` a context
-    drops the least recently seen token that is not its most frequent. Any other forgets what it is told to.
+    Beyond `MAX_PAIRS` it drops the least recently updated contexts; beyond `MAX_CONTINUATIONS` a context drops the
+    least recently seen token that is not its most frequent.
     """
 
-    def __init__(self, *, bounded: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.bounded = bounded
-        self.pairs = 0  # (context, next token) held now, where that is bounded
+        self.pairs = 0  # (context, next token) held now
 
     def add(self, key: int, token: int) -> None:
         """Count `token` after context `key`."""
@@ -112,48 +99,26 @@ class CountTable(OrderedDict[int, Entry]):
             entry.add(token)
             if len(counts) == known:
                 return
-            if known < MAX_CONTINUATIONS or not self.bounded:
+            if known < MAX_CONTINUATIONS:
                 self.pairs += 1
             else:
                 entry.drop_stale()
-        while self.bounded and self.pairs > MAX_PAIRS:
+        while self.pairs > MAX_PAIRS:
             _, oldest = self.popitem(last=False)
             self.pairs -= len(oldest.counts) if isinstance(oldest, Continuations) else 1
 
-    def subtract(self, key: int, token: int) -> None:
-        """Undo the oldest `add(key, token)` of a table without bounds. As costly as `Continuations.subtract`."""
-        entry = self[key]
-        if isinstance(entry, Continuations) and entry.total > 1:
-            entry.subtract(token)
-        else:
-            del self[key]
 
-
-GoOn = Callable[[int, int, int], bool]
-"""Asked after each drafted token: (length of its context, its count, the context's total)."""
-
+# 64-bit FNV-1a (Noll, Vo, Eastlake, Hansen, "The FNV Non-Cryptographic Hash Algorithm", RFC 9923) over token ids, the
+# oldest first, with a whole id in the place of FNV's octet: h <- (h xor token) * FNV_PRIME mod 2^64, from FNV_BASIS on.
 FNV_BASIS = 14695981039346656037
 FNV_PRIME = 1099511628211
 _MASK = (1 << 64) - 1
 
 
-def fnv1a(tokens: Iterable[int]) -> int:
-    """64-bit FNV-1a over token ids, oldest first, with a whole id in the place of FNV's octet.
-
-    h <- (h xor token) * 1099511628211 mod 2^64 for each token, from h = 14695981039346656037 on. Source: Noll, Vo,
-    Eastlake, Hansen, "The FNV Non-Cryptographic Hash Algorithm" (RFC 9923).
-    """
-    key = FNV_BASIS
-    for token in tokens:
-        key = ((key ^ token) * FNV_PRIME) & _MASK
-    return key
-
-
 def roll(keys: Sequence[int], token: int, orders: int) -> list[int]:
     """Keys of the contexts of 1 to `orders` tokens that end at `token`, from those that ended at the token before it.
 
-    `keys[k - 1]` is the `fnv1a` of the last k tokens; near the start of a text there are fewer. The hash runs in text
-    order, so k tokens hash to the key of the first k - 1 of them, mixed with the last.
+    `keys[k - 1]` is the hash of the last k tokens; near the start of a text there are fewer.
     """
     prime = FNV_PRIME
     rolled = [((FNV_BASIS ^ token) * prime) & _MASK]
@@ -168,11 +133,8 @@ class NGramPredictor:
     Args:
         max_order: longest n-gram counted, 2 to 8; contexts have 1 to `max_order - 1` tokens.
         draft_count: how many tokens `predict` drafts when it is given no limit.
-        window: how many of the latest tokens count as history, `max_order` or more.
-        evict: what becomes of the counts of tokens that leave the window.
-
-            - "keep" (akunu's): they stay. The window bounds the history alone (`len`), `CountTable` the memory.
-            - "decrement": a true sliding window: the tables equal those built from the last `window` tokens alone.
+        window: how many of the latest tokens count as history (`len`), `max_order` or more. Counts of tokens that leave
+            it stay, as akunu's do; `CountTable` bounds the memory.
 
     Raises:
         ValueError: an argument is out of its range.
@@ -190,67 +152,35 @@ class NGramPredictor:
     {7: 0.5, 8: 0.5}
 
     Complexity: O(max_order) table operations per `update` and per drafted token, plus a copy of the counts for each
-    `q`. With "decrement", a search among the continuations of a context (at most `window`) whenever the oldest token's
-    was its best. Memory: O(MAX_PAIRS) or O(window) per order.
+    `q`. Memory: O(MAX_PAIRS) per order.
 
     Contexts are told apart by 64 bits of hash alone: two that collide share their counts, which costs wrong guesses.
     """
 
-    def __init__(
-        self,
-        *,
-        max_order: int = 4,
-        draft_count: int = 4,
-        window: int = 512,
-        evict: Literal["keep", "decrement"] = "keep",
-    ) -> None:
+    def __init__(self, *, max_order: int = 4, draft_count: int = 4, window: int = 512) -> None:
         if not 2 <= max_order <= 8:
             raise ValueError(f"max_order must be 2 to 8, not {max_order}")
         if draft_count < 1:
             raise ValueError(f"draft_count must be 1 or more, not {draft_count}")
         if window < max_order:
             raise ValueError(f"window must be max_order ({max_order}) or more, not {window}")
-        if evict not in ("keep", "decrement"):
-            raise ValueError(f'evict must be "keep" or "decrement", not {evict!r}')
         self.max_order = max_order
         self.draft_count = draft_count
         self.window = window
-        self.evict = evict
         self.reset()
 
     def reset(self) -> None:
         """Forget everything seen."""
-        orders = self.max_order - 1
-        sliding = self.evict == "decrement"
-        self._history: deque[int] = deque()
-        self._keys: list[int] = []
-        self._tables = [CountTable(bounded=not sliding) for _ in range(orders)]
-        # The tables that forget what leaves the window: all of them or none.
-        self._sliding = self._tables if sliding else []
+        self._history: deque[int] = deque(maxlen=self.window)
+        self._keys: list[int] = []  # of the contexts that end at the newest token, shortest first
+        self._tables = [CountTable() for _ in range(self.max_order - 1)]
 
     def __len__(self) -> int:
         """Number of tokens now in the window."""
         return len(self._history)
 
-    @property
-    def keys(self) -> list[int]:
-        """Keys of the contexts that end at the newest token, shortest first (a copy)."""
-        return list(self._keys)
-
-    def lookup(self, keys: Sequence[int]) -> tuple[int, Continuations] | None:
-        """The longest known context among `keys`: (its length, what followed it); None if none is.
-
-        `predict` is made of `keys`, `lookup` and `roll`:
-
-        >>> predictor = NGramPredictor()
-        >>> predictor.update_batch([5, 6, 7, 5])
-        >>> length, found = predictor.lookup(predictor.keys)
-        >>> length, found.best, found.total
-        (1, 6, 1)
-        >>> length, found = predictor.lookup(roll(predictor.keys, found.best, predictor.max_order - 1))
-        >>> length, found.best
-        (2, 7)
-        """
+    def _lookup(self, keys: Sequence[int]) -> tuple[int, Continuations] | None:
+        """The longest known context among `keys`: (its length, what followed it); None if none is."""
         tables = self._tables
         for index in range(len(keys) - 1, -1, -1):
             entry = tables[index].get(keys[index])
@@ -260,24 +190,18 @@ class NGramPredictor:
         return None
 
     def suppose(self, token: int) -> None:
-        """Count a token after each context that ends now, without appending it; "decrement" never takes that back."""
+        """Count a token after each context that ends now, without appending it."""
         for table, key in zip(self._tables, self._keys, strict=False):  # few keys at the start
             table.add(key, token)
 
     def update(self, token: int) -> None:
         """Append one token and count it after each context that ends before it."""
-        history = self._history
-        if len(history) == self.window:
-            self._drop_oldest()
         self.suppose(token)
         self._keys = roll(self._keys, token, self.max_order - 1)
-        history.append(token)
+        self._history.append(token)
 
     def update_batch(self, tokens: Sequence[int]) -> None:
         """Append many tokens, such as a prompt: the same as `update` on each in turn, but faster, table by table."""
-        if self._sliding and len(tokens) >= self.window:
-            self.reset()  # whatever came before leaves the window anyway
-            tokens = tokens[-self.window :]
         prime = FNV_PRIME
         newest = []
         ending = [((FNV_BASIS ^ token) * prime) & _MASK for token in tokens]  # at each token
@@ -295,17 +219,19 @@ class NGramPredictor:
         if tokens:
             self._keys = newest
         self._history.extend(tokens)
-        # Only now: n-grams that begin in the old window may end in the batch.
-        for _ in range(len(self._history) - self.window):
-            self._drop_oldest()
 
-    def predict(self, limit: int | None = None, choose: Chooser | None = None, go_on: GoOn | None = None) -> Draft:
+    def predict(
+        self,
+        limit: int | None = None,
+        choose: Chooser | None = None,
+        go_on: Callable[[int, int, int], bool] | None = None,
+    ) -> Draft:
         """Draft what most often followed the longest known context, token by token.
 
         Args:
             limit: most tokens to draft; `draft_count` if None.
             choose: picks a token from the counts of the context, instead of the most frequent one.
-            go_on: told about each token drafted; the draft ends with the one it answers False to.
+            go_on: asked after each token (length of its context, its count, the context's total) whether to go on.
 
         Returns:
             The draft, without `chances`; shorter than `limit`, or empty, if no table knows the context.
@@ -321,16 +247,11 @@ class NGramPredictor:
         keys = self._keys
         tokens, q, match, support = [], [], [], []
         for offset in range(limit):
-            known = self.lookup(keys)
+            known = self._lookup(keys)
             if known is None:
                 break
             length, found = known
-            if choose is None:
-                token = found.best
-            else:
-                token = choose(offset, found.counts)
-                if token not in found.counts:
-                    raise ValueError(f"choose returned {token}, which is not among the counts")
+            token = found.best if choose is None else pick(choose, offset, found.counts)
             tokens.append(token)
             q.append(found.probabilities())
             match.append(length)
@@ -339,13 +260,3 @@ class NGramPredictor:
                 break
             keys = roll(keys, token, orders)
         return Draft(tuple(tokens), tuple(q), tuple(match), tuple(support), source="ngram")
-
-    def _drop_oldest(self) -> None:
-        """Take the oldest token out of the window, and its n-grams out of sliding tables."""
-        history = self._history
-        token = history.popleft()
-        key = FNV_BASIS
-        for table, follower in zip(self._sliding, history, strict=False):  # a follower per table
-            key = ((key ^ token) * FNV_PRIME) & _MASK
-            table.subtract(key, follower)
-            token = follower
