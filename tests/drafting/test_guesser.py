@@ -31,13 +31,22 @@ FREE = array("d", bytes(8 * (POSITIONS + 1)))
 """What a token costs where none costs anything."""
 
 
-def test_constants_that_stand_in_two_modules_agree() -> None:
+def test_constants_that_stand_in_several_modules_agree() -> None:
     """The compiler wants each module to have its own; with other numbers one would write past the other's arrays."""
-    ours = vars(PLAIN["guesser"])
-    theirs = vars(PLAIN["chance_mixer"])
-    shared = {name for name in ours.keys() & theirs.keys() if name.isupper()}
+    ours, mixer, counts = (vars(PLAIN[name]) for name in ("guesser", "chance_mixer", "context_counts"))
+    shared = {name for name in ours.keys() & mixer.keys() if name.isupper()}
     assert len(shared) >= 6
-    assert {name: ours[name] for name in shared} == {name: theirs[name] for name in shared}
+    assert {name: ours[name] for name in shared} == {name: mixer[name] for name in shared}
+    assert (ours["VIEWS"], ours["SIGHTED"]) == (mixer["EXPERTS"] + 1, counts["SOURCES"])
+    users = {
+        "CANDIDATES": ("guesser", "context_counts", "side_guesses"),
+        "POSITIONS": ("guesser", "side_guesses"),
+        "POINTERS": ("guesser", "pointers"),
+        "FACTS": ("chance_mixer", "pointers", "answers"),
+        "ORDERS": ("history", "context_counts", "pointers", "answers"),
+    }
+    for name, modules in users.items():
+        assert len({vars(PLAIN[module])[name] for module in modules}) == 1, name
 
 
 def guess(g: Any, limit: int, worth: float = 0.0, slopes: array[float] = FREE) -> tuple[int, ...]:
@@ -377,9 +386,9 @@ def test_candidates_are_judged_by_how_such_places_fared() -> None:
     assert pointers.estimate(0, 4, 0.4, 3) == pytest.approx(0.4)
     for _ in range(50):
         pointers.estimate(0, 4, 0.4, 3)
-        pointers.learn(0, True)
+        pointers.correction.learn(0, True)
         pointers.estimate(1, 5, 0.4, 3)
-        pointers.learn(1, False)
+        pointers.correction.learn(1, False)
     assert pointers.estimate(0, 4, 0.4, 3) > 0.8
     assert pointers.estimate(1, 5, 0.4, 3) < 0.15
 

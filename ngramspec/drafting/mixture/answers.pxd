@@ -5,7 +5,7 @@ from ngramspec.drafting.mixture.history cimport History
 cdef class Answers:
     cdef readonly int aligned
     cdef readonly int pooled
-    cdef Correction _correction
+    cdef readonly Correction correction
     cdef unsigned long long[::1] _checks
     cdef int[::1] _answers
     cdef int[::1] _runs
@@ -22,4 +22,3 @@ cdef class Answers:
     @cython.locals(order=cython.int, token=cython.ulonglong, depth=cython.int)
     cpdef bint look(self, History h, Py_ssize_t end)
     cpdef double estimate(self, Py_ssize_t cell, int token, double p, int top, int length) noexcept
-    cpdef void learn(self, Py_ssize_t cell, bint right) noexcept

@@ -56,7 +56,7 @@ class Answers:
     """
 
     def __init__(self, cells: int) -> None:
-        self._correction = Correction(cells)
+        self.correction = Correction(cells)  # what such answers are worth
         self._checks = array("Q", bytes(8 * ORDERS * ROOM))
         self._answers = array("i", bytes(4 * ORDERS * ROOM))
         self._runs = array("i", bytes(4 * ORDERS * ROOM))
@@ -77,10 +77,6 @@ class Answers:
             self._places[i] = NOBODY
         for i in range(ORDERS * ROOM):
             self._runs[i] = 0
-
-    def shared(self) -> dict[str, memoryview]:
-        """What was learnt of what answers are worth, by name: the arrays themselves, to be read or written to."""
-        return self._correction.shared()
 
     def hear(self, h: History, start: cython.Py_ssize_t, answers: Sequence[int]) -> None:
         """Keep what the target said.
@@ -159,7 +155,7 @@ class Answers:
             top: the longest context that it was seen behind, as a source; 0: none.
             length: the class of the longest match.
         """
-        facts = self._correction.facts
+        facts = self.correction.facts
         f: cython.Py_ssize_t = cell * FACTS
         aligned: cython.int = 0 if self.aligned == NOBODY else 2 if self.aligned == token else 1
         pooled: cython.int = 0 if self.pooled == NOBODY else 2 if self.pooled == token else 1
@@ -170,11 +166,7 @@ class Answers:
         facts[f + 3] = 192 + length * 4 + agree
         facts[f + 4] = 256 + self._in_place * 4 + agree
         facts[f + 5] = 400 + self._in_pool * 4 + agree
-        return self._correction.estimate(cell, p)
-
-    def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
-        """Learn whether the candidate in `cell`, as last estimated, was right."""
-        self._correction.learn(cell, right)
+        return self.correction.estimate(cell, p)
 
 
 MOST = 8  # rows that are read of a pass: those behind them are seldom of use

@@ -40,6 +40,7 @@ cdef class Guesser:
     @cython.locals(c=cython.int, i=cython.int)
     cdef _correct(self, Py_ssize_t at, int whence, int n)
     cpdef take(self, Py_ssize_t at, int c)
+    cdef _go_on(self, Py_ssize_t at, int token, double chance)
     @cython.locals(c=cython.int)
     cpdef put(self, Py_ssize_t at, int token)
     @cython.locals(place=cython.Py_ssize_t)

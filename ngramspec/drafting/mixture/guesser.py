@@ -2,10 +2,9 @@
 """`Guesser`: what may come next, from every source at once, with the probability of each guess.
 
 At each position `ContextCounts` gathers the tokens that followed the same context before, in this request and in
-memory; one more is the token with which a copy in progress goes on, also across an edit (`History.near`).
-`ChanceMixer` gives each a chance by what the sources say. The likeliest is the guess, its chance is corrected by
-what such guesses turned out to be (`Correction`), it becomes context, and the next position follows: a chain. Memory is
-one more source to the same mixer, so that it counts as far as it was lately right.
+memory; a copy in progress (`History.near`), `Answers` and `Pointers` add theirs. `ChanceMixer` gives each a chance by
+what the sources say. The likeliest is the guess, its chance is corrected by what such guesses turned out to be
+(`Correction`), it becomes context, and the next position follows: a chain.
 
 Constant time per position and per token; nothing depends on the length of the context.
 """
@@ -152,24 +151,15 @@ class Guesser:
         self.chances = array("d", bytes(8 * POSITIONS))
         self.lengths = array("i", bytes(4 * POSITIONS))  # for each guess, the length of the match behind it
         self._best = array("i", bytes(4 * POSITIONS))
-        # Each module has these numbers as constants of its own, which the compiler wants; they must agree.
-        cells = POSITIONS * CANDIDATES
-        assert len(self.counts.tokens) == cells
-        assert len(self.counts.seen) == SIGHTED
-        assert len(self.mixer.states) == cells * SOURCES
-        assert len(self.mixer.views) == cells * VIEWS
-        assert len(self.mixer.facts) == cells * BIASES
-        assert len(self.correction.facts) == POSITIONS * FACTS
-        assert len(self.pointers.tokens) == POINTERS
         self.pending = 0  # length of the chain that waits for its outcome, at most 64
-        # Of a position beside the chain: by how much its number exceeds the number of guesses before it, and how many
-        # of these are the chain's.
+        # Of a position beside the chain: its number less the guesses before it, and how many of these are the chain's.
         self._aside = self._fork = 0
         self.begin(())
 
     def shared(self) -> dict[str, memoryview]:
         """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
-        return _named(self.mixer.shared(), correction=self.correction.shared(), pointers=self.pointers.shared())
+        pointers = self.pointers.correction.shared()
+        return _named(self.mixer.shared(), correction=self.correction.shared(), pointers=pointers)
 
     def about_tokens(self) -> dict[str, memoryview]:
         """The same of what was learnt about single tokens."""
@@ -182,7 +172,7 @@ class Guesser:
         self.history.clear()
         self.answers.begin()
         self.pointers.begin()
-        take_up(self.answers.shared(), of_answers())
+        take_up(self.answers.correction.shared(), of_answers())
         for token in prompt:
             self.history.add(token)
         self._prompt = self.history.size
@@ -357,9 +347,13 @@ class Guesser:
 
     def take(self, at: cython.Py_ssize_t, c: cython.int) -> None:
         """Guess candidate `c` at position `at`; it is context from here on."""
-        token: cython.int = self.counts.tokens[at * CANDIDATES + c]
+        cell: cython.Py_ssize_t = at * CANDIDATES + c
+        chance: cython.double = self.correction.p[at] if c == self._best[at] else self.mixer.p[cell]
+        self._go_on(at, self.counts.tokens[cell], chance)
+
+    def _go_on(self, at: cython.Py_ssize_t, token: cython.int, chance: cython.double) -> None:
         self.guesses[at] = token
-        self.chances[at] = self.correction.p[at] if c == self._best[at] else self.mixer.p[at * CANDIDATES + c]
+        self.chances[at] = chance
         self.history.tokens[self.history.size + at] = token
         self.pending = at + 1
         self.pointers.take(token)
@@ -371,23 +365,14 @@ class Guesser:
             self._at_copied = 0
 
     def put(self, at: cython.Py_ssize_t, token: cython.int) -> None:
-        """Make a token context at position `at`, which was looked at, whoever guessed it.
-
-        One that is no candidate here has no chance of its own, and counts as a miss of the guesser's.
-        """
+        """Make a token context at position `at`, which was looked at; one that is no candidate counts as a miss."""
         for c in range(self.counts.found[at]):
             if self.counts.tokens[at * CANDIDATES + c] == token:
                 self.take(at, c)
                 return
-        self.guesses[at] = token
-        self.chances[at] = 0.0
         self.lengths[at] = 0
-        self.history.tokens[self.history.size + at] = token
-        self.pending = at + 1
-        self.pointers.take(token)
-        if self._at_place != NOWHERE:
-            self._at_place += 1
-            self._at_copied = 0
+        self._near_place = NOWHERE
+        self._go_on(at, token, 0.0)
 
     def guess(
         self,
@@ -464,9 +449,9 @@ class Guesser:
                 right = self.counts.tokens[at * CANDIDATES + c] == token
                 self.mixer.learn(at * CANDIDATES + c, right)
                 if self._pointed[at]:
-                    self.pointers.learn(at * CANDIDATES + c, right)
+                    self.pointers.correction.learn(at * CANDIDATES + c, right)
                 if self._answered[at]:
-                    self.answers.learn(at * CANDIDATES + c, right)
+                    self.answers.correction.learn(at * CANDIDATES + c, right)
             if self.counts.found[at] > 0:
                 self.correction.learn(at, self.counts.tokens[at * CANDIDATES + self._best[at]] == token)
             right = self.guesses[at] == token

@@ -4,7 +4,7 @@ from ngramspec.drafting.mixture.history cimport History
 
 cdef class Pointers:
     cdef public int[::1] tokens
-    cdef Correction _correction
+    cdef readonly Correction correction
     cdef int[::1] _kinds
     cdef long long[::1] _places
     cdef double[::1] _confirmed
@@ -27,4 +27,3 @@ cdef class Pointers:
     cdef bint _stronger(self, int i, int k)
     @cython.locals(i=cython.int)
     cpdef double estimate(self, Py_ssize_t cell, int token, double p, int length) noexcept
-    cpdef void learn(self, Py_ssize_t cell, bint right) noexcept

@@ -47,7 +47,7 @@ class Pointers:
     """
 
     def __init__(self, cells: int) -> None:
-        self._correction = Correction(cells)
+        self.correction = Correction(cells)  # what such places are worth
         self.tokens = array("i", [NOBODY]) * POINTERS
         self._kinds = array("i", bytes(4 * POINTERS))
         # Those of the text, the strongest first, and behind them the same as they are along a chain.
@@ -59,10 +59,6 @@ class Pointers:
         """Forget the places; what they were worth stays."""
         for i in range(POINTERS):
             self._places[i] = NOWHERE
-
-    def shared(self) -> dict[str, memoryview]:
-        """What was learnt of what places are worth, by name: the arrays themselves, to be read or written to."""
-        return self._correction.shared()
 
     def look(self, h: History, end: cython.Py_ssize_t, at: cython.Py_ssize_t) -> cython.bint:
         """Find what the places say at position `end`, which is number `at` of a chain; whether any says something.
@@ -187,7 +183,7 @@ class Pointers:
             cell, token, p: of the candidate.
             length: the class of the longest match.
         """
-        facts = self._correction.facts
+        facts = self.correction.facts
         f: cython.Py_ssize_t = cell * FACTS
         agree: cython.int = 0
         same: cython.int = 0
@@ -202,8 +198,4 @@ class Pointers:
         facts[f + 3] = 192 + same * 4 + other
         facts[f + 4] = 208 + length * 8 + agree
         facts[f + 5] = 304 + self._kinds[0] * 8 + agree
-        return self._correction.estimate(cell, p)
-
-    def learn(self, cell: cython.Py_ssize_t, right: cython.bint) -> cython.void:
-        """Learn whether the candidate in `cell`, as last estimated, was right."""
-        self._correction.learn(cell, right)
+        return self.correction.estimate(cell, p)
