@@ -132,7 +132,7 @@ def document(
             policy: drafted.calibration.curve.to_json() if drafted.calibration.curve else None
             for policy, drafted in benchmark.policies.items()
         },
-        "probe": calibration.probe.to_json() if calibration.probe else None,
+        "probe": encode(calibration.probe),
         "summaries": [{"policy": policy, **s.to_json()} for policy, rows in summaries.items() for s in rows],
         "differences": [asdict(d) for d in benchmark.differences],
         "skipped": skipped,

@@ -18,6 +18,7 @@ from ngramspec.instruments.prompts import Skipped, load_prompts
 from ngramspec.instruments.selfcheck.check import SelfCheck
 from ngramspec.instruments.selfcheck.report import Check, report, verdict
 from ngramspec.instruments.selfcheck.texts import TextDifference
+from ngramspec.json_data import encode
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import open_drafter
 from ngramspec.loading.settings import LOADING, LoadSettings
@@ -110,7 +111,7 @@ def _document(target: Target, found: SelfCheck, checks: Sequence[Check], skipped
             "exact_sizes": found.exact_sizes,
             **load_settings(target),
         },
-        "probe": found.probed.to_json() if found.probed else None,
+        "probe": encode(found.probed),
         "checks": [asdict(check) for check in checks],
         "texts": [_finite(asdict(pair)) for pair in found.pairs],
         "rollbacks": [_finite(asdict(test)) for test in found.rollbacks],

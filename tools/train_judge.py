@@ -44,7 +44,6 @@ def recordings(vocabulary: Vocabulary, folder: Path) -> list[Recording]:
 def train(conversations: Sequence[Recording]) -> Mapping[str, NDArray[np.float64]]:
     """What a judge has learnt of them, in the form that `learnt.keep` writes."""
     learnt.START = Path(os.devnull)
-    learnt.start.cache_clear()
     curves = [GivenCurve(CURVES[name][0]) for name in BY]
     known = _copied(MixtureDrafter()._guesser.shared())
     half = len(conversations) // 2

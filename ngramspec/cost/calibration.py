@@ -1,9 +1,8 @@
 """`Calibration`: what was measured of a target on this machine; `Disturbance` sees when that no longer holds.
 
 It is kept in the user's cache folder under the target's fingerprint, in one small JSON file per model, build, machine
-and settings: the cost curve, the probe's report, and the batch sizes that exact mode uses, which must not change from
-one run to the next. The file's name begins with that of its model file, so that `kept_steepness` finds it without a
-target.
+and settings. The batch sizes that exact mode uses must not change from one run to the next. The file's name begins with
+that of its model file, so that `kept_steepness` finds it without a target.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from ngramspec.backend import Model
 from ngramspec.cost import measure
 from ngramspec.cost.curve import CostCurve
 from ngramspec.cost.measure import MEASURE_ORDER, ProbeReport, RestoreCost
+from ngramspec.json_data import decode, encode
 from ngramspec.storage import cache_folder, keep_json, recall
 
 VERSION = 2  # of a curve in a file; one of another version is measured anew. 2: a change of size costs what is certain.
@@ -66,11 +66,13 @@ class Calibration:
         try:
             data = json.loads(recall(self.path) or "")
             curve = CostCurve.from_json(data["curve"]) if data["curve"] and data.get("version") == VERSION else None
-            probe = ProbeReport.from_json(data["probe"]) if data["probe"] else None
+            probe = decode(ProbeReport, data["probe"]) if data["probe"] else None
             exact_sizes = tuple(data["exact_sizes"]) if data["exact_sizes"] else None
             uses = int(data["uses"])
             reads_alike = data.get("reads_alike")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+            return
+        if probe is not None and probe.sizes not in (measure.SIZES, measure.SHARED_SIZES):
             return
         if curve is not None and curve.plausible:
             self.curve = self.curve or curve
@@ -89,7 +91,7 @@ class Calibration:
         data = {
             "version": VERSION,
             "curve": self.curve.to_json() if self.curve else None,
-            "probe": self.probe.to_json() if self.probe else None,
+            "probe": encode(self.probe),
             "exact_sizes": self.exact_sizes,
             "reads_alike": self.reads_alike,
             "uses": self.uses,
@@ -107,9 +109,8 @@ class Calibration:
     def ensure_curve(self, target: Model, tokens: int = 0, sizes: Sequence[int] = MEASURE_ORDER) -> CostCurve:
         """The cost curve; the cache stays as it is.
 
-        Measured on top of what the cache holds if nothing is known; see `measure.measure`. A curve from an earlier
-        process gets one size in turn timed again: the machine may have been busy when it was measured, or the model too
-        slow for all sizes.
+        Measured if nothing is known; see `measure.measure`. A curve from an earlier process gets one size in turn timed
+        again: the machine may have been busy when it was measured, or the model too slow for all sizes.
         """
         if target.replays and self.restore is None:
             self.restore = measure.time_restore(target)
@@ -203,8 +204,8 @@ _RUN = 3
 class Disturbance:
     """Whether another process keeps the cores from this one, seen by how long the passes of one generation take.
 
-    The threads of a pass wait for each other by spinning. Where another process holds one of their cores, all of them
-    wait for a turn of the scheduler, many times in each pass, which may then take a hundred times as long and more.
+    The threads of a pass wait for each other by spinning. Where another process holds one of their cores, all wait for
+    the scheduler, many times in each pass, which may then take a hundred times as long and more.
     """
 
     # How many times as long as expected the passes of the worst run took; None while all went well.

@@ -1,8 +1,7 @@
 # cython: language_level=3
 """`CostCurve`: seconds of one target pass by batch size, measured on this machine and refreshed as passes run.
 
-A pass over n tokens does not cost what a pass over one costs: CPUs multiply, GPUs change kernels, and the curve
-is not even monotonic. Everything that decides how much to draft reads it from here.
+CPUs multiply, GPUs change kernels, and the curve is not even monotonic.
 """
 
 from __future__ import annotations
@@ -39,9 +38,8 @@ REBUILD_EVERY = 16
 class CostCurve:
     """Seconds per pass at measured sizes; between them linear, past the last one linear with the mean slope.
 
-    A pass of another size than the one before costs `switch` seconds more: llama.cpp then builds its graph
-    anew (a GPU captures it anew), while a run of passes of one size reuses it. On small models that is as much
-    as half a pass.
+    A pass of another size than the one before costs `switch` seconds more: llama.cpp then builds its graph anew (a GPU
+    captures it anew). On small models that is as much as half a pass.
 
     Real passes refresh it in two parts. The *level* (seconds of a one-token pass now) follows every pass, since
     a longer context or a throttled machine slows all sizes together; the *ratio* T(n) / T(1) of a size follows
@@ -113,11 +111,9 @@ class CostCurve:
                 table.append(low + slope * (n - below))
 
     def padded(self, sizes: Sequence[int]) -> Sequence[tuple[int, float]]:
-        """The cheapest way to evaluate n tokens in one pass, for every n up to the largest of `sizes`.
+        """Entry n: (size, T(size) / T(1)) of the cheapest of `sizes`, which ascend, that holds n tokens.
 
-        Entry n is (size, T(size) / T(1)) of the cheapest of `sizes` that holds n tokens: the curve need not be
-        monotonic, and a padded batch may cost less than the next fitting one. A batch is padded further than it must
-        be only to a measured size, and only for a saving that is no noise. `sizes` ascend.
+        A batch is padded further than it must be only to a measured size, and only for a saving that is no noise.
         """
         plan = self._plans.get(sizes)
         if plan is None:

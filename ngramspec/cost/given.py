@@ -1,9 +1,4 @@
-"""Cost curves that are given, not measured: those of other machines, by name, and those in JSON files.
-
-A curve says what one target pass over n tokens costs, in passes over one token. Between its points it is linear;
-past the last one it goes on as it went between the last two. It may also say what a pass costs beyond that whose size
-is not that of the pass before.
-"""
+"""Cost curves that are given, not measured: those of other machines, by name, and those in JSON files."""
 
 from __future__ import annotations
 
@@ -29,7 +24,7 @@ CURVES: dict[str, tuple[dict[int, float], str]] = {
 
 
 class GivenCurve(CostCurve):
-    """A fixed curve, in units of T(1): no pass refreshes it.
+    """A fixed curve, in units of T(1): linear between its points, and past the last one as between the last two.
 
     Args:
         points: what a batch costs by its size; size 1 must be there.

@@ -13,9 +13,9 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import cycle
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,36 +53,33 @@ passes, of which each size has one alone, are then made twice."""
 CHANGES = 12  # with fewer changes of size than these, nothing is said of what one costs
 
 
-def measure(
-    target: Model, tokens: int, budget: float = 2.0, rounds: int = 4, sizes: Sequence[int] = MEASURE_ORDER
-) -> CostCurve:
+BUDGET = 2.0  # seconds that measuring may take, or 5 % of the generation where that is more
+ROUNDS = 4  # most runs per size
+
+
+def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) -> CostCurve:
     """Time passes of each size on top of what the cache holds, and take everything back.
 
     Each size is timed in a run of its own, and the fastest pass of all rounds counts: whatever else the machine does
-    only adds time. What a change of size costs is seen in every run; see `cost_of_change`.
+    only adds time. A slow model has fewer points. What a change of size costs is seen in every run; see
+    `cost_of_change`.
 
     Args:
-        target: with room for at least one token.
+        target: with room for at least one token; else ValueError.
         tokens: how many are about to be generated.
-        budget: seconds it may take, or 5 % of the generation where that is more; a slow model then has fewer
-            points.
-        rounds: most runs per size.
         sizes: which to time, the most telling ones first; those of `telling` are added.
-
-    Raises:
-        ValueError: the context has no room left for one token.
     """
     began = time.perf_counter()
     single = time_pass(target, 1)
     # The first pass of a process pays for allocations; on a slow model that is no matter, and neither is a switch.
-    fast = single < budget / 10
+    fast = single < BUDGET / 10
     best = {1: time_pass(target, 1) if fast else single}
     run, tried = RUN if fast else 1, fast
     changes: list[float] = []
     last = 1
-    deadline = began + max(budget, 0.05 * tokens * best[1])
+    deadline = began + max(BUDGET, 0.05 * tokens * best[1])
     # Round by round, so that a disturbance of some milliseconds does not hit all passes of one size.
-    for number in range(rounds):
+    for number in range(ROUNDS):
         for size in telling(CostCurve(best), sizes, target.max_batch) if number else sizes:
             left = deadline - time.perf_counter()
             expected = best.get(size, CostCurve(best).seconds(size))
@@ -170,28 +167,13 @@ class ProbeReport:
     max_difference: float  # largest absolute difference of one logit between any size and single tokens
 
     @property
-    def sizes(self) -> list[int]:
+    def sizes(self) -> tuple[int, ...]:
         """The probed sizes, ascending."""
-        return sorted(n for c in self.classes for n in c)
+        return tuple(sorted(n for c in self.classes for n in c))
 
     def class_of(self, size: int) -> tuple[int, ...]:
         """The class that holds `size`."""
         return next(c for c in self.classes if size in c)
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, data: dict[str, Any]) -> ProbeReport:
-        """The inverse of `to_json`; raises KeyError, TypeError or ValueError on anything else."""
-        report = cls(
-            tuple(int(d) for d in data["depths"]),
-            tuple(tuple(int(n) for n in c) for c in data["classes"]),
-            float(data["max_difference"]),
-        )
-        if report.sizes not in (list(SIZES), list(SHARED_SIZES)):
-            raise ValueError(f"a probe of the sizes {report.sizes}, not {list(SIZES)}")
-        return report
 
 
 READ = 300
@@ -224,15 +206,15 @@ def reads_alike(target: Model, sizes: Sequence[int]) -> bool:
     return len(found) == 1
 
 
-def probe(target: Model, depths: Sequence[int] | None = None, sizes: Sequence[int] = SIZES) -> ProbeReport:
-    """Find the kernel classes at each of `depths` tokens of context (default: a short and a long one).
+def probe(target: Model, depths: Sequence[int] = (SHORT, LONG), sizes: Sequence[int] = SIZES) -> ProbeReport:
+    """Find the kernel classes at each of `depths` tokens of context.
 
     Costs about len(sizes) * POSITIONS tokens of decoding per depth besides the prefill; the cache is empty
     afterwards. The tokens are random ids: kernels are chosen by shape, not by content.
     """
     tail_length = max(-(-POSITIONS // size) * size for size in sizes)
     room = max(1, target.n_ctx - tail_length)
-    chosen = tuple(sorted({min(d, room) for d in (depths or (SHORT, LONG))}))
+    chosen = tuple(sorted({min(d, room) for d in depths}))
     rng = default_rng(0)
     text = [int(t) for t in rng.integers(0, target.n_vocab, chosen[-1] + tail_length)]
     digests: dict[int, list[bytes]] = {size: [] for size in sizes}

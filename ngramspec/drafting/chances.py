@@ -1,8 +1,7 @@
 """How likely the target is to accept each guess of a draft, from what came of earlier guesses.
 
-`ChanceEstimator` estimates the guesses of a chain one by one, says where to end it, and learns from what came instead.
-`Record` does so for the drafts of a drafter that makes no estimates of its own; `OutcomeMap` learns what somebody's
-probabilities turned out to mean, and `Reliability` tells how right estimates were.
+`ChanceEstimator` estimates a chain as it grows, `Record` the drafts of a drafter that makes no estimates of its own.
+`OutcomeMap` learns what somebody's probabilities turned out to mean; `Reliability` tells how right estimates were.
 """
 
 from __future__ import annotations
@@ -93,8 +92,7 @@ class ChanceEstimator:
 
     A guess is given as (match, count, support): the length of the context it rests on, how often the guessed token
     followed it, and how often anything did. That, and how well the last guesses did, is its cell. A cell's rate is
-    shrunk towards that of all guesses with its match length, that towards a prior. A proposal that the policy cut is
-    compared with what was emitted all the same. Constant time per guess.
+    shrunk towards that of all guesses with its match length, that towards a prior. Constant time per guess.
 
     Attributes:
         chances: estimates of the chain's guesses so far.
@@ -153,10 +151,8 @@ class ChanceEstimator:
         self._guesses = guesses
 
     def settle(self, tokens: Sequence[int]) -> int:
-        """Learn from what followed the chain; how many of its tokens were right."""
+        """Learn from what followed the chain, sent or not; how many of its tokens were right."""
         hits = 0
-        if not self._guesses:
-            return hits
         for guess, key, token in zip(self._guesses, self._cells, tokens, strict=False):
             right = guess == token
             self.learn(key, right)
@@ -268,10 +264,8 @@ class Reliability:
         (Naeini, Cooper, Hauskrecht 2015, "Obtaining well calibrated probabilities using Bayesian binning".)
         None if nothing was proposed.
         """
-        total = sum(self.seen)
-        if not total:
-            return None
-        return sum(abs(p - r) for p, r in zip(self.predicted, self.right, strict=True)) / total
+        wrong = sum(abs(p - r) for p, r in zip(self.predicted, self.right, strict=True))
+        return wrong / sum(self.seen) if any(self.seen) else None
 
     def to_json(self) -> list[dict[str, float | None]]:
         """Each bin: its bounds, how many predictions, their mean, and the share that was right."""

@@ -1,4 +1,4 @@
-"""`GrammarGuide`: what a grammar knows of the next tokens, for the drafting side.
+"""`GrammarGuide`: what a grammar knows of the next tokens.
 
 A draft is trimmed at the first token that the grammar forbids. Where the drafter has no more to say, the text that the
 grammar forces, character by character, is a draft that costs nothing: the keys and the punctuation of JSON. Grammars of

@@ -1,10 +1,5 @@
 # cython: language_level=3, wraparound=False, initializedcheck=False
-"""`TokenPrice`: whether one more drafted token is worth its time.
-
->>> price = TokenPrice(1.5, [0.2, 0.4])  # 1.5 tokens a pass; one more token: 0.2 of a pass, then 0.4
->>> price.pays(0.5, 1), price.pays(0.7, 1)
-(False, True)
-"""
+"""`TokenPrice`: whether one more drafted token is worth its time."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """`TokenIndex`: a text as token ids, and where each context of `ORDER` tokens was seen before.
 
-Every position i is entered under a hash of the `ORDER` tokens before it; `links[i]` is the position entered
-there last before i, so that a chain of links visits the occurrences of a context from the most recent back.
-Contexts that share a hash share a chain: whoever walks it compares the tokens.
+Every position i is entered under a hash of the `ORDER` tokens before it; `links[i]` is the position entered there last
+before i, so that a chain of links visits the occurrences of a context from the most recent back. Contexts that share a
+hash share a chain, so walking it needs the tokens compared.
 
-A negative token id is a seam between two texts (`SEAM`). No context runs across it and nothing predicts it: it and
-the `ORDER` tokens after it are in no chain. Whoever copies on from a position must stop at one.
+A negative token id is a seam between two texts (`SEAM`): it and the `ORDER` tokens after it are in no chain, and a copy
+must stop at it.
 
 Three arrays of 32-bit integers and nothing else, so that an index can be a memory-mapped file: 4 bytes a token
 for the text, 4 for the links, and `heads`, a power of two of at most as many entries as there are tokens.

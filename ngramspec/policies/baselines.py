@@ -47,18 +47,12 @@ class EntropyPolicy(FixedPolicy):
 
         h      = H(softmax(z)) / ln(n_vocab)                                0: certain, 1: all tokens alike
         h_mean = WEIGHT h + (1 - WEIGHT) h_mean                             an EMA; the first h as it is
-        gamma  = gamma_min + (gamma_max - gamma_min) / n_vocab^h_mean       rounded to the nearest, half to even
+        gamma  = 1 + (draft_max - 1) / n_vocab^h_mean                       rounded to the nearest, half to even
 
-    n_vocab^h = exp(H) is the perplexity: certainty gives gamma_max, two even choices half of what lies between the
+    n_vocab^h = exp(H) is the perplexity: certainty gives draft_max, two even choices half of what lies between the
     bounds, ten a tenth. A draft model's entropy counts in the same way, once a draft: that of its first token, known
     before any is drawn, so that rejection sampling stays exact. What the draft has beyond the gamma that follows is not
     sent. The logits are taken at temperature 1 and unfiltered, whatever the sampling.
-
-    The record of every pass gives h_mean and gamma before its draft, as `entropy` and `gamma`.
-
-    Args:
-        draft_max: gamma_max.
-        gamma_min: 1 to `draft_max`; else ValueError.
     """
 
     name = "entropy"
@@ -66,11 +60,9 @@ class EntropyPolicy(FixedPolicy):
 
     WEIGHT = 0.5
 
-    def __init__(self, draft_max: int = 16, gamma_min: int = 1) -> None:
-        if not 1 <= gamma_min <= draft_max:
-            raise ValueError(f"gamma_min is {gamma_min}, but must be 1 to draft_max, {draft_max}")
+    def __init__(self, draft_max: int = 16) -> None:
         super().__init__(draft_max)
-        self._gamma = self._gamma_min = gamma_min
+        self._gamma = 1
         self._entropy: float | None = None
 
     def see(self, row: NDArray[np.float32]) -> None:
@@ -91,7 +83,7 @@ class EntropyPolicy(FixedPolicy):
             entropy = self.WEIGHT * entropy + (1 - self.WEIGHT) * self._entropy
         share = float(self._n_vocab) ** -entropy
         self._entropy = entropy
-        self._gamma = round(self._gamma_min + (self._draft_max - self._gamma_min) * share)
+        self._gamma = round(1 + (self._draft_max - 1) * share)
 
     def explain(self) -> dict[str, float]:
         return {} if self._entropy is None else {"entropy": self._entropy, "gamma": self._gamma}
@@ -116,10 +108,8 @@ class ThresholdPolicy(FixedPolicy):
     EDGE, however good the drafter's estimates are: one that is too sure of itself gets a higher threshold. Since a
     right guess that was not sent counts, the threshold falls even while nothing is sent. It stays between LOW and HIGH.
 
-    Prior art: assisted generation in Hugging Face's transformers stops drafting at the first token that the draft
-    model gives less than `assistant_confidence_threshold` (0.4, a constant, per token); Draft & Verify (Zhang et al.
-    2023, arXiv 2309.08168) and AdaEDL (Agrawal et al. 2024, arXiv 2410.18351) adapt such a threshold towards an
-    acceptance rate.
+    Draft & Verify (Zhang et al. 2023, arXiv 2309.08168) and AdaEDL (Agrawal et al. 2024, arXiv 2410.18351) adapt such
+    a threshold towards an acceptance rate.
     """
 
     name = "threshold"

@@ -77,11 +77,7 @@ class CostPolicy(Policy):
             policy.begin()
 
     def shared(self, texts: int) -> CostPolicy:
-        """A policy with a loss budget of its own: drafting must pay against what *that* many texts take without.
-
-        Plain decoding of several texts is cheaper per token than of one, and a batch that is larger already has less
-        room for drafts.
-        """
+        """A policy with a loss budget of its own: drafting must pay against what *that* many texts take without."""
         if texts == self._texts:
             return self
         if texts not in self._shared:
@@ -98,14 +94,9 @@ class CostPolicy(Policy):
         plain, level = costs[self._texts][1], curve.level
         # Every text has a drafter of its own, and what all of them take may be lost.
         stake = self.STAKE * max(0.0, self._budget.left(plain, level)) / self._texts
-        slopes = curve.slopes(sizes)[self._texts - 1 :]
+        rate, slopes = self._rate(curve, sizes), curve.slopes(sizes)[self._texts - 1 :]
         return TokenPrice(
-            self._rate(curve, sizes),
-            slopes,
-            level,
-            stake,
-            lambda: [cost - plain for _, cost in costs[self._texts :]],
-            self._texts,
+            rate, slopes, level, stake, lambda: [cost - plain for _, cost in costs[self._texts :]], self._texts
         )
 
     def _rate(self, curve: CostCurve, sizes: Sequence[int]) -> float:
@@ -173,11 +164,8 @@ class CostPolicy(Policy):
     def ask(
         self, questions: Sequence[Question], length: int, size: int, curve: CostCurve | None, sizes: Sequence[int]
     ) -> tuple[int, int]:
-        """As many as are worth their rows; those that pad the batch anyway cost nothing.
-
-        What the target says behind a token that comes is a token of the next pass, for a row there: worth
-        ANSWER * (1 - lambda * slope) tokens of this one.
-        """
+        # What the target says behind a token that comes is a token of the next pass, for a row there: worth
+        # ANSWER * (1 - lambda * slope) tokens of this one.
         if curve is None:
             return 0, size
         costs = curve.padded(sizes)
@@ -205,13 +193,10 @@ class CostPolicy(Policy):
     def plan_together(
         self, drafts: Sequence[Draft], curve: CostCurve, sizes: Sequence[int], batches: Batches
     ) -> list[tuple[int, int]]:
-        """See `Policy.plan_together`.
-
-        The tokens of all drafts compete: one that is accepted with probability r (it and all before it in its draft)
-        adds r tokens, whichever text it is of. So the best K of them are the K with the largest r, and K maximises
-        sum of r - lambda * T(texts + K). Where the pass falls into batches of its own for texts with longer drafts,
-        drafts padded to one length are looked at too.
-        """
+        # A token that is accepted with probability r (it and all before it in its draft) adds r tokens, whichever text
+        # it is of. So the best K of all drafts are the K with the largest r, and K maximises
+        # sum of r - lambda * T(texts + K). Where the pass falls into batches of its own for texts with longer drafts,
+        # drafts padded to one length are looked at too.
         n = self._texts
         self._measured = curve.measured
         plain_cost = sum(map(curve.ratio, batches([1] * n)))

@@ -1,13 +1,4 @@
-"""`LossBudget`: the time that drafting saved, and how much of it may still be lost.
-
->>> budget = LossBudget()
->>> budget.book(Step((7, 7, 7), drafted=(7, 7), seconds=1.5, plain_seconds=1.0), drafting=True)  # saved 1.5 s
->>> round(budget.left(1.0, 1.0), 3)
-2.506
->>> budget.begin()  # the next text may lose one plain pass of that, and the credit of another
->>> budget.left(1.0, 1.0)
-2.0
-"""
+"""`LossBudget`: the time that drafting saved, and how much of it may still be lost."""
 
 from __future__ import annotations
 

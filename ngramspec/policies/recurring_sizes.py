@@ -1,8 +1,7 @@
-"""`RecurringSizes`: which size of batch to choose where a change of size costs something.
+"""`RecurringSizes`: which size of batch to choose where a change of size costs something (see `CostCurve.switch`).
 
-llama.cpp reuses its graph if a pass has the size of the one before, and builds it anew if not (see `CostCurve.switch`).
-So the size of a pass has a cost for the next one too, and one that will be wanted again saves more than one that
-will not. Of sizes that are nearly as good as each other a few therefore recur.
+The size of a pass then has a cost for the next one too, and one that will be wanted again saves more than one that will
+not. Of sizes that are nearly as good as each other a few therefore recur.
 """
 
 from __future__ import annotations

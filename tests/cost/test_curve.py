@@ -214,7 +214,7 @@ def test_measuring_keeps_to_its_budget(clock: Clock) -> None:
         clock.now = 0.0
         target = timed(clock, lambda n, single=single: single * (1 + 0.3 * (n - 1)))  # type: ignore[misc]
         target.prefill([1])
-        curve = measure(target, tokens, 2.0)
+        curve = measure(target, tokens)
         # What cannot be avoided: a pass that does not count, and the one that does.
         assert clock.now <= max(2.0, 0.05 * tokens * single) + 2 * single
         assert curve.level == pytest.approx(single, rel=0.01)

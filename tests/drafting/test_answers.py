@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 
 import numpy as np
 import pytest
@@ -127,14 +128,9 @@ def test_rows_are_wanted_of_cheap_drafts_alone_and_read_behind_the_fault(beside_
     assert 77 in drafter._guesser.distribution(0)
 
 
-def test_reading_takes_a_small_part_of_a_pass() -> None:
-    now = [0.0]
-
-    def clock() -> float:
-        now[0] += 1e-4
-        return now[0]
-
-    rows = RefusedRows(clock)
+def test_reading_takes_a_small_part_of_a_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.perf_counter", map((1e-4).__mul__, count()).__next__)
+    rows = RefusedRows()
     assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == MOST  # never timed
     assert rows.read(rows_to([5, 7], 100)) == [5, 7]  # 50 us a row
     assert rows.worth_reading(TokenPrice(1.0, [0.0] * 9, 0.02)) == 2

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import doctest
-
 import pytest
 from support.passes import passed
 
-from ngramspec.policies import loss_budget as module
 from ngramspec.policies.loss_budget import LossBudget
 
 
-def test_the_example() -> None:
-    assert doctest.testmod(module).failed == 0
+def test_a_new_text_may_lose_one_plain_pass_of_what_was_saved_and_the_credit() -> None:
+    budget = LossBudget()
+    budget.book(passed(3, 2, 2, 1.5, 0.0, 1.0), drafting=True)  # saved 1.5 s
+    assert budget.left(1.0, 1.0) == pytest.approx(2.506)
+    budget.begin()
+    assert budget.left(1.0, 1.0) == pytest.approx(2.0)
 
 
 def test_a_draft_earns_what_its_tokens_would_have_taken_and_pays_for_its_pass() -> None:

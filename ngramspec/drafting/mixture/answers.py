@@ -1,24 +1,22 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """`Answers`: what the target said behind refused tokens, as a source of candidates.
 
-A pass computes a row behind every drafted token. Those behind a refused one go on from a token that does not stand, but
-what they hold likeliest is the target's own guess of what comes, and costs nothing but reading it:
+The rows after a refused token go on from one that does not stand, but what they hold likeliest is the target's own
+guess of what comes, and costs nothing but reading it:
 
 - *in place*: at the same place of the text it is often right all the same, the more often the further it is from the
   fault (Jacobi iteration, as in lookahead decoding; Fu et al. 2024, arXiv 2402.02057);
-- *pooled*: behind the same 1 to 4 tokens anywhere it is what followed them, as an n-gram that was written down is.
+- *pooled*: after the same 1 to 4 tokens anywhere it is what followed them, as an n-gram that was written down is.
 
-Both enter candidates; and each candidate's log-odds are corrected by how such answers fared (`Correction`), by where
-they came from and by whether they are this candidate. Where nothing was answered, nothing is changed.
-
-Constant time per answer and per position.
+Both enter candidates; and each candidate's log-odds are corrected by how such answers fared (`Correction`). Where
+nothing was answered, nothing is changed. Constant time per answer and per position.
 """
 
 from __future__ import annotations
 
 import time
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import cython
@@ -181,11 +179,10 @@ SLOWER = 1.1
 
 
 class RefusedRows:
-    """Decides how many rows to read, and reads them. `clock`: tells seconds."""
+    """Decides how many rows to read, and reads them."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._clock = clock
-        self._seconds = 0.0
+    def __init__(self) -> None:
+        self._seconds = 0.0  # of a row
 
     def worth_reading(self, price: TokenPrice) -> int:
         """How many rows of a pass to read at a price; where nobody knows what a second is worth, up to `MOST`."""
@@ -197,8 +194,8 @@ class RefusedRows:
 
     def read(self, rows: NDArray[np.float32]) -> list[int]:
         """The likeliest token of each row, of which there is at least one."""
-        began = self._clock()
+        began = time.perf_counter()
         best: list[int] = [int(row.argmax()) for row in rows]
-        seconds = (self._clock() - began) / len(rows)
+        seconds = (time.perf_counter() - began) / len(rows)
         self._seconds = min(seconds, self._seconds * SLOWER) if self._seconds else seconds
         return best

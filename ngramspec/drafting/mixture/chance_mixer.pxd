@@ -18,7 +18,6 @@ cdef class ChanceMixer:
     cdef double[::1] _token_weights
     cdef double[::1] _token_bias
     cdef double[::1] _token_slope
-    cdef tuple _sets
     @cython.locals(
         i=cython.Py_ssize_t, k=cython.Py_ssize_t, w=cython.Py_ssize_t, state=cython.int, fact=cython.int,
         weight=cython.double, x=cython.double

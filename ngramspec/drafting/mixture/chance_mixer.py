@@ -61,7 +61,7 @@ class ChanceMixer:
     Args:
         cells: how many guesses can wait for their outcome.
         sets: how many weight sets each expert chooses from, and how many there are to blend the experts.
-        beside: a mixer with as many sets that it shares with what both learn about tokens; see there.
+        beside: a mixer for another text at the same time; what either learns about tokens, both know.
 
     Attributes:
         states: int32 of shape (cells, SOURCES): the state in which each source sees the guess, or ABSENT.
@@ -78,7 +78,6 @@ class ChanceMixer:
         self.p = array("d", bytes(8 * cells))
         self._inputs = array("d", bytes(8 * cells * (SOURCES + 1)))
         self._said = array("d", bytes(8 * cells * EXPERTS))
-        self._sets = sets
         # The expert whose view is a token has weights of its own; where those of each begin among their kind:
         others = [n if k != TOKENS else 0 for k, n in enumerate(sets[:EXPERTS])]
         self._from = array("q", [sum(others[:k]) if k != TOKENS else 0 for k in range(EXPERTS)])
@@ -96,10 +95,6 @@ class ChanceMixer:
         else:
             self._token_weights = beside._token_weights
             self._token_bias, self._token_slope = beside._token_bias, beside._token_slope
-
-    def beside(self) -> ChanceMixer:
-        """A mixer for another text at the same time: what either learns about tokens, both know; all else is apart."""
-        return ChanceMixer(len(self.p), self._sets, self)
 
     def shared(self) -> dict[str, memoryview]:
         """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
@@ -215,7 +210,7 @@ class Correction:
 
     Args:
         cells: how many estimates can wait for their outcome at a time.
-        beside: one that it shares with what both learn about tokens; see there.
+        beside: one for another text at the same time; what either learns about tokens, both know.
 
     Attributes:
         facts: int32 of shape (cells, FACTS): hashes of the facts, each the number of a curve; below CURVES, and
@@ -235,16 +230,12 @@ class Correction:
         else:
             self._token_height, self._token_slope = beside._token_height, beside._token_slope
 
-    def beside(self) -> Correction:
-        """One for another text at the same time: what either learns about tokens, both know; all else is apart."""
-        return Correction(len(self.p), self)
-
     def shared(self) -> dict[str, memoryview]:
         """What was learnt that has no token in it, by name: the arrays themselves, to be read or written to."""
         return {"height": memoryview(self._height), "slope": memoryview(self._slope)}
 
     def about_tokens(self) -> dict[str, memoryview]:
-        """The same of what was learnt about single tokens."""
+        """What was learnt about single tokens, in the same way."""
         return {"height": memoryview(self._token_height), "slope": memoryview(self._token_slope)}
 
     def estimate(self, cell: cython.Py_ssize_t, p: cython.double) -> cython.double:

@@ -6,8 +6,6 @@ At a position of a chain the candidates are the tokens seen there by any of thes
     0 to 3           contexts of 1 to 4 tokens in this request, the latest `LOOKED_AT` occurrences of each
     RECALLED         contexts of 3 tokens in memory (`TokenIndex`), as many of each index
     RECALLED_LONG    those among them where 5 tokens or more match
-
-Constant time: nothing depends on the length of the context, or of the memory.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""`MixtureDrafter`: the default drafter. Every source proposes at every position, and the likeliest of them wins.
-
-The work is done by `Guesser` and, beside the chain, by `SideGuesses`; this is the `Drafter` around them.
-"""
+"""`MixtureDrafter`: the default drafter, around a `Guesser` and its `SideGuesses`."""
 
 from __future__ import annotations
 
@@ -168,7 +165,7 @@ class MixtureDrafter(Drafter):
         return Draft(tokens, q, match, (), self._chances, self.name)
 
     def _want_rows(self, price: TokenPrice) -> None:
-        """Ask for rows behind refused tokens, where they are worth reading."""
+        """Ask for rows after refused tokens, where they are worth reading."""
         self._to_read = self._rows.worth_reading(price) if self._guesser.local else 0
         self.wants_logits = self._to_read > 0
 
@@ -179,7 +176,7 @@ class MixtureDrafter(Drafter):
         self._sides.hear(answers)
 
     def _draw(self, limit: int, choose: Chooser, price: TokenPrice | None, start: int) -> tuple[dict[int, float], ...]:
-        """Make a chain of tokens picked by `choose`, behind the `start` that stand already; returns their q.
+        """Make a chain of tokens picked by `choose`, after the `start` that stand already; returns their q.
 
         Without a price, no look at the tokens decides on their number.
         """

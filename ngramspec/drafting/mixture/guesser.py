@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING
 
 import cython
 
+from ngramspec.drafting.mixture import learnt
 from ngramspec.drafting.mixture.answers import Answers
 from ngramspec.drafting.mixture.chance_mixer import ChanceMixer, Correction
 from ngramspec.drafting.mixture.context_counts import ContextCounts
 from ngramspec.drafting.mixture.history import History
-from ngramspec.drafting.mixture.learnt import of_answers, start, take_up
 from ngramspec.drafting.mixture.pointers import Pointers
 from ngramspec.drafting.price import TokenPrice
 
@@ -133,11 +133,10 @@ class Guesser:
 
     def __init__(self, beside: Guesser | None = None) -> None:
         self.history = History()
-        if beside is None:
-            self.mixer = ChanceMixer(POSITIONS * CANDIDATES, (12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8))
-            self.correction = Correction(POSITIONS)
-        else:
-            self.mixer, self.correction = beside.mixer.beside(), beside.correction.beside()
+        sets = 12 * 6 * 2, 64, 1024, 4 * 14 * 2, 8  # as many as each of `mixer.views` can tell apart
+        mixer, correction = (None, None) if beside is None else (beside.mixer, beside.correction)
+        self.mixer: ChanceMixer = ChanceMixer(POSITIONS * CANDIDATES, sets, mixer)
+        self.correction: Correction = Correction(POSITIONS, correction)
         # `TokenIndex`es to look up beside the request's own tokens.
         self.memory: list[TokenIndex] = [] if beside is None else beside.memory
         self.local: bool = beside is None or beside.local  # whether the request's own tokens are looked up
@@ -168,11 +167,11 @@ class Guesser:
     def begin(self, prompt: Sequence[int]) -> None:
         """Start a text. What was learnt about tokens stays; all else is taken up anew."""
         token: cython.int
-        take_up(self.shared(), start())
+        learnt.take_up(self.shared(), learnt.shipped(learnt.START))
         self.history.clear()
         self.answers.begin()
         self.pointers.begin()
-        take_up(self.answers.correction.shared(), of_answers())
+        learnt.take_up(self.answers.correction.shared(), learnt.shipped(learnt.ANSWERS))
         for token in prompt:
             self.history.add(token)
         self._prompt = self.history.size

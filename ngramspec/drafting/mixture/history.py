@@ -1,9 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """`History`: the tokens of one request, and where each context of 1 to `ORDERS` tokens was seen before.
 
-Every position is entered under each of its contexts; a chain of links visits the occurrences of a context from
-the most recent back. Contexts that share a hash share a chain: whoever walks it compares the tokens. Adding a
-token takes amortised O(1); a token takes 4 bytes, and 8 for each order.
+A chain of links visits the occurrences of a context from the most recent back. Contexts that share a hash share a
+chain, so walking it needs the tokens compared. Adding a token takes amortised O(1), and 4 bytes plus 8 for each order.
 """
 
 from __future__ import annotations
@@ -41,11 +40,7 @@ def doublings(n: cython.Py_ssize_t, most: cython.int) -> cython.int:
 
 
 class History:
-    """A growing text and its chains.
-
-    Behind its `size` tokens there is room for 64 more, which a drafter may fill with guesses: the
-    context of a guess is then read like any other.
-    """
+    """A growing text and its chains, with room for 64 guesses after its `size` tokens: context like any other."""
 
     def __init__(self) -> None:
         self.tokens = array("i", bytes(4 * (SMALLEST + 64)))  # int32; the first `size` count

@@ -1,6 +1,6 @@
 """What a judge has learnt, from one process to the next: what all start from, and a file per vocabulary of the user's.
 
-    take_up(guesser.shared(), start())             what recorded conversations taught: it comes with the package
+    take_up(guesser.shared(), shipped(START))      what recorded conversations taught: it comes with the package
     take_up(guesser.about_tokens(), read(path))    what the user's own texts taught about tokens
     keep(path, guesser.about_tokens())
 
@@ -25,6 +25,7 @@ from ngramspec.storage import cache_folder, replacing
 LAYOUT = 1
 """Changes whenever the same numbers would mean something else: another state, weight set or fact behind an index."""
 
+# What every text starts from, and what the target's answers are then taken to be worth; see `answers.py`.
 START = Path(__file__).with_name("start.npz")  # made by `tools/train_judge.py`
 ANSWERS = Path(__file__).with_name("answers.npz")  # made by `tools/train_answers.py`
 
@@ -69,15 +70,9 @@ def take_up(learnt: Mapping[str, memoryview], arrays: Arrays) -> None:
 
 
 @cache
-def start() -> Arrays:
-    """What every judge starts every text from."""
-    return read(START)
-
-
-@cache
-def of_answers() -> Arrays:
-    """What every judge takes answers of the target's to be worth when a text starts; see `answers.py`."""
-    return read(ANSWERS)
+def shipped(path: Path) -> Arrays:
+    """What a file of the package holds: START or ANSWERS."""
+    return read(path)
 
 
 def files() -> list[Path]:

@@ -2,12 +2,9 @@
 """`Pointers`: places in the text that go on as it does now, kept from one token to the next.
 
 Whether a place with the same tokens before it is being copied shows only after some tokens. So a few places are kept
-and followed, across edits too (`History.near`). The more often the token that stood there came, the surer is a guess
-that says the same, and the less sure one that does not; and right after another one came, what stands behind it is a
-candidate that no context holds. New places are the latest ones where the last two, and the last four, tokens stood.
-
-Each candidate's log-odds are corrected by how often such places were right (`Correction`), by how well they fare and by
-whether they say this candidate. Where none says anything, nothing is changed.
+and followed, across edits too (`History.near`). New places are the latest ones where the last two, and the last four,
+tokens stood. Each candidate's log-odds are corrected by how often such places were right (`Correction`), by how well
+they fare and by whether they say this candidate. Where none says anything, nothing is changed.
 
 Constant time per token and per position.
 """

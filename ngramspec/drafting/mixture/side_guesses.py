@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, initializedcheck=False
 """`SideGuesses`: side branches of a draft: the likeliest tokens beside the chain, and what the target said behind them.
 
-A chain follows the likeliest candidate at every position. Where the text takes another one, a row of the same pass can
-have asked already what the target says behind that. A row is worth its *reach*, the probability that the text comes
-through it, so those with the largest reaches are taken, best first. With reaches known that is the optimum that Sequoia
-finds by dynamic programming from averages (Chen et al. 2024, arXiv 2402.12374, section 3.1).
+Where the text leaves the chain, a row of the same pass can have asked already what the target says there. A row is
+worth its *reach*, the probability that the text comes through it, so those with the largest reaches are taken, best
+first. With reaches known that is the optimum that Sequoia finds by dynamic programming from averages (Chen et al. 2024,
+arXiv 2402.12374, section 3.1).
 
 Nodes have numbers: those of the chain the number of guesses before them, those beside it the numbers after these. The
 candidates that may follow a node lie in the guesser's cells of that number.
@@ -28,15 +28,13 @@ NOBODY = cython.declare(cython.int, -1)
 
 
 class SideGuesses:
-    """Finds what may be asked beside a chain.
-
-    Where the text goes on along one, the target has said already what comes next, and the next chain begins with that.
+    """Finds what may be asked beside a chain, and begins the next chain with what the target then said.
 
     Args:
         guesser: made the chain, which waits for its outcome.
 
     Attributes:
-        trust: how often the target says the same in the pass after: nearly always, but for rounding and for what was
+        trust: how often the target says the same in the pass after: nearly always, except for rounding and for what was
             drawn anew.
     """
 
@@ -93,13 +91,10 @@ class SideGuesses:
         least: cython.double,
         price: TokenPrice,
     ) -> list[Question]:
-        """What to ask beside the chain, likeliest first, each after those that it rests on.
+        """What to ask beside the chain: see `Drafter.questions`.
 
         Args:
             chances: of the chain's tokens, each if those before it are right.
-            sent: tokens of the chain that the pass holds.
-            limit: most questions.
-            leaves: most branches.
             least, price: as in `Guesser.guess`; asking ends there.
         """
         guesser: Guesser = self._guesser
