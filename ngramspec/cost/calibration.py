@@ -136,8 +136,8 @@ class Calibration:
     def ensure_exact(self, target: Model, *, together: bool = False) -> tuple[int, ...]:
         """The batch sizes of exact mode, probed and chosen if nothing is known. Clears the cache then.
 
-        `together`: whether texts share passes. If batches of 1 to some m tokens agree, these are the sizes: any number
-        of texts up to m may then be in a pass. Else, and otherwise, see `choose_class`.
+        `together`: whether texts share passes. Any number of them may then be in one, so the sizes are those of
+        `choose_from_one`, if there are any. Else, and otherwise, see `choose_class`.
         """
         if self.exact_sizes is None:
             self._read()

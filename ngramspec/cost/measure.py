@@ -1,9 +1,8 @@
 """Measuring a target's passes: what they cost by their size, and which sizes give bit-identical logits.
 
-`measure` times passes, which makes a `CostCurve`. `probe` finds kernel classes: llama.cpp picks its kernels by batch
-size, so the logits of one position may differ in the last bits between a batch of one token and a batch of five. Sizes
-that agree to the last bit form a *kernel class*; a generation whose every pass uses sizes of one class gives a text
-that cannot depend on what was drafted (exact mode).
+`probe` finds kernel classes: llama.cpp picks its kernels by batch size, so the logits of one position may differ in the
+last bits between a batch of one token and a batch of five. Sizes that agree to the last bit form a *kernel class*; a
+generation whose every pass uses sizes of one class gives a text that cannot depend on what was drafted (exact mode).
 """
 
 from __future__ import annotations
@@ -99,10 +98,9 @@ def measure(target: Model, tokens: int, sizes: Sequence[int] = MEASURE_ORDER) ->
 
 
 def cost_of_change(found: Sequence[float]) -> float:
-    """Seconds that a pass takes longer if the one before had another size (`CostCurve.switch`); 0 where not certain.
+    """The median of `found`, the seconds of each run's first pass less those of its last; 0 where not certain.
 
-    It is the median of `found`, the seconds of each run's first pass less those of its last, if these are positive in
-    three runs of four: of 30 runs so many show that by chance once in 400 times.
+    Certain is what is positive in three runs of four: of 30 runs so many show that by chance once in 400 times.
     """
     if len(found) < CHANGES or statistics.quantiles(found, n=4)[0] <= 0:
         return 0.0
@@ -185,8 +183,7 @@ PIECES = 50  # a size of such pieces, between those of passes and those of chunk
 def reads_alike(target: Model, sizes: Sequence[int]) -> bool:
     """Whether a text leaves the same bits behind however it came into the cache: in chunks, in pieces, or in passes.
 
-    Then what the cache holds of a prompt may be reused to the last token in exact mode. Reads READ tokens three times,
-    once in passes of `sizes` in turn; the cache is empty afterwards.
+    Then what the cache holds of a prompt may be reused to the last token in exact mode. The cache is empty afterwards.
     """
     rng = default_rng(1)
     tail = max(sizes)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ngramspec.backend import Logits, Model
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.chances import Record
+from ngramspec.drafting.chances import ChanceEstimator
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting, Question
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.drafting.price import TokenPrice
@@ -57,7 +57,7 @@ class Drafts:
         # all that the drafter proposed for the pass planned last, sent or not, with estimates; None if it was not asked
         self.proposal: Draft | None = None
         self._watcher = policy if policy is not None and policy.wants_logits else None
-        self._record = Record()
+        self._record = ChanceEstimator()
         self._guide: GrammarGuide | None = None
         self._is_eog: Callable[[int], bool] | None = None
         self._blind = False

@@ -1,6 +1,6 @@
 """How likely the target is to accept each guess of a draft, from what came of earlier guesses.
 
-`ChanceEstimator` estimates a chain as it grows, `Record` the drafts of a drafter that makes no estimates of its own.
+`ChanceEstimator` estimates a chain as it grows, or a whole draft of a drafter that makes no estimates of its own.
 `OutcomeMap` learns what somebody's probabilities turned out to mean; `Reliability` tells how right estimates were.
 """
 
@@ -44,7 +44,7 @@ class FadingRate:
         return (self._hits + strength * rate) / (self._tries + strength)
 
 
-Cell = tuple[int, int, int]  # a match length, and two more classes of what is known: see `cell` and `Record`
+Cell = tuple[int, int, int]  # a match length, and two more classes of what is known: see `cell` and `estimated`
 FADE = 0.995  # weight of the past at each new outcome of a cell: about the last 200 count
 STRENGTH = 6.0  # how many outcomes the wider group's rate is worth in a cell
 
@@ -146,6 +146,27 @@ class ChanceEstimator:
         """The estimate of a chain's first guess, whichever is drawn from `q`; see `blind` in `Drafter.propose`."""
         return self.estimate(cell(length_class(match), max(q.values()), support, self._streak))
 
+    def estimated(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
+        """A whole draft with estimates added; unchanged if it has some already, or is empty.
+
+        Guesses are then told apart by their position in the draft, by how many in a row were right before it, and by
+        the length of their match, where the drafter tells it.
+
+        Args:
+            draft: what the drafter proposed.
+            limit, blind: as it was asked for; see `Drafter.propose`.
+        """
+        if draft.chances or not draft.tokens:
+            self._guesses = ()
+            return draft
+        # How long a drawn draft is, and what its guesses rest on, may hang on the tokens drawn.
+        unknown = blind or not draft.match
+        match = (0,) * (limit if blind else len(draft)) if unknown else draft.match
+        run = _few(self._streak)
+        self._cells = [(length_class(length), _few(position), run) for position, length in enumerate(match)]
+        self.close(draft.tokens)
+        return replace(draft, chances=tuple(map(self.estimate, self._cells)))
+
     def close(self, guesses: Sequence[int]) -> None:
         """End the chain; these are its tokens."""
         self._guesses = guesses
@@ -162,32 +183,6 @@ class ChanceEstimator:
             hits += 1
         self._guesses = ()
         return hits
-
-
-class Record(ChanceEstimator):
-    """What came of the drafts of a drafter that makes no estimates, as estimates for its next ones.
-
-    Guesses are told apart by their position in the draft, by how many guesses in a row were right before it, and by the
-    length of the match behind them, where the drafter tells it.
-    """
-
-    def estimated(self, draft: Draft, limit: int, *, blind: bool = False) -> Draft:
-        """The draft with estimates added; unchanged if it has some already, or is empty.
-
-        Args:
-            draft: what the drafter proposed.
-            limit, blind: as it was asked for; see `Drafter.propose`.
-        """
-        if draft.chances or not draft.tokens:
-            self._guesses = ()
-            return draft
-        # How long a drawn draft is, and what its guesses rest on, may hang on the tokens drawn.
-        unknown = blind or not draft.match
-        match = (0,) * (limit if blind else len(draft)) if unknown else draft.match
-        run = _few(self._streak)
-        self._cells = [(length_class(length), _few(position), run) for position, length in enumerate(match)]
-        self.close(draft.tokens)
-        return replace(draft, chances=tuple(map(self.estimate, self._cells)))
 
 
 REACH = 6  # log-odds covered, to both sides of 0; a point at every half

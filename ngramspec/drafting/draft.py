@@ -24,26 +24,18 @@ sampled decoding adds the target's own noise (coupled) or draws from the weights
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A guess at the next tokens; every tuple has one entry per drafted position, or is empty.
+    """A guess at the next tokens; every tuple has one entry per drafted position, or is empty."""
 
-    Attributes:
-        tokens: token ids, in order.
-        q: the distribution each token was picked from (token id -> probability, sums to 1); may be empty when
-            the drafter was given no `Chooser`.
-        match: length in tokens of the context that each guess rests on.
-        support: how often that context was seen in all (the sum of its counts); empty when nobody counts.
-        chances: estimated probability that the target accepts the token, given that it accepted all
-            before it; empty when the drafter makes no estimate: the loop then makes one from its record.
-        source: which drafter made it.
-        entropy: computes `normalised_entropy` of a draft model's logits for the first token; None: no model made them.
-    """
-
-    tokens: tuple[int, ...] = ()
+    tokens: tuple[int, ...] = ()  # token ids, in order
+    # The distribution each token was picked from (sums to 1); may be empty when the drafter was given no `Chooser`.
     q: tuple[Mapping[int, float], ...] = ()
-    match: tuple[int, ...] = ()
-    support: tuple[int, ...] = ()
+    match: tuple[int, ...] = ()  # length in tokens of the context that each guess rests on
+    support: tuple[int, ...] = ()  # how often that context was seen in all; empty when nobody counts
+    # Estimated probability that the target accepts the token, given that it accepted all before it; empty when the
+    # drafter makes no estimate: the loop then makes one of how earlier drafts fared.
     chances: tuple[float, ...] = ()
-    source: str = ""
+    source: str = ""  # which drafter made it
+    # Computes `normalised_entropy` of a draft model's logits for the first token; None: no model made them.
     entropy: Callable[[], float] | None = None
 
     def __len__(self) -> int:

@@ -13,7 +13,6 @@ from ngramspec.drafting.chances import (
     BINS,
     ChanceEstimator,
     FadingRate,
-    Record,
     Reliability,
     cell,
     length_class,
@@ -137,13 +136,13 @@ def test_an_estimator_counts_hits_up_to_the_first_miss_and_its_class_alone() -> 
 
 
 def test_positions_are_told_apart_and_matches_where_the_drafter_tells_them() -> None:
-    record, rng = Record(), random.Random(1)
+    record, rng = ChanceEstimator(), random.Random(1)
     rates = 0.9, 0.1, 0.7
     for _ in range(3000):
         draft = record.estimated(Draft((1, 1, 1)), 3)
         record.settle([1 if rng.random() < rate else 2 for rate in rates])
     assert draft.chances == pytest.approx(rates, abs=0.15)
-    record = Record()
+    record = ChanceEstimator()
     for number in range(3000):
         match, rate = ((1,), 0.2) if number % 2 else ((9,), 0.9)
         draft = record.estimated(Draft((1,), match=match), 1)
@@ -153,16 +152,16 @@ def test_positions_are_told_apart_and_matches_where_the_drafter_tells_them() -> 
 
 
 def test_a_drafters_own_estimates_stay() -> None:
-    record = Record()
+    record = ChanceEstimator()
     own = Draft((1, 2), chances=(0.3, 0.9))
     assert record.estimated(own, 2) is own
     assert record.estimated(NO_DRAFT, 2) is NO_DRAFT
     record.settle([1, 2, 3])
-    assert record.estimated(Draft((1,)), 1) == Record().estimated(Draft((1,)), 1)
+    assert record.estimated(Draft((1,)), 1) == ChanceEstimator().estimated(Draft((1,)), 1)
 
 
 def test_blind_estimates_hang_on_no_token_that_was_drawn() -> None:
-    record = Record()
+    record = ChanceEstimator()
     for tokens in ((5, 6), (5, 7), (4, 6)):
         record.estimated(Draft(tokens), 6, blind=True)
         record.settle((5, 6, 9))

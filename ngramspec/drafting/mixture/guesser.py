@@ -59,19 +59,11 @@ ABSENT = cython.declare(cython.int, -1)
 @cython.exceptval(check=False)
 def _share(count: cython.int, seen: cython.int, latest: cython.int) -> cython.int:
     """The state of a source that saw the context `seen` times, `count` of them before this guess."""
-    q: cython.int
+    q: cython.int = 1 + (4 * count > seen) + (2 * count > seen) + (4 * count > 3 * seen)
     if count == 0:
         q = 0
     elif count == seen:
         q = 5
-    elif 4 * count <= seen:
-        q = 1
-    elif 2 * count <= seen:
-        q = 2
-    elif 4 * count <= 3 * seen:
-        q = 3
-    else:
-        q = 4
     return ((seen if seen < 8 else 8) - 1) * 12 + q * 2 + latest
 
 
