@@ -24,15 +24,7 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.dropin.look_ahead import LookAhead
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama import log
-from ngramspec.llama.llama_class import (
-    BorrowedVocabulary,
-    DraftModel,
-    LlamaCpp,
-    adapted,
-    mend,
-    obstacle,
-    spread,
-)
+from ngramspec.llama.llama_class import BorrowedVocabulary, DraftModel, LlamaCpp, adapted, mend, obstacle, spread
 from ngramspec.llama.passes import UsedAtOnceError
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import as_drafter, open_target

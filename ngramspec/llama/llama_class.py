@@ -29,16 +29,7 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import has_broken_amx, machine_key
 from ngramspec.models.gguf import read_header
 
-__all__ = [
-    "BorrowedSequence",
-    "BorrowedVocabulary",
-    "DraftModel",
-    "LlamaCpp",
-    "adapted",
-    "mend",
-    "obstacle",
-    "spread",
-]
+__all__ = ["BorrowedSequence", "BorrowedVocabulary", "DraftModel", "LlamaCpp", "adapted", "mend", "obstacle", "spread"]
 
 
 def mend(n_gpu_layers: int) -> None:

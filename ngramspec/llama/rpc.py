@@ -190,18 +190,23 @@ def _register(backend: int, name: str) -> None:
     _ggml("ggml_backend_dev_init", ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(device, None)
 
 
+def _address(host: str, port: int) -> str:
+    """The IPv4 address of a host. Raises OSError, or UnicodeError for what is no name."""
+    return str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+
+
 def _reach(name: str, seconds: float = REACHING) -> tuple[str, int]:
     """The address of a worker that can be connected to."""
     host, _, port = name.rpartition(":")
     try:
-        address = socket.getaddrinfo(host, int(port), socket.AF_INET, socket.SOCK_STREAM)[0][4]
-        socket.create_connection((str(address[0]), int(port)), seconds).close()
+        address = _address(host, int(port)), int(port)
+        socket.create_connection(address, seconds).close()
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ModelError(
             f"RPC worker {name} cannot be reached ({reason}); ngramspec rpc-worker starts one on its machine"
         ) from error
-    return str(address[0]), int(port)
+    return address
 
 
 def _stranger(said: str | None) -> str:
@@ -221,20 +226,17 @@ def _stranger(said: str | None) -> str:
 def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
     """Which worker was lost and how, as far as can be told; `said` as above."""
     time.sleep(0.2)  # a process that ends closes what it has open one by one
-    gone = [name for name in names if not _listens(name)]
+    gone = []
+    for name in names:
+        try:
+            _reach(name, ASKING)
+        except ModelError:
+            gone.append(name)
     if gone:
         return f"no RPC worker listens any more at {', '.join(gone)}: start it again, then this"
     who = f"one of the RPC workers {', '.join(names)}" if len(names) > 1 else f"the RPC worker {names[0]}"
     how = "cut the connection" if said else f"said nothing for {patience:g} s (--rpc-timeout waits longer)"
     return f"{who} {how}: start it again, then this"
-
-
-def _listens(name: str) -> bool:
-    try:
-        _reach(name, ASKING)
-    except ModelError:
-        return False
-    return True
 
 
 # --------------------------------------------------------------------------- a worker
@@ -249,7 +251,7 @@ def listening_address(host: str, port: int) -> str:
     log.init_backend()
     registry()
     try:
-        address = str(socket.getaddrinfo(host, port, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
+        address = _address(host, port)
         with socket.socket() as trial:
             # As llama.cpp does, so that a port is free again at once.
             trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

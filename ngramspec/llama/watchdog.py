@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -109,7 +110,7 @@ class Watchdog:
                 setattr(module, name, partial(way, getattr(module, name)))
 
     def _await(self, call: _Call) -> None:
-        """Have a call made, and wait for its end; a signal's exception is raised then."""
+        """Have a call made, and wait for its end or for too long; a signal's exception is raised then."""
         interruption: BaseException | None = None
         queued = False
         while True:
@@ -119,7 +120,11 @@ class Watchdog:
                     self._calls.put(call)  # once more, if a signal comes right behind this; it is made once
                     queued = True
                 while not call.ended:
-                    self._look(call)
+                    left = self._heard + self.patience - time.monotonic()
+                    with suppress(Empty):
+                        call.wake.get(timeout=min(LOOK, max(0.01, left)))
+                    if not call.ended and time.monotonic() - self._heard >= self.patience:
+                        self._lose(self.explain(None))
                 break
             except BaseException as raised:
                 if interruption is not None:
@@ -127,14 +132,6 @@ class Watchdog:
                 interruption = raised
         if interruption is not None:
             raise interruption
-
-    def _look(self, call: _Call) -> None:
-        """Wait a moment for the end of a call, and give it up if nothing was heard for too long."""
-        try:
-            call.wake.get(timeout=min(LOOK, max(0.01, self._heard + self.patience - time.monotonic())))
-        except Empty:
-            if time.monotonic() - self._heard >= self.patience:
-                self._lose(self.explain(None))
 
     def _work(self) -> None:
         while True:

@@ -39,11 +39,7 @@ class ModelSource:
     fallback: bool = False  # whether it was chosen because no other was named
 
 
-def resolve(
-    name: str | None,
-    env: Mapping[str, str] = os.environ,
-    progress: Progress | None = None,
-) -> ModelSource:
+def resolve(name: str | None, env: Mapping[str, str] = os.environ, progress: Progress | None = None) -> ModelSource:
     """Find, fetch if need be, and check the model that `name` asks for.
 
     Args:
@@ -57,24 +53,14 @@ def resolve(
     Raises:
         ModelError: there is no such model or it cannot be used; one line that says what to do.
     """
-    if name is not None:
-        return _named(name, env, progress)
-    name = env.get(MODEL_VARIABLE)
-    if not name:
-        return replace(smollm() or demo_model(), fallback=True)
-    try:
-        return _named(name, env, progress)
-    except ModelError as error:
-        raise ModelError(f"{error} (the model is named by {MODEL_VARIABLE})") from error
-
-
-def is_model_argument(text: str) -> bool:
-    """Whether an argument names a model: `hf:...` and the like, `smollm2`, or a file that begins like a GGUF file."""
-    # os.path, as Path.expanduser() raises on the "~name" of an unknown user; text may be anything.
-    return text == SMOLLM or text.startswith(PREFIXES) or has_gguf_magic(Path(os.path.expanduser(text)))
-
-
-def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> ModelSource:
+    if name is None:
+        name = env.get(MODEL_VARIABLE)
+        if not name:
+            return replace(smollm() or demo_model(), fallback=True)
+        try:
+            return resolve(name, env, progress)
+        except ModelError as error:
+            raise ModelError(f"{error} (the model is named by {MODEL_VARIABLE})") from error
     if not name.strip():
         raise ModelError(f"the name of the model is empty; pass a .gguf file or {PREFIX}owner/repo")
     if name == SMOLLM:
@@ -95,6 +81,12 @@ def _named(name: str, env: Mapping[str, str], progress: Progress | None) -> Mode
         label = path.name
     check_named(name, path)
     return ModelSource(path, label)
+
+
+def is_model_argument(text: str) -> bool:
+    """Whether an argument names a model: `hf:...` and the like, `smollm2`, or a file that begins like a GGUF file."""
+    # os.path, as Path.expanduser() raises on the "~name" of an unknown user; text may be anything.
+    return text == SMOLLM or text.startswith(PREFIXES) or has_gguf_magic(Path(os.path.expanduser(text)))
 
 
 def check_named(name: str, path: Path) -> GGUFHeader:
