@@ -46,17 +46,14 @@ class Ended(NamedTuple):
 
 
 def verdict(kind: str, about: bytes, command: list[str], patience: float, judge: Callable[[Ended], str | None]) -> str:
-    """What a child found out, now or in a process before.
+    """What a child found out, now or in a process before; "" if it could not be started, or came to no verdict.
 
     Args:
         kind: the cache folder in which verdicts are kept. If it cannot be written, each call tries again.
-        about: what it depends on.
+        about: what the verdict depends on.
         command: a module to run, and its arguments.
         patience: seconds after which the child is taken to hang.
         judge: the verdict of how it ended; None, which is not kept, of what says nothing.
-
-    Returns:
-        the verdict; "" if the child could not be started, or came to none.
     """
     known = cache_folder(kind) / hashlib.blake2b(about, digest_size=12).hexdigest()
     found = recall(known)
@@ -111,17 +108,14 @@ _N_CTX = 256
 
 
 def check(path: Path, build: str) -> GGUFHeader | None:
-    """Refuse a file that would end the process; one with which the child hangs is not condemned.
+    """Refuse a damaged file, which would end the process, with ModelError; one with which the child hangs passes.
 
     Args:
         path: a GGUF file; of anything else, and of files that cannot be read, llama.cpp says itself what they are.
         build: names the build of llama.cpp that is to load it.
 
     Returns:
-        its header; None of what is no GGUF file, which llama.cpp will not load.
-
-    Raises:
-        ModelError: the file is damaged.
+        its header; None of what is no GGUF file.
     """
     if not has_gguf_magic(path):
         return None

@@ -88,12 +88,10 @@ def devices() -> list[Device]:
 
 # --------------------------------------------------------------------------- huge pages
 #
-# Every pass reads all weights, 4 KiB at a time unless the pages are huge. llama.cpp copies the weights of quantised
-# layers into memory of its own, in the order its kernels read them. With pages of 2 MiB the processor looks up 512
-# times fewer addresses on the way through. Many distributions hand them out only to programs that ask
-# (`/sys/kernel/mm/transparent_hugepage/enabled` says `madvise`), and llama.cpp does not ask. This asks when the RAM is
-# mapped and not yet written, so nothing is copied and loading gets no slower. numpy does the same for its large arrays.
-# Weights that stay in the mapped file are not helped: the file's pages are the page cache's.
+# Every pass reads all weights, 4 KiB at a time unless the pages are huge. With pages of 2 MiB the processor looks up
+# 512 times fewer addresses. Many distributions hand them out only to programs that ask (`/sys/kernel/mm/` says
+# `madvise`), and llama.cpp does not ask. This asks when the RAM into which it copies quantised layers is mapped and not
+# yet written: nothing is copied, and loading gets no slower. The mapped file's own pages are not helped.
 
 
 def anonymous_memory() -> list[Range]:
@@ -115,10 +113,8 @@ def anonymous_memory() -> list[Range]:
 def advise_huge_pages(before: Sequence[Range]) -> int:
     """Ask for huge pages in the large blocks that were mapped since `before`, a result of `anonymous_memory`.
 
-    The kernel shows neighbours as one block; one that has grown is asked for whole.
-
-    Returns:
-        Bytes asked for; 0 where the system has no huge pages, or nothing large was mapped. Never raises OSError.
+    The kernel shows neighbours as one block; one that has grown is asked for whole. Returns the bytes asked for: 0
+    where the system has no huge pages, or nothing large was mapped.
     """
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     if advice is None:
@@ -132,11 +128,7 @@ def advise_huge_pages(before: Sequence[Range]) -> int:
 def huge_pages_told(mapped: bool) -> str | None:
     """Who gets huge pages here, how much of this process lies in them, and what would put more there, in a line.
 
-    Args:
-        mapped: whether weights may lie in the mapped file.
-
-    Returns:
-        None where the system does not tell.
+    `mapped`: whether weights may lie in the mapped file. None where the system does not tell.
     """
     try:
         # As in "always [madvise] never".

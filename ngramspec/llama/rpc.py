@@ -66,11 +66,7 @@ _ggml = partial(bindings.ggml_function, llama)
 
 
 def workers(text: str) -> tuple[str, ...]:
-    """The workers named in a list HOST:PORT,HOST:PORT,...
-
-    Raises:
-        ValueError: one is not HOST:PORT, or is named twice.
-    """
+    """The workers named in a list HOST:PORT,HOST:PORT,... Raises ValueError: one is not that, or is named twice."""
     found: list[str] = []
     for name in (part.strip() for part in text.split(",")):
         host, _, port = name.rpartition(":")
@@ -243,11 +239,7 @@ def _loss(names: Sequence[str], said: str | None, patience: float) -> str:
 
 
 def listening_address(host: str, port: int) -> str:
-    """The address to listen on as llama.cpp wants it, ADDRESS:PORT.
-
-    Raises:
-        ModelError: this build has no RPC backend, or that address cannot be listened on.
-    """
+    """The address to listen on, ADDRESS:PORT; ModelError if it cannot be, or this build has no RPC backend."""
     log.init_backend()
     registry()
     try:

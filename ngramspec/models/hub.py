@@ -39,24 +39,19 @@ _LISTED = 12
 
 
 def fetch(name: str, env: Mapping[str, str], progress: Progress | None = None) -> tuple[Path, str]:
-    """Get the GGUF file (all parts of it) that an `hf:` name asks for.
+    """Get the GGUF file (all parts of it) that an `hf:` name asks for: its (first) path, and a short name for people.
 
     From the hub, where files already in the local cache are not fetched again; from the cache alone when the hub
-    cannot be reached, HF_HUB_OFFLINE is set, or the extra `hub` is not installed.
+    cannot be reached, HF_HUB_OFFLINE is set, or the extra `hub` is not installed. ModelError where it cannot be got.
 
     Args:
         name: `hf:owner/repo`, `hf:owner/repo:QUANT` or `hf:owner/repo:FILE.gguf`; see `choose`.
         env, progress: as in `ngramspec.models.find.resolve`.
-
-    Returns:
-        the path of the file (of the first part), and a short name for people. ModelError where it cannot be got.
     """
     match = _NAME.fullmatch(name)
     if match is None:
-        raise ModelError(
-            f"{name} is not a valid name; write {PREFIX}owner/repo, "
-            f"{PREFIX}owner/repo:{PREFERRED[0]} or {PREFIX}owner/repo:file.gguf"
-        )
+        repo = f"{PREFIX}owner/repo"
+        raise ModelError(f"{name} is not a valid name; write {repo}, {repo}:{PREFERRED[0]} or {repo}:file.gguf")
     repo, listed, cached = match["repo"], list[str](), dict[str, Path]()
     try:
         from huggingface_hub import constants
