@@ -13,7 +13,6 @@ has it; so are keywords that it does not know.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -48,8 +47,6 @@ _PYTHON: Mapping[object, tuple[type, ...]] = {
     **{"object": (dict,), "array": (list,), "string": (str,), "boolean": (bool,), "null": (type(None),)},
     **{"integer": (int,), "number": (int, float)},
 }
-
-_PART = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|.', re.DOTALL)  # of a rule: strings and classes are whole
 
 _CHARACTER = BuiltinRule(r'[^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4})')
 
@@ -131,8 +128,8 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
 
     def trimmed(self, rule: str, depth: int = 8) -> str:
         """A rule without white space behind it, as far as that is found within so many rules."""
-        choices = _choices(rule)
-        if len(choices) > 1:
+        choices = rule.split(" | ")
+        if len(choices) > 1 and self._rules.keys() >= set(choices):
             return " | ".join([self.trimmed(choice, depth) for choice in choices])
         if rule in self._rules and depth:
             found = self.trimmed(self._rules[rule], depth - 1)
@@ -346,18 +343,6 @@ class _Converter(SchemaConverter):  # type: ignore[misc]
         if text.startswith('"'):  # a name, whose letters need no escapes
             text = json.dumps(json.loads(text), ensure_ascii=False)
         return literal(text)
-
-
-def _choices(rule: str) -> list[str]:
-    """The alternatives of a rule, as they stand."""
-    parts, depth = [""], 0
-    for part in _PART.findall(rule):
-        depth += (part in "([{") - (part in ")]}") if len(part) == 1 else 0
-        if part == "|" and not depth:
-            parts.append("")
-        else:
-            parts[-1] += part
-    return [part.strip() for part in parts]
 
 
 def _is(value: Any, kind: object) -> bool:
