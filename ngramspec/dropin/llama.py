@@ -24,7 +24,7 @@ from ngramspec.drafting.price import TokenPrice
 from ngramspec.dropin.look_ahead import LookAhead
 from ngramspec.exactness.decision import Exact
 from ngramspec.llama import log
-from ngramspec.llama.llama_class import BorrowedVocabulary, DraftModel, LlamaCpp, adapted, mend, obstacle, spread
+from ngramspec.llama.llama_class import BorrowedVocabulary, DraftModel, LlamaCpp, adapted, obstacle, prepare
 from ngramspec.llama.passes import UsedAtOnceError
 from ngramspec.llama.target import Target
 from ngramspec.loading.load import as_drafter, open_target
@@ -90,9 +90,8 @@ class Llama(LlamaCpp):  # type: ignore[misc]
             raise ValueError(error.worded({"gpu_layers": "n_gpu_layers", "rpc": "rpc_servers"})) from None
         if rpc_servers is not None:
             settings["n_gpu_layers"] = layers
-            spread(rpc_servers)
         adapted(model_path, settings.get("lora_path"), settings.get("lora_scale", 1.0))
-        mend(settings.get("n_gpu_layers", 0))
+        prepare(layers, rpc_servers)
         super().__init__(model_path, draft_model=draft_model if self._small is None else None, **settings)
         self.no_drafts = obstacle(self)
         self._asked = None

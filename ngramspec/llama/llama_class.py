@@ -29,13 +29,7 @@ from ngramspec.llama.vocabulary import Vocabulary
 from ngramspec.llama.weights import has_broken_amx, machine_key
 from ngramspec.models.gguf import read_header
 
-__all__ = ["BorrowedSequence", "BorrowedVocabulary", "DraftModel", "LlamaCpp", "adapted", "mend", "obstacle", "spread"]
-
-
-def mend(n_gpu_layers: int) -> None:
-    """Before a `Llama` is made: leave AMX out for the rest of the process if this build's kernels for it are broken."""
-    if has_broken_amx(n_gpu_layers):
-        amx.hide()
+__all__ = ["BorrowedSequence", "BorrowedVocabulary", "DraftModel", "LlamaCpp", "adapted", "obstacle", "prepare"]
 
 
 def adapted(model_path: str, lora_path: str | None, lora_scale: float) -> str:
@@ -46,16 +40,19 @@ def adapted(model_path: str, lora_path: str | None, lora_scale: float) -> str:
     return adapters.check([(lora_path, lora_scale)], Path(model_path)) if lora_path else ""
 
 
-def spread(rpc_servers: str) -> None:
-    """Before a `Llama` is made: make other machines devices of this process; see `ngramspec.llama.rpc`.
+def prepare(n_gpu_layers: int, rpc_servers: str | None = None) -> None:
+    """Before a `Llama` is made: join the machines HOST:PORT,... to this process, and leave out AMX if it is broken.
 
     Raises:
         ValueError: a name is not HOST:PORT.
         ModelError: as of `ngramspec.llama.rpc.connect`.
     """
-    names = rpc.workers(rpc_servers)
-    with log.given_back():
-        rpc.connect(names)
+    if rpc_servers is not None:
+        names = rpc.workers(rpc_servers)
+        with log.given_back():
+            rpc.connect(names)
+    if has_broken_amx(n_gpu_layers):
+        amx.hide()
 
 
 def obstacle(owner: LlamaCpp) -> str | None:

@@ -19,7 +19,7 @@ from support.twins import FREE
 import ngramspec
 from ngramspec.cost.calibration import Calibration
 from ngramspec.dropin import look_ahead
-from ngramspec.llama.llama_class import mend
+from ngramspec.llama.llama_class import prepare
 from ngramspec.policies.policy import FixedPolicy
 
 TEXT = "one two three four five six seven eight nine ten " * 4
@@ -36,7 +36,7 @@ def _drafting(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(look_ahead, "make_policy", lambda *_: FixedPolicy(6))
     monkeypatch.setattr(Calibration, "load", lambda *_: Calibration.given(FREE))
-    mend(0)
+    prepare(0)
 
 
 def same(ask: Callable[[Maker], Any]) -> Any:

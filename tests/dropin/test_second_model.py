@@ -21,7 +21,7 @@ from ngramspec.cost.calibration import Calibration
 from ngramspec.dropin import look_ahead
 from ngramspec.errors import ModelError
 from ngramspec.llama import log, rpc
-from ngramspec.llama.llama_class import mend
+from ngramspec.llama.llama_class import prepare
 from ngramspec.policies.policy import FixedPolicy
 
 PROMPT = "def value_0(self):\n    return self._value_0\n\n\ndef value_1("
@@ -118,7 +118,7 @@ def test_it_drafts_what_repeats_and_nothing_else() -> None:
 
 
 def test_the_parent_s_text_stays_the_same() -> None:
-    mend(0)
+    prepare(0)
     plain = llama_cpp.Llama(str(DEMO), logits_all=True, **SMALL)
     drafted = llama_cpp.Llama(str(DEMO), logits_all=True, draft_model=ngramspec.LlamaDraftModel(), **SMALL)
     prompt = plain.tokenize(b"one two three four five six seven eight nine ten " * 6)
