@@ -70,8 +70,8 @@ def number_rule(schema: Mapping[str, Any], *, whole: bool) -> str:
     Raises:
         ValueError: bounds that leave nothing, or of a number and not whole.
     """
-    low, low_in = _bound(schema, "minimum", "exclusiveMinimum", max, whole=whole)
-    high, high_in = _bound(schema, "maximum", "exclusiveMaximum", min, whole=whole)
+    low, low_in = _bound(schema, "minimum", "exclusiveMinimum", 1, whole=whole)
+    high, high_in = _bound(schema, "maximum", "exclusiveMaximum", -1, whole=whole)
     choices = []
     if high is None or high >= 0:
         start, closed = (0, True) if low is None or low < 0 else (low, low_in)
@@ -85,8 +85,8 @@ def number_rule(schema: Mapping[str, Any], *, whole: bool) -> str:
     return f"({' | '.join(choices)})"
 
 
-def _bound(schema: Mapping[str, Any], closed: str, open_: str, tighter: Any, *, whole: bool) -> tuple[int | None, bool]:
-    """A bound as a whole number, and whether it belongs to the numbers itself."""
+def _bound(schema: Mapping[str, Any], closed: str, open_: str, sign: int, *, whole: bool) -> tuple[int | None, bool]:
+    """A bound as a whole number, and whether it belongs to the numbers itself; `sign`: 1 of the lower, else -1."""
     found: list[tuple[int, bool]] = []
     for keyword, included in ((closed, True), (open_, False)):
         value = schema.get(keyword)
@@ -95,17 +95,15 @@ def _bound(schema: Mapping[str, Any], closed: str, open_: str, tighter: Any, *, 
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise ValueError(f"{keyword} is not a number")
         if whole:
-            up = closed == "minimum"
-            bound = math.ceil(value) if up else math.floor(value)
-            found.append((bound if included or bound != value else bound + (1 if up else -1), True))
+            found.append((math.ceil(sign * value) if included else math.floor(sign * value) + 1, True))
         elif value != int(value):
             raise ValueError(f"{keyword} of a number can only be said in a grammar where it is whole")
         else:
-            found.append((int(value), included))
+            found.append((sign * int(value), included))
     if not found:
         return None, True
-    best = tighter(bound for bound, _ in found)
-    return best, all(included for bound, included in found if bound == best)
+    best = max(bound for bound, _ in found)
+    return sign * best, all(included for bound, included in found if bound == best)
 
 
 def _magnitudes(low: int, low_in: bool, high: int | None, high_in: bool, *, whole: bool) -> list[str]:

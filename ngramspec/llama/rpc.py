@@ -130,18 +130,17 @@ def _load_noisily() -> None:
     """Have every model that is loaded say that it gets on, whoever loads it: that may take longer than patience."""
     load = llama.llama_model_load_from_file
 
+    @llama.llama_progress_callback  # type: ignore[untyped-decorator]
+    def gets_on(_done: float, _data: Any) -> bool:
+        alive()
+        return True
+
     def loading(path: bytes, params: Any) -> Any:
         if not params.progress_callback:
-            params.progress_callback = _gets_on
+            params.progress_callback = gets_on
         return load(path, params)
 
     llama.llama_model_load_from_file = loading
-
-
-@llama.llama_progress_callback  # type: ignore[untyped-decorator]
-def _gets_on(_done: float, _data: Any) -> bool:
-    alive()
-    return True
 
 
 def alive() -> None:

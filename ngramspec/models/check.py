@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ngramspec.errors import ModelError
@@ -242,8 +242,14 @@ def _about_folder(path: Path) -> str:
     names = sorted(file.name for file in path.glob("*.gguf"))
     if not names:
         return f"{path} is a folder without .gguf files; pass the path of a .gguf file"
-    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    return f"{path} is a folder; pass one of its files: {', '.join(names[:3])}{more}"
+    return f"{path} is a folder; pass one of its files: {listing(names, 3)}"
+
+
+def listing(names: Iterable[str], most: int) -> str:
+    """The first so many of some names, for a message, and how many more there are."""
+    names = list(names)
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def _suggestion(path: Path) -> str:

@@ -14,7 +14,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ngramspec.errors import ModelError
-from ngramspec.models.check import SPLIT_NAME
+from ngramspec.models.check import SPLIT_NAME, listing
 
 PREFIX = "hf:"
 
@@ -233,7 +233,7 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
     if wanted is not None and wanted.lower().endswith(".gguf"):
         found = _by_file_name(models, wanted)
         if len(found) > 1:
-            raise ModelError(f"{wanted} is the name of several files; name one of them: {_listing(found)}")
+            raise ModelError(f"{wanted} is the name of several files; name one of them: {listing(found, _LISTED)}")
     elif wanted is not None:
         found = _by_quant(models, wanted)
     else:
@@ -285,16 +285,10 @@ def _by_quant(models: Iterable[str], wanted: str) -> list[str]:
 def _not_found(models: Mapping[str, Sequence[str]], wanted: str | None) -> str:
     if wanted is not None and wanted.lower().endswith(".gguf"):
         close = difflib.get_close_matches(wanted, models, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"it has {_listing(models)}"
+        hint = f"did you mean {' or '.join(close)}?" if close else f"it has {listing(models, _LISTED)}"
         return f"there is no model file {wanted} in this repository; {hint}"
     has = set()
     for model in models:
         words: list[str] = _QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf"))
         has.add(words[-1] if words else model)
-    return f"there is no {wanted} in this repository; it has {_listing(sorted(has))}"
-
-
-def _listing(names: Iterable[str]) -> str:
-    names = list(names)
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(names[:_LISTED]) + more
+    return f"there is no {wanted} in this repository; it has {listing(sorted(has), _LISTED)}"
