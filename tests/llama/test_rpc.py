@@ -19,7 +19,7 @@ from ngramspec.llama.weights import tuning_key
 LOCAL = {
     "llama_backend_init", "llama_log_set", "llama_get_memory", "llama_memory_seq_rm", "llama_memory_seq_pos_max",
     "llama_memory_seq_pos_min", "llama_n_rs_seq", "llama_print_system_info", "llama_set_n_threads", "llama_tokenize",
-    "llama_get_model", "llama_token_to_piece",
+    "llama_get_model", "llama_token_to_piece", "llama_adapter_get_alora_n_invocation_tokens",
     # A model's own head is not run with workers.
     "llama_set_embeddings_nextn", "llama_get_embeddings_nextn", "llama_get_embeddings_nextn_ith",
     # Of llama-cpp-python's class: what a pass has fetched already, and what the next one will do.
