@@ -2,13 +2,16 @@
 
 Older gcc, such as 12.2, believes that `_tile_loadconfig` reads 8 bytes where it reads 64, and drops the rest of the
 tile configuration as never used (gcc's bug 114098, mended in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
-every pass of two and more tokens. So a child process tries the kernels on the demo model. If they are broken, "AMX" is
-taken out of the list of buffer types that llama.cpp looks through when it places weights: it then takes the next one.
+every pass of two and more tokens. So a child process tries the kernels on the demo model, once per build; the verdict
+is kept in the user's cache folder. If they are broken, "AMX" is taken out of the list of buffer types that llama.cpp
+looks through when it places weights. It then takes the next one: the repacked kernels of the same weights, or plain
+ones.
 """
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 from functools import partial
 from itertools import count, takewhile
@@ -19,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ngramspec import machine
-from ngramspec.llama import bindings, crash_check
+from ngramspec.llama import bindings, crash_check, log
 from ngramspec.models.find import demo_model
 
 NOTE = (
@@ -82,17 +85,36 @@ def hide() -> bool:
 
 def compare() -> int:
     """Evaluate a few batches with the AMX kernels and with plain ones; the exit code."""
-    plain, tried = (_logits(demo_model().path, extra) for extra in (False, True))
+    log.init_backend()
+    path = demo_model().path
+    plain, tried = (_logits(path, extra) for extra in (False, True))
     # False for a NaN too.
     return 0 if np.linalg.norm(tried - plain) <= TOLERANCE * np.linalg.norm(plain) else _DIFFERS
 
 
 def _logits(path: Path, extra: bool) -> NDArray[np.float32]:
-    """The logits after batches of several sizes, each of whose tokens attends to all before it."""
-    from ngramspec.llama.target import Target  # which asks this module
+    """The logits after batches of several sizes, each of whose tokens attends to all before it.
 
-    with Target(path, n_ctx=64, n_gpu_layers=0, threads=2, exact="off", extra_buffers=extra) as target:
-        return np.concatenate([target.evaluate(range(1, size + 1))[-1].copy() for size in (2, 5, 16)])
+    Args:
+        path: a model file.
+        extra: whether weights may be placed for kernels of their own, which then run on two threads.
+    """
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers, params.use_extra_bufts, params.no_host = 0, extra, extra
+    model = llama.llama_model_load_from_file(os.fsencode(path), params)
+    settings = llama.llama_context_default_params()
+    settings.n_ctx = settings.n_batch = settings.n_ubatch = 64
+    settings.n_threads = settings.n_threads_batch = 1 + extra
+    context = llama.llama_init_from_model(model, settings)
+    n_vocab, rows = llama.llama_vocab_n_tokens(llama.llama_model_get_vocab(model)), []
+    for size in (2, 5, 16):
+        tokens = (llama.llama_token * size)(*range(1, size + 1))
+        if llama.llama_decode(context, llama.llama_batch_get_one(tokens, size)) != 0:
+            raise RuntimeError(f"a batch of {size} tokens failed")
+        rows.append(np.ctypeslib.as_array(llama.llama_get_logits_ith(context, -1), (n_vocab,)).copy())
+    llama.llama_free(context)
+    llama.llama_model_free(model)
+    return np.concatenate(rows)
 
 
 if __name__ == "__main__":
