@@ -2,10 +2,8 @@
 
 Older gcc, such as 12.2, believes that `_tile_loadconfig` reads 8 bytes where it reads 64, and drops the rest of the
 tile configuration as never used (gcc's bug 114098, mended in 14). A llama.cpp built with it dies (SIGSEGV, SIGILL) in
-every pass of two and more tokens. So a child process tries the kernels on the demo model, once per build; the verdict
-is kept in the user's cache folder. If they are broken, "AMX" is taken out of the list of buffer types that llama.cpp
-looks through when it places weights. It then takes the next one: the repacked kernels of the same weights, or plain
-ones.
+every pass of two and more tokens. So a child process tries the kernels on the demo model. If they are broken, "AMX" is
+taken out of the list of buffer types that llama.cpp looks through when it places weights: it then takes the next one.
 """
 
 from __future__ import annotations
@@ -95,9 +93,7 @@ def compare() -> int:
 def _logits(path: Path, extra: bool) -> NDArray[np.float32]:
     """The logits after batches of several sizes, each of whose tokens attends to all before it.
 
-    Args:
-        path: a model file.
-        extra: whether weights may be placed for kernels of their own, which then run on two threads.
+    `extra`: whether weights may be placed for kernels of their own, which then run on two threads.
     """
     params = llama.llama_model_default_params()
     params.n_gpu_layers, params.use_extra_bufts, params.no_host = 0, extra, extra
