@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -227,24 +227,35 @@ def choose(listed: Iterable[str], wanted: str | None) -> list[str]:
     Raises:
         ModelError: no model matches, more than one has that file name, or parts are missing.
     """
-    models = _group_parts(file for file in listed if is_model(file))
+    models: dict[str, list[str]] = {}  # by the path of the first file, those of all its files in order
+    for file in sorted(filter(is_model, listed)):
+        split = SPLIT_NAME.match(file)
+        first = f"{split['stem']}-00001-of-{split['parts']}.gguf" if split else file
+        models.setdefault(first, []).append(file)
     if not models:
         raise ModelError("there is no GGUF model in this repository")
-    if wanted is not None and wanted.lower().endswith(".gguf"):
-        found = _by_file_name(models, wanted)
+    if wanted is None:
+        found = next(filter(None, (_by_quant(models, quant) for quant in PREFERRED)), list(models))
+    elif wanted.lower().endswith(".gguf"):
+        found = [first for first, files in models.items() if wanted in files]
+        if not found:
+            names = {first: [PurePosixPath(file).name for file in files] for first, files in models.items()}
+            found = [first for first in models if wanted in names[first]]
+        if not found:
+            close = difflib.get_close_matches(wanted, models, n=3)
+            hint = f"did you mean {' or '.join(close)}?" if close else f"it has {listing(models, _LISTED)}"
+            raise ModelError(f"there is no model file {wanted} in this repository; {hint}")
         if len(found) > 1:
             raise ModelError(f"{wanted} is the name of several files; name one of them: {listing(found, _LISTED)}")
-    elif wanted is not None:
-        found = _by_quant(models, wanted)
     else:
-        found = next(filter(None, (_by_quant(models, quant) for quant in PREFERRED)), list(models))
-    if not found:
-        raise ModelError(_not_found(models, wanted))
+        found = _by_quant(models, wanted)
+        if not found:
+            has = sorted({_quant(model) for model in models})
+            raise ModelError(f"there is no {wanted} in this repository; it has {listing(has, _LISTED)}")
     files = models[found[0]]
     split = SPLIT_NAME.match(found[0])
     if split is not None and len(files) != int(split["parts"]):
-        parts = int(split["parts"])
-        raise ModelError(f"only {len(files)} of the {parts} parts of {found[0]} are there")
+        raise ModelError(f"only {len(files)} of the {int(split['parts'])} parts of {found[0]} are there")
     return files
 
 
@@ -252,24 +263,6 @@ def is_model(file: str) -> bool:
     """Whether a file is a model by its name, and not one that lies beside it, as of vision."""
     name = PurePosixPath(file).name.lower()
     return name.endswith(".gguf") and not any(word in name for word in _COMPANIONS)
-
-
-def _group_parts(files: Iterable[str]) -> dict[str, list[str]]:
-    """Models by the path of their first file, each with the paths of all its files in order."""
-    models: dict[str, list[str]] = {}
-    for file in sorted(files):
-        split = SPLIT_NAME.match(file)
-        first = f"{split['stem']}-00001-of-{split['parts']}.gguf" if split else file
-        models.setdefault(first, []).append(file)
-    return models
-
-
-def _by_file_name(models: Mapping[str, Sequence[str]], wanted: str) -> list[str]:
-    """The models one of whose files has this path; without any, this name in some folder."""
-    exact = [first for first, files in models.items() if wanted in files]
-    return exact or [
-        first for first, files in models.items() if any(PurePosixPath(file).name == wanted for file in files)
-    ]
 
 
 def _by_quant(models: Iterable[str], wanted: str) -> list[str]:
@@ -282,13 +275,7 @@ def _by_quant(models: Iterable[str], wanted: str) -> list[str]:
     return next(filter(None, ([name for name in names if word.search(name)] for word in words)), [])
 
 
-def _not_found(models: Mapping[str, Sequence[str]], wanted: str | None) -> str:
-    if wanted is not None and wanted.lower().endswith(".gguf"):
-        close = difflib.get_close_matches(wanted, models, n=3)
-        hint = f"did you mean {' or '.join(close)}?" if close else f"it has {listing(models, _LISTED)}"
-        return f"there is no model file {wanted} in this repository; {hint}"
-    has = set()
-    for model in models:
-        words: list[str] = _QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf"))
-        has.add(words[-1] if words else model)
-    return f"there is no {wanted} in this repository; it has {listing(sorted(has), _LISTED)}"
+def _quant(model: str) -> str:
+    """The quantisation in a file name: the last word that looks like one; without any, the name."""
+    words: list[str] = _QUANT.findall(PurePosixPath(model).name.removesuffix(".gguf"))
+    return words[-1] if words else model
