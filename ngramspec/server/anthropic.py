@@ -15,10 +15,9 @@ from ngramspec.sampling.settings import Sampling
 from ngramspec.server.chat import EFFORTS, ChatTask, Transcript, as_json, count_prompt, run_chat
 from ngramspec.server.common_fields import read_rules, read_sampling
 from ngramspec.server.constraints import grammar_of, guided_schema
-from ngramspec.server.fields import ApiError, Fields
+from ngramspec.server.fields import ApiError, Fields, JsonAnswer
 from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.http import JsonAnswer
-from ngramspec.server.reply import Block, Change, Reply, event, respond
+from ngramspec.server.reply import Block, Reply, event, respond
 from ngramspec.server.state import Call
 from ngramspec.tool_calls.deltas import Tool
 
@@ -246,8 +245,8 @@ class MessageReply(Reply):
     def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
         if isinstance(told, Piece | End):
             yield from self._beginning()
-        for change in self.answers[number].changes(told):
-            for one in self._events(change):
+        for kind, block, piece, _ in self.answers[number].changes(told):
+            for one in self._events(kind, block, piece):
                 yield event(one, one["type"])
         if isinstance(told, End):
             ending = {"type": "message_delta", "delta": _ending(told), "usage": self._usage(told)}
@@ -267,18 +266,14 @@ class MessageReply(Reply):
             more = {"stop_reason": None, "stop_sequence": None, "usage": usage}
             yield event({"type": "message_start", "message": self._message([]) | more}, "message_start")
 
-    def _events(self, change: Change) -> Iterator[dict[str, Any]]:
-        block = change.block
-        match change.kind:
+    def _events(self, kind: str, block: Block, piece: str) -> Iterator[dict[str, Any]]:
+        match kind:
             case "opened":
-                yield {
-                    "type": "content_block_start",
-                    "index": block.index,
-                    "content_block": self._content(block, opened=True),
-                }
+                content = self._content(block, opened=True)
+                yield {"type": "content_block_start", "index": block.index, "content_block": content}
             case "grown" if not (self._hide and block.kind == "thought"):
-                kind, field = _DELTAS[block.kind]
-                yield _delta(block, {"type": kind, field: change.piece})
+                delta, field = _DELTAS[block.kind]
+                yield _delta(block, {"type": delta, field: piece})
             case "closed":
                 if block.kind == "thought":
                     yield _delta(block, {"type": "signature_delta", "signature": _SIGNATURE})

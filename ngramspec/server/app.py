@@ -21,7 +21,7 @@ from ngramspec.server import anthropic, openai_chat, responses
 from ngramspec.server.common_fields import ADAPTERS_STAY
 from ngramspec.server.embeddings import embedding, embeddings
 from ngramspec.server.fields import ApiError
-from ngramspec.server.http import Endpoint, EndpointApp, Log, Logged, refusal
+from ngramspec.server.http import Endpoint, EndpointApp, Log, logged, refusal
 from ngramspec.server.llama_server import apply_template, completion, detokenize, infill, tokenize
 from ngramspec.server.openai_chat import chat_completions
 from ngramspec.server.openai_completions import completions
@@ -155,7 +155,6 @@ def make_app(
     origins: Collection[str] = (),
     hosts: Collection[str] = (),
     log: Log | None = None,
-    endpoints: Sequence[Endpoint] = ENDPOINTS,
 ) -> Starlette:
     """The application of a server, whose model may be given to it later.
 
@@ -165,9 +164,9 @@ def make_app(
         hosts: names of this server beside localhost and addresses in digits.
         log: told of every request that ended.
     """
-    by_path = {path: endpoint for endpoint in endpoints for path in endpoint.paths}
+    by_path = {path: endpoint for endpoint in ENDPOINTS for path in endpoint.paths}
     routes = [Route(path, EndpointApp(one, server), methods=[one.method]) for path, one in by_path.items()]
-    middleware = [Middleware(Logged, paths=frozenset(by_path), log=log)]
+    middleware = [Middleware(logged, paths=frozenset(by_path), log=log)]
     if origins:
         cors: dict[str, Any] = {"allow_origins": list(origins), "allow_methods": ["*"], "allow_headers": ["*"]}
         middleware.append(Middleware(CORSMiddleware, **cors))

@@ -1,18 +1,16 @@
 """`run_chat`: a chat answered, for every API that has chats: a `ChatTask` goes in, pieces of answers come out.
 
-`/v1/chat/completions`, `/v1/messages` and `/v1/responses` each turn their JSON into a `ChatTask`, and the pieces into
-their own answers. The layout of the conversation and the grammar of forced tool calls are worked out on another thread,
-since a long conversation takes the tokenizer a while.
+Each API turns its JSON into a `ChatTask`, with a `Transcript` and a `Toolbox`, and the pieces into its own answers.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from ngramspec.batching.request import Request
 from ngramspec.chat_prompt import ChatPrompt
@@ -69,7 +67,7 @@ class ChatTask:
 
 
 def chat_prompt(model: ServedModel, task: ChatTask) -> ChatPrompt:
-    """The prompt of a conversation, with the tools that may be called, and an answer that was begun.
+    """The prompt of a conversation, with the tools that may be called, and an answer that was begun; tokenizes.
 
     Raises an ApiError where the conversation or a variable cannot be, a ModelError where the template refuses them.
     """
@@ -99,10 +97,9 @@ async def count_prompt(call: Call, task: ChatTask) -> int:
     return len((await asyncio.to_thread(chat_prompt, call.model, task)).tokens)
 
 
-def lay_out(model: ServedModel, task: ChatTask) -> tuple[Request, str]:
-    """Turn a task into a request, and the text that its prompt ends in (`ChatPrompt.opening`).
-
-    Raises what `chat_prompt` does, and an ApiError where fields contradict each other.
+def _lay_out(model: ServedModel, task: ChatTask) -> tuple[Request, str]:
+    """The request of a task, and the text that its prompt ends in (`ChatPrompt.opening`). Raises as `chat_prompt` does,
+    and an ApiError where fields contradict each other.
     """
     prompt = chat_prompt(model, task)
     model.check_size(len(task.prediction))
@@ -151,23 +148,13 @@ def _grammar(task: ChatTask, template: str | None, opening: str) -> str | None:
 
 
 async def run_chat(call: Call, task: ChatTask, count: int = 1) -> AsyncGenerator[tuple[int, TextEvent], None]:
-    """Answer a task so many times: what happens to each answer, with its number. Errors as of `lay_out`, `generate`."""
-    request, opening = await asyncio.to_thread(lay_out, call.model, task)
+    """Answer a task so many times: what happens to each answer, with its number. Errors as of `chat_prompt`."""
+    request, opening = await asyncio.to_thread(_lay_out, call.model, task)
     template = call.model.vocabulary.chat_template
     parsers = [parser_for(template, task.callable_tools, opening=opening) for _ in range(count)]
     async with aclosing(generate(call, several_seeds(request, count), parsers=parsers)) as events:
         async for event in events:
             yield event
-
-
-def read_prediction(given: Fields) -> str:
-    """OpenAI's predicted output: `{"type": "content", "content": ...}`."""
-    prediction = given.object("prediction")
-    if prediction is None:
-        return ""
-    prediction.needed_choice("type", ("content",))
-    prediction.needed("content")
-    return "".join(prediction.parts("content", lambda part: part.needed_text("text")))
 
 
 # --------------------------------------------------------------------------- conversations
@@ -176,10 +163,9 @@ def read_prediction(given: Fields) -> str:
 class Transcript:
     """Collects the turns of a conversation as the messages of a `ChatTask`, in a form that chat templates can render.
 
-    Templates are stricter than the APIs: many refuse a system message that is not the first, or two turns of one
-    side in a row. So system texts before the first turn become one system message, later ones part of the user's turn,
-    within <system> tags (where they stand, since moving them to the front would spoil the cached prompt); and
-    neighbouring turns of one side become one.
+    Many templates refuse a system message that is not the first, or two turns of one side in a row. So system texts
+    before the first turn become one message, later ones part of the user's turn, within <system> tags (moving them to
+    the front would spoil the cached prompt); and neighbouring turns of one side become one.
     """
 
     def __init__(self) -> None:
@@ -207,16 +193,13 @@ class Transcript:
     def call(self, call: str, name: str, arguments: str) -> None:
         """The assistant called a tool; `arguments` is JSON."""
         self._names[call] = name
-        function = {"name": name, "arguments": arguments}
         calls = self._turn("assistant").setdefault("tool_calls", [])
-        calls.append({"id": call, "type": "function", "function": function})
+        calls.append({"id": call, "type": "function", "function": {"name": name, "arguments": arguments}})
 
     def result(self, call: str, text: str) -> None:
         """What a tool answered."""
-        message = {"role": "tool", "tool_call_id": call, "content": text}
-        if call in self._names:
-            message["name"] = self._names[call]
-        self.messages.append(message)
+        named = {"name": self._names[call]} if call in self._names else {}
+        self.messages.append({"role": "tool", "tool_call_id": call, "content": text, **named})
 
     def _turn(self, role: str) -> dict[str, Any]:
         if not self.messages or self.messages[-1]["role"] != role:
@@ -226,8 +209,97 @@ class Transcript:
 
 def as_json(arguments: Mapping[str, Any]) -> str:
     """A call's arguments as models write them."""
-    return json.dumps(arguments, ensure_ascii=False).encode(errors="replace").decode()
+    return json.dumps(arguments, ensure_ascii=False)
 
 
 def _joined(before: str, text: str) -> str:
     return before + "\n" + text if before and text else before + text
+
+
+# --------------------------------------------------------------------------- tools
+
+_PLAIN = "functions"  # the namespace of tools that are in none
+_INPUT = {"input": {"type": "string"}}
+_FREE = {"type": "object", "properties": _INPUT, "required": ["input"], "additionalProperties": False}
+"""A custom tool takes any text; as a function it takes that text as its one argument."""
+
+
+class Origin(NamedTuple):
+    """What a function stands for: a tool, by its name in its namespace, custom or not."""
+
+    name: str
+    namespace: str | None = None
+    custom: bool = False
+
+
+class Toolbox:
+    """The tools of a request of OpenAI's APIs as functions, and calls of functions as calls of those tools."""
+
+    def __init__(self) -> None:
+        self.tools: list[Tool] = []  # as functions, each under a name of its own
+        self.origins: dict[str, Origin] = {}  # what these stand for, by the function's name
+
+    def add(self, tools: Iterable[Fields], namespace: str | None = None) -> None:
+        """Take in functions, custom tools, and namespaces of both (Codex has one for each MCP server). Web search and
+        its like, which OpenAI's servers or its own models bring along, are left out.
+        """
+        for tool in tools:
+            match tool.needed_name("type"):
+                case "function" | "custom" as kind:
+                    self.add_one(tool, kind, namespace)
+                case "namespace" if namespace is None:
+                    name = tool.needed_name("name")
+                    self.add(tool.objects("tools"), None if name == _PLAIN else name)
+
+    def add_one(self, tool: Fields, kind: str, namespace: str | None = None, unique: bool = True) -> None:
+        """Take in a tool of the kind "function" or "custom"; `unique`: there may be only one of its name."""
+        origin = Origin(tool.needed_name("name"), namespace, kind == "custom")
+        name = function_name(origin.name, namespace)
+        if unique and name in self.origins:
+            raise tool.refused("name", f"{name!r} is the name of two tools")
+        description = tool.text("description") or ""
+        if origin.custom:
+            grammar = tool.object("format")
+            grammar = grammar and (grammar.object("grammar") or grammar)  # as chat completions have it, or responses
+            if grammar is not None and (definition := grammar.text("definition")):
+                description += f"\nThe input keeps to this grammar:\n{definition}"
+        given = None if origin.custom else tool.object("parameters")
+        parameters = _FREE if origin.custom else {"type": "object", "properties": {}} if given is None else given.data
+        self.tools.append(Tool(name, description, parameters, not origin.custom and tool.flag("strict")))
+        self.origins[name] = origin
+
+    def choose(self, choice: Fields) -> str:
+        """The function that a choice names by "name" and "namespace"."""
+        name = function_name(choice.needed_name("name"), choice.text("namespace"))
+        if name not in self.origins:
+            raise choice.refused("name", f"{name!r} is not the name of a tool that the model can be given")
+        return name
+
+    def allow(self, choice: Fields, names: Iterable[str]) -> str:
+        """Keep only the tools of these names; the tool choice that "mode" says."""
+        mode, kept = choice.choice("mode", ("auto", "required"), "auto"), set(names)
+        self.tools = [tool for tool in self.tools if tool.name in kept]
+        if mode == "required" and not self.tools:
+            raise choice.refused("tools", "names no tool that the model can be given")
+        return mode
+
+    def origin(self, function: str) -> Origin:
+        """What a function stands for; itself where the model made it up."""
+        return self.origins.get(function, Origin(function))
+
+
+def function_name(name: str, namespace: str | None) -> str:
+    """The function that a tool is given as. Namespaces of Codex end in "__" or do not, by its version."""
+    if namespace is None or namespace == _PLAIN:
+        return name
+    return f"{namespace.removesuffix('__')}__{name}"
+
+
+def free_text(arguments: str) -> str:
+    """The input of a custom tool, out of the arguments of its function; the arguments themselves where they are cut."""
+    try:
+        value = json.loads(arguments)
+    except ValueError:
+        return arguments
+    found = value.get("input") if isinstance(value, dict) else None
+    return found if isinstance(found, str) else arguments

@@ -164,6 +164,16 @@ def read_stop(given: Fields) -> tuple[str, ...]:
     return tuple(stop)
 
 
+def read_prediction(given: Fields) -> str:
+    """OpenAI's predicted output: `{"type": "content", "content": ...}`."""
+    prediction = given.object("prediction")
+    if prediction is None:
+        return ""
+    prediction.needed_choice("type", ("content",))
+    prediction.needed("content")
+    return "".join(prediction.parts("content", lambda part: part.needed_text("text")))
+
+
 def read_slot(call: Call) -> int | None:
     """The slot to prefer; any number means one of them."""
     slot = call.given.whole("id_slot", -1, least=-1)

@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from ngramspec.llama.embedder import Embedder
 from ngramspec.server.common_fields import read_tokens, several
-from ngramspec.server.fields import ApiError, bad_field, overflow
-from ngramspec.server.http import JsonAnswer
+from ngramspec.server.fields import ApiError, JsonAnswer, bad_field, overflow
 from ngramspec.server.state import Call
 
 Vectors = NDArray[np.float32]

@@ -1,4 +1,5 @@
-"""`Fields`: the fields of a JSON object, each checked when it is read; `ApiError`: what is wrong, as a client is told.
+"""`Fields`: the fields of a JSON object, each checked when it is read; `ApiError`: what is wrong, as a client is told;
+`JsonAnswer`: a response that is JSON.
 
 Null means what a field's absence means. Whatever is not asked for is not looked at, since clients send much that other
 servers know. A client retries what is answered with 5xx, at the cost of another generation: what a retry cannot mend is
@@ -7,9 +8,12 @@ a 400.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+from starlette.responses import Response
 
 from ngramspec.batching.request import ClosedError
 from ngramspec.errors import GrammarError, ModelError, NGramSpecError, PromptError
@@ -28,6 +32,16 @@ _TYPES = {
 
 _FIELDS = {GrammarError: "grammar", PromptError: "prompt", ModelError: "messages"}
 """What is wrong with a request, by the error that tells."""
+
+dumped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
+"""An object as JSON in one line, which never holds a nan or an infinity: these are no JSON."""
+
+
+class JsonAnswer(Response):
+    media_type = "application/json"
+
+    def __init__(self, data: Any, status: int = 200) -> None:
+        super().__init__(dumped(data), status)
 
 
 class ApiError(Exception):
@@ -52,10 +66,6 @@ class ApiError(Exception):
         self.details = dict(details or {})
 
 
-Wording = Callable[[ApiError], dict[str, Any]]
-"""An error as the JSON of a dialect."""
-
-
 def worded(error: ApiError) -> dict[str, Any]:
     """An error as llama-server and OpenAI word it."""
     told: dict[str, Any] = {"code": error.code, "message": error.message, "type": error.type}
@@ -70,10 +80,8 @@ def bad_field(name: str, message: str) -> ApiError:
 
 
 def overflow(prompt_tokens: int, n_ctx: int) -> ApiError:
-    """The prompt leaves no room for an answer.
-
-    Clients shorten a conversation when they see this, and know it by different parts of it: the code, the type, or one
-    of the two phrases.
+    """The prompt leaves no room for an answer. Clients, which then shorten it, know this by the code, the type, or
+    one of the two phrases.
     """
     return ApiError(
         400,
@@ -130,8 +138,6 @@ class Fields:
         """The first of several names of one field that is there; the first of all if none is."""
         return next((name for name in names if name in self), names[0])
 
-    # ------------------------------------------------------------------ errors, to be raised
-
     def wrong(self, name: str, must: str) -> ApiError:
         """The error that a field is not what it must be."""
         return bad_field(self.path + name, f"{self.path}{name} is {shown(self.data.get(name))}, but must be {must}")
@@ -139,12 +145,6 @@ class Fields:
     def refused(self, name: str, problem: str) -> ApiError:
         """The error that a field of the right type still cannot be."""
         return bad_field(self.path + name, f"{self.path}{name}: {problem}")
-
-    def missing(self, name: str) -> ApiError:
-        """The error that a field is not there."""
-        return bad_field(self.path + name, f"{self.path}{name} is missing")
-
-    # ------------------------------------------------------------------ values
 
     def flag(self, name: str, default: bool = False) -> bool:
         value: bool | None = self._typed(name, bool)
@@ -155,10 +155,8 @@ class Fields:
         return value
 
     def needed_text(self, name: str) -> str:
-        value = self.text(name)
-        if value is None:
-            raise self.missing(name)
-        return value
+        self.needed(name)
+        return self.text(name) or ""
 
     def needed_name(self, name: str) -> str:
         """A text that is not empty."""
@@ -169,11 +167,9 @@ class Fields:
 
     def choice(self, name: str, allowed: Sequence[str], default: str) -> str:
         value = self.data.get(name)
-        if value is None:
-            return default
-        if value not in allowed:
+        if value is not None and value not in allowed:
             raise self.wrong(name, f"one of {', '.join(allowed)}")
-        return str(value)
+        return default if value is None else str(value)
 
     def needed_choice(self, name: str, allowed: Sequence[str]) -> str:
         self.needed_text(name)
@@ -223,10 +219,8 @@ class Fields:
         return None if value is None else Fields(value, f"{self.path}{name}.")
 
     def needed_object(self, name: str) -> Fields:
-        value = self.object(name)
-        if value is None:
-            raise self.missing(name)
-        return value
+        self.needed(name)
+        return Fields(self._typed(name, dict), f"{self.path}{name}.")
 
     def list(self, name: str) -> list[Any]:
         value: list[Any] | None = self._typed(name, list)
@@ -242,7 +236,7 @@ class Fields:
     def needed(self, name: str) -> Any:
         """Any value but null."""
         if name not in self:
-            raise self.missing(name)
+            raise bad_field(self.path + name, f"{self.path}{name} is missing")
         return self.data[name]
 
     def _typed(self, name: str, kind: type) -> Any:
@@ -255,9 +249,9 @@ class Fields:
 def shown(value: Any) -> str:
     """A value as an error message may show it: short, or only its type."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, str):
         return repr(value) if len(value) <= _SHOWN else "a long text"
-    if isinstance(value, float) or (isinstance(value, int) and abs(value) < 10**_SHOWN):
-        return repr(value)
-    return {int: "a very large number"}.get(type(value)) or _KINDS[type(value)]
+    if isinstance(value, int | float):
+        return repr(value) if abs(value) < 10**_SHOWN or isinstance(value, float) else "a very large number"
+    return _KINDS[type(value)]

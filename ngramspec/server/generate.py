@@ -58,7 +58,6 @@ async def generate(
 
     Args:
         call: that they belong to; counts what they cost.
-        requests: of the engine, one for each text.
         limits: where each text ends before the engine ends it; none: nowhere.
         parsers: read each text as an answer of a chat; none: the texts are content.
 
@@ -69,9 +68,8 @@ async def generate(
         # A prompt must leave room for a token, unless none is asked for.
         if len(request.prompt) + (request.max_tokens != 0) > call.model.n_ctx:
             raise overflow(len(request.prompt), call.model.n_ctx)
-    nothing = [None] * len(requests)
+    left, nothing = len(requests), [None] * len(requests)
     texts = [_Text(*one) for one in zip(limits or nothing, parsers or nothing, strict=True)]
-    left = len(requests)
     async with Running(call.model.service, requests, call.counters, streamed=call.streamed or bool(limits)) as running:
         while left:
             number, event = await running.next()
@@ -153,14 +151,14 @@ class _Text:
         return tuple(due)
 
 
-LEAVING_SECONDS = 5.0  # how long what a client left is waited for, to be counted: a pass, as a rule
+_LEAVING_SECONDS = 5.0  # how long what a client left is waited for, to be counted: a pass, as a rule
 
 
 class Running:
     """Requests at work, whose events can be awaited; they are cancelled, and counted, when the `with` block ends.
 
-    Every time the loop's thread wakes up, it takes a core from the pass that is being made, and Python's lock from the
-    engine. So it is woken once for all that came meanwhile, and where nothing is streamed only at the end.
+    A loop's thread that wakes up takes a core from the pass that is being made, and Python's lock from the engine. So
+    it is woken once for all that came meanwhile, and where nothing is streamed only at the end.
     """
 
     def __init__(self, service: Engine, requests: Sequence[Request], counters: Counters, *, streamed: bool) -> None:
@@ -214,7 +212,7 @@ class Running:
         for ticket in self._tickets:
             ticket.cancel()
         with suppress(TimeoutError):
-            async with asyncio.timeout(LEAVING_SECONDS):
+            async with asyncio.timeout(_LEAVING_SECONDS):
                 while self._events or not self._all_ended:
                     await self.next()
 
@@ -229,11 +227,9 @@ class LineLimits:
     depends on no token's or draft's length.
 
     Args:
-        seconds: from the first token on, after which the text ends with the next line end (`t_max_predict_ms`); None:
-            never.
+        seconds: from the first token on, after which the text ends with the next line end (`t_max_predict_ms`).
         indent: the text ends before a line, other than its first, that begins with fewer spaces and tabs (`n_indent`).
-            A blank line has none, so it ends a text, as in llama-server, for which editors set this. 0: any line may
-            come.
+            A blank line has none, so it ends a text, as in llama-server, for which editors set this.
         clock: seconds from some moment on.
     """
 

@@ -18,28 +18,11 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ngramspec.errors import NGramSpecError
-from ngramspec.server.fields import ApiError, Fields, Wording, bad_field, of_failure, worded
+from ngramspec.server.fields import ApiError, Fields, JsonAnswer, bad_field, of_failure, worded
 from ngramspec.server.state import Call, Counters, Server
 
 _SLOT = re.compile("/slots/[0-9]{1,4}")
 _COUNTERS = "ngramspec.counters"  # where a request's scope holds them
-
-Handler = Callable[[Call], Awaitable[Response]]
-"""Answers a request. Raises ApiError or NGramSpecError for what is wrong with the request; anything else is a defect of
-the server."""
-
-
-dumped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
-"""An object as JSON in one line, which never holds a nan or an infinity: these are no JSON."""
-
-
-class JsonAnswer(Response):
-    """A response that is JSON."""
-
-    media_type = "application/json"
-
-    def __init__(self, data: Any, status: int = 200) -> None:
-        super().__init__(dumped(data), status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +30,10 @@ class Endpoint:
     """An address."""
 
     paths: tuple[str, ...]  # its names
-    handler: Handler
+    # Raises ApiError or NGramSpecError for what is wrong with a request; anything else is a defect of the server.
+    handler: Callable[[Call], Awaitable[Response]]
     method: Literal["GET", "POST"] = "POST"
-    wording: Wording = worded  # its errors as JSON
+    wording: Callable[[ApiError], dict[str, Any]] = worded  # its errors as JSON
     public: bool = False  # whether it answers without an API key
 
 
@@ -116,13 +100,10 @@ async def _until_gone(receive: Receive) -> None:
 Log = Callable[[Counters], None]
 
 
-class Logged:
+def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
     """An ASGI application whose requests are counted, and told to a log when they end."""
 
-    def __init__(self, app: ASGIApp, paths: frozenset[str], log: Log | None) -> None:
-        self._app, self._paths, self._log = app, paths, log
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def asked(scope: Scope, receive: Receive, send: Send) -> None:
         counters, began = Counters(), time.monotonic()
 
         async def noted(message: Message) -> None:
@@ -131,13 +112,15 @@ class Logged:
             await send(message)
 
         try:
-            await self._app({**scope, _COUNTERS: counters}, receive, noted)
+            await app({**scope, _COUNTERS: counters}, receive, noted)
         finally:
-            if self._log is not None and scope["type"] == "http":
+            if log is not None and scope["type"] == "http":
                 counters.method, counters.took = scope["method"], time.monotonic() - began
-                if scope["path"] in self._paths or _SLOT.fullmatch(scope["path"]):
+                if scope["path"] in paths or _SLOT.fullmatch(scope["path"]):
                     counters.path = scope["path"]
-                self._log(counters)
+                log(counters)
+
+    return asked
 
 
 # --------------------------------------------------------------------------- the body

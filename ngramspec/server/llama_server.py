@@ -25,9 +25,8 @@ from ngramspec.server.common_fields import (
     read_sampling,
     several,
 )
-from ngramspec.server.fields import ApiError, bad_field
+from ngramspec.server.fields import ApiError, JsonAnswer, bad_field
 from ngramspec.server.generate import End, LineLimits, Piece, TextEvent, generate
-from ngramspec.server.http import JsonAnswer
 from ngramspec.server.openai_chat import read_chat
 from ngramspec.server.reply import Reply, event, respond
 from ngramspec.server.state import Call, ServedModel

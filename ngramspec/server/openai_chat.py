@@ -12,10 +12,11 @@ from typing import Any
 from starlette.responses import Response
 
 from ngramspec.batching.request import Prefilled, Started
-from ngramspec.server.chat import ChatTask, as_json, count_prompt, read_prediction, run_chat
+from ngramspec.server.chat import ChatTask, Toolbox, as_json, count_prompt, free_text, run_chat
 from ngramspec.server.common_fields import (
     read_answers,
     read_max_tokens,
+    read_prediction,
     read_rules,
     read_sampling,
     read_slot,
@@ -23,12 +24,10 @@ from ngramspec.server.common_fields import (
     read_usage_too,
 )
 from ngramspec.server.constraints import read_format
-from ngramspec.server.fields import Fields, bad_field
+from ngramspec.server.fields import Fields, JsonAnswer, bad_field
 from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.http import JsonAnswer
 from ngramspec.server.reply import DONE, Answer, Block, Reply, chunk_maker, respond
 from ngramspec.server.state import Call, ServedModel
-from ngramspec.server.tools import Toolbox, free_text
 from ngramspec.server.usage import FINGERPRINT, DraftedText, Span, logprobs_content, prediction_usage, timings, totals
 from ngramspec.steps import Stats, Step
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
@@ -115,14 +114,13 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
 
 
 def _message(given: Fields, number: int) -> dict[str, Any]:
-    if "role" not in given:
-        raise given.missing("role")
+    given.needed("role")
     role = _ROLES[given.choice("role", tuple(_ROLES), "")]
     calls = [_call(call) for call in given.objects("tool_calls")]
     if (older := given.object("function_call")) is not None:
         calls.append(_function_call(older) | {"id": f"call_{number}"})
-    if "content" not in given and not calls and role != "assistant":
-        raise given.missing("content")
+    if not calls and role != "assistant":
+        given.needed("content")
     listed = isinstance(given.data.get("content"), list)
     content = "\n".join(given.parts("content", _part)) if listed else given.text("content") or ""
     message: dict[str, Any] = {"role": role, "content": content}

@@ -11,7 +11,7 @@ from importlib.resources import files
 
 from starlette.responses import HTMLResponse, Response
 
-from ngramspec.server.http import JsonAnswer
+from ngramspec.server.fields import JsonAnswer
 from ngramspec.server.state import Call
 
 

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
@@ -17,9 +17,8 @@ from starlette.types import Receive, Scope, Send
 from ngramspec.batching.request import Started
 from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs
-from ngramspec.server.fields import ApiError, of_failure, worded
+from ngramspec.server.fields import ApiError, JsonAnswer, dumped, of_failure, worded
 from ngramspec.server.generate import End, Piece, TextEvent
-from ngramspec.server.http import JsonAnswer, dumped
 from ngramspec.server.state import Call
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 
@@ -43,13 +42,8 @@ class Block:
         return "".join(self.pieces)
 
 
-class Change(NamedTuple):
-    """What a piece did to a block: it opened, has got a further piece of text and its logprobs, or closed."""
-
-    kind: Literal["opened", "grown", "closed"]
-    block: Block
-    piece: str = ""
-    logprobs: tuple[Logprobs, ...] = ()
+Change = tuple[Literal["opened", "grown", "closed"], Block, str, tuple[Logprobs, ...]]
+"""What happened to a block: it opened, has got a further piece of text and its logprobs, or closed."""
 
 
 class Answer:
@@ -105,7 +99,7 @@ class Answer:
             self._early += logprobs
         else:
             self._open.logprobs += logprobs
-            yield Change("grown", self._open, "", logprobs)
+            yield "grown", self._open, "", logprobs
 
     def _extend(self, kind: Kind, text: str) -> Iterator[Change]:
         if not text:
@@ -118,17 +112,17 @@ class Answer:
             logprobs, self._early = self._early, ()
         self._open.pieces.append(text)
         self._open.logprobs += logprobs
-        yield Change("grown", self._open, text, logprobs)
+        yield "grown", self._open, text, logprobs
 
     def _next(self, kind: Kind, id: str = "", name: str = "") -> Iterator[Change]:
         yield from self._close()
         self._open = Block(len(self.blocks), kind, id, name)
         self.blocks.append(self._open)
-        yield Change("opened", self._open)
+        yield "opened", self._open, "", ()
 
     def _close(self) -> Iterator[Change]:
         if self._open is not None:
-            yield Change("closed", self._open)
+            yield "closed", self._open, "", ()
             self._open = None
 
 

@@ -4,41 +4,38 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from starlette.responses import Response
 
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.chat import EFFORTS, ChatTask, Transcript, as_json, count_prompt, read_prediction, run_chat
-from ngramspec.server.common_fields import read_rules, read_sampling
+from ngramspec.server.chat import (
+    EFFORTS,
+    ChatTask,
+    Toolbox,
+    Transcript,
+    as_json,
+    count_prompt,
+    free_text,
+    function_name,
+    run_chat,
+)
+from ngramspec.server.common_fields import read_prediction, read_rules, read_sampling
 from ngramspec.server.constraints import ANY_OBJECT, grammar_of, guided_schema
-from ngramspec.server.fields import ApiError, Fields
+from ngramspec.server.fields import ApiError, Fields, JsonAnswer
 from ngramspec.server.generate import End, TextEvent
-from ngramspec.server.http import JsonAnswer
 from ngramspec.server.reply import Block, Reply, event, respond
-from ngramspec.server.state import Call
-from ngramspec.server.tools import Toolbox, free_text, function_name
+from ngramspec.server.state import Call, ServedModel
 from ngramspec.server.usage import logprobs_content, prediction_usage
-
-_LOGPROBS = "message.output_text.logprobs"
 
 _EFFORTS = {"none": "low", "minimal": "low"} | EFFORTS
 
 _ELSEWHERE = (
-    "web_search_call",
-    "file_search_call",
-    "image_generation_call",
-    "code_interpreter_call",
-    "computer_call",
-    "mcp_list_tools",
-    "tool_search_call",
-    "tool_search_output",
-    "compaction",
-    "compaction_trigger",
+    *("web_search_call", "file_search_call", "image_generation_call", "code_interpreter_call", "computer_call"),
+    *("mcp_list_tools", "tool_search_call", "tool_search_output", "compaction", "compaction_trigger"),
 )
 """Items of a conversation that tell what OpenAI's servers did, or hold what only these can read."""
 
@@ -51,9 +48,7 @@ async def responses(call: Call) -> Response:
     if task.schema is not None:  # an error names the field as this API does
         grammar_of(task.schema, "text.format.schema", strict=task.strict)
     id, name = f"resp_{secrets.token_hex(12)}", given.text("model") or model.name
-    predicted = partial(prediction_usage, model, task.prediction)
-    reply = ResponseReply(toolbox, echo, id, name, lambda one: logprobs_content(model, [one])[0], predicted)
-    return await respond(call, run_chat(call, task), reply)
+    return await respond(call, run_chat(call, task), ResponseReply(model, toolbox, echo, id, name, task.prediction))
 
 
 async def input_tokens(call: Call) -> Response:
@@ -225,7 +220,7 @@ def _format(given: Fields) -> tuple[dict[str, Any], Mapping[str, Any] | None]:
 
 def _logprobs(given: Fields) -> int | None:
     count = given.whole("top_logprobs", most=20)
-    return count or (0 if _LOGPROBS in given.texts("include") else None)
+    return count or (0 if "message.output_text.logprobs" in given.texts("include") else None)
 
 
 def _variables(given: Fields) -> dict[str, Any]:
@@ -240,29 +235,16 @@ def _variables(given: Fields) -> dict[str, Any]:
 class ResponseReply(Reply):
     """A response, or its stream of events; each event is sent under the name in its "type".
 
-    Args:
-        toolbox, echo: as of `read_request`.
-        id: a name of its own; the ids of its items are made of it.
-        model: what answers.
-        spell: logprobs of a token as OpenAI's JSON: token, bytes, logprob, top_logprobs.
-        predicted: counts what of a prediction came in texts, for the usage.
-        now: tells the time, in seconds since 1970.
+    `toolbox` and `echo` are of `read_request`; the ids of the items are made of `id`; `name`: the model's, as told.
     """
 
     def __init__(
-        self,
-        toolbox: Toolbox,
-        echo: dict[str, Any],
-        id: str,
-        model: str,
-        spell: Callable[[Logprobs], dict[str, Any]],
-        predicted: Callable[[Sequence[Sequence[int]]], dict[str, int]] = lambda _: {},
-        now: Callable[[], float] = time.time,
+        self, model: ServedModel, toolbox: Toolbox, echo: dict[str, Any], id: str, name: str, prediction: str = ""
     ) -> None:
         super().__init__()
-        self._toolbox, self._echo, self._id, self._model = toolbox, echo, id, model
-        self._spell, self._predicted, self._now = spell, predicted, now
-        self._created = int(now())
+        self._model, self._prediction = model, prediction
+        self._toolbox, self._echo, self._id, self._name = toolbox, echo, id, name
+        self._created = int(time.time())
         self._output: list[dict[str, Any]] = []
         self._sent = 0
         self._closed: Block | None = None  # whether it was cut is known only when nothing follows it
@@ -272,7 +254,7 @@ class ResponseReply(Reply):
         assert answer.end is not None
         cut = answer.end.reason == "length"
         last = len(answer.blocks) - 1
-        self._output = [self._item(one, _status(cut and one.index == last)) for one in answer.blocks]
+        self._output = [self._item(one, cut and one.index == last) for one in answer.blocks]
         return self._ending(answer.end)
 
     def chunks(self, number: int, told: TextEvent) -> Iterator[str]:
@@ -319,19 +301,20 @@ class ResponseReply(Reply):
     def _ending(self, end: End) -> dict[str, Any]:
         (answer,) = self.answers
         generated = end.done.stats.generated
+        predicted = prediction_usage(self._model, self._prediction, [answer.tokens])
         return self._response("incomplete" if end.reason == "length" else "completed") | {
             "usage": {
                 "input_tokens": answer.prompt_tokens,
                 "input_tokens_details": {"cached_tokens": end.done.cached, "cache_write_tokens": 0},
                 "output_tokens": generated,
-                "output_tokens_details": {"reasoning_tokens": end.thought, **self._predicted([answer.tokens])},
+                "output_tokens_details": {"reasoning_tokens": end.thought, **predicted},
                 "total_tokens": answer.prompt_tokens + generated,
             }
         }
 
     def _response(self, status: str) -> dict[str, Any]:
         incomplete = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        done = {"completed_at": int(self._now())} if status == "completed" else {}
+        done = {"completed_at": int(time.time())} if status == "completed" else {}
         return {
             "id": self._id,
             "object": "response",
@@ -341,7 +324,7 @@ class ResponseReply(Reply):
             "background": False,
             "error": None,
             "incomplete_details": incomplete,
-            "model": self._model,
+            "model": self._name,
             "output": list(self._output),
             "previous_response_id": None,
             "store": False,
@@ -351,25 +334,25 @@ class ResponseReply(Reply):
         }
 
     def _opening(self, block: Block) -> Iterator[dict[str, Any]]:
-        item = self._item(block, "in_progress")
+        item = self._item(block) | {"status": "in_progress"}
         if block.kind != "call":
             item["content"] = []
         yield {"type": "response.output_item.added", "output_index": block.index, "item": item}
         if block.kind != "call":
             yield {"type": "response.content_part.added", **_place(item["id"], block, 0), "part": self._part(block)}
 
-    def _growing(self, block: Block, piece: str, logprobs: Iterable[Logprobs]) -> Iterator[dict[str, Any]]:
+    def _growing(self, block: Block, piece: str, logprobs: Sequence[Logprobs]) -> Iterator[dict[str, Any]]:
         kind, item = self._named(block)
         if kind == "message":
             delta = {"type": "response.output_text.delta", **_place(item, block, 0), "delta": piece}
-            yield delta | {"logprobs": [self._spell(one) for one in logprobs]}
+            yield delta | {"logprobs": logprobs_content(self._model, logprobs)}
         elif kind == "reasoning":
             yield {"type": "response.reasoning_text.delta", **_place(item, block, 0), "delta": piece}
         elif kind == "function_call":
             yield {"type": "response.function_call_arguments.delta", **_place(item, block), "delta": piece}
 
     def _closing(self, block: Block, cut: bool) -> Iterator[dict[str, Any]]:
-        item = self._item(block, _status(cut))
+        item = self._item(block, cut)
         if item["type"] == "custom_tool_call":
             # Its text stands within the JSON of the function's arguments, and is known when these are whole.
             at = _place(item["id"], block)
@@ -396,10 +379,10 @@ class ResponseReply(Reply):
         )
         return kind, f"{_PREFIXES[kind]}_{self._id.removeprefix('resp_')}_{block.index}"
 
-    def _item(self, block: Block, status: str) -> dict[str, Any]:
+    def _item(self, block: Block, cut: bool = False) -> dict[str, Any]:
         """The item that a block is, with all it holds so far."""
         kind, id = self._named(block)
-        item: dict[str, Any] = {"id": id, "type": kind, "status": status}
+        item: dict[str, Any] = {"id": id, "type": kind, "status": "incomplete" if cut else "completed"}
         if kind == "message":
             return item | {"role": "assistant", "content": [self._part(block)]}
         if kind == "reasoning":
@@ -413,16 +396,12 @@ class ResponseReply(Reply):
     def _part(self, block: Block) -> dict[str, Any]:
         if block.kind == "thought":
             return {"type": "reasoning_text", "text": block.text}
-        logprobs = [self._spell(one) for one in block.logprobs]
+        logprobs = logprobs_content(self._model, block.logprobs)
         return {"type": "output_text", "text": block.text, "annotations": [], "logprobs": logprobs}
 
 
 _PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc", "custom_tool_call": "ctc"}
 """What the ids of items begin with."""
-
-
-def _status(cut: bool) -> str:
-    return "incomplete" if cut else "completed"
 
 
 def _place(item: str, block: Block, content: int | None = None) -> dict[str, Any]:

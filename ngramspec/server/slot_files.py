@@ -15,8 +15,7 @@ import numpy as np
 from starlette.responses import Response
 
 from ngramspec.errors import TargetError
-from ngramspec.server.fields import ApiError, bad_field
-from ngramspec.server.http import JsonAnswer
+from ngramspec.server.fields import ApiError, JsonAnswer, bad_field
 from ngramspec.server.state import Call
 from ngramspec.shared_model import SequenceModel
 from ngramspec.storage import replacing

@@ -45,10 +45,8 @@ def prediction_usage(model: ServedModel, prediction: str, texts: Sequence[Sequen
     tokens = model.vocabulary.tokenize(prediction, add_bos=False)
     blocks = [block for text in texts for block in SequenceMatcher(None, tokens, text).get_matching_blocks()]
     accepted = sum([block.size for block in blocks])
-    return {
-        "accepted_prediction_tokens": accepted,
-        "rejected_prediction_tokens": len(tokens) * len(texts) - accepted,
-    }
+    rejected = len(tokens) * len(texts) - accepted
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": rejected}
 
 
 def _rates(what: str, tokens: int, seconds: float) -> dict[str, Any]:
@@ -60,16 +58,6 @@ def _rates(what: str, tokens: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def usage(prompt_tokens: int, cached: int, completion_tokens: int) -> dict[str, Any]:
-    """OpenAI's `usage`; `cached`: how many of the prompt's tokens were in the cache."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-        "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": cached},
-    }
-
-
 def totals(answers: Sequence[Answer], each: int, usage_too: bool = True) -> dict[str, Any]:
     """What is told once, when all have ended: the last one's timings, and the usage; `each`: answers to one prompt."""
     ends = [answer.end for answer in answers if answer.end is not None]
@@ -77,17 +65,20 @@ def totals(answers: Sequence[Answer], each: int, usage_too: bool = True) -> dict
     if usage_too:
         cached = sum(min(end.done.cached for end in ends[i : i + each]) for i in range(0, len(ends), each))
         prompt_tokens = sum(answer.prompt_tokens for answer in answers[::each])
-        told["usage"] = usage(prompt_tokens, cached, sum(end.done.stats.generated for end in ends))
+        generated = sum(end.done.stats.generated for end in ends)
+        told["usage"] = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": generated,
+            "total_tokens": prompt_tokens + generated,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
     return told
 
 
 def logprobs_content(model: ServedModel, found: Sequence[Logprobs]) -> list[dict[str, Any]]:
     """Logprobs as a chat tells them, with llama-server's ids."""
     return [
-        {
-            **_token(model, one.token, one.logprob),
-            "top_logprobs": [_token(model, token, logprob) for token, logprob in one.top],
-        }
+        _token(model, one.token, one.logprob) | {"top_logprobs": [_token(model, *other) for other in one.top]}
         for one in found
     ]
 
@@ -117,8 +108,7 @@ def token_text(model: ServedModel, token: int) -> str:
 class DraftedText:
     """Finds what a parser tells in the text that it was given, in order, and so the tokens that it is of.
 
-    A parser drops marks and white space and keeps the order of the rest. What it tells in other words than it read is
-    not found, and nothing is said of it.
+    What it tells in other words than it read is not found, and nothing is said of it.
     """
 
     def __init__(self) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai import omit
@@ -13,14 +16,16 @@ from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 from support import chat_scripts
 from support.chat_scripts import Said, answers, finish, refused
+from support.http import scripted
 
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.settings import Sampling
-from ngramspec.server.chat import ChatTask
+from ngramspec.server import responses
+from ngramspec.server.chat import ChatTask, Toolbox
 from ngramspec.server.fields import ApiError, Fields, overflow
 from ngramspec.server.generate import Piece
 from ngramspec.server.responses import ResponseReply, read_request
-from ngramspec.server.tools import Toolbox
+from ngramspec.server.usage import logprobs_content
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Reasoning
 
 Asked = tuple[ChatTask, Toolbox, dict[str, Any]]
@@ -40,13 +45,19 @@ def task(**fields: Any) -> ChatTask:
     return asked(**fields)[0]
 
 
-def spell(one: Logprobs) -> dict[str, Any]:
-    return {"token": chr(one.token), "bytes": [one.token], "logprob": one.logprob, "top_logprobs": []}
+MODEL = scripted()[0].ready()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def time_stands() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(responses, "time", SimpleNamespace(time=lambda: 1e9))
+        yield
 
 
 def answering(request: Asked | None) -> ResponseReply:
     _, toolbox, echo = request or asked()
-    return ResponseReply(toolbox, echo, "resp_1", "m", spell, now=lambda: 1e9)
+    return ResponseReply(MODEL, toolbox, echo, "resp_1", "m")
 
 
 def streamed(said: list[Said], request: Asked | None = None) -> list[dict[str, Any]]:
@@ -287,7 +298,7 @@ def test_logprobs_are_told_with_the_text() -> None:
     deltas: list[Said] = [Piece((), (a,)), Content("a"), Piece((Content("b"),), (b,)), finish()]
     told = [one for event in streamed(deltas) if event["type"].endswith("text.delta") for one in event["logprobs"]]
     (part,) = whole(deltas)["output"][0]["content"]
-    assert told == part["logprobs"] == [spell(a), spell(b)]
+    assert told == part["logprobs"] == logprobs_content(MODEL, [a, b])
 
 
 def test_a_failure_ends_the_stream() -> None:
