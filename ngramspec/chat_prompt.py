@@ -1,8 +1,8 @@
 """`ChatTemplate`: chat prompts in which no message can write a control token.
 
-A template turns messages into one text, in which "<|im_end|>" ends a message, whoever wrote it. So the template is
-rendered a second time, with unguessable names in place of what the messages say. Only control tokens that stand between
-the names, which are the template's own, become control tokens:
+A template turns messages into one text, in which "<|im_end|>" ends a message, also where a message says it. So it is
+rendered a second time, with unguessable names in place of what the messages say. Only control tokens between the names,
+which are the template's own, become control tokens:
 
     messages  [{"role": "user", "content": "is <|im_end|> a word?"}]
     text      <|im_start|>user\nis <|im_end|> a word?<|im_end|>\n
@@ -11,11 +11,11 @@ the names, which are the template's own, become control tokens:
 
 The same holds for tools, calls and their results, other variables, and keys of objects.
 
-Templates look at messages: they strip them, or split them at "</think>", or write them as JSON. White space at the ends
-of a string, characters that JSON escapes, and the strings that the template itself spells out therefore stay in the
-skeleton. One that changes strings in other ways is noticed, as putting them back does not give the text; less is hidden
-then, as long as the skeleton's control tokens stay the same ones. Where nothing helps, the text must hold these control
-tokens and no others, or the messages are refused. Knows no llama.cpp; O(length of the text) but for the tokenizer.
+Templates strip messages, or split them at "</think>", or write them as JSON. White space at the ends of a string,
+characters that JSON escapes, and the strings that the template itself spells out therefore stay in the skeleton. One
+that changes strings in other ways is noticed, as putting them back does not give the text; less is hidden then, as long
+as the skeleton's control tokens stay the same ones. Where nothing helps, the text must hold these control tokens and no
+others, or the messages are refused.
 """
 
 from __future__ import annotations
@@ -130,10 +130,8 @@ class ChatTemplate:
 
 
 class _Hiding:
-    """Names in place of strings.
-
-    What stays: what the template spells out (`spelled`), keys that it asks for (`names`), characters in `left`, and the
-    letters that a key begins with, unless `keys`.
+    """Names in place of strings. What stays: what the template spells out (`spelled`), keys that it asks for (`names`),
+    characters in `left`, and the letters that a key begins with, unless `keys`.
     """
 
     def __init__(self, spelled: re.Pattern[str], names: frozenset[str], left: re.Pattern[str], keys: bool) -> None:
@@ -151,15 +149,13 @@ class _Hiding:
         """A skeleton with its strings put back, where its control tokens are in that, and what follows the last one."""
         hidden = list(self._numbers)
         own: list[Span] = []
-        rebuilt, at = [], 0
+        rebuilt = ""
         parts = re.split(rf"{self._mark}(\d+)x", skeleton)
         for i, part in enumerate(parts):
-            piece = hidden[int(part)] if i % 2 else part
             if not i % 2:
-                own += [(at + match.start(), at + match.end()) for match in controls.finditer(part)]
-            rebuilt.append(piece)
-            at += len(piece)
-        return "".join(rebuilt), own, parts[-1]
+                own += [(len(rebuilt) + match.start(), len(rebuilt) + match.end()) for match in controls.finditer(part)]
+            rebuilt += hidden[int(part)] if i % 2 else part
+        return rebuilt, own, parts[-1]
 
     def _message(self, message: Mapping[str, Any]) -> dict[str, Any]:
         hidden = {
@@ -197,18 +193,14 @@ class _Hiding:
     def _text(self, text: str) -> str:
         """A string in names, except white space at its ends and what stays."""
         parts = []
-        ends = [*(match.span() for match in self._stays.finditer(text)), (len(text), len(text))]
         at = 0
-        for start, end in ends:
-            core = text[at:start].strip()
-            if core:
-                first = text.index(core, at)
+        for start, end in [*(match.span() for match in self._stays.finditer(text)), (len(text), len(text))]:
+            piece = text[at:start]
+            if core := piece.strip():
                 # One name for one text: templates ask whether a parameter is among those required.
                 number = self._numbers.setdefault(core, len(self._numbers))
-                parts += [text[at:first], f"{self._mark}{number}x", text[first + len(core) : start]]
-            else:
-                parts.append(text[at:start])
-            parts.append(text[start:end])
+                piece = piece.replace(core, f"{self._mark}{number}x", 1)
+            parts += [piece, text[start:end]]
             at = end
         return "".join(parts)
 

@@ -1,11 +1,9 @@
-"""`Conversation`: the turns of a chat, the prompt they make within a context, and the file they are kept in.
-
-Knows nothing about terminals, and of models only that something turns messages into token ids.
-"""
+"""`Conversation`: the turns of a chat, the prompt they make within a context, and the file they are kept in."""
 
 from __future__ import annotations
 
 import json
+import re
 from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +12,8 @@ from typing import Any, NamedTuple
 
 from ngramspec.errors import NGramSpecError, PromptError
 from ngramspec.storage import write_whole
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Message = dict[str, str]  # {"role": "system" | "user" | "assistant", "content": text}
 
@@ -31,8 +31,8 @@ class Conversation:
 
     system: str | None = None  # the system message, or None
     turns: list[Turn] = field(default_factory=list)  # all turns, oldest first
-    # The oldest turn that the last prompt had room for. Those before it are kept to be saved, but never return to the
-    # prompt: each return would cost a prefill from there on.
+    # The oldest turn that the last prompt had room for. Those before it are saved too, but never return to the prompt:
+    # each return would cost a prefill from there on.
     first: int = 0
 
     def messages(self, first: int = 0) -> list[Message]:
@@ -144,14 +144,6 @@ def _message(path: Path, number: int, message: object) -> tuple[str, str]:
     if isinstance(message, dict):
         role, content = message.get("role"), message.get("content")
         # JSON can spell half a surrogate pair, which no text can hold.
-        if isinstance(role, str) and isinstance(content, str) and _is_text(content):
+        if isinstance(role, str) and isinstance(content, str) and not _SURROGATE.search(content):
             return role, content
     raise NGramSpecError(f'{path}: message {number} needs a "role" and a "content" that are text')
-
-
-def _is_text(content: str) -> bool:
-    try:
-        content.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

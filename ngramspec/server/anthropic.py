@@ -21,12 +21,11 @@ from ngramspec.server.reply import Block, Reply, event, respond
 from ngramspec.server.state import Call
 from ngramspec.tool_calls.deltas import Tool
 
-# Claude Code begins its system prompt with this line, which differs in every request and says nothing to a model. Left
-# in, no two prompts would share more than their first tokens with what the cache holds.
+# Claude Code begins its system prompt with this line, which differs in every request: left in, no two prompts would
+# share more than their first tokens with what the cache holds.
 _BILLING = re.compile(r"(?:\s*x-anthropic-billing-header:[^\n]*(?:\n|\Z))+")
 
-_SIGNATURE = "unsigned"
-"""Thinking blocks carry one; clients that see none do not send the block back, and the model forgets its thoughts."""
+_SIGNATURE = "unsigned"  # without one clients do not send thinking blocks back, and the model forgets its thoughts
 
 _ERRORS = {
     400: "invalid_request_error",

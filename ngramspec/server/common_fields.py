@@ -1,9 +1,7 @@
 """The fields that all APIs share which generate text: how tokens are chosen, how many, and prompts.
 
-Every setting of `Sampling` is a field of its own name, which is llama-server's too, or of other servers' names. A
-request's settings take the place of the server's defaults. `samplers` says which samplers run: settings of others,
-and a temperature without its sampler, have no say; nor have those of any sampler under mirostat, which takes their
-place. A value that cannot be is an `ApiError` that names its field.
+Every setting of `Sampling` is a field of its own name, which is llama-server's too, or of other servers' names; a
+request's take the place of the server's defaults. A value that cannot be is an `ApiError` that names its field.
 """
 
 from __future__ import annotations
@@ -27,11 +25,9 @@ _OPTIONS = options(Sampling)
 _TYPES = get_type_hints(Sampling)
 _OFF = {f.name: f.default for f in fields(Sampling)}
 
-_OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}
-"""What vLLM and text-generation-webui call them."""
+_OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "mirostat": "mirostat_mode"}  # vLLM's, text-generation-webui's
 
-MOST_ANSWERS = 128
-"""Most texts that one request may ask for: OpenAI's limit."""
+MOST_ANSWERS = 128  # texts that one request may ask for: OpenAI's limit
 
 
 def read_sampling(call: Call, schemas: bool = True) -> Sampling:
@@ -60,7 +56,11 @@ def read_sampling(call: Call, schemas: bool = True) -> Sampling:
 
 
 def _consistent(defaults: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
-    """The settings that have a say: what was asked for, and the defaults that do not contradict it."""
+    """The settings that have a say: what was asked for, and the defaults that do not contradict it.
+
+    Settings of samplers that do not run have none, nor has a temperature without its sampler; nor have those of any
+    sampler under mirostat, which takes their place.
+    """
     chosen = defaults | asked
     off = set[str]()
     if chosen["mirostat"]:
@@ -193,8 +193,7 @@ def check_adapters(call: Call) -> None:
 
 def read_answers(given: Fields, prompts: int = 1) -> int:
     """How many answers to each prompt are asked for."""
-    count = given.whole(given.name("n", "n_cmpl"), 1, least=1, most=MOST_ANSWERS)
-    assert count is not None
+    count = given.whole(given.name("n", "n_cmpl"), least=1, most=MOST_ANSWERS) or 1
     if prompts * count > MOST_ANSWERS:
         raise bad_field("n", f"n asks for {prompts * count} texts, but at most {MOST_ANSWERS} are given")
     return count

@@ -186,8 +186,7 @@ async def apply_template(call: Call) -> Response:
 # --------------------------------------------------------------------------- gaps
 
 
-NEAR = 2048
-"""Most tokens of the texts next to the gap: the size of a batch in llama-server, which that goes by."""
+NEAR = 2048  # most tokens of the texts next to the gap: the size of a batch in llama-server
 
 _NAMELESS = "tmp"  # llama-server's name of a file without one
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Iterator
@@ -100,11 +99,10 @@ def read_chat(given: Fields) -> tuple[ChatTask, Toolbox]:
         raise given.refused("continue_final_message", "the last message is no text of the assistant to go on with")
     if continued and anew:
         raise given.refused("add_generation_prompt", "excludes continue_final_message")
-    choice = _tool_choice(given, toolbox)
     task = ChatTask(
         messages=messages,
+        tool_choice=_tool_choice(given, toolbox),
         tools=toolbox.tools,  # those that the choice allows
-        tool_choice=choice,
         variables=({} if effort is None else {"reasoning_effort": effort})
         | ({} if variables is None else dict(variables.data)),
         continued=continued,
@@ -150,13 +148,10 @@ def _call(given: Fields) -> dict[str, Any]:
 def _function_call(function: Fields) -> dict[str, Any]:
     arguments = function.data.get("arguments")
     if isinstance(arguments, dict):  # not OpenAI's form, but what some clients keep
-        arguments = json.dumps(arguments, ensure_ascii=False)
+        arguments = as_json(arguments)
     else:
         arguments = function.text("arguments")
-    return {
-        "type": "function",
-        "function": {"name": function.needed_text("name"), "arguments": arguments or "{}"},
-    }
+    return {"type": "function", "function": {"name": function.needed_text("name"), "arguments": arguments or "{}"}}
 
 
 def _tool_choice(given: Fields, toolbox: Toolbox) -> str:
@@ -247,8 +242,7 @@ class ChatReply(Reply):
         elif isinstance(event, Prefilled) and self._progress_too:
             yield from self._beginning(number)
             progress = {"total": event.total, "cache": self.answers[number].cached, "processed": event.done}
-            choice = {"index": number, "delta": {}, "finish_reason": None}
-            yield self._chunk({"choices": [choice], "prompt_progress": progress})
+            yield self._part(number, {}, {"prompt_progress": progress})
         elif isinstance(event, Piece):
             if self._paces and event.step is not None:
                 self._paces[number].add(event.step)
@@ -259,8 +253,7 @@ class ChatReply(Reply):
             last = not self._usage_too and self._ended == len(self.answers)
             more = self._totals(usage_too=False) if last else self._timings(number)
             yield from self._input(number)
-            choice = {"index": number, "delta": {}, "finish_reason": self._reason(event)}
-            yield self._chunk({"choices": [choice], **more})
+            yield self._part(number, {}, more, finish_reason=self._reason(event))
 
     def last_chunks(self) -> Iterator[str]:
         if self._usage_too:
@@ -281,20 +274,24 @@ class ChatReply(Reply):
                 yield from self._input(number)
             if isinstance(delta, CallBegin) and self._toolbox.origin(delta.name).custom:
                 self._inputs[number] = delta.call, []
-            choice: dict[str, Any] = {"index": number, "delta": self._fields(delta), "finish_reason": None}
+            more: dict[str, Any] = {}
             if self._texts and isinstance(delta, Content | Reasoning):
-                choice["drafted"] = drafted
+                more["drafted"] = drafted
             if piece.logprobs and place == len(deltas) - 1:
-                choice["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs)}
-            yield self._chunk({"choices": [choice], **(self._timings(number) if self._paces else {})})
+                more["logprobs"] = {"content": logprobs_content(self._model, piece.logprobs)}
+            yield self._part(number, self._fields(delta), self._timings(number), **more)
+
+    def _part(self, number: int, delta: dict[str, Any], more: dict[str, Any], **fields: Any) -> str:
+        """A chunk of one choice; `more`: beside the choice, `fields`: in it."""
+        choice = {"index": number, "delta": delta, "finish_reason": None, **fields}
+        return self._chunk({"choices": [choice], **more})
 
     def _input(self, number: int) -> Iterator[str]:
         """The input of a custom tool, which stands within JSON, once that has ended."""
         if (waiting := self._inputs[number]) is not None:
             self._inputs[number] = None
             delta = {"tool_calls": [{"index": waiting[0], "custom": {"input": free_text("".join(waiting[1]))}}]}
-            choice = {"index": number, "delta": delta, "finish_reason": None}
-            yield self._chunk({"choices": [choice], **self._timings(number)})
+            yield self._part(number, delta, self._timings(number))
 
     def _call(self, call: Block) -> dict[str, Any]:
         if self._toolbox.origin(call.name).custom:
@@ -319,14 +316,11 @@ class ChatReply(Reply):
     def _beginning(self, number: int) -> Iterator[str]:
         if number not in self._begun:
             self._begun.add(number)
-            start = {"index": number, "delta": {"role": "assistant", "content": None}, "finish_reason": None}
-            yield self._chunk({"choices": [start]})
+            yield self._part(number, {"role": "assistant", "content": None}, {})
 
     def _timings(self, number: int) -> dict[str, Any]:
         """How far a choice is, where each chunk tells it."""
-        if not self._paces:
-            return {}
-        return {"timings": self._paces[number].timings(self.answers[number])}
+        return {"timings": self._paces[number].timings(self.answers[number])} if self._paces else {}
 
     def _totals(self, usage_too: bool) -> dict[str, Any]:
         told = totals(self.answers, len(self.answers), usage_too)

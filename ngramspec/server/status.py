@@ -45,14 +45,11 @@ async def props(call: Call) -> Response:
     """Settings and properties of the model."""
     model = call.model
     bos, eos = model.vocabulary.ends
+    settings = generation_settings(call.server.sampling, -1, ())
+    defaults = {"id": 0, "n_ctx": model.n_ctx, "speculative": model.speculative, "params": settings}
     return JsonAnswer(
         {
-            "default_generation_settings": {
-                "id": 0,
-                "n_ctx": model.n_ctx,
-                "speculative": model.speculative,
-                "params": generation_settings(call.server.sampling, -1, ()),
-            },
+            "default_generation_settings": defaults,
             "total_slots": len(model.service.report().slots),
             "model_alias": model.name,
             "model_path": model.path,

@@ -21,17 +21,12 @@ _KEYS = _ARGUMENTS | {"id", "type"}
 _FENCE = "```"
 
 ReadCall = Callable[[Reader, Answer, Tools], Reads[bool]]
-"""Reads what follows the beginning of a call; whether a call was begun.
-
-Where none was, it may leave the reader anywhere: the text becomes content.
-"""
+"""Reads what follows the beginning of a call; whether one was begun, else it may leave the reader anywhere."""
 
 
 def rows(ends: Mapping[str, str], item: str, one: ReadCall) -> dict[str, ReadCall]:
-    """How calls in a row begin, and who reads them.
-
-    `ends`: what closes a row, by what opens it. `item`: what stands before each call, which `one` reads; it may begin a
-    row of its own.
+    """How calls in a row begin, and who reads them. `ends`: what closes a row, by what opens it. `item`: what stands
+    before each call, which `one` reads; it may begin a row of its own.
     """
 
     def read(reader: Reader, answer: Answer, tools: Tools, *, end: str, begun: bool) -> Reads[bool]:
@@ -105,11 +100,8 @@ def named(separator: str, name: str, end: str = "", *, fence: str = "", or_objec
 def read_calls(reader: Reader, answer: Answer, known: Container[str] | None = None) -> Reads[bool]:
     """One call or a JSON list of them; whether one was begun.
 
-    Args:
-        reader: the text.
-        answer: takes the calls.
-        known: where an object may be no call at all, the tools' names: one with another name, without arguments, or
-            with keys that calls do not have, is none. None: it is a call whatever it names.
+    `known`: where an object may be no call at all, the tools' names: one with another name, without arguments, or with
+    keys that calls do not have, is none. None: it is a call whatever it names.
     """
     if not (yield from reader.take("[")):
         return (yield from _read_call(reader, answer, known))

@@ -21,7 +21,7 @@ from ngramspec.tool_calls.tagged import invoked, read_function, read_gemma4, rea
 class Family:
     """How a family writes calls."""
 
-    name: str  # of the family
+    name: str
     signs: tuple[tuple[str, ...], ...]  # what its chat templates contain: all strings of one of these groups
     # What a call begins with, anywhere in an answer, and who reads what follows. None begins with another.
     starts: Mapping[str, ReadCall] = field(default_factory=dict)
