@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.responses import Response
 
@@ -38,6 +38,8 @@ dumped = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=Fa
 
 
 class JsonAnswer(Response):
+    """A response that is JSON."""
+
     media_type = "application/json"
 
     def __init__(self, data: Any, status: int = 200) -> None:
@@ -118,7 +120,16 @@ def of_failure(error: Exception, *, started: bool = False) -> ApiError:
 _MOST = 2**31 - 1
 _SHOWN = 60
 
-_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
+T = TypeVar("T")
+
+_KINDS: Mapping[type, str] = {
+    bool: "true or false",
+    int: "a number",
+    float: "a number",
+    str: "text",
+    list: "a list",
+    dict: "an object",
+}
 
 
 class Fields:
@@ -147,12 +158,11 @@ class Fields:
         return bad_field(self.path + name, f"{self.path}{name}: {problem}")
 
     def flag(self, name: str, default: bool = False) -> bool:
-        value: bool | None = self._typed(name, bool)
+        value = self._typed(name, bool)
         return default if value is None else value
 
     def text(self, name: str) -> str | None:
-        value: str | None = self._typed(name, str)
-        return value
+        return self._typed(name, str)
 
     def needed_text(self, name: str) -> str:
         self.needed(name)
@@ -220,11 +230,10 @@ class Fields:
 
     def needed_object(self, name: str) -> Fields:
         self.needed(name)
-        return Fields(self._typed(name, dict), f"{self.path}{name}.")
+        return self.object(name) or Fields({})
 
     def list(self, name: str) -> list[Any]:
-        value: list[Any] | None = self._typed(name, list)
-        return [] if value is None else value
+        return self._typed(name, list) or []
 
     def objects(self, name: str) -> Iterator[Fields]:
         """The objects of a list."""
@@ -239,7 +248,7 @@ class Fields:
             raise bad_field(self.path + name, f"{self.path}{name} is missing")
         return self.data[name]
 
-    def _typed(self, name: str, kind: type) -> Any:
+    def _typed(self, name: str, kind: type[T]) -> T | None:
         value = self.data.get(name)
         if value is not None and not isinstance(value, kind):
             raise self.wrong(name, _KINDS[kind])

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from starlette.datastructures import Headers, QueryParams
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -50,11 +51,11 @@ class EndpointApp:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            raw = await _read_body(scope, receive, self._server.most_bytes)
+            raw = await _read_body(Request(scope, receive), self._server.most_bytes)
         except ApiError as error:
             await refusal(error, self._endpoint)(scope, receive, send)
             return
-        if raw is None:
+        except ClientDisconnect:
             return
         work = asyncio.ensure_future(self._respond(raw, scope, receive, send))
         gone = asyncio.ensure_future(_until_gone(receive))
@@ -126,24 +127,18 @@ def logged(app: ASGIApp, paths: frozenset[str], log: Log | None) -> ASGIApp:
 # --------------------------------------------------------------------------- the body
 
 
-async def _read_body(scope: Scope, receive: Receive, most: int) -> bytes | None:
-    """The body of a request, None where its client left before it was whole. Raises ApiError beyond `most` bytes."""
+async def _read_body(request: Request, most: int) -> bytes:
+    """The body of a request. Raises ApiError beyond `most` bytes, ClientDisconnect where its client left before."""
     too_large = ApiError(413, f"the request is larger than {most / 2**20:g} MiB, the most that this server reads")
-    lengths = [value for name, value in scope["headers"] if name == b"content-length"]
-    if any(not value.isdigit() or len(value) > 15 or int(value) > most for value in lengths):
+    lengths = request.headers.getlist("content-length")
+    if any(not value.isdecimal() or len(value) > 15 or int(value) > most for value in lengths):
         raise too_large
-    parts, size, more = list[bytes](), 0, True
-    while more:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        part = message.get("body", b"")
-        parts.append(part)
-        size += len(part)
-        more = message.get("more_body", False)
-        if size > most:
+    body = bytearray()
+    async for part in request.stream():
+        body += part
+        if len(body) > most:
             raise too_large
-    return b"".join(parts)
+    return bytes(body)
 
 
 def _read_json(raw: bytes) -> dict[str, Any]:

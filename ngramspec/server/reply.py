@@ -23,6 +23,7 @@ from ngramspec.server.state import Call
 from ngramspec.tool_calls.deltas import CallArguments, CallBegin, Content, Delta, Reasoning
 
 Kind = Literal["thought", "text", "call"]
+_KINDS: Mapping[type[Delta], Kind] = {Content: "text", Reasoning: "thought", CallArguments: "call"}
 
 
 @dataclass(slots=True)
@@ -83,15 +84,10 @@ class Answer:
                 self.slot, self.cached, self.prompt_tokens = event
 
     def _add(self, delta: Delta) -> Iterator[Change]:
-        match delta:
-            case CallBegin(_, id, name):
-                yield from self._next("call", id, name)
-            case Content(text):
-                yield from self._extend("text", text)
-            case Reasoning(text):
-                yield from self._extend("thought", text)
-            case CallArguments(_, text):
-                yield from self._extend("call", text)
+        if isinstance(delta, CallBegin):
+            yield from self._next("call", delta.id, delta.name)
+        else:
+            yield from self._extend(_KINDS[type(delta)], delta.text)
 
     def _likely(self, logprobs: tuple[Logprobs, ...]) -> Iterator[Change]:
         self.logprobs += logprobs

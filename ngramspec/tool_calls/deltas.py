@@ -101,8 +101,8 @@ class Answer:
         """A call begins; its number."""
         self._thought, self._thinking = "", False
         self._held, self._drop = "", True
-        random = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
-        self._add(CallBegin(self._calls, random if self._short_ids else f"call_{random}", name))
+        id_ = "".join(secrets.choice(_ID) for _ in range(9 if self._short_ids else 24))
+        self._add(CallBegin(self._calls, id_ if self._short_ids else f"call_{id_}", name))
         self._calls += 1
         return self._calls - 1
 
@@ -125,12 +125,7 @@ class Answer:
 
     def _add(self, delta: Delta) -> None:
         last = self._deltas[-1] if self._deltas else None
-        match last, delta:
-            case (Content(before), Content(text)):
-                self._deltas[-1] = Content(before + text)
-            case (Reasoning(before), Reasoning(text)):
-                self._deltas[-1] = Reasoning(before + text)
-            case (CallArguments(call, before), CallArguments(same, text)) if call == same:
-                self._deltas[-1] = CallArguments(call, before + text)
-            case _:
-                self._deltas.append(delta)
+        if last is None or type(last) is not type(delta) or isinstance(last, CallBegin) or isinstance(delta, CallBegin):
+            self._deltas.append(delta)
+        else:  # a call's arguments follow its beginning, so these are of the same call
+            self._deltas[-1] = last._replace(text=last.text + delta.text)
