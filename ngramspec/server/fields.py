@@ -122,14 +122,7 @@ _SHOWN = 60
 
 T = TypeVar("T")
 
-_KINDS: Mapping[type, str] = {
-    bool: "true or false",
-    int: "a number",
-    float: "a number",
-    str: "text",
-    list: "a list",
-    dict: "an object",
-}
+_KINDS = {bool: "true or false", int: "a number", float: "a number", str: "text", list: "a list", dict: "an object"}
 
 
 class Fields:
