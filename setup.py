@@ -16,7 +16,6 @@ MODULES = (
     "ngramspec.drafting.mixture.pointers",
     "ngramspec.drafting.mixture.guesser",
     "ngramspec.drafting.mixture.side_guesses",
-    "ngramspec.drafting.baselines.suffix_automaton",
     "ngramspec.policies.draft_value",
     "ngramspec.policies.cost",
 )

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ngramspec.cost.curve import CostCurve
-from ngramspec.drafting.baselines.suffix_automaton import SuffixAutomaton
+from ngramspec.drafting.baselines.suffix import SuffixAutomaton
 from ngramspec.drafting.chances import FadingRate
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.tokens import Likely, Node
@@ -35,7 +35,6 @@ from ngramspec.tokens import Likely, Node
 ORDERS = 3  # most tokens of context that a row is remembered by
 AHEAD = 2  # a copy's context must be this much longer than a row's to be preferred: a row says more
 LONGEST = 8  # contexts are told apart by their length up to here
-CLEARLY = 2  # as in `SuffixDrafter`
 FADE = 0.98  # factor by which earlier counts fade at each new count
 SUREST = 0.99
 
@@ -58,8 +57,7 @@ class BeamDrafter:
         self._prompt_end = tuple(prompt[-ORDERS:])
         self._text = SuffixAutomaton()
         self._text.extend(prompt)
-        # The prompt as a whole was seen once, so this is its longest suffix that was seen before.
-        root.notes = self._at(self._text.link[self._text.last])
+        root.notes = self._at(self._text.longest_suffix()[0])
         self._rows: dict[tuple[int, ...], Likely] = {}
         self._trust: defaultdict[tuple[int, int], FadingRate] = defaultdict(lambda: FadingRate(1.0, 2.0, fade=FADE))
 
@@ -90,13 +88,10 @@ class BeamDrafter:
     def _copy(self, place: Place, order: int, row: Likely | None) -> Likely:
         """Give the copy the probability that copies are trusted with; the row, or other copies, share the rest."""
         text, state = self._text, place.state
-        edge, latest = text.best[state], text.latest[state]
-        if text.count[edge] < CLEARLY * text.count[latest]:
-            edge = latest
-        place.copy = token = text.token[edge]
+        place.copy = token = text.likeliest(state)
         place.trust = self._trust[min(place.match, LONGEST), order]
         trust = min(place.trust.value, SUREST)
-        others = row or [(t, math.log(n / text.total[state])) for t, n in text.counts(state).items()]
+        others = row or [(t, math.log(n / text.total[state])) for t, n in text.weights(state).items()]
         instead = sum(math.exp(logprob) for other, logprob in others if other == token)
         likely = [(token, math.log(trust))]
         if instead < 1.0:
@@ -121,12 +116,11 @@ class BeamDrafter:
             assert node.parent is not None
             before = self._place(node.parent)
             state, match = before.state, before.match
-            edge = text.find(state, node.token)
-            while edge < 0 and state > 0:
+            while node.token not in text.goals[state] and state > 0:
                 state = text.link[state]
                 match = text.length[state]
-                edge = text.find(state, node.token)
-            place = node.notes = self._at(text.goal[edge], match + 1) if edge >= 0 else self._at(0)
+            goal = text.goals[state].get(node.token)
+            place = node.notes = self._at(0) if goal is None else self._at(goal, match + 1)
             return place
         # The text may have grown: a state is split where its shorter contexts were seen elsewhere.
         found = self._at(place.state, place.match)

@@ -6,21 +6,16 @@ import doctest
 import random
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.uncompiled import plain_modules
 
 from ngramspec.drafting.baselines import suffix
-from ngramspec.drafting.baselines.suffix import CLEARLY, SuffixDrafter
-from ngramspec.drafting.baselines.suffix_automaton import SuffixAutomaton
+from ngramspec.drafting.baselines.suffix import CLEARLY, COUNTED, SuffixAutomaton, SuffixDrafter
 from ngramspec.drafting.chances import HOPELESS
 
-PLAIN = plain_modules()["suffix_automaton"]
-ARRAYS = ("length", "link", "first", "best", "latest", "total", "origin", "token", "goal", "count", "sibling", "slots")
 LETTERS = st.sampled_from([range(2), range(4), range(9), (0, 7, 150_000, 2**31 - 2)])
 SIZES = st.integers(0, 60)
 TEXTS = st.one_of(
@@ -29,8 +24,8 @@ TEXTS = st.one_of(
 )
 
 
-def built(tokens: Sequence[int], kind: Any = SuffixAutomaton) -> Any:
-    automaton = kind()
+def built(tokens: Sequence[int]) -> SuffixAutomaton:
+    automaton = SuffixAutomaton()
     automaton.extend(tokens)
     return automaton
 
@@ -50,20 +45,19 @@ def longest_match(text: Sequence[int]) -> tuple[int, list[int]]:
 
 @given(text=TEXTS)
 def test_the_match_is_the_longest_suffix_seen_before(text: list[int]) -> None:
-    automaton = built([1, 2, 3] * 200)
-    automaton.clear()  # as new
+    automaton = SuffixAutomaton()
     for n, token in enumerate(text):
         automaton.add(token)
         length, followed = longest_match(text[: n + 1])
         state = automaton.link[automaton.last]
         assert automaton.length[state] == length
         if length:
-            counts = automaton.counts(state)
+            counts = automaton.counts[state]
             assert set(counts) == set(followed)
             assert sum(counts.values()) == automaton.total[state]
             assert all(1 <= counts[t] <= seen for t, seen in Counter(followed).items())
-            assert automaton.token[automaton.latest[state]] == followed[-1]
-            assert automaton.count[automaton.best[state]] == max(counts.values())
+            assert automaton.latest[state] == followed[-1]
+            assert counts[automaton.best[state]] == max(counts.values())
     assert automaton.size == len(text)
 
 
@@ -74,7 +68,7 @@ def test_counts_are_exact_while_few_suffixes_were_seen_before() -> None:
         text = [rng.randrange(5) for _ in range(200)]
         automaton = built(text)
         state = automaton.link[automaton.last]
-        assert automaton.counts(state) == Counter(longest_match(text)[1])
+        assert automaton.counts[state] == Counter(longest_match(text)[1])
 
 
 def hard_texts(n: int) -> dict[str, list[int]]:
@@ -98,22 +92,18 @@ def hard_texts(n: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("name", hard_texts(8))
 @pytest.mark.parametrize("n", [500, 2000, pytest.param(8000, marks=pytest.mark.exhaustive)])
 def test_time_and_room_stay_in_their_bounds(n: int, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Every loop of `add` looks a transition up once per round, or makes a new one.
-    steps, find = 0, PLAIN.SuffixAutomaton.find
+    steps, count = 0, SuffixAutomaton._count
 
-    def counted(self: Any, state: int, token: int) -> int:
+    def counted(self: SuffixAutomaton, state: int, token: int) -> None:
         nonlocal steps
         steps += 1
-        return int(find(self, state, token))
+        count(self, state, token)
 
-    monkeypatch.setattr(PLAIN.SuffixAutomaton, "find", counted)
-    automaton = built(hard_texts(n)[name][:n], PLAIN.SuffixAutomaton)
-    assert steps + automaton.edges < (PLAIN.COUNTED + 10) * n
-    for size in (n, 10 * n):
-        automaton = built(hard_texts(size)[name][:size])
-        assert automaton.states <= 2 * size
-        assert automaton.edges <= 3 * size
-        assert sum(4 * len(getattr(automaton, array)) for array in ARRAYS) < 300 * size
+    monkeypatch.setattr(SuffixAutomaton, "_count", counted)
+    automaton = built(hard_texts(n)[name][:n])
+    assert steps < (COUNTED + 4) * n
+    assert len(automaton.length) <= 2 * n
+    assert sum(map(len, automaton.goals)) <= 3 * n
 
 
 # --------------------------------------------------------------------------- the drafter

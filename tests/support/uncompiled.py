@@ -26,7 +26,6 @@ NAMES = (
     "mixture.guesser",
     "mixture.side_guesses",
     "mixture.drafter",
-    "baselines.suffix_automaton",
 )
 """In an order in which each comes after those that it imports."""
 
