@@ -34,10 +34,9 @@ from ngramspec.sampling.distribution import Distribution
 from ngramspec.sampling.sampler import Sampler
 from ngramspec.sampling.settings import Sampling
 
-# Streams of `noise.uniform`. The first two are keyed by the position decided, which happens once.
-# The draws of a draft are keyed by the position where the draft starts and by the offset in it: a
-# position that is drafted again after a refusal gets a fresh number, since the old one shaped the
-# draft that was just judged.
+# Streams of `noise.uniform`. The first two are keyed by the position decided, which happens once. The draws of a draft
+# are keyed by the position where it starts and the offset in it: a position that is drafted again after a refusal gets
+# a fresh number, since the old one shaped the draft that was just judged.
 _ACCEPT, _SAMPLE, _DRAW = 0, 1, 2
 
 EPSILON, DELTA = 0.09, 0.3  # of typical acceptance, as in Medusa's code (`posterior_threshold`, `posterior_alpha`)
@@ -65,9 +64,9 @@ def verify_rejection(
     """Keep each drafted token with probability min(1, p/q), else sample norm(max(0, p - q)).
 
     The tokens are draws from p only if draft[i] was drawn from q[i] by a number used for nothing else, as
-    `rejection_choice` does, and if whether position i is in the draft was settled without looking
-    at draft[i] or what follows it. A draft that was picked by a rule, or cut after a look at its
-    tokens, stays exact with q[i] = {draft[i]: 1}.
+    `rejection_choice` does, and if whether position i is in the draft was settled without looking at draft[i] or what
+    follows it. A draft that was picked by a rule, or cut after a look at its tokens, stays exact with q[i] =
+    {draft[i]: 1}.
 
     Args:
         q: for each drafted token the distribution it was drawn from: token id -> probability, summing to 1.
@@ -153,9 +152,8 @@ def verify_lenient_greedy(
     return verify_each(rows, draft, sampler, decide)
 
 
-# The entropy of p sets the bar: where many tokens are plausible, a plausible one will do.
-# (Cai et al. 2024, "Medusa: simple LLM inference acceleration framework with multiple decoding
-# heads", arXiv 2401.10774, section 2.3.1.)
+# The entropy of p sets the bar: where many tokens are plausible, a plausible one will do. (Cai et al. 2024, "Medusa:
+# simple LLM inference acceleration framework with multiple decoding heads", arXiv 2401.10774, section 2.3.1.)
 def verify_typical(
     rows: Rows, draft: Sequence[int], sampler: Sampler, position: int, watch: Watch | None = None
 ) -> Verdict:

@@ -1,10 +1,8 @@
 """`Scheduler`: whether prompts or answers come next; `Writer`: the passes that answers grow by; `warm_up`.
 
-Prompts are read chunk by chunk and texts written token by token. Where both wait, prompts are read first for some
-seconds, so that their texts join those that are being written: a pass costs little more with them. After that reading
-and writing get the same time: a long prompt slows the answers of others to half their speed, and does not stop them.
-Prompts take turns among each other, so that a short one does not wait for the end of a long one. Work beside
-requests, such as embeddings, gets no more time than answers do.
+Where prompts and texts wait, prompts are read first for some seconds, so that their texts join those that are being
+written: a pass costs little more with them. After that reading and writing get the same time. Prompts take turns among
+each other, so that a short one does not wait for a long one. Embeddings and the like get no more time than answers do.
 """
 
 from __future__ import annotations

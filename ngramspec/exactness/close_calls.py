@@ -4,9 +4,6 @@ A pass over several tokens may give logits that differ in their last bits from s
 measured bound. A token that stays the sampler's choice when its own logit falls by that much and all others rise by
 as much is the one that undrafted decoding would have taken after the same tokens; any other is a close call. Without
 filters of the distribution that is a proof; with filters it is the test that moves the token's own chances most.
-
-From the first pass of another size on, what it left in the KV cache may carry such differences into every later pass,
-so every later token is looked at too.
 """
 
 from __future__ import annotations
@@ -36,7 +33,7 @@ class CloseCalls:
         self._unrepeatable = self.sampling.selects or self.sampling.xtc_probability > 0
 
     def arm(self, bound: float) -> None:
-        """A pass was made whose logits may differ by so much: every token is looked at from here on."""
+        """A pass was made whose logits may differ by so much, and what it left in the cache may move all later ones."""
         self._bound = bound
 
     def take(self) -> int:

@@ -1,11 +1,9 @@
 """`Sampling`: all that a user sets about how a token is chosen, each setting told once.
 
-A setting is a field with its type, its default, the values it may have, its flags and its line of help. The command
-line, its help, the checks and `cli/README.md` are made of these; `ngramspec.llama.samplers` makes llama.cpp's
-samplers of them.
-
-Names, defaults and order are llama.cpp's (`common/common.h`, `struct common_params_sampling`), but for the
-temperature, whose default is greedy decoding.
+A field has its type, its default, the values it may have, its flags and its line of help. The command line, its help,
+the checks and `cli/README.md` are made of these; `ngramspec.llama.samplers` makes llama.cpp's samplers of them. Names,
+defaults and order are llama.cpp's (`common/common.h`, `struct common_params_sampling`), except that the default
+temperature is 0, greedy decoding.
 """
 
 from __future__ import annotations
@@ -36,11 +34,7 @@ SAMPLERS = ("penalties", "dry", "top_n_sigma", "top_k", "typ_p", "top_p", "min_p
 """llama.cpp's default order."""
 
 NAMED_ONLY = ("infill",)
-"""Samplers of llama.cpp that act only where `Sampling.samplers` names them.
-
-infill chooses what fills a gap in a text: the token that ends it, once that is likely enough beside the others; else
-those few others that stand out, where a token counts for those that begin with its text.
-"""
+"""Samplers of llama.cpp that act only where `Sampling.samplers` names them; infill fills a gap in a text."""
 
 _MOST_COMPARED = 256  # infill compares every two tokens that it is shown: a millisecond for so many
 
@@ -82,9 +76,7 @@ class Sampling:
 
     What a field means is its `help`. Beyond that: `repeat_penalty` multiplies logits below 0. DRY subtracts
     multiplier * base^(length - allowed length) where a token would extend a repeated sequence. `logit_bias` holds
-    (token id, what is added to its logit). `grammar` is GBNF, with a rule "root": the text must be one of its
-    sentences, or the start of one. `samplers` holds names from `SAMPLERS` and `NAMED_ONLY`, in the order they are
-    applied.
+    (token id, what is added to its logit). `samplers` holds names from `SAMPLERS` and `NAMED_ONLY`, in their order.
     """
 
     temperature: float = option(0.0, "--temp", help="Temperature; 0: greedy.", allowed=NOT_NEGATIVE)

@@ -1,7 +1,6 @@
 """Drafters that learn from the target's own logits: `RecycleDrafter`, `LookaheadDrafter`, `NasdDrafter`.
 
-They need a model, so a replay of recorded answers has nothing for them. What a model holds likely after a context
-outlasts the request, but not the model.
+What a model holds likely after a context outlasts the request, but not the model.
 """
 
 from __future__ import annotations
@@ -33,18 +32,11 @@ class Successors(NamedTuple):
 
 
 class SuccessorDrafter(Drafter):
-    """Drafts a chain of likeliest successors, and learns from every proposal, sent or not.
-
-    Which contexts have successors, and what is guessed where none is known, is a subclass's matter.
-
-    Attributes:
-        longest: most tokens in a draft, whatever is asked for.
-        hopeless: a draft ends when the probability that all of it is accepted has fallen below this.
-    """
+    """Drafts a chain of likeliest successors, and learns from every proposal, sent or not."""
 
     wants_logits = True
-    longest: float = math.inf
-    hopeless = HOPELESS
+    longest: float = math.inf  # most tokens in a draft, whatever is asked for
+    hopeless = HOPELESS  # a draft ends when the probability that all of it is accepted has fallen below this
 
     def __init__(self) -> None:
         self._pool: OrderedDict[tuple[int, ...], Successors] = OrderedDict()
@@ -68,9 +60,7 @@ class SuccessorDrafter(Drafter):
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
         """What comes after these tokens, which follow the text; None: nobody knows.
 
-        Returns:
-            The successors, the tokens of context that they rest on, and how sure that is: to the estimator of chances
-            what the length of a match is elsewhere.
+        The successors, the tokens of context that they rest on, and what tells the estimator how sure that is.
         """
 
     def propose(
@@ -101,7 +91,7 @@ class SuccessorDrafter(Drafter):
 def top_two(row: NDArray[np.float32]) -> tuple[int, dict[int, float]]:
     """The token of the largest logit, and the softmax over the largest two; empty if the largest is no number.
 
-    Two passes of argmax: for two tokens, much faster than a partition, which moves what it looks at.
+    For two tokens, two passes of argmax are much faster than a partition.
     """
     best = int(row.argmax())
     largest = float(row[best])
@@ -165,8 +155,7 @@ class LookaheadDrafter(SuccessorDrafter):
 
     A guess is the first that there is of these: what followed the last 3, 2 or 1 tokens in the prompt, or was likeliest
     when the target last evaluated them (the pool); what it held likeliest at this position in the pass before, given
-    that pass's draft (the trajectory); the token before once more. Only a price ends a draft before the window does:
-    where rows cost nothing, hopeless guesses are worth evaluating too.
+    that pass's draft (the trajectory); the token before once more. Only a price ends a draft before the window does.
 
     Complexity: O(n_vocab) per position verified, O(1) per token drafted or of the prompt.
     """
