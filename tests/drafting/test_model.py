@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,10 +12,8 @@ from support.mock_target import Blurred, Clock, MockTarget
 
 from ngramspec.cost.given import GivenCurve
 from ngramspec.decoding.decoder import SpeculativeDecoder
-from ngramspec.drafting.draft_model import guesses
-from ngramspec.drafting.draft_model.guesses import POSITIONS, PRIOR, RARE, WIDEST, DraftSampler, Payoff
-from ngramspec.drafting.draft_model.model import PROBES, ModelDrafter
-from ngramspec.drafting.draft_model.passes import Pace
+from ngramspec.drafting.draft_model.model import PROBES, RARE, WIDEST, ModelDrafter, model_guess
+from ngramspec.drafting.draft_model.passes import POSITIONS, PRIOR, Pace, Payoff
 from ngramspec.drafting.price import TokenPrice
 from ngramspec.sampling.distribution import normalised_entropy
 from ngramspec.sampling.settings import Sampling
@@ -154,7 +151,7 @@ def test_broken_logits_end_a_draft() -> None:
     assert len(drafter.propose(9)) == 2
     assert len(drafter.propose(9, likeliest)) == 2
     for row in ([-math.inf] * 4, [0.0, math.nan, 0.0, 0.0]):
-        assert DraftSampler(4, Sampling()).guess(np.array(row), 0, None) is None
+        assert model_guess(np.array(row), 0, None, Sampling()) is None
 
 
 def test_q_is_the_law_at_the_targets_temperature() -> None:
@@ -174,16 +171,15 @@ def test_q_is_the_law_at_the_targets_temperature() -> None:
 
 
 def test_what_is_rare_is_not_drawn_and_one_of_a_few_at_most() -> None:
-    assert doctest.testmod(guesses).failed == 0
     shares = np.array([1.0, 0.5, 0.2, 0.02, 0.005])  # as parts of the largest probability
     for min_p, kept in ((0.0, 4), (RARE / 2, 4), (0.1, 3), (0.4, 2)):
-        guess = DraftSampler(5, Sampling(1.0, min_p=min_p)).guess(np.log(shares), 3, likeliest)
+        guess = model_guess(np.log(shares), 3, likeliest, Sampling(1.0, min_p=min_p))
         assert guess is not None
         token, m, q = guess
         assert m == q[token]
         assert list(q.values()) == pytest.approx(list(shares[:kept] / shares[:kept].sum()))
     row = np.linspace(0.0, -1.0, 3 * WIDEST)
-    guess = DraftSampler(row.size, Sampling(1.0)).guess(row, 0, likeliest)
+    guess = model_guess(row, 0, likeliest, Sampling(1.0))
     assert guess is not None
     assert sorted(guess[2]) == list(range(WIDEST))
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from ngramspec.backend import Logits
 from ngramspec.drafting.draft import Chooser
-from ngramspec.drafting.draft_model.guesses import ModelGuess
-from ngramspec.drafting.draft_model.model import ModelDrafter
+from ngramspec.drafting.draft_model.model import ModelDrafter, ModelGuess
 from ngramspec.drafting.draft_model.passes import PassRequest
 from ngramspec.drafting.price import TokenPrice
 
@@ -136,6 +135,6 @@ class AskedModel(ModelDrafter):
 
     def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
         """The guess by the logits at a place in the chain; None: none, and the model is not asked again this time."""
-        guess = self._sampler.guess(row, offset, choose)
+        guess = super().guess(row, offset, choose)
         self._mute = guess is None
         return guess

@@ -8,26 +8,31 @@ a guess takes time, which decides whether the model is asked, when it begins to 
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
 from copy import copy
 from functools import partial
 from typing import Self
 
+import numpy as np
+
 from ngramspec.backend import Logits, Model
-from ngramspec.drafting.chances import OutcomeMap
+from ngramspec.drafting.chances import OutcomeMap, pick
 from ngramspec.drafting.draft import NO_DRAFT, Chooser, Draft, Drafter, Drafting
-from ngramspec.drafting.draft_model.guesses import DraftSampler, Payoff
-from ngramspec.drafting.draft_model.passes import ModelPasses, PassRequest, draft_alone
+from ngramspec.drafting.draft_model.passes import ModelPasses, PassRequest, Payoff, draft_alone
 from ngramspec.drafting.price import TokenPrice
-from ngramspec.sampling.distribution import normalised_entropy
+from ngramspec.sampling.distribution import largest, normalised_entropy
 from ngramspec.sampling.settings import Sampling
 from ngramspec.shared_model import SharedModel
 from ngramspec.tokens import common_prefix
 
 FIRST_READ = 8  # tokens of the first pass over several, which tells what reading takes
 PROBES = 0.004  # part of the time that may go into asking a model that does not pay, to see whether that is still so
+RARE = 0.01  # tokens less likely than this part of the likeliest are not drafted when a draft is drawn
+WIDEST = 32  # most tokens that one is drawn from
 TEXTS = 8  # latest texts that tell how long the next one is expected to be
+ModelGuess = tuple[int, float, Mapping[int, float]]  # see `model_guess`
 Asking = Generator[PassRequest, Logits, Logits]  # part of a draft in the making that asks the model for logits
 
 
@@ -100,7 +105,7 @@ class ModelDrafter(Drafter):
     # ------------------------------------------------------------------ the text
 
     def follow(self, sampling: Sampling) -> None:
-        self._sampler = DraftSampler(self.n_vocab, sampling)
+        self._sampling = sampling
 
     def begin(self, prompt: Sequence[int]) -> None:
         self._text = list(prompt)
@@ -171,7 +176,7 @@ class ModelDrafter(Drafter):
         # It takes longer than copying the row, which does not outlive the next guess, and few policies ask for it.
         entropy = partial(normalised_entropy, row[: self.n_vocab].copy())
         while True:
-            guess = self._sampler.guess(row, len(tokens), choose)
+            guess = self.guess(row, len(tokens), choose)
             if guess is None:
                 break
             token, m, drawn_from = guess
@@ -194,6 +199,10 @@ class ModelDrafter(Drafter):
         if self._before is not None:
             chances = [self._undrawn.estimate(self._before), *(self._payoff.rate(at) for at in range(1, limit))]
         return Draft(self._guesses, tuple(q), (), (), tuple(chances), self.name, entropy)
+
+    def guess(self, row: Logits, offset: int, choose: Chooser | None) -> ModelGuess | None:
+        """The guess by the logits at a place in the draft; None: they hold none."""
+        return model_guess(row[: self.n_vocab], offset, choose, self._sampling)
 
     # ------------------------------------------------------------------ what it costs
 
@@ -265,3 +274,27 @@ class ModelDrafter(Drafter):
 def _inside(p: float) -> float:
     """Away from 0 and 1, where log-odds end."""
     return min(max(p, 1e-4), 1.0 - 1e-4)
+
+
+def model_guess(row: Logits, offset: int, choose: Chooser | None, sampling: Sampling) -> ModelGuess | None:
+    """What a model would put `offset` tokens into a draft, by a row of logits; None where the row holds none.
+
+    Returns:
+        Its guess, its probability of that, and the distribution that it was drawn from, at the temperature of the
+        target's sampling; that is empty in greedy decoding, without `choose`.
+    """
+    best = int(row.argmax())
+    if not math.isfinite(row[best]):
+        return None
+    gaps = row - row[best]
+    if choose is None:
+        return best, 1.0 / float(np.exp(gaps).sum()), {}
+    temperature = sampling.temperature or 1.0
+    rare = temperature * math.log(RARE)
+    ids = np.flatnonzero(gaps >= (max(rare, math.log(sampling.min_p)) if sampling.min_p > 0 else rare))
+    if ids.size > WIDEST:
+        ids = ids[largest(gaps[ids], WIDEST)]
+    weights = np.exp(gaps[ids].astype(np.float64) / temperature)
+    q = dict(zip(ids.tolist(), (weights / weights.sum()).tolist(), strict=True))
+    token = pick(choose, offset, q)
+    return token, q[token], q
