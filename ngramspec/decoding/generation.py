@@ -11,7 +11,7 @@ from ngramspec.acceptance.rules import TokenDecision, Verdict
 from ngramspec.acceptance.verifier import Acceptance, RuleVerifier, Verifier
 from ngramspec.backend import Logits, Model, Vocabulary
 from ngramspec.decoding.drafts import Drafts, Plan, Text, no_draft
-from ngramspec.decoding.text import GenerationText
+from ngramspec.decoding.text import TextStream
 from ngramspec.drafting.draft import NO_DRAFT, Chooser
 from ngramspec.drafting.grammar import GrammarGuide
 from ngramspec.errors import NGramSpecError, PromptError
@@ -64,12 +64,11 @@ class Generation(Text):
             raise PromptError(
                 f"the prompt has {len(prompt)} tokens, but the context holds {n_ctx} and needs room for an answer"
             )
-        out_of: StopReason = "length" if max_tokens <= room else "context"
+        self._out_of: StopReason = "length" if max_tokens <= room else "context"
         own, ends = vocabulary.is_eog, rules.ends
         self._is_eog: Callable[[int], bool] = (lambda token: token in ends or own(token)) if ends else own
-        self._text = GenerationText(
-            piece or vocabulary.piece, self._is_eog, stop, min(max_tokens, room), out_of, rules.least
-        )
+        self._piece = piece or vocabulary.piece
+        self._stream = TextStream(stop, rules.least)
         if logprobs is not None and not 0 <= logprobs <= n_vocab:
             raise ValueError(f"logprobs is {logprobs}, but must be 0 to {n_vocab}, the vocabulary's size")
         self._top = logprobs
@@ -95,7 +94,7 @@ class Generation(Text):
         # tokens of prompt and text, without the last one, which no pass has evaluated yet
         self.settled = len(self.prompt)
         self.last = self.prompt[-1]
-        self.left = self._text.left
+        self.left = min(max_tokens, room)
         self.stop: StopReason | None = None  # why the text ended; None while it grows
         # what ended the text behind the tokens of the last step; None while nothing did
         self.error: NGramSpecError | ValueError | None = None
@@ -162,9 +161,7 @@ class Generation(Text):
 
     def _step(self, verdict: Verdict, rows: Logits, plan: Plan, position: int) -> Step:
         """What a verdict on a pass emits, up to the end of the text; `position`: index of its first token."""
-        text = self._text
-        pieces = text.take(verdict.tokens)
-        self.left, self.stop = text.left, text.stop
+        pieces = self._pieces(verdict.tokens)
         tokens, drafted = verdict.tokens[: len(pieces)], plan.sent.tokens
         step = Step(
             tokens,
@@ -174,8 +171,8 @@ class Generation(Text):
             source=plan.sent.source if drafted else "",
             close_calls=self._calls.take() if self._calls is not None else 0,
             position=position,
-            stop=text.stop,
-            stop_string=text.stop_string,
+            stop=self.stop,
+            stop_string=self._stream.stopped,
         )
         if self._top is not None:
             step.logprobs = tuple(logprobs(row, token, self._top) for row, token in zip(rows, tokens, strict=False))
@@ -183,6 +180,22 @@ class Generation(Text):
             step.judged, step.detail = plan.judged, tuple(self._judgements)
             self._judgements.clear()
         return step
+
+    def _pieces(self, tokens: Sequence[int]) -> tuple[str, ...]:
+        """One piece of text per token, up to the token that ends the text."""
+        pieces: list[str] = []
+        stream = self._stream
+        for token in tokens:
+            self.left -= 1
+            eog = self._is_eog(token)
+            pieces.append("" if eog else stream.push(self._piece(token)))
+            if eog or self.left <= 0 or stream.stopped is not None:
+                if stream.stopped is None:
+                    pieces[-1] += stream.finish()
+                by_itself: StopReason = "stop" if stream.stopped else "eog"
+                self.stop = by_itself if eog or stream.stopped else self._out_of
+                break
+        return tuple(pieces)
 
 
 _PREFILL = no_draft(0)

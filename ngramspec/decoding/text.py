@@ -6,10 +6,8 @@ here is final: no broken character is released and taken back, no part of a stop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from encodings import utf_8
-
-from ngramspec.steps import StopReason
 
 
 class TextStream:
@@ -89,47 +87,3 @@ class TextStream:
             if any(stop.startswith(tail) for stop in self._stop):
                 return start
         return len(text)
-
-
-class GenerationText:
-    """The text of one generation: its pieces, and when and why it ends.
-
-    Args:
-        piece: the bytes that a token stands for.
-        is_eog: whether a token ends the text; it is not shown.
-        stop, least: as in `TextStream`.
-        limit: most tokens.
-        out_of: why the text ends at `limit`.
-    """
-
-    def __init__(
-        self,
-        piece: Callable[[int], bytes],
-        is_eog: Callable[[int], bool],
-        stop: Sequence[str],
-        limit: int,
-        out_of: StopReason,
-        least: int = 0,
-    ) -> None:
-        self._piece, self._is_eog = piece, is_eog
-        self._stream = TextStream(stop, least)
-        self._out_of = out_of
-        self.left = limit
-        self.stop: StopReason | None = None
-        self.stop_string: str | None = None
-
-    def take(self, tokens: Sequence[int]) -> tuple[str, ...]:
-        """One piece of text per token, up to the token that ends the text."""
-        pieces: list[str] = []
-        stream = self._stream
-        for token in tokens:
-            self.left -= 1
-            eog = self._is_eog(token)
-            pieces.append("" if eog else stream.push(self._piece(token)))
-            if eog or self.left <= 0 or stream.stopped is not None:
-                if stream.stopped is None:
-                    pieces[-1] += stream.finish()
-                self.stop_string = stream.stopped
-                self.stop = "stop" if self.stop_string else "eog" if eog else self._out_of
-                break
-        return tuple(pieces)

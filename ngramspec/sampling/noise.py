@@ -1,19 +1,16 @@
 """Counter-based randomness: every value is a pure function of its counters, with no state to carry.
 
-Sampling needs noise that plain and drafted decoding read identically, whichever positions one pass
-happens to cover and whichever token ids survive top-k there. A stateful generator cannot give that;
-a hash of the counters can (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1,
-2, 3").
-
-The hash is a chain of SplitMix64 outputs (Steele, Lea, Flood 2014, "Fast splittable pseudorandom
-number generators", OOPSLA), with the finaliser that David Stafford tuned for counters ("Mix13"):
+Plain and drafted decoding must read the same noise, whichever positions a pass covers and whichever token ids survive
+top-k there: a hash of the counters gives that (Salmon, Moraes, Dror, Shaw 2011, "Parallel random numbers: as easy as 1,
+2, 3"). It is a chain of SplitMix64 outputs (Steele, Lea, Flood 2014, "Fast splittable pseudorandom number generators",
+OOPSLA), with the finaliser that David Stafford tuned for counters ("Mix13"):
 
     h0 = 0,  h1 = out(h0, seed),  h2 = out(h1, position),  bits = out(h2, id)
     out(s, n) = mix(s + (n + 1) * 0x9E3779B97F4A7C15)     the n-th output of SplitMix64 started at s
 
-Along each counter the values are consecutive SplitMix64 outputs, a generator that passes TestU01's
-BigCrush; every step is a bijection of 64 bits, so two rows (same seed, other position) overlap only
-by chance, about once in 2^45 pairs of rows of 2^18 ids. It is not for cryptography.
+Along each counter the values are consecutive outputs of a generator that passes TestU01's BigCrush; every step is a
+bijection of 64 bits, so two rows (same seed, other position) overlap only by chance, about once in 2^45 pairs of rows
+of 2^18 ids. It is not for cryptography.
 """
 
 from __future__ import annotations

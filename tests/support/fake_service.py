@@ -1,8 +1,7 @@
 """An engine that answers from a script: it does what `ngramspec.batching.engine.Engine` does, without a model.
 
 Each request gets a thread of its own, which tells the listener what an engine would: `Started`, `Prefilled`, steps
-made of the scripted text, `Done`. Texts stop where real ones do, since the steps are made by the engine's own
-`GenerationText`.
+made of the scripted text, `Done`. Texts stop where real ones do, since the pieces are made by a real `Generation`.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from support.cli_runner import PATIENCE
 
 from ngramspec.backend import Vocabulary
 from ngramspec.batching.request import Done, Failed, Listener, Prefilled, Report, Request, Scored, Slot, Started
-from ngramspec.decoding.text import GenerationText
+from ngramspec.decoding.generation import Generation
 from ngramspec.errors import NGramSpecError
 from ngramspec.sampling.distribution import Logprobs
 from ngramspec.steps import Stats, Step
@@ -128,13 +127,13 @@ class FakeService:
         if request.max_tokens == 0:
             listener(done("prefilled"))
             return
-        room = self.n_ctx - len(request.prompt)
-        text = GenerationText(
-            self.vocabulary.piece,
-            self.vocabulary.is_eog,
-            request.stop,
-            min(request.max_tokens, room),
-            "length" if request.max_tokens <= room else "context",
+        text = Generation(
+            request.prompt,
+            self.vocabulary,
+            n_ctx=self.n_ctx,
+            n_vocab=self.vocabulary.n_vocab,
+            max_tokens=request.max_tokens,
+            stop=request.stop,
         )
         for number, tokens in enumerate(self._steps(script)):
             if script.go is not None:
@@ -162,8 +161,8 @@ class FakeService:
             tokens = tokens * (self.n_ctx // len(tokens) + 1)
         return [tokens[i : i + script.step] for i in range(0, len(tokens), script.step)]
 
-    def _step(self, request: Request, text: GenerationText, tokens: list[int], *, first: bool) -> Step:
-        pieces = text.take(tokens)
+    def _step(self, request: Request, text: Generation, tokens: list[int], *, first: bool) -> Step:
+        pieces = text._pieces(tokens)
         tokens = tokens[: len(pieces)]
         drafted = () if first else tuple(tokens[1:])
         told: tuple[Logprobs, ...] = ()
@@ -179,7 +178,7 @@ class FakeService:
             seconds=0.01,
             plain_seconds=0.01,
             stop=text.stop,
-            stop_string=text.stop_string,
+            stop_string=text._stream.stopped,
             logprobs=told,
         )
 

@@ -26,9 +26,12 @@ STEADY = 7  # runs are counted up to this length
 class Successors(NamedTuple):
     """What the target lately held likeliest after a context."""
 
-    best: int  # the token of the largest logit
-    likely: Mapping[int, float]  # the probabilities of the best two, as if there were no others
-    run: int  # how often in a row `best` was the best
+    likely: Mapping[int, float]  # the probabilities of the best two, as if there were no others, the best first
+    run: int  # how often in a row it was the best
+
+    @property
+    def best(self) -> int:
+        return next(iter(self.likely))
 
 
 class SuccessorDrafter(Drafter):
@@ -50,11 +53,11 @@ class SuccessorDrafter(Drafter):
             self._pool.clear()
             self._n_vocab = rows.shape[1]
 
-    def _learn(self, context: tuple[int, ...], best: int, likely: Mapping[int, float]) -> None:
+    def _learn(self, context: tuple[int, ...], likely: Mapping[int, float]) -> None:
         """Note what is likeliest after a context now."""
         before = self._pool.pop(context, None)
-        run = min(STEADY, before.run + 1) if before is not None and before.best == best else 1
-        self._pool[context] = Successors(best, likely, run)
+        run = min(STEADY, before.run + 1) if before is not None and before.best == next(iter(likely)) else 1
+        self._pool[context] = Successors(likely, run)
 
     @abstractmethod
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
@@ -88,21 +91,21 @@ class SuccessorDrafter(Drafter):
         return Draft(tuple(tokens), tuple(q), tuple(match), (), tuple(chances), self.name)
 
 
-def top_two(row: NDArray[np.float32]) -> tuple[int, dict[int, float]]:
-    """The token of the largest logit, and the softmax over the largest two; empty if the largest is no number.
+def top_two(row: NDArray[np.float32]) -> dict[int, float]:
+    """The softmax over the largest two logits, the largest first; empty if that is no number.
 
     For two tokens, two passes of argmax are much faster than a partition.
     """
     best = int(row.argmax())
     largest = float(row[best])
     if not math.isfinite(largest):
-        return best, {}
+        return {}
     sides = ((0, row[:best]), (best + 1, row[best + 1 :]))
     others = [start + int(side.argmax()) for start, side in sides if side.size]
     second = max(others, key=lambda token: float(row[token]), default=best)
     weight = math.exp(float(row[second]) - largest) if second != best else 0.0
     # A logit of -inf is an impossible token, and q must hold none.
-    return best, {best: 1 / (1 + weight), second: weight / (1 + weight)} if weight > 0 else {best: 1.0}
+    return {best: 1 / (1 + weight), second: weight / (1 + weight)} if weight > 0 else {best: 1.0}
 
 
 class RecycleDrafter(SuccessorDrafter):
@@ -123,9 +126,9 @@ class RecycleDrafter(SuccessorDrafter):
     def see(self, tokens: Sequence[int], rows: NDArray[np.float32], accepted: int = 0) -> None:
         super().see(tokens, rows)
         for token, row in zip(tokens, rows, strict=True):
-            best, likely = top_two(row)
+            likely = top_two(row)
             if likely:
-                self._learn((token,), best, likely)
+                self._learn((token,), likely)
 
     def _guess(self, tokens: Sequence[int]) -> tuple[Successors, int, int] | None:
         known = self._pool.get(tuple(tokens[-1:] or self._last))
@@ -177,19 +180,19 @@ class LookaheadDrafter(SuccessorDrafter):
         super().see(tokens, rows)
         prompt, self._unread = self._unread, []
         for end, token in enumerate(prompt):
-            self._pool_in(prompt[max(0, end - LONGEST) : end], token, {token: 1.0})
+            self._pool_in(prompt[max(0, end - LONGEST) : end], {token: 1.0})
         text = [*self._tail[:-1], *tokens]
         self._rows = []
         for end, row in enumerate(rows, len(text) - len(tokens) + 1):
-            best, likely = top_two(row)
+            likely = top_two(row)
             if likely:
-                self._pool_in(text[:end][-LONGEST:], best, likely)
-            self._rows.append(Successors(best, likely, 1) if likely else None)
+                self._pool_in(text[:end][-LONGEST:], likely)
+            self._rows.append(Successors(likely, 1) if likely else None)
 
-    def _pool_in(self, context: Sequence[int], best: int, likely: Mapping[int, float]) -> None:
+    def _pool_in(self, context: Sequence[int], likely: Mapping[int, float]) -> None:
         """Note what follows a context of at most `LONGEST` tokens, and the shorter ones within it."""
         for start in range(len(context)):
-            self._learn(tuple(context[start:]), best, likely)
+            self._learn(tuple(context[start:]), likely)
         while len(self._pool) > POOLED:
             self._pool.popitem(last=False)
 
@@ -202,7 +205,7 @@ class LookaheadDrafter(SuccessorDrafter):
         if not text:
             return None
         expected = self._trajectory[len(tokens)] if len(tokens) < len(self._trajectory) else None
-        return expected or Successors(text[-1], {text[-1]: 1.0}, 1), 0, 0
+        return expected or Successors({text[-1]: 1.0}, 1), 0, 0
 
     def accept(self, tokens: Sequence[int]) -> int:
         self._tail = [*self._tail, *tokens][-LONGEST:]
