@@ -111,8 +111,7 @@ class HybridDrafter(MixtureDrafter):
         self._by_model = False
 
     def questions(self, sent: int, limit: int, leaves: int, price: TokenPrice) -> Sequence[Question]:
-        # Beside what the model guessed there are no candidates, and asking the model about branches takes its time.
-        return ()
+        return ()  # the model's guesses have no candidates beside them, and asking it about branches takes its time
 
     def accept(self, tokens: Sequence[int]) -> int:
         by_model, proposed = self._by_model, self.model.accept(tokens)
@@ -204,7 +203,7 @@ class HybridDrafter(MixtureDrafter):
         return length
 
     def _stand(self) -> None:
-        """Make the chain the n-grams' context, whoever guessed it."""
+        """Make the chain the n-grams' context, also where the model guessed it."""
         self._guesser.pending = 0
         for at, guess in enumerate(self._chain):
             self._guesser.look(at)
