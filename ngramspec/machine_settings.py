@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -120,13 +120,6 @@ def recalled(path: Path) -> Tuned | None:
         if all(type(value) is type(_FOUND[name][0]) and value in _FOUND[name] for name, value in kept.changes.items()):
             return replace(kept, date=kept.date[:10])
     return None
-
-
-def wanted(kept: Tuned | None, said: Collection[str]) -> dict[str, Any]:
-    """The changes to make: those kept and applied, without the settings (`said`) that the user has chosen."""
-    if kept is None or not kept.applied:
-        return {}
-    return {name: value for name, value in kept.changes.items() if name not in said}
 
 
 def keep(path: Path, kept: Tuned) -> None:

@@ -161,14 +161,31 @@ def tuned_file(path: Path, settings: LoadSettings) -> Path:
     return path_of(tuning_key(path, settings.gpu_layers, (settings.cache_type_k, settings.cache_type_v)))
 
 
+_TUNED = {
+    **{name: name for name in ("threads", "threads_batch", "flash_attn")},
+    **{"micro_batch": "ubatch_size", "mmap": "no_mmap", "repack": "no_repack"},
+}
+"""The fields of `LoadSettings` by the names that tuning has for them."""
+
+
 def tuned(path: Path, settings: LoadSettings, tell: Tell) -> tuple[LoadSettings, dict[str, Any]]:
-    """The settings with those that `tune --apply` keeps for the model, and these alone."""
+    """The settings with those that `tune --apply` keeps for the model, where they say nothing else; and these alone."""
     if settings.no_tuned:
         return settings, {}
-    settings, changes = settings.tuned(recalled(tuned_file(path, settings)))
+    kept, plain = recalled(tuned_file(path, settings)), LoadSettings()
+    said = {name for name, field in _TUNED.items() if getattr(settings, field) != getattr(plain, field)}
+    if "threads" in said:
+        said.add("threads_batch")
+    if settings.flash_attn == "off":
+        said.add("micro_batch")  # wide pieces of a prompt are found to be faster with flash attention only
+    applied = kept.changes if kept is not None and kept.applied else {}
+    changes = {name: value for name, value in applied.items() if name not in said}
     if changes:
         tell(f"tuned: {flags(changes)} (--no-tuned leaves it out, ngramspec tune --forget takes it away)")
-    return settings, changes
+    new: dict[str, Any] = {
+        _TUNED[name]: not value if isinstance(value, bool) else value for name, value in changes.items()
+    }
+    return replace(settings, no_tuned=True, **new), changes
 
 
 # --------------------------------------------------------------------------- drafts

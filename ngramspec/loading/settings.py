@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, get_args
 
 from ngramspec.drafting import DEFAULT, DRAFTERS, REMEMBERING, make_drafter
@@ -17,7 +17,7 @@ from ngramspec.exactness.decision import EXACT, Exact
 from ngramspec.llama.adapters import Lora
 from ngramspec.llama.cache import UNQUANTISED, CacheType
 from ngramspec.llama.rpc import PATIENCE, workers
-from ngramspec.machine_settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Flash, Tuned, wanted
+from ngramspec.machine_settings import LEAST_MICRO, MOST_MICRO, MOST_THREADS, Flash
 from ngramspec.memory.memory import DEFAULT as DEFAULT_MEMORY
 from ngramspec.memory.memory import memory_folder
 from ngramspec.policies import POLICIES, make_policy
@@ -192,77 +192,63 @@ class LoadSettings:
             value = getattr(self, name)
             if value is not None and known.allowed is not None and not known.allowed.holds(value):
                 raise LoadSettingsError(f"{{{name}}} is {value!r}, but must be {known.allowed.words}")
+        for wrong in self._contradictions():
+            raise LoadSettingsError(wrong)
+
+    def _contradictions(self) -> Iterator[str]:
+        """What is wrong with settings that are right by themselves."""
         if self.flash_attn == "off" and self.cache_type_v not in UNQUANTISED:
-            raise LoadSettingsError(
-                f"{{cache_type_v}} {self.cache_type_v} needs flash attention; leave out {{flash_attn}} off"
-            )
-        self._check_machines()
-        self._check_drafter()
-        self._check_memory()
+            yield f"{{cache_type_v}} {self.cache_type_v} needs flash attention; leave out {{flash_attn}} off"
+        if self.rpc is None and self.rpc_timeout is not None:
+            yield "{rpc_timeout} is for {rpc}; leave it out"
+        if self.rpc is not None:
+            if self.gpu_layers == 0:
+                yield "{gpu_layers} 0 leaves no layer to {rpc}; leave out one of them"
+            try:
+                workers(self.rpc)
+            except ValueError as error:
+                yield f"{{rpc}}: {error}"
+        yield from self._drafter_contradictions()
+        if self.memory is not None:
+            memory_folder(self.memory)
+            if self.no_memory:
+                yield "{memory} and {no_memory} exclude each other"
+            if self.no_draft:
+                yield "{memory} is for drafts; leave out {no_draft}"
+            if self.drafter not in REMEMBERING:
+                yield f"the drafter {self.drafter!r} looks at no memory; leave out {{memory}} or {{drafter}}"
 
-    def _check_machines(self) -> None:
-        if self.rpc is None:
-            if self.rpc_timeout is not None:
-                raise LoadSettingsError("{rpc_timeout} is for {rpc}; leave it out")
-            return
-        if self.gpu_layers == 0:
-            raise LoadSettingsError("{gpu_layers} 0 leaves no layer to {rpc}; leave out one of them")
-        try:
-            workers(self.rpc)
-        except ValueError as error:
-            raise LoadSettingsError(f"{{rpc}}: {error}") from None
-
-    def _check_drafter(self) -> None:
+    def _drafter_contradictions(self) -> Iterator[str]:
         flag = "{draft_model}" if self.draft_model is not None else "{mtp}" if self.mtp else ""
         if self.draft_model is not None and self.mtp:
-            raise LoadSettingsError("{draft_model} and {mtp} exclude each other")
+            yield "{draft_model} and {mtp} exclude each other"
         if self.draft_model is None and (self.gpu_layers_draft, self.threads_draft) != (None, None):
-            raise LoadSettingsError(
+            yield (
                 "{gpu_layers_draft} and {threads_draft} are for a draft model; name it with {draft_model}, or leave"
                 " them out"
             )
         if flag and self.drafter not in (DEFAULT, ALONE):
-            raise LoadSettingsError(
+            yield (
                 f"with {flag} a model drafts, beside {DEFAULT}, or alone with {{drafter}} {ALONE};"
                 f" leave out {{drafter}} {self.drafter}"
             )
         if not flag and self.drafter == ALONE:
-            raise LoadSettingsError(
-                f"{{drafter}} {ALONE} is for a draft model; name it with {{draft_model}}, or leave out {{drafter}}"
-            )
+            yield f"{{drafter}} {ALONE} is for a draft model; name it with {{draft_model}}, or leave out {{drafter}}"
         if self.drafter not in (*DRAFTERS, ALONE):
-            choices = ", ".join([*DRAFTERS, ALONE])
-            raise LoadSettingsError(f"unknown drafter {self.drafter!r}; choose one of: {choices}")
+            yield f"unknown drafter {self.drafter!r}; choose one of: {', '.join([*DRAFTERS, ALONE])}"
         try:
             if self.drafter not in (DEFAULT, ALONE):
                 make_drafter(self.drafter, memory=self.drafter in REMEMBERING and not self.no_memory)
             make_policy(self.policy, self.draft_max)
         except ValueError as error:
-            raise LoadSettingsError(str(error)) from None
+            yield str(error)
         if flag and self.no_draft:
-            raise LoadSettingsError(f"{flag} is for drafts; leave out {{no_draft}}")
-
-    def _check_memory(self) -> None:
-        if self.memory is None:
-            return
-        memory_folder(self.memory)
-        if self.no_memory:
-            raise LoadSettingsError("{memory} and {no_memory} exclude each other")
-        if self.no_draft:
-            raise LoadSettingsError("{memory} is for drafts; leave out {no_draft}")
-        if self.drafter not in REMEMBERING:
-            raise LoadSettingsError(
-                f"the drafter {self.drafter!r} looks at no memory; leave out {{memory}} or {{drafter}}"
-            )
-
-    @property
-    def longest_draft(self) -> int | None:
-        """The longest draft that there can be, as far as the settings say so."""
-        return 1 if self.no_draft else self.draft_max or (FixedPolicy.DRAFT_MAX if self.policy == "fixed" else None)
+            yield f"{flag} is for drafts; leave out {{no_draft}}"
 
     @property
     def for_target(self) -> dict[str, Any]:
         """The arguments of `Target` that are settings."""
+        longest = 1 if self.no_draft else self.draft_max or (FixedPolicy.DRAFT_MAX if self.policy == "fixed" else None)
         return {
             "n_ctx": self.ctx_size or None,
             "n_gpu_layers": self.gpu_layers,
@@ -275,7 +261,7 @@ class LoadSettings:
             "mmap": not self.no_mmap,
             "extra_buffers": False if self.no_repack else None,
             # In exact mode the sizes of passes must not depend on whether or how much is drafted.
-            "draft_max": None if self.exact == "on" else self.longest_draft,
+            "draft_max": None if self.exact == "on" else longest,
             "exact": self.exact,
             "lora": self.adapters,
         }
@@ -297,31 +283,6 @@ class LoadSettings:
         return LoadSettings(
             ctx_size=max(LEAST_CONTEXT, n_ctx), gpu_layers=layers, threads=self.threads_draft or threads, exact="off"
         )
-
-    # ------------------------------------------------------------------ what `ngramspec tune --apply` keeps
-
-    def tuned(self, kept: Tuned | None) -> tuple[LoadSettings, dict[str, Any]]:
-        """These settings with the kept ones that are applied, as far as these say nothing else; and those alone."""
-        said = {
-            "threads": self.threads is not None,
-            "threads_batch": self.threads is not None or self.threads_batch is not None,
-            "flash_attn": self.flash_attn is not None,
-            # Wide pieces of a prompt are found to be faster with flash attention only.
-            "micro_batch": self.ubatch_size is not None or self.flash_attn == "off",
-            "mmap": self.no_mmap,
-            "repack": self.no_repack,
-        }
-        changes = {} if self.no_tuned else wanted(kept, {name for name, is_said in said.items() if is_said})
-        fields: dict[str, Any] = {}
-        for name, value in changes.items():
-            match name:
-                case "mmap" | "repack":
-                    fields[f"no_{name}"] = not value
-                case "micro_batch":
-                    fields["ubatch_size"] = value
-                case _:
-                    fields[name] = value
-        return replace(self, no_tuned=True, **fields), changes
 
 
 _NAMES = tuple(options(LoadSettings))
