@@ -34,7 +34,7 @@ from ngramspec.sampling.settings import Sampling
 from .bench_view import document, show, show_against
 from .console import Outcome, leave, note, usage_error
 from .info import columns, exact_mode, model_lines, origin, provenance
-from .options import PROMPTS, Model, check_lossy, find, flags_in_errors, open_found, open_target, prepared
+from .options import PROMPTS, Model, find, flags_in_errors, open_found, open_target, prepared
 from .output import Output, PostOptions, command_line, json_option
 from .sampling_options import SamplingOptions, check_sampling
 from .view import run_counted, slow_core, tuned_line
@@ -138,8 +138,7 @@ def bench(
     --no-draft compares plain decoding with itself: how far the machine's own noise moves the ratios.
     """
     chosen = sampling.sampling()
-    acceptance = sampling.acceptance(chosen)
-    check_lossy(acceptance, load)
+    acceptance = sampling.acceptance(chosen, load)
     load, more_policies = _with_policies(load, policy)
     if against is not None:
         _check_against(chosen, {"repeat": repeat, "alpha": alpha, "policy all": policy == ALL, **asdict(post)})

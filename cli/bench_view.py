@@ -146,16 +146,6 @@ def _run(run: Run) -> dict[str, Any]:
     # In the counters `seconds` is that of target passes, here that of the run; and its prefill is timed outside too.
     stats["pass_seconds"] = stats.pop("seconds")
     del stats["prefill_seconds"]
-    return {
-        "category": run.category,
-        "prompt": run.prompt,
-        "kind": run.kind,
-        "policy": run.policy,
-        "repeat": run.repeat,
-        "seconds": run.seconds,
-        "prefill_seconds": run.prefill_seconds,
-        "tokens_per_second": run.tokens_per_second,
-        **stats,
-        "batches": {str(size): passes for size, passes in sorted(run.batches.items())},
-        "stop": run.stop,
-    }
+    own = ("category", "prompt", "kind", "policy", "repeat", "seconds", "prefill_seconds", "tokens_per_second")
+    batches = {str(size): passes for size, passes in sorted(run.batches.items())}
+    return {name: getattr(run, name) for name in own} | stats | {"batches": batches, "stop": run.stop}

@@ -35,7 +35,7 @@ from .chat_input import Terminal, no_echo, piped_lines
 from .chat_session import ChatSampling, Session, last_kept, open_model
 from .chat_settings import SETTINGS
 from .console import FAILED, complain, counted, fail, note, printable, read_stdin, read_text, usage_error
-from .options import STOP, TRACE, Model, check_lossy, check_predict, check_stop, find
+from .options import STOP, TRACE, Model, check_predict, check_stop, find
 from .sampling_options import check_sampling
 
 
@@ -74,8 +74,7 @@ def chat(
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
-    acceptance = sampling.acceptance(chosen)
-    check_lossy(acceptance, load)
+    acceptance = sampling.acceptance(chosen, load)
     stops = check_stop(stop)
     first = None if file is None else _read(file)
     interactive = sys.stdin is not None and sys.stdin.isatty()

@@ -19,7 +19,6 @@ from ngramspec.drafting.draft import NO_DRAFT
 from ngramspec.instruments.trace import TraceHeader, TraceWriter
 from ngramspec.loading.settings import LoadSettings
 from ngramspec.models.find import is_model_argument
-from ngramspec.sampling.distribution import Logprobs
 from ngramspec.sampling.option import between, option, within
 from ngramspec.steps import Stats, Step
 
@@ -27,7 +26,7 @@ from .complete_beams import check_beams, complete_with_beams
 from .complete_text import Texts, prompt_of, read_texts
 from .completion import models
 from .console import guarded_stdout, leave, note, outcome, prefill_bar, usage_error, write_stdout
-from .options import STOP, TRACE, check_lossy, check_predict, check_stop, find, keep, open_found
+from .options import STOP, TRACE, check_predict, check_stop, find, keep, open_found
 from .sampling_options import SamplingOptions, check_sampling
 from .view import no_gain, rounding, slow_core, summary
 
@@ -105,8 +104,7 @@ def complete(
     """
     limit = check_predict(predict)
     chosen = sampling.sampling()
-    acceptance = sampling.acceptance(chosen)
-    check_lossy(acceptance, load)
+    acceptance = sampling.acceptance(chosen, load)
     stops = check_stop(stop)
     if logprobs is not None and not as_json:
         usage_error("--logprobs are part of the JSON object; add --json")
@@ -219,33 +217,27 @@ def _names_model(argument: str, *, text_given: bool) -> bool:
 
 def _figures(steps: Sequence[Step], stats: Stats, piece: Callable[[int], bytes]) -> dict[str, Any]:
     """What all steps tell, and their counters; `piece`: the bytes of a token."""
+    names = ("drafted", "accepted", "prefill_seconds", "decode_seconds", "tokens_per_second", "tokens_per_pass")
     document: dict[str, Any] = {
         "tokens": stats.generated,
         "target_passes": stats.passes,
-        "drafted": stats.drafted,
-        "accepted": stats.accepted,
-        "prefill_seconds": stats.prefill_seconds,
-        "decode_seconds": stats.decode_seconds,
-        "tokens_per_second": stats.tokens_per_second,
-        "tokens_per_pass": stats.tokens_per_pass,
-        "acceptance_rate": stats.acceptance_rate,
-        "estimated_gain": stats.estimated_gain,
-        "close_calls": stats.close_calls,
+        **{name: getattr(stats, name) for name in (*names, "acceptance_rate", "estimated_gain", "close_calls")},
     }
     explained = [step for step in steps if step.explained]
     if explained:
         document["steps"] = [
             {**step.explained, "drafted": len(step.drafted), "accepted": step.accepted} for step in explained
         ]
-    told = [one for step in steps for one in step.logprobs]
-    if told:
-        document["logprobs"] = [_logprobs(one, piece) for one in told]
+    if told := [one for step in steps for one in step.logprobs]:
+        document["logprobs"] = [
+            {
+                **_token(one.token, piece),
+                "logprob": one.logprob,
+                "top_logprobs": [{**_token(token, piece), "logprob": value} for token, value in one.top],
+            }
+            for one in told
+        ]
     return document
-
-
-def _logprobs(one: Logprobs, piece: Callable[[int], bytes]) -> dict[str, Any]:
-    top = [{**_token(token, piece), "logprob": value} for token, value in one.top]
-    return {**_token(one.token, piece), "logprob": one.logprob, "top_logprobs": top}
 
 
 def _token(token: int, piece: Callable[[int], bytes]) -> dict[str, Any]:

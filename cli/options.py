@@ -16,7 +16,6 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.instruments.prompts import Case, Prompt, Skipped, prepare
 from ngramspec.llama.target import Target
 from ngramspec.llama.vocabulary import Vocabulary
@@ -67,12 +66,6 @@ def check_stop(stop: list[str] | None) -> tuple[str, ...]:
     if any(not text for text in stop or ()):
         usage_error("--stop needs some text")
     return tuple(stop or ())
-
-
-def check_lossy(acceptance: Acceptance, settings: LoadSettings) -> None:
-    """End the program if there is nothing for this acceptance to accept."""
-    if settings.no_draft and acceptance.lossy:
-        usage_error(f"{acceptance.lossy} is for drafts; leave out --no-draft")
 
 
 # --------------------------------------------------------------------------- models

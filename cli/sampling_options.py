@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar, get_type_hints
 from ngramspec.acceptance.verifier import Acceptance
 from ngramspec.llama.json_schema import schema_grammar
 from ngramspec.llama.vocabulary import Vocabulary
+from ngramspec.loading.settings import LoadSettings
 from ngramspec.sampling.option import option, options
 from ngramspec.sampling.settings import Sampling
 
@@ -87,8 +88,8 @@ class SamplingOptions:
         except ValueError as error:
             usage_error(str(error))
 
-    def acceptance(self, sampling: Sampling) -> Acceptance:
-        """How drafts are to be accepted; ends the program if that contradicts itself, and tells of a lossy one."""
+    def acceptance(self, sampling: Sampling, load: LoadSettings) -> Acceptance:
+        """How drafts are to be accepted; ends the program if that contradicts others, and tells of a lossy one."""
         try:
             acceptance = Acceptance(self.rule, self.lenience, self.typical_acceptance)
             acceptance.resolve(sampling)
@@ -96,6 +97,8 @@ class SamplingOptions:
             usage_error(str(error))
         if acceptance.lossy:
             note(f"{acceptance.lossy}: drafts change the output")
+            if load.no_draft:
+                usage_error(f"{acceptance.lossy} is for drafts; leave out --no-draft")
         return acceptance
 
     def _seed(self) -> int:

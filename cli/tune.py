@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from rich.table import Table
 from ngramspec import machine
 from ngramspec.errors import NGramSpecError
 from ngramspec.instruments.reports.report import Table as Figures
-from ngramspec.instruments.tuning.candidates import Candidate, advice, candidates
+from ngramspec.instruments.tuning.candidates import advice, candidates
 from ngramspec.instruments.tuning.search import FALSE_ALARMS, LEAST_GAIN, NO_TIME, TOGETHER, Comparison, Tuning
 from ngramspec.llama.cache import UNQUANTISED
 from ngramspec.llama.settings_timer import SettingsTimer
@@ -24,8 +24,7 @@ from ngramspec.llama.trial_context import STRETCH
 from ngramspec.loading import load as loading
 from ngramspec.loading.load import tuned_file
 from ngramspec.loading.settings import LOADING, LoadSettings
-from ngramspec.machine_settings import DRAFTS, SINGLE, Settings, Tuned, keep, recalled
-from ngramspec.models.find import ModelSource
+from ngramspec.machine_settings import DRAFTS, SINGLE, Settings, Tuned, flags, keep, recalled
 from ngramspec.models.gguf import read_header
 from ngramspec.sampling.option import between, option, within
 
@@ -81,12 +80,28 @@ def tune(
             file.unlink(missing_ok=True)
             return
         asked = replace(load, no_tuned=True, ctx_size=CONTEXT, exact="off")
+
+        def opened(settings: Settings) -> Target:
+            otherwise = replace(asked, no_mmap=not settings.mmap, no_repack=not settings.repack)
+            with signals_deferred():
+                return loading.open_target(source.path, otherwise)
+
         with ExitStack() as stack:
             target = stack.enter_context(open_target(source, asked))
             heading = _heading(target)
-            deep = _depth(depth, load.ctx_size, target.n_ctx_train)
-            bench = stack.enter_context(closing(SettingsTimer(target, _loader(asked, source), deep)))
-            tuning = Tuning(bench.seconds, target.present, _candidates(target, asked), seconds)
+            # The long context: no longer than what the model was trained for, and what it will be run with.
+            deep = min(depth, load.ctx_size or depth, target.n_ctx_train or depth)
+            deep = max(STRETCH, deep // STRETCH * STRETCH)
+            bench = stack.enter_context(closing(SettingsTimer(target, opened, deep)))
+            tried = candidates(
+                target.present,
+                physical=machine.physical_cores(),
+                logical=machine.logical_cores(),
+                on_cpu=not (target.on_gpu and asked.gpu_layers < 0),
+                flash_free=asked.cache_type_v in UNQUANTISED,
+                quantised_cache=asked.cache_type_k == asked.cache_type_v == "f16" and asked.flash_attn != "off",
+            )
+            tuning = Tuning(bench.seconds, target.present, tried, seconds)
             note(f"timing {len(tuning.candidates)} settings for about {seconds:g} seconds")
             with _watched():
                 ended = run_timed((name or "as it is" for name in tuning.run()), tuning.seconds)
@@ -106,32 +121,6 @@ def tune(
             lambda: document,
         )
     leave(ended)
-
-
-def _loader(asked: LoadSettings, source: ModelSource) -> Callable[[Settings], Target]:
-    def load(settings: Settings) -> Target:
-        otherwise = replace(asked, no_mmap=not settings.mmap, no_repack=not settings.repack)
-        with signals_deferred():
-            return loading.open_target(source.path, otherwise)
-
-    return load
-
-
-def _depth(asked: int, context: int | None, trained: int) -> int:
-    """The long context's length: no longer than what the model was trained for, and what it will be run with."""
-    most = min(context or asked, trained or asked)
-    return max(STRETCH, min(asked, most) // STRETCH * STRETCH)
-
-
-def _candidates(target: Target, asked: LoadSettings) -> dict[str, Candidate]:
-    return candidates(
-        target.present,
-        physical=machine.physical_cores(),
-        logical=machine.logical_cores(),
-        on_cpu=not (target.on_gpu and asked.gpu_layers < 0),
-        flash_free=asked.cache_type_v in UNQUANTISED,
-        quantised_cache=asked.cache_type_k == asked.cache_type_v == "f16" and asked.flash_attn != "off",
-    )
 
 
 @contextmanager
@@ -180,12 +169,8 @@ def _document(target: Target, tuning: Tuning, depth: int, alike: bool | None, *,
     found, gain = tuning.found, tuning.gain
     recommended = None
     if found is not None:
-        recommended = {
-            "options": found.flags(tuning.present),
-            "changes": found.changes(tuning.present),
-            "same_bits": alike,
-            "applied": applied,
-        }
+        changes = found.changes(tuning.present)
+        recommended = {"options": flags(changes), "changes": changes, "same_bits": alike, "applied": applied}
     limits = {"seconds": tuning.seconds, "depth": depth, "least_gain": LEAST_GAIN, "false_alarms": FALSE_ALARMS}
     measures = sorted(tuning.times, key=lambda m: (m.deep, m))
     return {

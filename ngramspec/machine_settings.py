@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -38,29 +38,25 @@ class Settings:
     def changes(self, base: Settings) -> dict[str, Any]:
         """The fields in which these differ from `base`; both numbers of threads where one does, as it sets the other's
         default."""
-        named = {f.name: getattr(self, f.name) for f in fields(self)}
-        found = {name: value for name, value in named.items() if value != getattr(base, name)}
+        own = asdict(self)
+        found = {name: value for name, value in own.items() if value != getattr(base, name)}
         if found.keys() & {"threads", "threads_batch"}:
             found = {"threads": self.threads, "threads_batch": self.threads_batch} | found
         return found
 
-    def flags(self, base: Settings) -> str:
-        """The options of the command line that lead from `base` to these, as llama.cpp names them."""
-        return flags(self.changes(base))
+
+_FLAGS = {"threads": "-t", "threads_batch": "-tb", "flash_attn": "-fa", "micro_batch": "-ub"}
 
 
 def flags(changes: Mapping[str, Any]) -> str:
-    """The options of the command line that make these changes; see `Settings.changes`."""
-    return " ".join(word for name, value in changes.items() for word in _words(name, value))
-
-
-def _words(name: str, value: Any) -> tuple[str, ...]:
-    match name:
-        case "mmap" | "repack":
-            return (f"--no-{name}",)
-        case "cache_types":
-            return "-ctk", value[0], "-ctv", value[1]
-    return {"threads": "-t", "threads_batch": "-tb", "flash_attn": "-fa", "micro_batch": "-ub"}[name], str(value)
+    """The options of the command line that make these changes (see `Settings.changes`), as llama.cpp names them."""
+    words: list[str] = []
+    for name, value in changes.items():
+        if name == "cache_types":
+            words += ["-ctk", value[0], "-ctv", value[1]]
+        else:
+            words += [_FLAGS[name], str(value)] if name in _FLAGS else [f"--no-{name}"]
+    return " ".join(words)
 
 
 # --------------------------------------------------------------------------- what is timed

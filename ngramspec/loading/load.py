@@ -212,7 +212,10 @@ def open_drafter(
         shared = cast(SharedModel, target.heads) if target.texts is not None else None
         asked = AskedModel(target.heads.sequences[0], n_vocab=target.n_vocab, shared=shared)
     elif found.draft is not None:
-        small = open_draft_model(target, found.draft.path, settings, tell)
+        own, known = settings.for_draft_model(target.n_ctx, target.threads), target.notes
+        small = open_target(
+            found.draft.path, own, lambda line: line in known or tell(f"draft model: {line}"), texts=target.texts
+        )
         try:
             asked = as_drafter(target, small)
         except ModelError:
@@ -222,12 +225,6 @@ def open_drafter(
         name = DEFAULT if settings.drafter == ALONE else settings.drafter
         return make_drafter(name, memory=memory, kept=kept), memory, None
     return asked if settings.drafter == ALONE else HybridDrafter(asked, memory, kept), memory, small
-
-
-def open_draft_model(target: Target, path: Path, settings: LoadSettings, tell: Tell) -> Target:
-    """The second model of a target, for as many texts of the same length."""
-    own, known = settings.for_draft_model(target.n_ctx, target.threads), target.notes
-    return open_target(path, own, lambda line: line in known or tell(f"draft model: {line}"), texts=target.texts)
 
 
 def as_drafter(target: Vocabulary, model: Target) -> AskedModel:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ngramspec.machine_settings import DEEP, DRAFTS, LONG_READING, READING, SINGLE, Measure, Settings
+from ngramspec.machine_settings import DEEP, DRAFTS, LONG_READING, READING, SINGLE, Measure, Settings, flags
 
 WHOLE = (SINGLE, *DRAFTS, READING)
 ATTENTION = (SINGLE, DRAFTS[0], READING, *DEEP)
@@ -58,7 +58,7 @@ def candidates(
     if present.flash_attn != "off" and present.micro_batch is None:
         for size in MICRO_BATCHES:
             add("micro_batch", (LONG_READING,), micro_batch=size)
-    return {replace(present, **one.change).flags(present): one for one in found}
+    return {flags(replace(present, **one.change).changes(present)): one for one in found}
 
 
 # --------------------------------------------------------------------------- quantisation

@@ -151,7 +151,7 @@ def test_what_is_faster_is_found_and_measured_again() -> None:
     tuning = tuned(Machine({("threads", 3, 1): 0.9, ("repack", False, 0): 1.5, **batches}))
     assert tuning.complete
     assert tuning.found == replace(PRESENT, threads=3, threads_batch=8)
-    assert tuning.found.flags(PRESENT) == "-t 3 -tb 8"
+    assert flags(tuning.found.changes(PRESENT)) == "-t 3 -tb 8"
     assert 0.75 < tuning.gain.ratio < 0.9
     assert tuning.gain.each[Measure(1)] == pytest.approx(0.9, abs=0.03)
     assert tuning.compared["--no-repack"].ratio == pytest.approx(1.5, abs=0.05)
