@@ -50,13 +50,11 @@ def chat(
     ),
     stop: list[str] | None = STOP,
     show_drafts: bool = option(
-        False,
-        "--show-drafts",
-        help="Show accepted draft tokens in green, refused ones struck through in red, corrections in blue.",
+        False, help="Show accepted draft tokens in green, refused ones struck through in red, corrections in blue."
     ),
-    no_markdown: bool = option(False, "--no-markdown", help="Show answers as they are written, Markdown and all."),
-    keep: bool = option(False, "--keep", help="Keep the conversation on this disk, for --resume."),
-    resume: bool = option(False, "--resume", help="Go on with the conversation that was kept last, and keep it."),
+    no_markdown: bool = option(False, help="Show answers as they are written, Markdown and all."),
+    keep: bool = option(False, help="Keep the conversation on this disk, for --resume."),
+    resume: bool = option(False, help="Go on with the conversation that was kept last, and keep it."),
     trace: Path | None = TRACE,
 ) -> None:
     """Chat with a model: ngramspec chat model.gguf (/help lists the commands)

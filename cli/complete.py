@@ -48,30 +48,19 @@ def complete(
     text_file: str | None = option(None, "-f", "--file", help="Text to continue, as an option."),
     predict: int = option(256, "-n", "--predict", help="Most tokens; -1: until the context is full."),
     stop: list[str] | None = STOP,
-    suffix: str | None = option(
-        None, "--suffix", metavar="FILE|-", help="Fill a gap: the text behind it. For models that can."
-    ),
+    suffix: str | None = option(None, metavar="FILE|-", help="Fill a gap: the text behind it. For models that can."),
     prediction: str | None = option(
-        None, "--prediction", metavar="FILE", help="Text that the continuation is likely to copy: drafted from first."
+        None, metavar="FILE", help="Text that the continuation is likely to copy: drafted from first."
     ),
-    truncate: bool = option(
-        False, "--truncate", help="Keep the tail of a text that is too long, instead of refusing it."
-    ),
-    echo: bool = option(
-        False, "--echo", help="Print the text before its continuation, and what --suffix names after it."
-    ),
+    truncate: bool = option(False, help="Keep the tail of a text that is too long, instead of refusing it."),
+    echo: bool = option(False, help="Print the text before its continuation, and what --suffix names after it."),
     as_json: bool = option(False, "--json", help="Print one JSON object instead of the text."),
     logprobs: int | None = option(
-        None,
-        "--logprobs",
-        metavar="N",
-        help="With --json: logprobs of each token and of the N likeliest.",
-        allowed=within(0),
+        None, metavar="N", help="With --json: logprobs of each token and of the N likeliest.", allowed=within(0)
     ),
     trace: Path | None = TRACE,
     beams: int | None = option(
         None,
-        "--beams",
         metavar="W",
         help="Beam search: the likeliest text of W kept at each step.",
         allowed=between(1, SEQUENCES - 1),

@@ -37,7 +37,7 @@ from .view import facts_table, report_console, tuned_line
 def info(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
-    fresh: bool = option(False, "--fresh", help="Measure again instead of showing what is cached."),
+    fresh: bool = option(False, help="Measure again instead of showing what is cached."),
 ) -> None:
     """Show the build, the model, its cost curve and its bit-identical batch sizes.
 

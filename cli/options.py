@@ -25,7 +25,7 @@ from ngramspec.loading.settings import LoadSettings, LoadSettingsError
 from ngramspec.memory import Memory, MemoryFileError
 from ngramspec.models.check import check_whole
 from ngramspec.models.find import ModelSource, resolve
-from ngramspec.sampling.option import KEY, Option, option, options
+from ngramspec.sampling.option import KEY, named, option, options
 
 from .completion import models
 from .console import download_bar, fail, note, signals_deferred, usage_error
@@ -153,7 +153,7 @@ def flags_in_errors() -> Iterator[None]:
 
 def _parameter(name: str, hint: Any, one: Field[Any], help: str | None = None) -> inspect.Parameter:
     """The parameter that typer sees for a field that `option` made; `help`: another line of help."""
-    known: Option = one.metadata[KEY]
+    known = named(name, one.metadata[KEY])
     # A default that is None, or is parsed from text, says nothing to the user; the help text does.
     shown = known.parse is None and one.default is not None
     least, most = (None, None) if known.allowed is None else (known.allowed.least, known.allowed.most)

@@ -29,13 +29,9 @@ def json_option(what: str) -> Any:
 class PostOptions:
     """What is made to be posted."""
 
-    markdown: bool = option(
-        False, "--markdown", help="Print a Markdown table with the line that reproduces it, and no more."
-    )
-    svg: str | None = option(None, "--svg", metavar="FILE|-", help="Draw a chart; -: to stdout.")
-    html: str | None = option(
-        None, "--html", metavar="FILE|-", help="Write a page with tables and charts; -: to stdout."
-    )
+    markdown: bool = option(False, help="Print a Markdown table with the line that reproduces it, and no more.")
+    svg: str | None = option(None, metavar="FILE|-", help="Draw a chart; -: to stdout.")
+    html: str | None = option(None, metavar="FILE|-", help="Write a page with tables and charts; -: to stdout.")
 
 
 class Output:

@@ -54,33 +54,27 @@ def replay(
         list[str],
         typer.Argument(metavar="FILE...", help="Recorded conversations, JSONL or plain text pairs; -: from stdin."),
     ],
-    drafter: str = option(DEFAULT, "--drafter", help=f"What drafts: {', '.join(DRAFTERS)}."),
-    memory: Literal["on", "off"] = option(
-        "off", "--memory", help="Remember the answers of earlier conversations of the run."
-    ),
+    drafter: str = option(DEFAULT, help=f"What drafts: {', '.join(DRAFTERS)}."),
+    memory: Literal["on", "off"] = option("off", help="Remember the answers of earlier conversations of the run."),
     curve: list[str] | None = option(
         None,
-        "--curve",
         metavar="NAME|FILE",
         help="What a batch costs by its size; may be repeated, one replay each. A file with JSON, {size: cost, ...}"
         f" or {{name: {{...}}, ...}}, in which {SWITCH!r} beside the sizes is the cost of a change of size; or one"
         f" of: {_CURVES}.",
     ),
-    model: str | None = option(None, "--model", metavar="MODEL", help="Measure the costs of this model."),
+    model: str | None = option(None, metavar="MODEL", help="Measure the costs of this model."),
     vocab: Path | None = option(
         None,
-        "--vocab",
         metavar="FILE.gguf",
         help="Whose tokens; weights need not be in it. Default: the model's, or the default model's.",
     ),
     limit: int | None = option(
-        None, "--limit", help="Most conversations per category, drawn at random once; default: all.", allowed=within(1)
+        None, help="Most conversations per category, drawn at random once; default: all.", allowed=within(1)
     ),
-    no_oracle: bool = option(False, "--no-oracle", help="Leave the copy-oracle out."),
-    strict: bool = option(False, "--strict", help="Refuse broken entries instead of skipping them."),
-    with_texts: bool = option(
-        False, "--with-texts", help="Show in --html what was drafted of the first answer of each category."
-    ),
+    no_oracle: bool = option(False, help="Leave the copy-oracle out."),
+    strict: bool = option(False, help="Refuse broken entries instead of skipping them."),
+    with_texts: bool = option(False, help="Show in --html what was drafted of the first answer of each category."),
     as_json: str | None = json_option("all figures"),
 ) -> None:
     """Replay recorded conversations: what would drafting have gained?

@@ -16,14 +16,12 @@ from .console import FAILED, INTERRUPTED, TERMINATED, Terminated, complain, note
 
 
 def rpc_worker(
-    host: str = option(
-        "127.0.0.1", "--host", help="IPv4 address to listen on: this machine's, in a network you trust."
-    ),
-    port: int = option(50052, "--port", help="Port.", allowed=between(1, 65535)),
+    host: str = option("127.0.0.1", help="IPv4 address to listen on: this machine's, in a network you trust."),
+    port: int = option(50052, help="Port.", allowed=between(1, 65535)),
     threads: int | None = option(
         None, "-t", "--threads", help="CPU threads; default: the physical cores.", allowed=THREADS
     ),
-    cache: bool = option(False, "--cache", help="Keep large tensors on this disk, so that they are sent once."),
+    cache: bool = option(False, help="Keep large tensors on this disk, so that they are sent once."),
 ) -> None:
     """Lend this machine to a model run elsewhere: ngramspec rpc-worker --host 10.0.0.2
 

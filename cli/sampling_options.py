@@ -62,7 +62,7 @@ class SamplingOptions:
     """
 
     grammar: str | None = setting("grammar", None)
-    grammar_file: Path | None = option(None, "--grammar-file", metavar="FILE", help="The same, from a file.")
+    grammar_file: Path | None = option(None, metavar="FILE", help="The same, from a file.")
     json_schema: str | None = option(None, "-j", "--json-schema", metavar="JSON", help="JSON schema of the text.")
     json_schema_file: Path | None = option(
         None, "-jf", "--json-schema-file", metavar="FILE", help="The same, from a file."
@@ -73,12 +73,8 @@ class SamplingOptions:
         "--acceptance",
         help="Above temperature 0: coupled (default), match (both keep a seed's text) or rejection.",
     )
-    lenience: float = option(
-        1.0, "--lenience", metavar="L", help="CHANGES THE OUTPUT: accept drafts 1/L times as readily."
-    )
-    typical_acceptance: bool = option(
-        False, "--typical-acceptance", help="CHANGES THE OUTPUT: accept drafts that are plausible enough."
-    )
+    lenience: float = option(1.0, metavar="L", help="CHANGES THE OUTPUT: accept drafts 1/L times as readily.")
+    typical_acceptance: bool = option(False, help="CHANGES THE OUTPUT: accept drafts that are plausible enough.")
 
     def sampling(self) -> Sampling:
         """The sampling asked for; ends the program if a value is out of its range, or two contradict each other."""

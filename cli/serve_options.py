@@ -42,52 +42,36 @@ class DefaultSampling:
 class ServeOptions:
     """Where the server listens and to whom, how requests share the model, and whether texts are made vectors of."""
 
-    host: str = option("127.0.0.1", "--host", help="Address to listen on; 0.0.0.0: all of this machine's.")
-    port: int = option(8080, "--port", help="Port; 0: any that is free.", allowed=between(0, 65535))
-    api_key: str | None = option(
-        None, "--api-key", help="Key that requests must show; default: $NGRAMSPEC_API_KEY, or none."
-    )
-    api_key_file: Path | None = option(
-        None, "--api-key-file", metavar="FILE", help="Keys that requests may show, one a line."
-    )
-    ssl_key_file: Path | None = option(
-        None, "--ssl-key-file", metavar="FILE", help="Answer by HTTPS, with this private key."
-    )
-    ssl_cert_file: Path | None = option(
-        None, "--ssl-cert-file", metavar="FILE", help="The certificate of that key, PEM."
-    )
+    host: str = option("127.0.0.1", help="Address to listen on; 0.0.0.0: all of this machine's.")
+    port: int = option(8080, help="Port; 0: any that is free.", allowed=between(0, 65535))
+    api_key: str | None = option(None, help="Key that requests must show; default: $NGRAMSPEC_API_KEY, or none.")
+    api_key_file: Path | None = option(None, metavar="FILE", help="Keys that requests may show, one a line.")
+    ssl_key_file: Path | None = option(None, metavar="FILE", help="Answer by HTTPS, with this private key.")
+    ssl_cert_file: Path | None = option(None, metavar="FILE", help="The certificate of that key, PEM.")
     cors: list[str] | None = option(
-        None, "--cors", metavar="ORIGIN", help="Pages that may ask: https://example.org; *: all; repeatable."
+        None, metavar="ORIGIN", help="Pages that may ask: https://example.org; *: all; repeatable."
     )
-    allow_host: list[str] | None = option(
-        None, "--allow-host", metavar="NAME", help="A further name of this server; repeatable."
-    )
+    allow_host: list[str] | None = option(None, metavar="NAME", help="A further name of this server; repeatable.")
     parallel: int = option(
         4, "-np", "--parallel", help="Requests at once; others wait.", allowed=between(1, MAX_EVALUATE)
     )
     cache_ram: int | None = option(
         None,
-        "--cache-ram",
         metavar="MIB",
         help="RAM for conversations that left their slot; default: a quarter of what is free.",
         allowed=within(0),
     )
     slot_save_path: Path | None = option(
         None,
-        "--slot-save-path",
         metavar="FOLDER",
         help="POST /slots/N?action=save|restore may write and read files here; default: it may not.",
     )
     predict: int = option(-1, "-n", "--predict", help="Most tokens where a request does not say; -1: the context's.")
     chat_template: str | None = option(
-        None, "--chat-template", metavar="JINJA|chatml", help="Lay conversations out by this template, not the model's."
+        None, metavar="JINJA|chatml", help="Lay conversations out by this template, not the model's."
     )
-    chat_template_file: Path | None = option(
-        None, "--chat-template-file", metavar="FILE", help="The same, from a file."
-    )
-    spm_infill: bool = option(
-        False, "--spm-infill", help="Gaps are shown with what is behind them first, as Codestral wants it."
-    )
+    chat_template_file: Path | None = option(None, metavar="FILE", help="The same, from a file.")
+    spm_infill: bool = option(False, help="Gaps are shown with what is behind them first, as Codestral wants it.")
     embeddings: bool = option(
         False,
         "--embeddings",
@@ -97,14 +81,12 @@ class ServeOptions:
     )
     pooling: str | None = option(
         None,
-        "--pooling",
         metavar="|".join(POOLINGS),
         help="What a text's vector is made of: its tokens' mean, the first, the last; none: one for each token;"
         " default: what the file says.",
     )
     embd_normalize: int | None = option(
         None,
-        "--embd-normalize",
         help="How vectors are scaled: -1 not at all, 0 to 16 bits, 2 to length 1, p to p-norm 1; default: 2.",
         allowed=within(-1),
     )
@@ -160,10 +142,10 @@ def _unneeded(*flags: str, help: str) -> bool:
 class UnneededOptions:
     """Options of llama-server's that are taken so that its command lines carry over."""
 
-    jinja: bool = _unneeded("--jinja", help="chat templates are Jinja")
+    jinja: bool = _unneeded(help="chat templates are Jinja")
     cont_batching: bool = _unneeded("-cb", "--cont-batching", help="requests share passes")
-    metrics: bool = _unneeded("--metrics", help="/metrics is there")
-    slots: bool = _unneeded("--slots", help="/slots is there")
+    metrics: bool = _unneeded(help="/metrics is there")
+    slots: bool = _unneeded(help="/slots is there")
     verbose: bool = _unneeded("-v", "--verbose", help="requests are logged, their texts are not")
 
     def tell(self) -> None:

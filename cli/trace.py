@@ -37,7 +37,7 @@ LONGEST = 1 << 26
 
 def trace(
     file: Annotated[str, typer.Argument(metavar="FILE|-", help="What --trace wrote; -: from stdin.")],
-    numbers: bool = option(False, "--numbers", help="Below each pass: p, q and what else decided on each token."),
+    numbers: bool = option(False, help="Below each pass: p, q and what else decided on each token."),
 ) -> None:
     """Show a trace, one line a pass: ngramspec trace run.jsonl
 

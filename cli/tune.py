@@ -44,14 +44,10 @@ BUSY = 0.1
 def tune(
     load: Annotated[LoadSettings, LOADING],
     model: Model = None,
-    seconds: float = option(
-        60.0, "--seconds", help="Time to measure, once the model is loaded, about.", allowed=within(5, 86400)
-    ),
-    depth: int = option(
-        2048, "--depth", help="Tokens of what counts as a long context.", allowed=between(STRETCH, 2**20)
-    ),
-    apply: bool = option(False, "--apply", help="Keep what is found: the other commands use it for this model here."),
-    forget: bool = option(False, "--forget", help="Measure nothing; take away what is kept."),
+    seconds: float = option(60.0, help="Time to measure, once the model is loaded, about.", allowed=within(5, 86400)),
+    depth: int = option(2048, help="Tokens of what counts as a long context.", allowed=between(STRETCH, 2**20)),
+    apply: bool = option(False, help="Keep what is found: the other commands use it for this model here."),
+    forget: bool = option(False, help="Measure nothing; take away what is kept."),
     as_json: str | None = json_option("all that was found"),
 ) -> None:
     """Find the settings under which a model is fastest here: ngramspec tune model.gguf --apply

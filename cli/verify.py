@@ -38,9 +38,7 @@ def verify(
     model: Model = None,
     prompts: Path | None = PROMPTS,
     predict: int = option(64, "-n", "--predict", help="Most tokens per text.", allowed=within(2)),
-    seconds: float = option(
-        50.0, "--seconds", help="Time for the checks, once the model is loaded.", allowed=within(1, 86400)
-    ),
+    seconds: float = option(50.0, help="Time for the checks, once the model is loaded.", allowed=within(1, 86400)),
     seed: int = option(0, "-s", "--seed", help="Seed of all sampling.", allowed=between(0, 2**32 - 1)),
     as_json: str | None = json_option("all that was found"),
 ) -> None:

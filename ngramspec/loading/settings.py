@@ -90,13 +90,11 @@ class LoadSettings:
     gpu_layers: int = option(-1, "-ngl", "--gpu-layers", help="Layers on the GPU; -1: all.", allowed=LAYERS)
     rpc: str | None = option(
         None,
-        "--rpc",
         metavar="HOST:PORT,...",
         help="Machines to spread the layers over, where ngramspec rpc-worker runs; trusted networks only.",
     )
     rpc_timeout: float | None = option(
         None,
-        "--rpc-timeout",
         help=f"Seconds without an answer after which a machine counts as lost; default: {PATIENCE:g}.",
         allowed=within(1),
     )
@@ -124,7 +122,6 @@ class LoadSettings:
     cache_type_v: CacheType = option("f16", "-ctv", "--cache-type-v", help="Type of the V cache.", allowed=TYPES)
     lora: tuple[Lora, ...] = option(
         (),
-        "--lora",
         metavar="FILE,...",
         help="LoRA adapters of the model, GGUF files; repeatable.",
         allowed=_adapters("the names of files"),
@@ -133,21 +130,17 @@ class LoadSettings:
     )
     lora_scaled: tuple[Lora, ...] = option(
         (),
-        "--lora-scaled",
         metavar="FILE:SCALE,...",
         help="The same, each made so many times as strong.",
         allowed=_adapters("names of files, each with a finite scale"),
         parse=_parse_scaled,
         repeatable=True,
     )
-    no_mmap: bool = option(False, "--no-mmap", help="Read the model instead of mapping it.")
-    no_repack: bool = option(
-        False, "--no-repack", help="Leave the weights in the file's order, not that of CPU kernels."
-    )
-    no_tuned: bool = option(False, "--no-tuned", help="Leave out the settings that ngramspec tune --apply keeps.")
+    no_mmap: bool = option(False, help="Read the model instead of mapping it.")
+    no_repack: bool = option(False, help="Leave the weights in the file's order, not that of CPU kernels.")
+    no_tuned: bool = option(False, help="Leave out the settings that ngramspec tune --apply keeps.")
     exact: Exact = option(
         "auto",
-        "--exact",
         help="The same text bit for bit, whatever is drafted: on, off; auto: where it costs at most 5 %.",
         allowed=one_of(*EXACT),
     )
@@ -168,24 +161,19 @@ class LoadSettings:
     threads_draft: int | None = option(
         None, "-td", "--threads-draft", help="CPU threads of the draft model; default: as -t.", allowed=THREADS
     )
-    mtp: bool = option(False, "--mtp", help="Draft with the model's own NextN (MTP) layer, where it has one.")
-    no_draft: bool = option(False, "--no-draft", help="Plain decoding: one token per pass.")
+    mtp: bool = option(False, help="Draft with the model's own NextN (MTP) layer, where it has one.")
+    no_draft: bool = option(False, help="Plain decoding: one token per pass.")
     drafter: str = option(
-        DEFAULT, "--drafter", help=f"What drafts: {', '.join(DRAFTERS)}; {ALONE}: the draft model without n-grams."
+        DEFAULT, help=f"What drafts: {', '.join(DRAFTERS)}; {ALONE}: the draft model without n-grams."
     )
-    policy: str = option("cost", "--policy", help=f"How much to draft: {', '.join(POLICIES)}.")
-    draft_max: int | None = option(
-        None, "--draft-max", help="Most tokens in a draft; default: the policy's.", allowed=between(1, 63)
-    )
+    policy: str = option("cost", help=f"How much to draft: {', '.join(POLICIES)}.")
+    draft_max: int | None = option(None, help="Most tokens in a draft; default: the policy's.", allowed=between(1, 63))
     memory: str | None = option(
         None,
-        "--memory",
         metavar="NAME",
         help=f"Draft from this memory too (ngramspec memory --help); default: {DEFAULT_MEMORY!r}, if it exists.",
     )
-    no_memory: bool = option(
-        False, "--no-memory", help="Draft from the context alone; remember nothing, nor what drafts have learnt."
-    )
+    no_memory: bool = option(False, help="Draft from the context alone; remember nothing, nor what drafts have learnt.")
 
     def __post_init__(self) -> None:
         for name, known in options(self).items():

@@ -1,12 +1,12 @@
 """`Option`: all that is known of a setting beside its type and default; the command line is made of it.
 
-top_k: int = option(40, "--top-k", help="Keep the k likeliest tokens; 0: off.", allowed=whole(0))
+top_k: int = option(40, help="Keep the k likeliest tokens; 0: off.", allowed=whole(0))
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -30,7 +30,7 @@ class Allowed(NamedTuple):
 class Option:
     """What a setting is, beside its type and default."""
 
-    flags: tuple[str, ...]  # its names on the command line
+    flags: tuple[str, ...]  # its names on the command line; none: the field's own, as --no-mmap
     help: str  # a line on it, which says what value turns it off
     allowed: Allowed | None = None  # its values; None: whoever holds the setting checks it
     metavar: str | None = None  # what stands for the value in the help; None: the name of its type
@@ -56,7 +56,12 @@ def option(default: T, *flags: str, help: str, **known: Any) -> T:
 
 def options(settings: Any) -> dict[str, Option]:
     """The options of a dataclass, or of an instance of one, by the names of their fields."""
-    return {f.name: f.metadata[KEY] for f in fields(settings) if KEY in f.metadata}
+    return {f.name: named(f.name, f.metadata[KEY]) for f in fields(settings) if KEY in f.metadata}
+
+
+def named(name: str, known: Option) -> Option:
+    """The option of the field `name`, of which that is the flag if no others were given."""
+    return known if known.flags else replace(known, flags=(f"--{name.replace('_', '-')}",))
 
 
 # --------------------------------------------------------------------------- ranges

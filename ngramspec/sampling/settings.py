@@ -80,12 +80,10 @@ class Sampling:
     """
 
     temperature: float = option(0.0, "--temp", help="Temperature; 0: greedy.", allowed=NOT_NEGATIVE)
-    top_k: int = option(40, "--top-k", help="Keep the k likeliest tokens; 0: off.", allowed=COUNT, sampler="top_k")
-    top_p: float = option(
-        0.95, "--top-p", help="Keep the likeliest tokens with this mass; 1: off.", allowed=MASS, sampler="top_p"
-    )
+    top_k: int = option(40, help="Keep the k likeliest tokens; 0: off.", allowed=COUNT, sampler="top_k")
+    top_p: float = option(0.95, help="Keep the likeliest tokens with this mass; 1: off.", allowed=MASS, sampler="top_p")
     min_p: float = option(
-        0.05, "--min-p", help="Least probability relative to the best; 0: off.", allowed=RELATIVE, sampler="min_p"
+        0.05, help="Least probability relative to the best; 0: off.", allowed=RELATIVE, sampler="min_p"
     )
     seed: int = option(
         0,
@@ -111,64 +109,34 @@ class Sampling:
         allowed=FINITE,
         sampler="top_n_sigma",
     )
-    xtc_probability: float = option(
-        0.0, "--xtc-probability", help="How often XTC acts; 0: off.", allowed=SHARE, sampler="xtc", draws=True
-    )
-    xtc_threshold: float = option(
-        0.1, "--xtc-threshold", help="XTC drops all tokens above this probability but the last.", allowed=SHARE
-    )
+    xtc_probability: float = option(0.0, help="How often XTC acts; 0: off.", allowed=SHARE, sampler="xtc", draws=True)
+    xtc_threshold: float = option(0.1, help="XTC drops all tokens above this probability but the last.", allowed=SHARE)
     dynatemp_range: float = option(
-        0.0,
-        "--dynatemp-range",
-        help="Temperature plus or minus this, by entropy; 0: off.",
-        allowed=NOT_NEGATIVE,
-        sampler="temperature",
+        0.0, help="Temperature plus or minus this, by entropy; 0: off.", allowed=NOT_NEGATIVE, sampler="temperature"
     )
     dynatemp_exponent: float = option(
         1.0, "--dynatemp-exp", help="Exponent of dynamic temperature.", allowed=NOT_NEGATIVE
     )
     repeat_penalty: float = option(
         1.0,
-        "--repeat-penalty",
         help="Divide the logits of recent tokens, the prompt's included; 1: off.",
         allowed=FACTOR,
         sampler="penalties",
         moves=True,
     )
-    repeat_last_n: int = option(
-        64, "--repeat-last-n", help="How many tokens are recent; 0: none, -1: the whole context.", allowed=WINDOW
-    )
+    repeat_last_n: int = option(64, help="How many tokens are recent; 0: none, -1: the whole context.", allowed=WINDOW)
     presence_penalty: float = option(
-        0.0,
-        "--presence-penalty",
-        help="Taken off the logits of recent tokens; 0: off.",
-        allowed=FINITE,
-        sampler="penalties",
-        moves=True,
+        0.0, help="Taken off the logits of recent tokens; 0: off.", allowed=FINITE, sampler="penalties", moves=True
     )
     frequency_penalty: float = option(
-        0.0,
-        "--frequency-penalty",
-        help="Taken off once per recent occurrence; 0: off.",
-        allowed=FINITE,
-        sampler="penalties",
-        moves=True,
+        0.0, help="Taken off once per recent occurrence; 0: off.", allowed=FINITE, sampler="penalties", moves=True
     )
     dry_multiplier: float = option(
-        0.0,
-        "--dry-multiplier",
-        help="DRY: penalty of repeated sequences; 0: off.",
-        allowed=NOT_NEGATIVE,
-        sampler="dry",
-        moves=True,
+        0.0, help="DRY: penalty of repeated sequences; 0: off.", allowed=NOT_NEGATIVE, sampler="dry", moves=True
     )
-    dry_base: float = option(1.75, "--dry-base", help="DRY: growth of the penalty with the length.", allowed=BASE)
-    dry_allowed_length: int = option(
-        2, "--dry-allowed-length", help="DRY: length that goes unpunished.", allowed=whole(0)
-    )
-    dry_penalty_last_n: int = option(
-        64, "--dry-penalty-last-n", help="DRY: tokens looked at; 0: none, -1: the whole context.", allowed=WINDOW
-    )
+    dry_base: float = option(1.75, help="DRY: growth of the penalty with the length.", allowed=BASE)
+    dry_allowed_length: int = option(2, help="DRY: length that goes unpunished.", allowed=whole(0))
+    dry_penalty_last_n: int = option(64, help="DRY: tokens looked at; 0: none, -1: the whole context.", allowed=WINDOW)
     dry_sequence_breakers: tuple[str, ...] = option(
         ("\n", ":", '"', "*"),
         "--dry-sequence-breaker",
@@ -178,7 +146,6 @@ class Sampling:
     )
     mirostat: int = option(
         0,
-        "--mirostat",
         help="1 or 2: mirostat instead of filters; 0: off.",
         allowed=Allowed(lambda x: x in (0, 1, 2), "0 (off), 1 or 2"),
         draws=True,
@@ -198,11 +165,10 @@ class Sampling:
         moves=True,
     )
     grammar: str | None = option(
-        None, "--grammar", metavar="GBNF", help="Grammar, with a rule root, that the text keeps to.", moves=True
+        None, metavar="GBNF", help="Grammar, with a rule root, that the text keeps to.", moves=True
     )
     samplers: tuple[str, ...] = option(
         SAMPLERS,
-        "--samplers",
         metavar="A;B;...",
         help=f"Samplers and their order, infill among them; default: '{'; '.join(SAMPLERS)}'.",
         parse=parse_samplers,
