@@ -45,10 +45,10 @@ def _differences(benchmark: Benchmark) -> list[str]:
     differences, probe = benchmark.differences, benchmark.drafted.calibration.probe
     lines = []
     for d in differences[:LISTED]:
-        line = f"{d.policy}: " if several else ""
-        line += f"{d.category}/{d.prompt} differs after {d.position} equal tokens"
-        if d.margin is not None:
-            line += f", where the logits of both tokens are {d.margin:.3g} apart"
+        line = f"{d['policy']}: " if several else ""
+        line += f"{d['category']}/{d['prompt']} differs after {d['position']} equal tokens"
+        if d["margin"] is not None:
+            line += f", where the logits of both tokens are {d['margin']:.3g} apart"
         lines.append(line)
     if len(differences) > LISTED:
         lines.append(f"{len(differences)} {'outputs' if several else 'prompts'} differ in all")
@@ -134,7 +134,7 @@ def document(
         },
         "probe": encode(calibration.probe),
         "summaries": [{"policy": policy, **s.to_json()} for policy, rows in summaries.items() for s in rows],
-        "differences": [asdict(d) for d in benchmark.differences],
+        "differences": benchmark.differences,
         "skipped": skipped,
         "prefills": benchmark.prefills,
         "runs": [_run(run) for run in benchmark.runs],

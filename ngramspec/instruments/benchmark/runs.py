@@ -59,23 +59,12 @@ class Run:
         return self.stats.tokens / self.seconds if self.stats.tokens and self.seconds > 0 else None
 
 
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where the drafted output of a prompt first left the plain one."""
-
-    # category, prompt, repeat: which pair of runs it was, the first one that differs.
-    category: str
-    prompt: str
-    repeat: int
-    position: int  # how many tokens were equal before
-    # plain, drafted: the token ids there; None where that output had ended.
-    plain: int | None
-    drafted: int | None
-    policy: str  # that of the drafted run
-    # How far apart the target puts the logits of the two tokens when it reads the common text afresh; greedy decoding
-    # of bare logits only. Rounding that depends on the batch size moves each logit by up to
-    # `ProbeReport.max_difference`, so it explains margins of up to about twice that.
-    margin: float | None
+Difference = dict[str, Any]
+"""Where the drafted output of a prompt first left the plain one: "category", "prompt" and "repeat" of the first pair of
+runs that differs, the drafted run's "policy", the "position" (how many tokens were equal before), the "plain" and the
+"drafted" token id there (None where that output had ended), and the "margin": how far apart the target puts the logits
+of the two tokens when it reads the common text afresh; greedy decoding of bare logits only. Rounding that depends on
+the batch size moves each logit by up to `ProbeReport.max_difference`, so it explains margins of up to twice that."""
 
 
 @dataclass(slots=True)
@@ -212,8 +201,8 @@ class Benchmark:
     def _compare(self, case: Case, plain: Run, drafted: Run) -> None:
         """Note where two outputs of a case differ, unless an earlier repeat's did."""
         a, b = plain.output, drafted.output
-        noted = {(d.category, d.prompt, d.policy) for d in self.differences}
-        if a == b or drafted.policy is None or (case.category, case.id, drafted.policy) in noted:
+        whose = {"category": case.category, "prompt": case.id, "policy": drafted.policy}
+        if a == b or any(whose.items() <= noted.items() for noted in self.differences):
             return
         position = common_prefix(a, b)
         x, y = (output[position] if position < len(output) else None for output in (a, b))
@@ -223,6 +212,5 @@ class Benchmark:
             target.clear()
             logits = target.prefill([*case.tokens, *a[:position]], aligned=self.drafted.exactness.aligned)
             margin = abs(float(logits[x]) - float(logits[y]))
-        self.differences.append(
-            Difference(case.category, case.id, drafted.repeat, position, x, y, drafted.policy, margin)
-        )
+        found = {"repeat": drafted.repeat, "position": position, "plain": x, "drafted": y, "margin": margin}
+        self.differences.append(whose | found)

@@ -224,14 +224,14 @@ class Flipped(MockTarget):
 def test_a_planted_difference_is_found_with_its_margin() -> None:
     benchmark = measured(Flipped(), 1, drafter=Always())
     (difference,) = benchmark.differences
-    assert (difference.category, difference.prompt, difference.repeat) == ("even", "p0", 0)
-    assert difference.position == 22 - 20
+    assert (difference["category"], difference["prompt"], difference["repeat"]) == ("even", "p0", 0)
+    assert difference["position"] == 22 - 20
     plain = next(run for run in benchmark.runs if run.kind == "plain")
     row = MockTarget().row([*benchmark.cases[0].tokens, *plain.output[:2]])
     second, best = np.argsort(row)[-2:]
-    assert (difference.plain, difference.drafted) == (best, second)
+    assert (difference["plain"], difference["drafted"]) == (best, second)
     assert plain.output[1] != plain.output[2]  # or a margin of the wrong position would pass, too
-    assert difference.margin == pytest.approx(float(row[best] - row[second]))
+    assert difference["margin"] == pytest.approx(float(row[best] - row[second]))
     found = overall(benchmark)
     assert (found.identical, found.prompts) == (0, 1)
     assert "identical on 0 of 1 prompts" in verdict([found, found])
@@ -359,7 +359,7 @@ def test_a_difference_names_its_policy() -> None:
     flipped = SpeculativeDecoder(target, drafter=Always(), policy="heuristic", calibration=decoder.calibration)
     benchmark = Benchmark(decoder, cases(1), 40, others=[flipped], unlearnt=unlearnt)
     list(benchmark.measure())
-    assert [(d.policy, d.repeat, d.position) for d in benchmark.differences] == [("heuristic", 0, 2)]
+    assert [(d["policy"], d["repeat"], d["position"]) for d in benchmark.differences] == [("heuristic", 0, 2)]
     assert summarise(benchmark.runs_of("fixed"), None)[-1].identical == 1
     assert summarise(benchmark.runs_of("heuristic"), None)[-1].identical == 0
 
