@@ -61,40 +61,32 @@ _MOST_NAME = 30
 def svg(report: Report) -> str:
     """A file with the report's chart, its title and its origin."""
     height, drawn = _bars(report.bars, top=64)
-    origin = [
-        line
-        for text in (f"{report.origin}; {report.command}", *report.notes)
-        for line in wrap(shown(text), 104, break_on_hyphens=False)
-    ]
-    lines = [_text(24, height + 16 + 16 * number, line, "dim small") for number, line in enumerate(origin)]
-    whole = height + 16 * len(origin) + 16
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" width="{WIDTH}" height="{whole}"'
-            f' viewBox="0 0 {WIDTH} {whole}">',
-            f"<title>{escape(shown(report.title))}</title>",
-            f"<style>\n{STYLE}\n</style>",
-            f'<rect class="ground" width="{WIDTH}" height="{whole}"/>',
-            _text(24, 32, report.title, "ink title"),
-            _text(24, 52, report.bars.about, "dim"),
-            *drawn,
-            *lines,
-            "</svg>",
-            "",
-        ]
-    )
+    for text in (f"{report.origin}; {report.command}", *report.notes):
+        for line in wrap(shown(text), 104, break_on_hyphens=False):
+            height += 16
+            drawn.append(_text(24, height, line, "dim small"))
+    whole, elements = height + 16, "\n".join(drawn)
+    return f"""\
+<svg xmlns="http://www.w3.org/2000/svg" class="chart" role="img" width="{WIDTH}" height="{whole}"\
+ viewBox="0 0 {WIDTH} {whole}">
+<title>{escape(shown(report.title))}</title>
+<style>
+{STYLE}
+</style>
+<rect class="ground" width="{WIDTH}" height="{whole}"/>
+{_text(24, 32, report.title, "ink title")}
+{_text(24, 52, report.bars.about, "dim")}
+{elements}
+</svg>
+"""
 
 
 def chart(figure: Bars | Lines) -> str:
     """A chart to stand in a page that has `STYLE`."""
     height, drawn = _bars(figure, top=12) if isinstance(figure, Bars) else _lines(figure)
-    return "\n".join(
-        [
-            f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{escape(shown(figure.about))}">',
-            *drawn,
-            "</svg>",
-        ]
-    )
+    about = escape(shown(figure.about))
+    opened = f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height}" aria-label="{about}">'
+    return "\n".join([opened, *drawn, "</svg>"])
 
 
 # --------------------------------------------------------------------------- bars
