@@ -24,11 +24,10 @@ import json
 import os
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from heapq import nsmallest
-from types import TracebackType
 from typing import Any, NamedTuple
 
 from ngramspec.acceptance.verifier import Acceptance
@@ -150,14 +149,10 @@ class TraceWriter:
     def __enter__(self) -> TraceWriter:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        # What went wrong first is what counts.
+        with nullcontext() if error is None else suppress(NGramSpecError):
             self.close()
-        else:  # what went wrong first is what counts
-            with suppress(OSError):
-                self._file.close()
 
     def _write(self, data: dict[str, Any]) -> None:
         line = json.dumps(data, separators=(",", ":"), allow_nan=False)
