@@ -17,6 +17,7 @@ import importlib.resources
 import json
 import tomllib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -87,16 +88,10 @@ def _in_folder(folder: Path) -> list[Prompt]:
     for file in files:
         if file.name.startswith(".") or file.stem.upper() in {"README", "LICENCE", "LICENSE"}:
             continue
-        if file.suffix in (".toml", ".jsonl") or _is_some_text(file):
-            prompts += _in_file(file, category)
+        with suppress(NotUtf8):
+            if file.suffix in (".toml", ".jsonl") or _read(file).strip():
+                prompts += _in_file(file, category)
     return prompts
-
-
-def _is_some_text(file: Path) -> bool:
-    try:
-        return bool(_read(file).strip())
-    except NotUtf8:
-        return False
 
 
 def _in_file(file: Path | Traversable, category: str) -> list[Prompt]:

@@ -9,21 +9,8 @@ from ngramspec.drafting.chances import Reliability
 from ngramspec.instruments.benchmark.figures import Spread, Summary
 from ngramspec.instruments.benchmark.runs import Benchmark
 from ngramspec.instruments.prompts import Case
-from ngramspec.instruments.reports.report import (
-    OVERALL,
-    Bars,
-    Passage,
-    Report,
-    Section,
-    Table,
-    acceptance,
-    calibration,
-    costs,
-    figure,
-    gains,
-    joined,
-    spans_of,
-)
+from ngramspec.instruments.reports import report as reports
+from ngramspec.instruments.reports.report import OVERALL, Bars, Passage, Report, Section, Table, figure
 
 
 def drafted_texts(benchmark: Benchmark, passages: list[Passage], reliability: Reliability) -> Iterator[Case]:
@@ -47,7 +34,7 @@ def drafted_texts(benchmark: Benchmark, passages: list[Passage], reliability: Re
         for step in decoder.generate(case.tokens, max_tokens=benchmark.max_tokens, **how):
             reliability.add(step.judged, step.tokens)
             steps.append(step)
-        spans = joined(span for step in steps for span in spans_of(step, decoder.vocabulary.piece))
+        spans = reports.joined(span for step in steps for span in reports.spans_of(step, decoder.vocabulary.piece))
         passages.append(Passage(f"{category}: {case.id}", spans))
         yield case
 
@@ -96,7 +83,7 @@ Rows = Sequence[tuple[str, Summary]]
 
 def _gains(rows: Rows) -> Bars:
     known = {name: (s.ratio.median, s.ratio.low, s.ratio.high) for name, s in rows if s.ratio is not None}
-    return gains("Tokens per second, drafted / plain: median, least and most", known, ".2f")
+    return reports.gains("Tokens per second, drafted / plain: median, least and most", known, ".2f")
 
 
 def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
@@ -143,21 +130,21 @@ def _sections(rows: Rows, benchmark: Benchmark) -> Iterator[Section]:
         yield Section("The price of exact mode", "Plain tokens per second.", [table])
     if any(s.stats.drafted for _, s in rows):
         about = "Of the drafts of which all tokens before that position were accepted."
-        yield acceptance({name: s.acceptance_by_position for name, s in rows}, about, totals=totals)
+        yield reports.acceptance({name: s.acceptance_by_position for name, s in rows}, about, totals=totals)
     curves = {}
     for policy, decoder in benchmark.policies.items():
         if (curve := decoder.calibration.curve) is not None:
             seconds = curve.to_json()["seconds"]
             curves[policy if len(benchmark.policies) > 1 else "measured"] = {int(n): x for n, x in seconds.items()}
     if curves:
-        yield costs(curves)
+        yield reports.costs(curves)
 
 
 def text_sections(passages: Sequence[Passage], reliability: Reliability) -> Iterator[Section]:
     """What came of `drafted_texts`."""
     if (error := reliability.calibration_error) is not None:
         about = f"Of the drafts in the texts below; expected calibration error {error:.4f}."
-        yield calibration(reliability.to_json(), about)
+        yield reports.calibration(reliability.to_json(), about)
     yield Section("How it was drafted", "The first prompt's answer of each kind of text.", passages)
 
 

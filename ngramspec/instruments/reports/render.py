@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from html import escape
 
-from ngramspec.instruments.reports.report import Figure, Mark, Passage, Report, Section, Table, shown
+from ngramspec.instruments.reports.report import Mark, Passage, Report, Section, Table, shown
 from ngramspec.instruments.reports.svg import STYLE, chart
 
 _SPECIAL = {ord(character): f"\\{character}" for character in "\\`*[]|"} | {ord("<"): "&lt;", ord("\n"): " "}
@@ -98,16 +98,15 @@ def _section(section: Section) -> Iterator[str]:
     yield f"<section>\n<h2>{_escaped(section.heading)}</h2>\n<p>{_escaped(section.about)}</p>"
     if any(isinstance(figure, Passage) for figure in section.figures):
         yield _LEGEND
-    yield from map(_figure, section.figures)
+    for figure in section.figures:
+        if isinstance(figure, Table):
+            yield _table(figure)
+        elif isinstance(figure, Passage):
+            text = "".join(_marked(*span) for span in figure.spans)
+            yield f"<h3>{_escaped(figure.name)}</h3>\n<pre>{text}</pre>"
+        else:
+            yield f"<figure>\n<figcaption>{_escaped(figure.about)}</figcaption>\n{chart(figure)}\n</figure>"
     yield "</section>"
-
-
-def _figure(figure: Figure) -> str:
-    if isinstance(figure, Table):
-        return _table(figure)
-    if isinstance(figure, Passage):
-        return _passage(figure)
-    return f"<figure>\n<figcaption>{_escaped(figure.about)}</figcaption>\n{chart(figure)}\n</figure>"
 
 
 def _table(table: Table) -> str:
@@ -136,13 +135,10 @@ _TAGS: dict[Mark, tuple[str, str]] = {
 }
 
 
-def _passage(passage: Passage) -> str:
-    parts = []
-    for text, mark in passage.spans:
-        before, after = _TAGS[mark]
-        # A refused line break would break a line that the text does not have.
-        parts.append(f"{before}{_escaped(text.replace(chr(10), '⏎') if mark == 'refused' else text)}{after}")
-    return f"<h3>{_escaped(passage.name)}</h3>\n<pre>{''.join(parts)}</pre>"
+def _marked(text: str, mark: Mark) -> str:
+    # A refused line break would break a line that the text does not have.
+    before, after = _TAGS[mark]
+    return f"{before}{_escaped(text.replace(chr(10), '⏎') if mark == 'refused' else text)}{after}"
 
 
 def _escaped(text: str) -> str:

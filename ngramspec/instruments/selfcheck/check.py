@@ -25,7 +25,7 @@ from ngramspec.drafting import DEFAULT
 from ngramspec.drafting.draft import Drafter
 from ngramspec.errors import GrammarError
 from ngramspec.instruments.prompts import Case
-from ngramspec.instruments.selfcheck.texts import LogitsKeeper, Setting, TextComparison, TextPair, read, settings
+from ngramspec.instruments.selfcheck.texts import LogitsKeeper, TextComparison, TextPair, read, settings
 
 Name = Literal["rollback", "greedy", "same seed"]
 
@@ -222,16 +222,14 @@ class SelfCheck:
         sampled = self.settings[1:]
         for _ in range(-(-len(sampled) // len(self.cases))):  # one, unless there are fewer prompts than settings
             setting = sampled[self._next_sampled % len(sampled)]
-            if not self._texts_broken and (setting[1].grammar is None or not self.ungrammatical):
-                self._check_sampled(case, setting, began + seconds - self._clock())
             self._next_sampled += 1
-
-    def _check_sampled(self, case: Case, setting: Setting, seconds: float) -> None:
-        with self._blaming("same seed"):
-            try:
-                self.pairs.append(self._texts.compare(case, setting, seconds))
-            except GrammarError as error:
-                self.ungrammatical = str(error)
+            if self._texts_broken or (setting[1].grammar is not None and self.ungrammatical):
+                continue
+            with self._blaming("same seed"):
+                try:
+                    self.pairs.append(self._texts.compare(case, setting, began + seconds - self._clock()))
+                except GrammarError as error:
+                    self.ungrammatical = str(error)
 
 
 # --------------------------------------------------------------------------- rollback
