@@ -5,32 +5,45 @@ token i + 1 a layer of its own, with the model's output matrix, guesses token i 
 own output in place of a hidden state that nobody computed yet. So its cost is that of one layer and the output matrix
 per token, and it is a `Model` like any other: `evaluate` appends tokens and gives the logits after them.
 
-Its KV cache holds one layer, of which tokens can be cut off. `Heads` has those of several texts:
-
-    heads = Heads(model, params, [states, other], n_ctx=4096, pooled=False)
-    heads.sequences[1].prefill(text)            # a text alone
-    heads.evaluate_together([Part(heads.sequences[0], [5], 1), Part(heads.sequences[1], [7], 1)])
+Its KV cache holds one layer, of which tokens can be cut off. `ngramspec.llama.heads.Heads` has those of several texts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 import llama_cpp.llama_cpp as llama
 import numpy as np
 
 from ngramspec.backend import Logits, Progress
 from ngramspec.llama import bindings
-from ngramspec.llama.adapters import Adapter
-from ngramspec.llama.head_passes import HeadFeed, HeadPasses, HeadRows
 from ngramspec.llama.hidden_states import HiddenStates, States
 from ngramspec.llama.passes import MAX_EVALUATE
 from ngramspec.models.check import has_gguf_magic, parts_of
 from ngramspec.models.gguf import read_header
-from ngramspec.shared_model import Part, SequenceModel
 from ngramspec.tokens import common_prefix
+
+if TYPE_CHECKING:
+    from ngramspec.llama.heads import Heads
+
+
+class HeadFeed(NamedTuple):
+    """What a pass appends to one sequence."""
+
+    sequence: int  # its number
+    first: int  # number of the first token in its text
+    tokens: Sequence[int]  # at least one
+    states: States  # that go with them, one for each
+    # whether there are logits after all of them, or after none. Where only some are asked for, most of llama.cpp's
+    # graphs hand out the layer's output after other tokens (llama-cpp-python 0.3.36).
+    speaks: bool
+
+
+HeadRows = tuple[Logits, States]
+"""What came of a feed: the logits after its tokens, and the layer's output after the last of them, a row; where it does
+not speak, none of either."""
 
 Evaluating = Generator[HeadFeed, HeadRows, Logits]
 """The passes that tokens take, one after the other; the logits after them."""
@@ -68,19 +81,18 @@ class Head:
     states are missing, the cache begins behind them.
 
     Args:
-        passes: of that context.
+        heads: of that context.
         states: the target's, of this text.
         number: of the sequence.
-        n_ctx: most tokens that may stay in the cache.
     """
 
     max_batch = MAX_EVALUATE
     can_rollback, replays, exact_rollback, fingerprint = True, False, True, ""
 
-    def __init__(self, passes: HeadPasses, states: HiddenStates, *, number: int, n_ctx: int) -> None:
-        self._passes, self._states = passes, states
+    def __init__(self, heads: Heads, states: HiddenStates, number: int) -> None:
+        self._heads, self._states = heads, states
         self.number = number
-        self.n_vocab, self.n_ctx = passes.n_vocab, n_ctx
+        self.n_vocab, self.n_ctx = heads.n_vocab, heads.n_ctx
         self.tokens: list[int] = []
         self._first = 0  # number of the first token that the cache holds
         self._true = 0  # number of the first token that is to be evaluated again
@@ -94,7 +106,7 @@ class Head:
         if not 0 < len(tokens) <= self.n_ctx:
             raise ValueError(f"prefill needs 1 to {self.n_ctx} tokens, got {len(tokens)}")
         self.rollback(0 if aligned else min(common_prefix(self.tokens, tokens), len(tokens) - 1))
-        row: Logits = _evaluate_together([(self, tokens[len(self.tokens) :], 1)])[0][0]
+        row: Logits = self._heads.evaluate([(self, tokens[len(self.tokens) :], 1)])[0][0]
         if progress is not None:
             progress(len(tokens), len(tokens))
         return row
@@ -105,7 +117,7 @@ class Head:
             raise ValueError(f"evaluate takes 1 to {MAX_EVALUATE} tokens, got {len(tokens)}")
         if len(self.tokens) + len(tokens) > self.n_ctx + MAX_EVALUATE:
             raise ValueError(f"{len(self.tokens) + len(tokens)} tokens do not fit in a context of {self.n_ctx}")
-        return _evaluate_together([(self, tokens, len(tokens))])[0]
+        return self._heads.evaluate([(self, tokens, len(tokens))])[0]
 
     def rollback(self, length: int) -> None:
         back = len(self.tokens) - length
@@ -115,10 +127,10 @@ class Head:
             del self.tokens[length:], self._own[max(0, len(self._own) - back) :]
             self._first, self._true = min(self._first, length), min(self._true, length)
             self._known = min(self._known, length)
-            self._passes.cut(self.number, length)
+            self._heads.cut(self.number, length)
 
     def clear(self) -> None:
-        self._passes.check()
+        self._heads.check()
         self._empty(0)
         self.tokens.clear()
         self._known = 0
@@ -135,7 +147,7 @@ class Head:
 
     def appending(self, tokens: Sequence[int], rows: int) -> Evaluating:
         """Append tokens, and evaluate them and what is owed; returns the logits after the last `rows` of them."""
-        self._passes.check()
+        self._heads.check()
         start = len(self.tokens)
         self.tokens += tokens
         return self._evaluate(start, rows)
@@ -156,7 +168,7 @@ class Head:
             first = states.first + 1 if states.first else 0
             if first <= self._true:
                 first = self._true
-                self._passes.cut(self.number, first)
+                self._heads.cut(self.number, first)
             else:
                 first = min(first, read)
                 self._empty(first)
@@ -164,7 +176,7 @@ class Head:
             self._true = told
             silent = min(read, told - 1)
             while first < silent:
-                step = min(self._passes.n_batch, silent - first)
+                step = min(self._heads.max_tokens, silent - first)
                 yield self._feed(first, states.before(first, first + step), speaks=False)
                 first += step
             seen, own = yield self._feed(first, states.before(first, told))
@@ -185,107 +197,10 @@ class Head:
 
     def _empty(self, first: int) -> None:
         """Let the cache hold nothing, and begin at token number `first`."""
-        self._passes.cut(self.number, 0)
+        self._heads.cut(self.number, 0)
         self._own.clear()
         self._true, self._first = 0, first
 
     def _feed(self, first: int, states: States, *, speaks: bool = True) -> HeadFeed:
         """A pass over tokens from number `first` on, one for each state."""
         return HeadFeed(self.number, first, self.tokens[first : first + len(states)], states, speaks)
-
-
-class Heads:
-    """The heads of a loaded model's texts, in one context: a `SharedModel` as far as a draft model has to be one.
-
-    Texts are evaluated and taken back, not copied: a head reads a text anew by the target's hidden states, which are.
-
-    Args:
-        model: llama.cpp's handle.
-        params: of the context.
-        states: the target's, for each of its texts.
-        n_ctx: most tokens of a text that may stay in the cache.
-        pooled: whether the context's sequences share one pool of cells, so that a pass over several is one batch.
-        adapters: the model's.
-
-    Raises:
-        ModelError: llama.cpp makes no such context, for lack of memory.
-    """
-
-    max_rows = MAX_EVALUATE
-    drafts_alone = False
-
-    def __init__(
-        self,
-        model: Any,
-        params: Any,
-        states: Sequence[HiddenStates],
-        *,
-        n_ctx: int,
-        pooled: bool,
-        adapters: Sequence[Adapter],
-    ) -> None:
-        self._passes = HeadPasses(model, params, adapters)
-        self.n_ctx, self.max_tokens = n_ctx, self._passes.n_batch
-        self._pooled = pooled
-        self.sequences = [Head(self._passes, own, number=number, n_ctx=n_ctx) for number, own in enumerate(states)]
-
-    def evaluate_together(self, parts: Sequence[Part]) -> list[Logits]:
-        """What a head owes may take passes before."""
-        return _evaluate_together([(cast(Head, sequence), tokens, rows) for sequence, tokens, rows in parts])
-
-    def batches(self, lengths: Sequence[int], sequences: Sequence[SequenceModel] = ()) -> Sequence[int]:
-        """With caches of their own texts go one after the other."""
-        return [sum(lengths)] if self._pooled else list(lengths)
-
-    def close(self) -> None:
-        self._passes.close()
-
-
-def _evaluate_together(parts: Sequence[tuple[Head, Sequence[int], int]]) -> list[Logits]:
-    """Append tokens to heads of one model, in as few passes as can be.
-
-    Args:
-        parts: a head, its tokens, and for how many of the last of them logits are wanted.
-
-    Returns:
-        The logits of each; those of a single head may be views, valid until the next pass.
-
-    Raises:
-        TargetError: llama.cpp could not evaluate them; the heads are then empty.
-    """
-    found: list[Logits] = [np.empty((0, 0), np.float32)] * len(parts)
-    passes = parts[0][0]._passes
-    try:
-        runs = [head.appending(tokens, rows) for head, tokens, rows in parts]
-        feeds: dict[int, HeadFeed] = {}
-
-        def go_on(text: int, answer: HeadRows | None) -> None:
-            try:
-                feeds[text] = runs[text].send(answer)  # type: ignore[arg-type]  # None starts a generator
-            except StopIteration as done:
-                found[text] = done.value
-
-        for text in range(len(parts)):
-            go_on(text, None)
-        while feeds:
-            group = _together(feeds, passes.n_batch)
-            answers = passes.decode([feeds.pop(text) for text in group])
-            for text, (logits, own) in zip(group, answers, strict=True):
-                go_on(text, (logits if len(parts) == 1 else logits.copy(), own))
-    except BaseException:
-        for head, _, _ in parts:
-            head.clear()
-        raise
-    return found
-
-
-def _together(feeds: Mapping[int, HeadFeed], most: int) -> list[int]:
-    """The texts of the next pass: of those that do not speak, if there are any, as many as it has room for."""
-    speaks = all(feed.speaks for feed in feeds.values())
-    room = min(most, MAX_EVALUATE) if speaks else most
-    group: list[int] = []
-    for text, feed in feeds.items():
-        if feed.speaks == speaks and (not group or len(feed.tokens) <= room):
-            group.append(text)
-            room -= len(feed.tokens)
-    return group

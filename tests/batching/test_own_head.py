@@ -23,7 +23,7 @@ from ngramspec.drafting.draft_model.asked_model import AskedModel
 from ngramspec.drafting.draft_model.hybrid import HybridDrafter
 from ngramspec.exactness.decision import ExactnessMode
 from ngramspec.llama import hidden_states
-from ngramspec.llama.head_passes import HeadPasses
+from ngramspec.llama.heads import Heads
 from ngramspec.llama.passes import Passes
 from ngramspec.llama.target import Target
 from ngramspec.sampling.settings import Sampling
@@ -62,7 +62,7 @@ class Timed:
         drafter = None
         self._charge(self.target._passes, 1.0, slope, monkeypatch)
         if (heads := self.target.heads) is not None and cost is not None:
-            self._charge(heads._passes, cost, slope, monkeypatch)
+            self._charge(heads, cost, slope, monkeypatch)
             shared = cast(SharedModel, heads)
             drafter = HybridDrafter(AskedModel(heads.sequences[0], clock=clock.perf_counter, shared=shared))
         self.engine = Engine(
@@ -81,10 +81,10 @@ class Timed:
         decode = passes.decode
 
         def charged(feeds: Sequence[Any], **options: Any) -> Any:
-            tokens = sum(len(feed.tokens if isinstance(passes, HeadPasses) else feed[1]) for feed in feeds)
+            tokens = sum(len(feed.tokens if isinstance(passes, Heads) else feed[1]) for feed in feeds)
             self.clock.now += cost * (1 + slope * (tokens - 1))
             done = decode(feeds, **options)
-            self.asked += isinstance(passes, HeadPasses)
+            self.asked += isinstance(passes, Heads)
             self.fed += isinstance(passes, Passes) and passes._asks
             return done
 

@@ -156,9 +156,9 @@ def test_the_beginning_of_a_long_text_is_read_in_one_pass(target: Target, monkey
     assert kept.first > 100
     head.clear()
     passes: list[int] = []
-    decode = head._passes.decode
+    decode = head._heads.decode
     monkeypatch.setattr(
-        head._passes, "decode", lambda feeds: passes.extend(len(feed.tokens) for feed in feeds) or decode(feeds)
+        head._heads, "decode", lambda feeds: passes.extend(len(feed.tokens) for feed in feeds) or decode(feeds)
     )
     assert np.isfinite(head.evaluate(text[:8])).all()
     assert passes == [8]

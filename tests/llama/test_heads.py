@@ -16,7 +16,8 @@ from support.pools import as_on_a_gpu
 
 from ngramspec.errors import TargetError
 from ngramspec.llama import hidden_states
-from ngramspec.llama.head import ARCHITECTURES, Head, Heads
+from ngramspec.llama.head import ARCHITECTURES, Head
+from ngramspec.llama.heads import Heads
 from ngramspec.llama.hidden_states import HiddenStates
 from ngramspec.llama.target import Target
 from ngramspec.shared_model import Part
